@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import subprocess
+from collections.abc import Iterable
 from pathlib import Path
 from unittest.mock import Mock
 
@@ -20,6 +21,7 @@ from dflash_trt.runtime.worker import GeneratorWorker
 from dflash_trt.serving.server.launcher import TritonServer
 from dflash_trt.serving.server.service import Service
 from dflash_trt.text.chat import ChatRenderer
+from dflash_trt.text.grammar import Follower
 
 
 def cache_arrays(caches: LinearCaches) -> dict[str, FloatArray]:
@@ -146,3 +148,13 @@ def is_stopping(service: Service) -> bool:
 def server_traces(server: TritonServer) -> list[Path]:
     """Folder and shared memory that a server has for itself."""
     return [server._folder, *Path("/dev/shm").glob(f"{server._folder.name}*")]
+
+
+def allows_all(follower: Follower, token_ids: Iterable[int]) -> bool:
+    """Whether these tokens may come, one after the other."""
+    one = follower.fork()
+    for token_id in token_ids:
+        if not one.allows(token_id):
+            return False
+        one.take(token_id)
+    return True

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from dflash_trt.errors import DflashError, one_line
 from dflash_trt.text.foreign import ForeignLimits, ForeignProcess
@@ -12,7 +13,9 @@ MAX_RENDERED_CHARACTERS = 4 << 20
 MAX_WORKER_BYTES = 512 << 20
 MAX_WORKER_SECONDS = 10
 
-Message = Mapping[str, str]
+Message = Mapping[str, Any]
+"""`role` and `content`, both texts; with calls of functions, or what came of one, in the form that
+transformers gives to templates."""
 
 
 class ChatRenderer:
@@ -23,16 +26,16 @@ class ChatRenderer:
     """
 
     def __init__(self, template: str, special_tokens: Mapping[str, str]) -> None:
-        self._template = template
+        self.template = template
         self._special_tokens = special_tokens
         self._process = ForeignProcess("chat_worker.py")
 
     def knows(self, variable: str) -> bool:
         """Whether the template uses the variable."""
-        return re.search(rf"\b{re.escape(variable)}\b", self._template) is not None
+        return re.search(rf"\b{re.escape(variable)}\b", self.template) is not None
 
     def render(
-        self, conversation: Sequence[Message], variables: Mapping[str, bool | str] | None = None
+        self, conversation: Sequence[Message], variables: Mapping[str, Any] | None = None
     ) -> str:
         """The conversation's text; `variables` are the template's, beside the usual ones.
 
@@ -42,7 +45,7 @@ class ChatRenderer:
         # Defined and empty, as transformers does it.
         usual = {"add_generation_prompt": True, "tools": None, "documents": None}
         job = {
-            "template": self._template,
+            "template": self.template,
             "variables": {
                 "messages": conversation,
                 **usual,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from tokenizers import Tokenizer
 
@@ -15,16 +15,18 @@ UNDECODED = "�"
 class Detokenizer:
     """Turns tokens into text piece by piece; the pieces join to the decode of all tokens.
 
-    Special tokens have no text. A character whose bytes are spread over several tokens is
-    held back until it is whole; `flush` releases what is left as the tokenizer renders it.
+    Special tokens have no text, but for the ids that are `shown`. A character whose bytes are
+    spread over several tokens is held back until it is whole; `flush` releases what is left as the
+    tokenizer renders it.
     Exact for byte-level BPE; for tokenizers with byte fallback too, where a run of byte
     tokens is decoded as one unit and therefore held back until the run ends.
     """
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
+    def __init__(self, tokenizer: Tokenizer, shown: Collection[int] = ()) -> None:
         self._tokenizer = tokenizer
         added = tokenizer.get_added_tokens_decoder()
         self._special_ids = {token_id for token_id, token in added.items() if token.special}
+        self._special_ids -= {*shown}
         fallback = (tokenizer.token_to_id(f"<0x{byte:02X}>") for byte in range(256))
         self._byte_ids = {token_id for token_id in fallback if token_id is not None}
         # A decoder may treat the first token of a sequence in its own way (drop a leading
@@ -112,8 +114,10 @@ def _count_begun(text: str, stop: str) -> int:
 class TextStream:
     """A request's text: detokenised, and cut before its first stop string."""
 
-    def __init__(self, tokenizer: Tokenizer, stop_strings: Sequence[str]) -> None:
-        self._detokenizer = Detokenizer(tokenizer)
+    def __init__(
+        self, tokenizer: Tokenizer, stop_strings: Sequence[str], shown: Collection[int] = ()
+    ) -> None:
+        self._detokenizer = Detokenizer(tokenizer, shown)
         self._stop_strings = StopStrings(stop_strings)
         self.decoded = 0
         """Characters so far, whether they are certain to be shown or not."""

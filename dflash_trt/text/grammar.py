@@ -10,7 +10,7 @@ import json
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args
@@ -337,6 +337,11 @@ def _to_llguidance(grammar: Grammar, matcher_type: Any) -> str:
         schema = grammar.text if grammar.kind == "json_schema" else '{"type":"object"}'
         text = matcher_type.grammar_from_json_schema(schema, overrides=_BLANKS)
     return text
+
+
+def lark_json(schema: Mapping[str, Any]) -> str:
+    """A schema as what stands to the right of a Lark rule, with the bound of blanks."""
+    return f"%json {schema_text({**schema, 'x-guidance': _BLANKS})}"
 
 
 def lark_choice(text: str) -> str:

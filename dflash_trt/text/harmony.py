@@ -3,16 +3,18 @@
 Format: https://github.com/openai/harmony, docs/format.md. A message is
 `<|start|>assistant<|channel|>NAME<|message|>TEXT<|end|>`; the prompt ends with the first one's
 `<|start|>assistant`. `analysis` is reasoning, all else the answer. A message with a recipient
-(`to=functions.name`) calls a tool and stays in the answer as it is, special tokens included.
+(`to=functions.name`) calls a tool: one that was offered is a call; any other stays in the answer as
+it is, special tokens included.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+import re
+from collections.abc import Collection, Sequence
 
 from tokenizers import Tokenizer
 
+from dflash_trt.text.answers import AnswerPiece, CallPiece
 from dflash_trt.text.detokenise import TextStream
 from dflash_trt.text.tokenizer_calls import decode
 
@@ -22,18 +24,8 @@ _NEEDED = (START, END, MESSAGE, CHANNEL, RETURN)
 _ENDS = (END, RETURN, CALL)
 _REASONING_CHANNEL = "analysis"
 _ROLE, _RECIPIENT = "assistant", "to="
+_FUNCTION = re.compile(r"to=functions\.([\w-]+)")
 _LONGEST_HEADER = 256  # characters, beyond which what began as a header is text
-
-
-@dataclass(frozen=True, slots=True)
-class HarmonyPiece:
-    """New text of an answer: its content and its reasoning."""
-
-    content: str = ""
-    reasoning: str = ""
-
-    def __add__(self, other: HarmonyPiece) -> HarmonyPiece:
-        return HarmonyPiece(self.content + other.content, self.reasoning + other.reasoning)
 
 
 class HarmonyFormat:
@@ -56,9 +48,14 @@ class HarmonyFormat:
             return None
         return HarmonyFormat(tokenizer, special)
 
-    def open(self, stop_strings: Sequence[str] = ()) -> HarmonyStream:
-        """A stream for one answer; each message is cut before its first stop string."""
-        return HarmonyStream(self, stop_strings)
+    def open(
+        self, stop_strings: Sequence[str] = (), functions: Collection[str] = ()
+    ) -> HarmonyStream:
+        """A stream for one answer; each message is cut before its first stop string.
+
+        Messages to one of the `functions` are calls.
+        """
+        return HarmonyStream(self, stop_strings, functions)
 
 
 class HarmonyStream:
@@ -67,75 +64,85 @@ class HarmonyStream:
     Text outside of any message, which a well-formed answer does not have, is content.
     """
 
-    def __init__(self, form: HarmonyFormat, stop_strings: Sequence[str]) -> None:
-        self._form = form
+    def __init__(
+        self, form: HarmonyFormat, stop_strings: Sequence[str], functions: Collection[str] = ()
+    ) -> None:
+        self._form, self._functions = form, frozenset(functions)
+        self._calls = 0
+        self._is_told = False  # the message is a call of one of the functions
         self._stop_strings = tuple(stop_strings)
         self._header: list[int] | None = []  # the prompt has begun it; None outside of a header
         self._is_reasoning = False
         self._is_call = False
         self._text = self._open_text()
 
-    def push(self, token_ids: Sequence[int]) -> HarmonyPiece:
+    def push(self, token_ids: Sequence[int]) -> AnswerPiece:
         """The text that is certain after these tokens; may be empty."""
-        pieces = HarmonyPiece()
+        pieces = AnswerPiece()
         for token_id in token_ids:
             special = self._form.special.get(token_id)
             pieces += self._take(token_id) if special is None else self._turn(token_id, special)
         return pieces
 
-    def flush(self) -> HarmonyPiece:
+    def flush(self) -> AnswerPiece:
         """The text still held back; call once, after the last token."""
         return self._end_text() if self._header is None else self._end_header()
 
-    def _take(self, token_id: int) -> HarmonyPiece:
+    def _take(self, token_id: int) -> AnswerPiece:
         """An ordinary token, or a special one of another format, which has no text."""
         if self._header is None:
             return self._say(self._text.push(token_id))
         self._header.append(token_id)
-        return HarmonyPiece() if self._may_be_header() else self._leave_header()
+        return AnswerPiece() if self._may_be_header() else self._leave_header()
 
-    def _turn(self, token_id: int, special: str) -> HarmonyPiece:
+    def _turn(self, token_id: int, special: str) -> AnswerPiece:
         if special == START:
             return self._begin_header([])
         if special in _ENDS:
             piece = self.flush()
-            if self._is_call:
-                piece += HarmonyPiece(content=special)
-            self._header, self._is_reasoning, self._is_call = None, False, False
+            if self._is_call and not self._is_told:
+                piece += AnswerPiece(content=special)
+            self._header, self._is_reasoning = None, False
+            self._is_call = self._is_told = False
             return piece
         if self._header is None:
             # A channel may come without its <|start|>, which models leave out at times.
-            return self._begin_header([token_id]) if special == CHANNEL else HarmonyPiece()
+            return self._begin_header([token_id]) if special == CHANNEL else AnswerPiece()
         if special == MESSAGE:
             return self._begin_message()
         self._header.append(token_id)
-        return HarmonyPiece()
+        return AnswerPiece()
 
-    def _begin_header(self, token_ids: list[int]) -> HarmonyPiece:
+    def _begin_header(self, token_ids: list[int]) -> AnswerPiece:
         piece = self._end_text()
         self._header = token_ids
         return piece
 
-    def _begin_message(self) -> HarmonyPiece:
+    def _begin_message(self) -> AnswerPiece:
         header = self._decode_header()
         channel = header.partition(CHANNEL)[2].split(maxsplit=1)
         self._is_call = _RECIPIENT in header
         self._is_reasoning = channel[:1] == [_REASONING_CHANNEL] and not self._is_call
         self._header = None
         self._text = self._open_text()
+        function = _FUNCTION.search(header)
+        self._is_told = function is not None and function[1] in self._functions
+        if function is not None and self._is_told:
+            self._calls += 1
+            return AnswerPiece(calls=(CallPiece(self._calls - 1, function[1]),))
         shown = header.removeprefix(_ROLE) + MESSAGE
-        return HarmonyPiece(content=shown if self._is_call else "")
+        return AnswerPiece(content=shown if self._is_call else "")
 
-    def _leave_header(self) -> HarmonyPiece:
+    def _leave_header(self) -> AnswerPiece:
         """The header was text all along."""
         held, self._header = self._header or [], None
-        self._is_reasoning = False
+        self._is_reasoning = self._is_told = False
         return self._say("".join(map(self._text.push, held)))
 
-    def _end_header(self) -> HarmonyPiece:
+    def _end_header(self) -> AnswerPiece:
         """A message that ended here says nothing, unless it never was a header."""
         if self._has_special() or self._decode_header().strip() == _ROLE:
-            return HarmonyPiece()
+            return AnswerPiece()
         return self._leave_header() + self._end_text()
 
     def _may_be_header(self) -> bool:
@@ -153,10 +160,13 @@ class HarmonyStream:
     def _decode_header(self) -> str:
         return decode(self._form.tokenizer, self._header or [])
 
-    def _say(self, text: str) -> HarmonyPiece:
-        return HarmonyPiece(reasoning=text) if self._is_reasoning else HarmonyPiece(content=text)
+    def _say(self, text: str) -> AnswerPiece:
+        if self._is_told:
+            calls = (CallPiece(self._calls - 1, None, text),) if text else ()
+            return AnswerPiece(calls=calls)
+        return AnswerPiece(reasoning=text) if self._is_reasoning else AnswerPiece(content=text)
 
-    def _end_text(self) -> HarmonyPiece:
+    def _end_text(self) -> AnswerPiece:
         piece = self._say(self._text.flush())
         self._text = self._open_text()
         return piece

@@ -1,9 +1,9 @@
 """Calls of functions in an answer's text, told apart as the text comes.
 
-Hermes' form, which Qwen's models have too, is `<tool_call>{"name": …, "arguments": {…}}</tool_call>`
-anywhere in an answer. Llama 3's is an answer that is `{"name": …, "parameters": {…}}`, or what
-follows `<|python_tag|>`. What begins as a call and is none, or is one of a function that was not
-offered, stays the text it is. The token ids are the same with and without.
+Hermes' form, which Qwen's models have too, is `{"name": …, "arguments": {…}}` between `<tool_call>`
+and `</tool_call>`, anywhere in an answer. Llama 3's is an answer that is all of
+`{"name": …, "parameters": {…}}`, or what follows `<|python_tag|>`. What begins as a call and is
+none, or is one of a function that was not offered, stays the text it is. No token changes by it.
 """
 
 from __future__ import annotations
@@ -23,6 +23,8 @@ _ARGUMENTS = ('"arguments"', '"parameters"')
 _HEAD: tuple[tuple[str, ...], ...] = (("{",), ('"name"',), (":",), (), (",",), _ARGUMENTS, (":",))
 # A bare object whose keys stand in another order may still be a call; any other is an answer.
 _OTHER_ORDER = re.compile(r'\s*\{\s*"(?:type|arguments|parameters)"\s*:')
+_UNDECIDED = re.compile(r'\s*\{\s*(?:"\w{0,10}"?\s*)?')
+_LONGEST_NAME = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +56,7 @@ class CallStream:
         self._buffer = ""
         self._held = ""
         """What stands before the buffer if that turns out to be no call."""
-        self._scanner = _ObjectEnd()
+        self._scanner, self._scanned = _ObjectEnd(), 0
         self._count = 0
         self._turn: Callable[[], AnswerPiece | None] = (
             self._begin if marks.is_bare else self._read_text
@@ -71,11 +73,12 @@ class CallStream:
     def flush(self) -> AnswerPiece:
         """What is still held back; call once, at the end of the answer."""
         rest, self._buffer = self._buffer, ""
+        if self._turn == self._end_call:
+            return AnswerPiece()
         if self._turn == self._read_call:
             call = _read_object(rest.removesuffix(self._marks.closing), self._names)
             return AnswerPiece(self._held + rest) if call is None else self._call(*call)
-        is_blank = not rest.strip() or (self._turn == self._end_call and rest.strip() == "}")
-        return AnswerPiece() if self._count and is_blank else AnswerPiece(rest)
+        return AnswerPiece() if self._count and not rest.strip() else AnswerPiece(rest)
 
     def _begin(self) -> AnswerPiece | None:
         """Where a bare call may stand: at the start, and after another call."""
@@ -129,10 +132,15 @@ class CallStream:
         if closing:
             at = self._buffer.find(closing)
             return None if at < 0 else (at, at + len(closing))
+        if _UNDECIDED.fullmatch(self._buffer):
+            return None
         if not _OTHER_ORDER.match(self._buffer):
             return (0, 0)
-        size = _ObjectEnd().find(self._buffer)
-        return None if size is None else (size, size)
+        size = self._scanner.find(self._buffer[self._scanned :])
+        if size is None:
+            self._scanned = len(self._buffer)
+            return None
+        return (self._scanned + size, self._scanned + size)
 
     def _leave(self) -> AnswerPiece:
         """It was text all along, up to where another call may begin."""
@@ -156,13 +164,12 @@ class CallStream:
 
     def _end_call(self) -> AnswerPiece | None:
         """The brace after the arguments, and the mark; anything else is text again."""
-        rest = self._buffer.lstrip()
+        rest, closing = self._buffer.lstrip(), self._marks.closing
         if rest.startswith("}"):
-            rest = rest[1:].lstrip()
-        closing = self._marks.closing
-        if not rest or (rest != closing and closing.startswith(rest)):
-            if closing or "}" not in self._buffer:
-                return None
+            rest = rest[1:].lstrip() if closing else rest[1:]
+        is_begun = not rest or (rest != closing and closing.startswith(rest))
+        if is_begun and (closing or "}" not in self._buffer):
+            return None
         self._buffer = rest.removeprefix(closing)
         self._turn = self._after_call()
         return AnswerPiece()
@@ -180,6 +187,7 @@ class CallStream:
         # A special token has no text: Llama's mark is none of an answer.
         self._held = held.removesuffix(self._marks.opening) if self._marks.is_bare else held
         self._buffer = self._buffer[size:]
+        self._scanner, self._scanned = _ObjectEnd(), 0
 
     def _ends_with(self, text: str) -> bool:
         return self._buffer.endswith(text)
@@ -221,7 +229,8 @@ def _read_head(text: str) -> tuple[str, int] | tuple[()] | None:
             found = _STRING.match(text, at)
             if found is None:
                 rest = text[at:].lstrip()
-                return None if not rest or rest[0] == '"' else ()
+                is_begun = not rest or (rest[0] == '"' and len(rest) < _LONGEST_NAME)
+                return None if is_begun else ()
             name, at = _unquote(found[1]), found.end()
             continue
         rest = text[at:].lstrip()
@@ -248,9 +257,9 @@ def _read_object(text: str, names: Collection[str]) -> tuple[str, str] | None:
         value = parse_json(text.encode(errors="replace"), "call")
     except DflashError:
         return None
-    if not isinstance(value, dict) or value.get("name") not in names:
+    if not isinstance(value, dict):
         return None
-    arguments = value.get("arguments", value.get("parameters"))
-    if not isinstance(arguments, dict):
+    name, arguments = value.get("name"), value.get("arguments", value.get("parameters"))
+    if not isinstance(name, str) or name not in names or not isinstance(arguments, dict):
         return None
-    return value["name"], json.dumps(arguments, ensure_ascii=False)
+    return name, json.dumps(arguments, ensure_ascii=False)

@@ -52,12 +52,14 @@ class ScriptedModel:
         pieces: the text, piece by piece; an exception among them is raised at its place.
         token_ids: of each piece, for a front that reads them.
         endless: after the pieces, more and more of them.
+        reason: why every answer ends.
         cached: prompt tokens from a prefix cache, where there is one.
     """
 
     pieces: Sequence[str | Exception] = ("one ", "two")
     token_ids: Sequence[tuple[int, ...]] = ()
     endless: bool = False
+    reason: FinishReason = "length"
     cached: int | None = None
     ready: bool = True
     asked: list[GenerationRequest] = field(default_factory=list)
@@ -85,7 +87,9 @@ class ScriptedModel:
                 await asyncio.sleep(0.01)
                 if request.streaming:
                     yield TextDelta(text="more ")
-            result = replace(result_of(text, cached=self.cached), token_ids=sum(self.token_ids, ()))
+            result = replace(
+                result_of(text, self.reason, self.cached), token_ids=sum(self.token_ids, ())
+            )
             yield TextDelta(text="" if request.streaming else text, result=result)
             how = "done"
         finally:

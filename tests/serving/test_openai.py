@@ -211,7 +211,7 @@ NO_SYSTEM = {"messages": [{"role": "system", "content": "x"}]}
         ("completions", b" " * (MAX_BODY_BYTES + 1), 413, None, "16 MiB"),
         ("completions", PROMPT | {"model": "gpt-4"}, 404, "model", "only 'demo'"),
         ("chat/completions", CHAT | {"model": "gpt-4"}, 404, "model", "only 'demo'"),
-        ("chat/completions", CHAT | {"tools": [{}]}, 400, "tools", "not supported"),
+        ("chat/completions", CHAT | {"tools": [{}]}, 400, "tools[0]", "only tools of type"),
         (
             "chat/completions",
             CHAT | {"reasoning_effort": "low"},
@@ -220,7 +220,10 @@ NO_SYSTEM = {"messages": [{"role": "system", "content": "x"}]}
             "no given",
         ),
         ("chat/completions", CHAT | NO_SYSTEM, 400, None, "refuses the conversation: no system"),
-        ("embeddings", {}, 404, None, "Not Found"),
+        ("embeddings", {}, 404, None, "/v1/embeddings is not there: the model makes text"),
+        ("images/generations", {}, 404, None, "/v1/images is not there: text is all"),
+        ("responses", {}, 404, None, "/v1/responses is not there: ask /v1/chat/completions"),
+        ("respond", {}, 404, None, "Not Found"),
         ("models", {}, 405, None, "Method Not Allowed"),
     ],
 )

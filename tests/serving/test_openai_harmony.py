@@ -8,6 +8,8 @@ from typing import Any
 import openai
 import pytest
 
+from dflash_trt.text.grammar import GrammarCompiler
+from tests.inspection import allows_all
 from tests.serving.fronts import ScriptedModel, openai_client, switching_front
 from tests.text.harmony import ANALYSIS, FINAL, encode, make_harmony
 
@@ -91,8 +93,15 @@ def test_completions_stay_as_they_are(put: Put) -> None:
     assert text == "".join(map(str, model.pieces))
 
 
-def test_an_answer_with_reasoning_is_no_json(put: Put) -> None:
-    _, client = put(ANALYSIS + FINAL)
+def test_a_structured_answer_stands_in_the_final_message(put: Put) -> None:
+    model, client = put(ANALYSIS + FINAL)
     asked: Any = {"model": "demo", "messages": [{"role": "user", "content": "x"}]}
-    with pytest.raises(openai.BadRequestError, match="a model with channels does not take it"):
-        client.chat.completions.create(**asked, response_format={"type": "json_object"})
+    client.chat.completions.create(**asked, response_format={"type": "json_object"})
+    core, grammar = make_harmony(), model.asked[-1].grammar
+    assert grammar is not None
+    end = core.token_to_id("<|return|>")
+    follower = GrammarCompiler(core, core.get_vocab_size(), [end]).compile(grammar)
+    answer = encode(ANALYSIS + FINAL.replace("2 + 2 = 4 🙂.", '{"a": 4}'))
+    assert allows_all(follower, answer) and not allows_all(follower, encode(ANALYSIS + FINAL))
+    with pytest.raises(openai.BadRequestError, match="rules of one's own do not go"):
+        client.chat.completions.create(**asked, extra_body={"guided_grammar": 'root ::= "a"'})

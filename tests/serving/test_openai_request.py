@@ -12,6 +12,7 @@ from dflash_trt.serving.client.client import GenerationRequest
 from dflash_trt.serving.openai.errors import ApiError
 from dflash_trt.serving.openai.request import read_chat, read_completion
 from dflash_trt.text.grammar import Grammar
+from dflash_trt.text.tools import Tool, ToolUse
 
 HELLO = [{"role": "user", "content": "hello"}]
 
@@ -190,8 +191,8 @@ REFUSED_COMPLETIONS: dict[str, list[Any]] = {
 }
 REFUSED_CHATS: dict[str, list[Any]] = {
     "messages": [[], "hello"],
-    "tools": [[{"type": "function"}]],
-    "tool_choice": ["required"],
+    "tool_choice": ["required", "any", {"type": "function", "function": {"name": "f"}}],
+    "parallel_tool_calls": [1],
     "functions": [[{}]],
     "logprobs": [1],
     "top_logprobs": [3, 21, -1, True],
@@ -204,15 +205,35 @@ REFUSED_CHATS: dict[str, list[Any]] = {
     "reasoning_effort": ["minimal"],
     "prompt": ["x"],
 }
+CALL = {"id": "c", "type": "function", "function": {"name": "f", "arguments": '{"a": 1}'}}
 REFUSED_MESSAGES: list[tuple[Any, str]] = [
     ("hello", ""),
     ({"content": "x"}, ".role"),
-    ({"role": "tool", "content": "x"}, ".role"),
+    ({"role": "function", "content": "x"}, ".role"),
+    ({"role": "tool", "content": "x"}, ".tool_call_id"),
+    ({"role": "tool", "content": "x", "tool_call_id": "c"}, ".tool_call_id"),
+    ({"role": "tool", "tool_call_id": "c"}, ".content"),
+    ({"role": "user", "content": "x", "tool_calls": [{}]}, ".tool_calls"),
     ({"role": ["user"], "content": "x"}, ".role"),
     ({"role": "assistant"}, ".content"),
     ({"role": "user", "content": "\ud800"}, ".content"),
     ({"role": "user", "content": "x", "name": "n"}, ".name"),
-    ({"role": "assistant", "content": "x", "tool_calls": [{}]}, ".tool_calls"),
+    ({"role": "assistant", "tool_calls": {}}, ".content"),
+    ({"role": "assistant", "tool_calls": "x"}, ".tool_calls"),
+    *(
+        ({"role": "assistant", "tool_calls": [call]}, f".tool_calls[0]{at}")
+        for call, at in (
+            ("x", ""),
+            ({}, ".function"),
+            ({"type": "custom", "id": "c"}, ".type"),
+            ({"id": "c", "function": {"arguments": "{}"}}, ".function.name"),
+            ({"id": "c", "function": {"name": "f", "arguments": "{"}}, ".function.arguments"),
+            ({"id": "c", "function": {"name": "f", "arguments": "[]"}}, ".function.arguments"),
+            ({"id": "c", "function": {"name": "f", "arguments": {}}}, ".function.arguments"),
+            ({"function": {"name": "f", "arguments": "{}"}}, ".id"),
+        )
+    ),
+    ({"role": "assistant", "tool_calls": [CALL, CALL]}, ".tool_calls[1].id"),
     ({"role": "user", "content": [{"type": "image_url"}]}, ".content[0]"),
     ({"role": "user", "content": [{"type": "text", "text": 3}]}, ".content[0].text"),
 ]
@@ -231,6 +252,72 @@ def test_refused_in_one(read: Callable[..., object], fields: dict[str, Any], par
     with pytest.raises(ApiError) as caught:
         read(**fields)
     assert caught.value.param == param
+
+
+def test_calls_and_their_results() -> None:
+    asks = {"role": "assistant", "content": None, "tool_calls": [CALL, {**CALL, "id": "d"}]}
+    results = [{"role": "tool", "content": one, "tool_call_id": one} for one in "dc"]
+    read = _chat(messages=[*HELLO, asks, *results, *HELLO]).messages
+    called = {"name": "f", "arguments": {"a": 1}}
+    assert read[1]["content"] == "" and read[1]["tool_calls"][1]["function"] == called
+    assert read[1]["tool_calls"][1]["id"] == "d"
+    assert read[2] == {"role": "tool", "content": "d", "tool_call_id": "d", "name": "f"}
+    for messages, param in (
+        ([asks, *results[:1]], "messages"),
+        ([asks, *results[:1], *HELLO], "messages[2]"),
+        ([asks, *results, results[0]], "messages[3].tool_call_id"),
+        ([*results], "messages[0].tool_call_id"),
+    ):
+        with pytest.raises(ApiError) as caught:
+            _chat(messages=messages)
+        assert caught.value.param == param
+
+
+def _function(**fields: Any) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": "f", **fields}}
+
+
+def test_tools() -> None:
+    parameters = {"type": "object", "properties": {"a": {"type": "integer"}}}
+    full = _function(description="does", parameters=parameters, strict=True)
+    other = {"type": "function", "function": {"name": "g"}}
+    use = _chat(tools=[full, other], parallel_tool_calls=False).tools
+    assert use == ToolUse((Tool("f", "does", parameters, True), Tool("g")), parallel=False)
+    assert _chat(tools=[full], tool_choice="required").tools.must
+    named = {"type": "function", "function": {"name": "g"}}
+    use = _chat(tools=[full, other], tool_choice=named).tools
+    assert [one.name for one in use.callable] == ["g"] and use.must and not use.parallel
+    assert _chat(tools=[full], tool_choice="none").tools is None
+    assert _chat(tools=[], tool_choice="none").tools is None
+
+
+@pytest.mark.parametrize(
+    ("tool", "param"),
+    [
+        ("f", "tools[0]"),
+        ({"type": "custom", "custom": {"name": "f"}}, "tools[0]"),
+        ({"type": "function"}, "tools[0].function"),
+        (_function(name="a b"), "tools[0].function.name"),
+        (_function(name=["f"]), "tools[0].function.name"),
+        (_function(x=1), "tools[0].function.x"),
+        ({**_function(), "cache_control": {}}, "tools[0].cache_control"),
+        (_function(description=3), "tools[0].function.description"),
+        (_function(parameters=[]), "tools[0].function.parameters"),
+        (_function(parameters={"type": "string"}), "tools[0].function.parameters"),
+        (_function(strict=1), "tools[0].function.strict"),
+    ],
+)
+def test_tools_that_are_none(tool: Any, param: str) -> None:
+    with pytest.raises(ApiError) as caught:
+        _chat(tools=[tool])
+    assert caught.value.param == param
+
+
+def test_tools_that_do_not_go_together() -> None:
+    with pytest.raises(ApiError, match="another function's name"):
+        _chat(tools=[_function(), _function()])
+    with pytest.raises(ApiError, match="at most 128"):
+        _chat(tools=[_function(name=f"f{at}") for at in range(129)])
 
 
 @pytest.mark.parametrize("body", [None, [], "text", 3])

@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dflash_trt.text.harmony import HarmonyFormat, HarmonyPiece
+from dflash_trt.text.answers import AnswerPiece
+from dflash_trt.text.harmony import HarmonyFormat
 from tests.text.harmony import ANALYSIS, CALL, FINAL, SPECIAL, encode, make_harmony
 from tests.text.tokenizers import make_byte_level
 
@@ -17,11 +18,11 @@ PREAMBLE = "<|start|>assistant<|channel|>commentary<|message|>I will look. <|end
 CALL_IN_ROLE = ' to=functions.get<|channel|>commentary <|constrain|>json<|message|>{"a": 1}<|call|>'
 
 
-def _parse(text: str, *, stops: tuple[str, ...] = (), at_once: bool = False) -> HarmonyPiece:
+def _parse(text: str, *, stops: tuple[str, ...] = (), at_once: bool = False) -> AnswerPiece:
     assert FORM is not None
     stream = FORM.open(stops)
     ids = encode(text)
-    whole = HarmonyPiece()
+    whole = AnswerPiece()
     for piece in [ids] if at_once else [[token_id] for token_id in ids]:
         whole += stream.push(piece)
     return whole + stream.flush()
@@ -40,34 +41,34 @@ def test_text_comes_as_its_tokens_do() -> None:
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        (ANALYSIS + FINAL, HarmonyPiece("2 + 2 = 4 🙂.", THOUGHT)),
+        (ANALYSIS + FINAL, AnswerPiece("2 + 2 = 4 🙂.", THOUGHT)),
         # A tool call stays as the text it is.
-        (ANALYSIS + CALL, HarmonyPiece(CALL.removeprefix("<|start|>assistant"), THOUGHT)),
-        (CALL_IN_ROLE, HarmonyPiece(CALL_IN_ROLE)),
-        (ANALYSIS + PREAMBLE + ANALYSIS, HarmonyPiece("I will look. ", 2 * THOUGHT)),
+        (ANALYSIS + CALL, AnswerPiece(CALL.removeprefix("<|start|>assistant"), THOUGHT)),
+        (CALL_IN_ROLE, AnswerPiece(CALL_IN_ROLE)),
+        (ANALYSIS + PREAMBLE + ANALYSIS, AnswerPiece("I will look. ", 2 * THOUGHT)),
         # What follows is not well-formed.
-        ("plain text, no header", HarmonyPiece("plain text, no header")),
-        ("to be or not", HarmonyPiece("to be or not")),
-        ("assistance", HarmonyPiece("assistance")),
-        ("assistant is", HarmonyPiece("assistant is")),
-        ("<|channel|>ana", HarmonyPiece()),
-        (ANALYSIS + "<|start|>assistant<|end|>", HarmonyPiece("", THOUGHT)),
-        ("to=me, 🙂", HarmonyPiece("to=me, 🙂")),
-        ("to=me, 🙂<|return|>", HarmonyPiece("to=me, 🙂")),
-        ("<|channel|>analysis<|message|>cut of", HarmonyPiece(reasoning="cut of")),
-        ("", HarmonyPiece()),
-        (ANALYSIS + "after", HarmonyPiece("after", THOUGHT)),
-        ("<|channel|>" + 300 * "x", HarmonyPiece(300 * "x")),
-        ("<|channel|>final<|message|>a<|constrain|>b<|message|>c", HarmonyPiece("abc")),
-        ("<|channel|>analysis<|message|>a<|channel|>final<|message|>b", HarmonyPiece("b", "a")),
+        ("plain text, no header", AnswerPiece("plain text, no header")),
+        ("to be or not", AnswerPiece("to be or not")),
+        ("assistance", AnswerPiece("assistance")),
+        ("assistant is", AnswerPiece("assistant is")),
+        ("<|channel|>ana", AnswerPiece()),
+        (ANALYSIS + "<|start|>assistant<|end|>", AnswerPiece("", THOUGHT)),
+        ("to=me, 🙂", AnswerPiece("to=me, 🙂")),
+        ("to=me, 🙂<|return|>", AnswerPiece("to=me, 🙂")),
+        ("<|channel|>analysis<|message|>cut of", AnswerPiece(reasoning="cut of")),
+        ("", AnswerPiece()),
+        (ANALYSIS + "after", AnswerPiece("after", THOUGHT)),
+        ("<|channel|>" + 300 * "x", AnswerPiece(300 * "x")),
+        ("<|channel|>final<|message|>a<|constrain|>b<|message|>c", AnswerPiece("abc")),
+        ("<|channel|>analysis<|message|>a<|channel|>final<|message|>b", AnswerPiece("b", "a")),
     ],
 )
-def test_answers(text: str, expected: HarmonyPiece) -> None:
+def test_answers(text: str, expected: AnswerPiece) -> None:
     assert _parse(text) == expected
 
 
 def test_stop_strings_cut_a_message() -> None:
-    assert _parse(ANALYSIS + FINAL, stops=("= ",)) == HarmonyPiece("2 + 2 ", THOUGHT)
+    assert _parse(ANALYSIS + FINAL, stops=("= ",)) == AnswerPiece("2 + 2 ", THOUGHT)
 
 
 @given(st.lists(st.sampled_from([*SPECIAL, "analysis", "final", " to=x", "assistant", "é"])))

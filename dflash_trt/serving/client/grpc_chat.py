@@ -8,7 +8,8 @@ from collections.abc import AsyncGenerator, Generator, Mapping, Sequence
 from dflash_trt.errors import DflashError
 from dflash_trt.sampling.params import SamplingParams
 from dflash_trt.serving.client.client import GenerationRequest, ServedModel, TextDelta
-from dflash_trt.text.harmony import HarmonyFormat, HarmonyPiece
+from dflash_trt.text.answers import AnswerPiece
+from dflash_trt.text.harmony import HarmonyFormat
 from dflash_trt.text.tokenizer import BundleTokenizer
 
 
@@ -73,7 +74,7 @@ class GrpcChat:
                 runner.run(_leave(model, deltas))
 
 
-def _pieces(piece: HarmonyPiece) -> list[tuple[str, str]]:
+def _pieces(piece: AnswerPiece) -> list[tuple[str, str]]:
     both = (("reasoning", piece.reasoning), ("content", piece.content))
     return [(kind, text) for kind, text in both if text]
 

@@ -21,6 +21,7 @@ from dflash_trt.errors import DflashError
 from dflash_trt.runtime import RequestResult
 from dflash_trt.serving.client.client import GenerationRequest, Prompt, TextDelta
 from dflash_trt.serving.openai.access import counted
+from dflash_trt.serving.openai.answers import AnswerReader, open_reader
 from dflash_trt.serving.openai.body import BodyReader
 from dflash_trt.serving.openai.errors import ApiError, as_api_error
 from dflash_trt.serving.openai.figures import FrontFigures
@@ -34,12 +35,41 @@ from dflash_trt.serving.openai.tokenization import (
     tokenize,
 )
 from dflash_trt.text.chat import ChatRenderer, Message
-from dflash_trt.text.harmony import HarmonyFormat, HarmonyStream
+from dflash_trt.text.grammar import Grammar
+from dflash_trt.text.harmony import HarmonyFormat
 from dflash_trt.text.token_bytes import TokenBytes
 from dflash_trt.text.tokenizer import BundleTokenizer
 from dflash_trt.text.tokenizer_calls import decode
+from dflash_trt.text.tool_grammars import bind_answer
+from dflash_trt.text.tools import ToolFormat, ToolUse
 
 EFFORT = "reasoning_effort"
+_NOT_TEXT = "text is all that the model takes and makes"
+_NO_STORE = "nothing is kept of a request after its answer"
+_NO_SCORES = "the model makes text, no vectors and no scores; its logprobs are in completions"
+# Endpoints of OpenAI's and vLLM's servers, and why they are missing.
+ABSENT = {
+    "/v1/responses": "ask /v1/chat/completions (in openai-agents OpenAIChatCompletionsModel)",
+    "/v1/embeddings": _NO_SCORES,
+    "/v1/moderations": _NO_SCORES,
+    "/v1/images": _NOT_TEXT,
+    "/v1/audio": _NOT_TEXT,
+    "/v1/videos": _NOT_TEXT,
+    "/v1/realtime": _NOT_TEXT,
+    "/v1/files": _NO_STORE,
+    "/v1/uploads": _NO_STORE,
+    "/v1/batches": "send requests together; the model batches what runs at a time",
+    "/v1/assistants": _NO_STORE,
+    "/v1/threads": _NO_STORE,
+    "/v1/conversations": _NO_STORE,
+    "/v1/vector_stores": _NO_STORE,
+    "/v1/fine_tuning": "dflash-trt train-draft trains drafts, from the command line",
+    "/v1/messages": "that is Anthropic's API; ask /v1/chat/completions",
+    "/pooling": _NO_SCORES,
+    "/classify": _NO_SCORES,
+    "/score": _NO_SCORES,
+    "/rerank": _NO_SCORES,
+}
 
 T = TypeVar("T")
 ChoiceDeltas = AsyncGenerator[tuple[int, TextDelta], None]
@@ -79,9 +109,14 @@ class OpenAiApp:
     bodies: BodyReader = field(default_factory=BodyReader)
     created: int = field(default_factory=lambda: int(time.time()))
     token_bytes: TokenBytes = field(init=False)
+    tool_format: ToolFormat | None = field(init=False, default=None)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "token_bytes", TokenBytes(self.tokenizer.core))
+        if self.renderer is not None:
+            is_harmony, template = self.harmony is not None, self.renderer.template
+            form = ToolFormat.find(template, self.tokenizer.core, harmony=is_harmony)
+            object.__setattr__(self, "tool_format", form)
 
     def starlette(self) -> Starlette:
         """The application."""
@@ -95,6 +130,11 @@ class OpenAiApp:
                 Route("/v1/chat/completions", self.chat, methods=["POST"]),
                 Route("/tokenize", self.tokenize, methods=["POST"]),
                 Route("/detokenize", self.detokenize, methods=["POST"]),
+                *(
+                    Route(path + rest, _refuse_endpoint, methods=["GET", "POST", "DELETE"])
+                    for path in ABSENT
+                    for rest in ("", "/{rest:path}")
+                ),
             ],
             exception_handlers={
                 DflashError: _answer_error,
@@ -129,13 +169,11 @@ class OpenAiApp:
     async def chat(self, request: Request) -> Response:
         asked = await self.bodies.read(request, read_chat)
         self._check_model(asked.model)
-        if self.harmony is not None and asked.generation.grammar is not None:
-            what = "a model with channels does not take it: its reasoning is no JSON"
-            raise ApiError(what, param="response_format")
         prompt = await _unless_gone(
-            request, self._render(asked.model, asked.messages, asked.reasoning_effort)
+            request, self._render(asked.model, asked.messages, asked.reasoning_effort, asked.tools)
         )
-        generation = replace(asked.generation, prompt=prompt)
+        grammar = self._bind(asked.tools, asked.generation.grammar)
+        generation = replace(asked.generation, prompt=prompt, grammar=grammar)
         return await self._answer(request, replace(asked, generation=generation))
 
     async def tokenize(self, request: Request) -> Response:
@@ -143,7 +181,8 @@ class OpenAiApp:
         model = self._check_model(asked.model)
         text = asked.prompt
         if asked.messages:
-            text = await _unless_gone(request, self._render(model, asked.messages, None))
+            work = self._render(model, asked.messages, None, asked.tools)
+            text = await _unless_gone(request, work)
         return await self._in_token_thread(tokenize, asked, text, self.max_seq_len)
 
     async def detokenize(self, request: Request) -> Response:
@@ -160,8 +199,9 @@ class OpenAiApp:
     async def _answer(self, request: Request, asked: CompletionRequest) -> Response:
         outputs = asked.outputs()
         leads = [await self._read_prompt(one.prompt) if asked.echo else "" for one in outputs]
-        channels = [self._open_channels(asked) for _ in outputs]
-        writer = ReplyWriter(asked, channels, leads, self.token_bytes)
+        readers = [self._open_reader(asked) for _ in outputs]
+        has_channels = asked.is_chat and self.harmony is not None
+        writer = ReplyWriter(asked, readers, leads, self.token_bytes, has_channels=has_channels)
         record, samples = request.state.record, asked.samples
         deltas = merge(
             [
@@ -176,10 +216,19 @@ class OpenAiApp:
         first = await _unless_gone(request, anext(deltas))
         return _EventStream(deltas, _events(first, deltas, writer))
 
-    def _open_channels(self, asked: CompletionRequest) -> HarmonyStream | None:
-        if not asked.is_chat or self.harmony is None:
-            return None
-        return self.harmony.open(asked.generation.stop_strings)
+    def _open_reader(self, asked: CompletionRequest) -> AnswerReader:
+        if not asked.is_chat:
+            return AnswerReader()
+        core, stops = self.tokenizer.core, asked.generation.stop_strings
+        return open_reader(core, stops, self.harmony, self.tool_format, asked.tools)
+
+    def _bind(self, use: ToolUse | None, answer: Grammar | None) -> Grammar | None:
+        """The grammar of a chat's answer."""
+        try:
+            return bind_answer(self.tool_format, use, answer, harmony=self.harmony is not None)
+        except DflashError as error:
+            param = "response_format" if use is None else "tools"
+            raise ApiError(error.what, param=param) from error
 
     async def _read_prompt(self, prompt: Prompt) -> str:
         """The text of a prompt."""
@@ -189,11 +238,19 @@ class OpenAiApp:
             self.token_thread, decode, self.tokenizer.core, prompt
         )
 
-    async def _render(self, model: str, messages: tuple[Message, ...], effort: str | None) -> str:
+    async def _render(
+        self, model: str, messages: tuple[Message, ...], effort: str | None, use: ToolUse | None
+    ) -> str:
         if self.renderer is None:
             what = f"{model} has no chat template; use /v1/completions"
             raise ApiError(what, param="messages")
-        variables: dict[str, str] = {}
+        variables: dict[str, Any] = {}
+        if self.tool_format is not None:
+            messages, tools = self.tool_format.prepare(messages, use)
+            variables |= {} if tools is None else {"tools": tools}
+        elif use is not None:
+            what = f"the chat template of {model} has calls in no form that is known here"
+            raise ApiError(what, param="tools")
         if effort is not None:
             if not self.renderer.knows(EFFORT):
                 raise ApiError(f"{model} reasons at no given effort", param=EFFORT)
@@ -286,6 +343,12 @@ async def _unless_gone(request: Request, work: Coroutine[Any, Any, T]) -> T:
 async def _wait_gone(request: Request) -> None:
     while (await request.receive())["type"] != "http.disconnect":
         pass
+
+
+async def _refuse_endpoint(request: Request) -> Response:
+    path = next(one for one in ABSENT if f"{request.url.path}/".startswith(f"{one}/"))
+    answer = ApiError(f"{path} is not there: {ABSENT[path]}", status=404)
+    return JSONResponse(answer.to_json(), 404)
 
 
 async def _answer_error(request: Request, error: Exception) -> Response:

@@ -11,10 +11,11 @@ from typing import Any
 from dflash_trt.errors import DflashError
 from dflash_trt.runtime import RequestResult, RequestStatistics, TokenLogprob
 from dflash_trt.serving.client.client import TextDelta
+from dflash_trt.serving.openai.answers import AnswerReader
 from dflash_trt.serving.openai.errors import as_api_error
 from dflash_trt.serving.openai.logprobs import LogprobsWriter
 from dflash_trt.serving.openai.request import CompletionRequest
-from dflash_trt.text.harmony import HarmonyPiece, HarmonyStream
+from dflash_trt.text.answers import AnswerPiece, CallPiece
 from dflash_trt.text.token_bytes import TokenBytes
 
 
@@ -24,23 +25,25 @@ class ReplyWriter:
     `tokens` has the bytes of log-probabilities' tokens.
 
     Args:
-        channels: of each choice, what tells its answer from its reasoning; None where the model
-            has no channels, and for completions.
+        readers: of each choice, what tells its content from its reasoning and its calls.
+        has_channels: replies say what the reasoning was.
         leads: of each choice, the text that it begins with: the prompt, where it is echoed.
     """
 
     def __init__(
         self,
         asked: CompletionRequest,
-        channels: Sequence[HarmonyStream | None],
+        readers: Sequence[AnswerReader],
         leads: Sequence[str],
         tokens: TokenBytes,
+        *,
+        has_channels: bool,
     ) -> None:
         self._chat, self._samples = asked.is_chat, asked.samples
         self._include_usage = asked.include_usage
         self._choices = [
-            _Choice(index, asked, channel, lead, tokens)
-            for index, (channel, lead) in enumerate(zip(channels, leads, strict=True))
+            _Choice(index, asked, reader, lead, tokens, has_channels=has_channels)
+            for index, (reader, lead) in enumerate(zip(readers, leads, strict=True))
         ]
         self._results: dict[int, RequestResult] = {}
         prefix, self._object = (
@@ -97,11 +100,14 @@ class _Choice:
         self,
         index: int,
         asked: CompletionRequest,
-        channels: HarmonyStream | None,
+        reader: AnswerReader,
         lead: str,
         tokens: TokenBytes,
+        *,
+        has_channels: bool,
     ) -> None:
-        self._index, self._chat, self._channels, self._lead = index, asked.is_chat, channels, lead
+        self._index, self._chat, self._reader, self._lead = index, asked.is_chat, reader, lead
+        self._has_channels, self._has_called = has_channels, False
         self._logprobs: LogprobsWriter | None = None
         self._untold: list[TokenLogprob] = []
         if (top := asked.generation.logprobs) is not None:
@@ -115,7 +121,7 @@ class _Choice:
             else {"text": self._lead + (result.text or "")}
         )
         self._untold += (*(result.prompt_logprobs or ()), *(result.logprobs or ()))
-        return self._show(shown, result.finish_reason)
+        return self._show(shown, self._reason(result))
 
     def open(self) -> list[dict[str, Any]]:
         """What its stream begins with."""
@@ -126,33 +132,39 @@ class _Choice:
     def continue_by(self, delta: TextDelta) -> list[dict[str, Any]]:
         """What its stream goes on with, up to its end."""
         self._untold += delta.logprobs
-        if self._channels is not None and delta.token_ids:
-            chunks = self._chunks(self._channels.push(delta.token_ids))
-        else:
-            chunks = self._chunks(HarmonyPiece(content=delta.text))
+        chunks = self._chunks(self._reader.push(delta.text, delta.token_ids))
         if delta.result is None:
             return chunks
-        if self._channels is not None:
-            chunks += self._chunks(self._channels.flush())
-        return [*chunks, self._chunk({}, delta.result.finish_reason)]
+        chunks += self._chunks(self._reader.flush())
+        return [*chunks, self._chunk({}, self._reason(delta.result))]
 
     def _message(self, result: RequestResult) -> dict[str, Any]:
-        if self._channels is None:
-            return {"content": result.text or ""}
-        if not result.token_ids:  # a server that sends none
-            return {"content": result.text or "", "reasoning_content": None}
-        whole = self._channels.push(result.token_ids) + self._channels.flush()
-        return {"content": whole.content, "reasoning_content": whole.reasoning or None}
+        whole = self._reader.push(result.text or "", result.token_ids) + self._reader.flush()
+        message: dict[str, Any] = {"content": whole.content}
+        if self._has_channels:
+            message["reasoning_content"] = whole.reasoning or None
+        if whole.calls:
+            self._has_called = True
+            message |= {"content": whole.content or None, "tool_calls": _join_calls(whole.calls)}
+        return message
 
-    def _chunks(self, piece: HarmonyPiece) -> list[dict[str, Any]]:
+    def _reason(self, result: RequestResult) -> str:
+        """Why it ended; an answer that calls ends for that."""
+        is_whole = result.finish_reason == "stop"
+        return "tool_calls" if self._has_called and is_whole else result.finish_reason
+
+    def _chunks(self, piece: AnswerPiece) -> list[dict[str, Any]]:
         chunks = []
         if piece.reasoning:
             chunks.append(self._chunk({"reasoning_content": piece.reasoning}))
         if piece.content:
             chunks.append(self._chunk({"content": piece.content}))
+        for call in piece.calls:
+            self._has_called = True
+            chunks.append(self._chunk({"tool_calls": [_describe_call(call)]}))
         return chunks
 
-    def _chunk(self, delta: Mapping[str, str], reason: str | None = None) -> dict[str, Any]:
+    def _chunk(self, delta: Mapping[str, Any], reason: str | None = None) -> dict[str, Any]:
         shown = {"delta": delta} if self._chat else {"text": delta.get("content", "")}
         return self._show(shown, reason)
 
@@ -162,6 +174,27 @@ class _Choice:
         if self._logprobs is not None and (self._untold or reason is not None):
             logprobs, self._untold = self._logprobs.write(self._untold), []
         return {"index": self._index, **shown, "logprobs": logprobs, "finish_reason": reason}
+
+
+def _describe_call(call: CallPiece) -> dict[str, Any]:
+    """A piece of a call as a chunk has it; the first one has its id and its name."""
+    if call.name is None:
+        return {"index": call.index, "function": {"arguments": call.arguments}}
+    function = {"name": call.name, "arguments": call.arguments}
+    return {"index": call.index, **_open_call(), "function": function}
+
+
+def _join_calls(pieces: Sequence[CallPiece]) -> list[dict[str, Any]]:
+    calls: list[dict[str, Any]] = []
+    for piece in pieces:
+        if piece.name is not None:
+            calls.append({**_open_call(), "function": {"name": piece.name, "arguments": ""}})
+        calls[piece.index]["function"]["arguments"] += piece.arguments
+    return calls
+
+
+def _open_call() -> dict[str, str]:
+    return {"id": f"call_{secrets.token_hex(12)}", "type": "function"}
 
 
 def _describe_usage(each: Sequence[RequestStatistics], samples: int) -> dict[str, Any]:

@@ -19,15 +19,18 @@ from dflash_trt.serving.openai.logprobs import (
     read_completion_logprobs,
     read_logprobs_mode,
 )
+from dflash_trt.serving.openai.messages import read_messages
 from dflash_trt.serving.openai.prompts import check_choices, check_text, read_prompts
 from dflash_trt.serving.openai.structured import FIELDS as STRUCTURED
 from dflash_trt.serving.openai.structured import read_structure
+from dflash_trt.serving.openai.tools import FIELDS as TOOLS
+from dflash_trt.serving.openai.tools import read_tools
 from dflash_trt.text.chat import Message
 from dflash_trt.text.stops import check_stop_strings
+from dflash_trt.text.tools import ToolUse
 
 MAX_STOPS = 4
 DEFAULT_COMPLETION_TOKENS = 16  # OpenAI's; a chat's default is the end of the context
-ROLES = ("system", "developer", "user", "assistant")
 EFFORTS = ("low", "medium", "high")
 
 _UNDERSTOOD = (
@@ -43,6 +46,7 @@ _CHAT = {*_UNDERSTOOD, "messages", "max_completion_tokens", "reasoning_effort"} 
     "logprobs",
     "top_logprobs",
     *STRUCTURED,
+    *TOOLS,
 }
 _COMPLETION = {*_UNDERSTOOD, *STRUCTURED, "prompt", "logprobs", "echo"}
 # Parameters without an implementation, and the values that ask for nothing (null always does).
@@ -56,9 +60,6 @@ _NEUTRAL_COMPLETION: dict[str, tuple[Any, ...]] = {
 }
 _NEUTRAL_CHAT: dict[str, tuple[Any, ...]] = {
     **_NEUTRAL,
-    "tools": ([],),
-    "tool_choice": ("none", "auto"),
-    "parallel_tool_calls": (True, False),
     "functions": ([],),
     "function_call": ("none", "auto"),
     "modalities": (["text"],),
@@ -77,6 +78,7 @@ class CompletionRequest:
         echo: a completion's texts begin with their prompts.
         messages: of a chat, at least one; none of a completion.
         reasoning_effort: of a chat; None leaves it to the template.
+        tools: that a chat's answer may call; None where there are none.
         include_usage: a stream ends with the token counts.
     """
 
@@ -88,6 +90,7 @@ class CompletionRequest:
     echo: bool = False
     messages: tuple[Message, ...] = ()
     reasoning_effort: str | None = None
+    tools: ToolUse | None = None
 
     @property
     def is_chat(self) -> bool:
@@ -146,6 +149,7 @@ def read_chat(body: Any) -> CompletionRequest:
     return CompletionRequest(
         messages=messages,
         reasoning_effort=effort,
+        tools=read_tools(fields),
         **_read_common(
             fields, None, older if max_tokens is None else max_tokens, read_chat_logprobs(fields)
         ),
@@ -275,41 +279,6 @@ def _read_stream_options(options: Any, stream: bool) -> bool:
         name = quoted(min(unknown)).strip('"')
         raise ApiError("this parameter is not supported", param=f"stream_options.{name}")
     return read_flag(options, "include_usage")
-
-
-def read_messages(fields: dict[str, Any]) -> tuple[Message, ...]:
-    """The messages of a chat, at least one."""
-    messages = fields.get("messages")
-    if not isinstance(messages, list) or not messages:
-        raise ApiError("must be a list of at least one message", param="messages")
-    return tuple(_read_message(item, f"messages[{i}]") for i, item in enumerate(messages))
-
-
-def _read_message(message: Any, where: str) -> Message:
-    """One message: its role and its text; whatever else says something is refused."""
-    if not isinstance(message, dict):
-        raise ApiError("must be an object with role and content", param=where)
-    role = message.get("role")
-    if role not in ROLES:
-        raise ApiError(f"must be one of {', '.join(ROLES)}", param=f"{where}.role")
-    # Of an earlier answer; a conversation goes on from answers, not from what led to them.
-    dropped = {"reasoning_content"} if role == "assistant" else set()
-    for name in message.keys() - {"role", "content"} - dropped:
-        if message[name] not in (None, []):
-            raise ApiError("is not supported", param=f"{where}.{quoted(name).strip(chr(34))}")
-    return {"role": role, "content": _read_content(message.get("content"), f"{where}.content")}
-
-
-def _read_content(content: Any, where: str) -> str:
-    """A message's text: a string, or parts of type text."""
-    if isinstance(content, list):
-        parts: list[str] = []
-        for number, part in enumerate(content):
-            if not isinstance(part, dict) or part.get("type") != "text":
-                raise ApiError("only parts of type text are supported", param=f"{where}[{number}]")
-            parts.append(check_text(part.get("text"), f"{where}[{number}].text", empty=True))
-        return "".join(parts)
-    return check_text(content, where, empty=True)
 
 
 def _read_count(fields: dict[str, Any], name: str) -> int | None:

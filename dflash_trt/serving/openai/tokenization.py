@@ -6,11 +6,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from dflash_trt.serving.openai.errors import ApiError
+from dflash_trt.serving.openai.messages import read_messages
 from dflash_trt.serving.openai.prompts import check_text
-from dflash_trt.serving.openai.request import open_fields, read_flag, read_messages
+from dflash_trt.serving.openai.request import open_fields, read_flag
+from dflash_trt.serving.openai.tools import read_tools
 from dflash_trt.text.chat import Message
 from dflash_trt.text.tokenizer import BundleTokenizer
 from dflash_trt.text.tokenizer_calls import decode
+from dflash_trt.text.tools import ToolUse
 
 MAX_CHARACTERS = 1 << 20
 """Of a text: one thread makes the tokens of all who ask."""
@@ -22,6 +25,7 @@ class TokenizeRequest:
 
     Args:
         model: None where the client named none.
+        tools: that the chat's template is told of.
         special: the tokenizer adds its own special tokens; a chat's template writes them itself.
         strings: each token as the vocabulary spells it is asked too.
     """
@@ -29,6 +33,7 @@ class TokenizeRequest:
     model: str | None
     prompt: str
     messages: tuple[Message, ...]
+    tools: ToolUse | None
     special: bool
     strings: bool
 
@@ -47,16 +52,19 @@ def read_tokenize(body: Any) -> TokenizeRequest:
     Raises:
         ApiError: a parameter that is missing, wrong or not supported.
     """
-    neutral = {"add_generation_prompt": (True,), "continue_final_message": (False,), "tools": ([],)}
-    names = {"model", "prompt", "messages", "add_special_tokens", "return_token_strs"}
+    neutral = {"add_generation_prompt": (True,), "continue_final_message": (False,)}
+    names = {"model", "prompt", "messages", "add_special_tokens", "return_token_strs", "tools"}
     fields = open_fields(body, names, neutral)
     is_chat = "messages" in fields
     if is_chat and "prompt" in fields:
         raise ApiError("goes without messages", param="prompt")
+    if not is_chat and fields.get("tools"):
+        raise ApiError("goes with messages only", param="tools")
     return TokenizeRequest(
         model=_read_model(fields),
         prompt="" if is_chat else check_text(fields.get("prompt"), "prompt", empty=True),
         messages=read_messages(fields) if is_chat else (),
+        tools=read_tools({"tools": fields.get("tools", [])}),
         special=read_flag({"add_special_tokens": not is_chat} | fields, "add_special_tokens"),
         strings=read_flag(fields, "return_token_strs"),
     )

@@ -1,0 +1,82 @@
+"""An answer as it comes from the model, to its content, its reasoning and its calls."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from typing import Protocol
+
+from tokenizers import Tokenizer
+
+from dflash_trt.text.answers import AnswerPiece
+from dflash_trt.text.detokenise import TextStream
+from dflash_trt.text.harmony import HarmonyFormat
+from dflash_trt.text.tool_calls import CallStream
+from dflash_trt.text.tools import ToolFormat, ToolUse
+
+
+class TokenReader(Protocol):
+    """What reads token ids, for what the text does not show."""
+
+    def push(self, token_ids: Sequence[int]) -> AnswerPiece: ...
+
+    def flush(self) -> AnswerPiece: ...
+
+
+class AnswerReader:
+    """Reads one answer; by its tokens where there is a `tokens` and the server sends them."""
+
+    def __init__(self, tokens: TokenReader | None = None, calls: CallStream | None = None) -> None:
+        self._tokens, self._calls = tokens, calls
+        self._has_tokens = False
+
+    def push(self, text: str, token_ids: Sequence[int]) -> AnswerPiece:
+        """What is certain after these tokens, whose text this is; may be empty."""
+        if self._tokens is None or not token_ids:
+            return self._find_calls(AnswerPiece(text))
+        self._has_tokens = True
+        return self._find_calls(self._tokens.push(token_ids))
+
+    def flush(self) -> AnswerPiece:
+        """What is still held back; call once, at the end."""
+        piece = AnswerPiece()
+        if self._tokens is not None and self._has_tokens:
+            piece = self._find_calls(self._tokens.flush())
+        return piece if self._calls is None else piece + self._calls.flush()
+
+    def _find_calls(self, piece: AnswerPiece) -> AnswerPiece:
+        if self._calls is None:
+            return piece
+        return AnswerPiece(reasoning=piece.reasoning) + self._calls.push(piece.content)
+
+
+class _MarkedText:
+    """Text with the special tokens that mark calls."""
+
+    def __init__(
+        self, tokenizer: Tokenizer, stop_strings: Sequence[str], marks: Collection[int]
+    ) -> None:
+        self._text = TextStream(tokenizer, stop_strings, marks)
+
+    def push(self, token_ids: Sequence[int]) -> AnswerPiece:
+        return AnswerPiece("".join(map(self._text.push, token_ids)))
+
+    def flush(self) -> AnswerPiece:
+        return AnswerPiece(self._text.flush())
+
+
+def open_reader(
+    tokenizer: Tokenizer,
+    stop_strings: Sequence[str],
+    harmony: HarmonyFormat | None,
+    form: ToolFormat | None,
+    use: ToolUse | None,
+) -> AnswerReader:
+    """A reader of one answer of a chat, which may call as `use` says."""
+    if harmony is not None:
+        names = [] if use is None else [one.name for one in use.callable]
+        return AnswerReader(harmony.open(stop_strings, names))
+    if use is None or form is None:
+        return AnswerReader()
+    marks = form.hidden_marks(tokenizer)
+    tokens = _MarkedText(tokenizer, stop_strings, marks) if marks else None
+    return AnswerReader(tokens, form.open(use))

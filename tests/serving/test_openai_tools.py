@@ -1,0 +1,214 @@
+"""Chats with tools, as OpenAI's client sees them, before a model that follows a script."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+from tokenizers import Tokenizer
+
+from dflash_trt.text.grammar import GrammarCompiler
+from tests.inspection import allows_all
+from tests.serving.fronts import Front, ScriptedModel, openai_client, post, switching_front
+from tests.text.harmony import ANALYSIS, CALL, FINAL, make_harmony
+from tests.text.tokenizers import make_plain
+
+KNOWS = """\
+{% if tools %}<tools>{% for t in tools %}{{ t | tojson }}{% endfor %}</tools>{% endif -%}
+{% for m in messages %}<{{ m.role }}>{{ m.content }}{% for c in m.tool_calls or [] %}
+FORM{{ c.function.name }} {{ c.function.arguments | tojson }}{% endfor %}
+{%- if m.role == 'tool' %}({{ m.name }} {{ m.tool_call_id }}){% endif %}{% endfor %}"""
+PLAIN = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}"
+SCHEMA = {
+    "type": "object",
+    "properties": {"a": {"type": "integer"}},
+    "required": ["a"],
+    "additionalProperties": False,
+}
+TOOLS: Any = [
+    {"type": "function", "function": {"name": "get", "parameters": SCHEMA, "strict": True}},
+    {"type": "function", "function": {"name": "put", "description": "puts"}},
+]
+ASK: Any = [{"role": "user", "content": "both?"}]
+CHAT: dict[str, Any] = {"model": "demo", "messages": ASK, "tools": TOOLS}
+HERMES = (
+    'I look.\n<tool_call>\n{"name": "get", "arguments": {"a": 1}}\n</tool_call>\n'
+    '<tool_call>\n{"name": "put", "arguments": {"b": "}"}}\n</tool_call>'
+)
+LLAMA = '<|python_tag|>{"name": "get", "parameters": {"a": 1}}'
+
+
+@contextmanager
+def _front(folder: Path, template: str, core: Tokenizer) -> Iterator[Front]:
+    folder.mkdir()
+    core.save(str(folder / "tokenizer.json"))
+    (folder / "chat_template.jinja").write_text(template)
+    with switching_front(folder) as front:
+        yield front
+
+
+def _script(core: Tokenizer, text: str, size: int = 3) -> ScriptedModel:
+    """A model that says the tokens of `text`, some at a time; special ones without text."""
+    ids = core.encode(text, add_special_tokens=False).ids
+    parts = tuple(tuple(ids[at : at + size]) for at in range(0, len(ids), size))
+    pieces = [core.decode(list(part), skip_special_tokens=True) for part in parts]
+    return ScriptedModel(pieces=pieces, token_ids=parts, reason="stop")
+
+
+def _stream(client: openai.OpenAI, **fields: Any) -> tuple[str, list[dict[str, str]], str | None]:
+    """Content, calls and the reason of a streamed answer, put together as clients do."""
+    content, calls, reason = "", [], None
+    for chunk in client.chat.completions.create(**CHAT | fields, stream=True):
+        (choice,) = chunk.choices
+        content += choice.delta.content or ""
+        for piece in choice.delta.tool_calls or []:
+            if piece.id is not None:
+                assert (piece.index, piece.type) == (len(calls), "function")
+                calls.append({"id": piece.id, "name": piece.function.name, "arguments": ""})
+            else:
+                assert piece.function.name is None
+            calls[piece.index]["arguments"] += piece.function.arguments
+        reason = choice.finish_reason or reason
+    return content, calls, reason
+
+
+HERMES_CORE, LLAMA_CORE = make_plain("<end>"), make_plain("<end>", "<|python_tag|>")
+FAMILIES = [
+    pytest.param(KNOWS.replace("FORM", "<tool_call>"), HERMES_CORE, HERMES, id="hermes"),
+    pytest.param(PLAIN, HERMES_CORE, HERMES, id="in words"),
+    pytest.param(KNOWS.replace("FORM", '"parameters":'), LLAMA_CORE, LLAMA, id="llama"),
+    pytest.param(KNOWS, make_harmony(), ANALYSIS + CALL.replace("Tokyo", "é"), id="harmony"),
+]
+
+
+@pytest.mark.parametrize(("template", "core", "text"), FAMILIES)
+def test_calls_whole_and_streamed(
+    tmp_path: Path, template: str, core: Tokenizer, text: str
+) -> None:
+    with _front(tmp_path / "model", template, core) as front:
+        model = _script(core, text)
+        client = openai_client(front(model))
+        choice = client.chat.completions.create(**CHAT).choices[0]
+        assert choice.finish_reason == "tool_calls"
+        calls = choice.message.tool_calls
+        assert calls is not None and all(one.id.startswith("call_") for one in calls)
+        got = [(one.function.name, json.loads(one.function.arguments)) for one in calls]
+        wanted: list[Any] = [("get", {"a": 1}), ("put", {"b": "}"})]
+        if "channel" in text:
+            wanted = [("get", {"location": "é"})]
+        assert got == (wanted if "I look." in text or "channel" in text else wanted[:1])
+        assert choice.message.content == ("I look." if "I look." in text else None)
+        content, streamed, reason = _stream(client)
+        assert (content or None, reason) == (choice.message.content, "tool_calls")
+        whole = [(one.function.name, one.function.arguments) for one in calls]
+        assert [(one["name"], one["arguments"]) for one in streamed] == whole
+        assert len({one["id"] for one in streamed}) == len(streamed)
+        # Without tools, and where none may be called, the same tokens are text.
+        for fields in ({"tools": []}, {"tool_choice": "none"}):
+            message = client.chat.completions.create(**CHAT | fields).choices[0].message
+            assert message.tool_calls is None and "get" in (message.content or "")
+        assert model.asked[-1].grammar is None
+        if template == PLAIN:
+            assert '"name": "put"' in model.asked[0].prompt
+        else:
+            assert '<tools>{"type": "function", "function": {"name": "get"' in model.asked[0].prompt
+        assert "put" not in model.asked[-1].prompt
+
+
+@pytest.mark.parametrize(("template", "core", "text"), FAMILIES)
+def test_results_go_back_into_the_template(
+    tmp_path: Path, template: str, core: Tokenizer, text: str
+) -> None:
+    with _front(tmp_path / "model", template, core) as front:
+        model = _script(core, text)
+        client = openai_client(front(model))
+        messages = list(ASK)
+        for turn in range(2):
+            message = client.chat.completions.create(**CHAT | {"messages": messages}).choices[0]
+            calls = message.message.tool_calls or []
+            messages.append(message.message.model_dump(exclude_none=True))
+            for one in calls:
+                result = {"role": "tool", "tool_call_id": one.id, "content": f"result {turn}"}
+                messages.append(result)
+        model.pieces, model.token_ids = ["done"], ()
+        done = client.chat.completions.create(**CHAT | {"messages": messages}).choices[0]
+        prompt = model.asked[-1].prompt
+        assert isinstance(prompt, str) and done.message.content == "done"
+        assert prompt.index("result 0") < prompt.index("result 1")
+        if template == PLAIN:
+            assert prompt.count("<tool_response>\nresult 1\n</tool_response>") == len(calls)
+        else:
+            assert f"<tool>result 1(get {calls[0].id})" in prompt
+            assert '"get": ' not in prompt and "get {" in prompt, "arguments are an object"
+
+
+def _grammar_allows(model: ScriptedModel, core: Tokenizer, text: str) -> bool:
+    """Whether an answer may be this text and end, by the grammar of the newest request."""
+    grammar = model.asked[-1].grammar
+    assert grammar is not None
+    end = core.token_to_id("<end>") or core.token_to_id("<|return|>")
+    follower = GrammarCompiler(core, core.get_vocab_size(), [end]).compile(grammar)
+    ids = [*core.encode(text, add_special_tokens=False).ids, end]
+    return allows_all(follower, ids)
+
+
+@pytest.mark.parametrize(("template", "core", "text"), FAMILIES)
+def test_what_binds_an_answer(tmp_path: Path, template: str, core: Tokenizer, text: str) -> None:
+    text = text.replace('{"location": "é"}', '{"a": 1}').removesuffix("<|call|>")
+    wrong, free = text.replace('"a": 1', '"a": "x"'), "just text"
+    if "channel" in text:
+        free = FINAL.removeprefix("<|start|>assistant").removesuffix("<|return|>")
+    lone = (
+        text[text.index("<tool_call>") : text.index("</tool_call>")] + "</tool_call>"
+        if "<tool_call>" in text
+        else text
+    )
+    with _front(tmp_path / "model", template, core) as front:
+        model = _script(core, text)
+        client = openai_client(front(model)).chat.completions
+        client.create(**CHAT)
+        for said, fits in ((text, True), (free, True), (wrong, False)):
+            assert _grammar_allows(model, core, said) == fits, said
+        client.create(**CHAT, parallel_tool_calls=False)
+        assert _grammar_allows(model, core, lone)
+        assert _grammar_allows(model, core, text) == (text == lone or "I look." not in text)
+        client.create(**CHAT, tool_choice="required")
+        for said, fits in ((lone, True), (free, False), (wrong, False)):
+            assert _grammar_allows(model, core, said) == fits, said
+        client.create(**CHAT, tool_choice={"type": "function", "function": {"name": "put"}})
+        assert not _grammar_allows(model, core, lone)
+        assert _grammar_allows(model, core, lone.replace("get", "put").replace('"a"', '"b"'))
+        form: Any = {"type": "json_schema", "json_schema": {"name": "x", "schema": SCHEMA}}
+        client.create(**CHAT, response_format=form)
+        whole = free.replace("2 + 2 = 4 🙂.", '{"a": 3}') if "channel" in text else '{"a": 3}'
+        for said, fits in ((lone, True), (whole, True), (free, False), (wrong, False)):
+            assert _grammar_allows(model, core, said) == fits, said
+        client.create(**CHAT | {"tools": TOOLS[1:]})
+        assert model.asked[-1].grammar is None, "nothing strict, nothing bound"
+
+
+def test_calls_in_a_form_that_is_not_known(tmp_path: Path) -> None:
+    for at, form in enumerate(("[TOOL_CALLS]", "<tool_call><function=")):
+        with _front(tmp_path / str(at), KNOWS.replace("FORM", form), HERMES_CORE) as front:
+            url = front(ScriptedModel())
+            status, answer, _ = post(url, "/v1/chat/completions", CHAT)
+            assert status == 400 and b"calls in no form that is known here" in answer
+            assert post(url, "/v1/chat/completions", {**CHAT, "tools": []})[0] == 200
+
+
+def test_tokens_of_a_chat_with_tools(tmp_path: Path) -> None:
+    with _front(tmp_path / "model", PLAIN, HERMES_CORE) as front:
+        url = front(ScriptedModel())
+        asked = {"messages": ASK, "tools": TOOLS}
+        counts = [
+            json.loads(post(url, "/tokenize", one)[1])["count"]
+            for one in (asked, {"messages": ASK})
+        ]
+        assert counts[0] > counts[1] + 100
+        status, answer, _ = post(url, "/tokenize", {"prompt": "x", "tools": TOOLS})
+        assert status == 400 and b"goes with messages only" in answer
