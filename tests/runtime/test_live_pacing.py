@@ -70,6 +70,11 @@ def useless(_: int) -> float:
     return 1.0
 
 
+def draw_from(chance: random.Random) -> Callable[[int], float]:
+    """Tokens of steps as the demo pair's come."""
+    return lambda _: chance.choice(DEMO)
+
+
 def spent(machine: Machine, ratio: float) -> float:
     """Its time without the first step of each kind, which is slow, drafts or not."""
     kinds = {kind.split()[0] for kind in machine.kinds}
@@ -103,7 +108,7 @@ def test_a_good_draft_that_was_timed_is_kept(ratio: float, kept: float) -> None:
     shares = []
     for seed in range(200):
         always, chance = random.Random(seed), random.Random(seed)
-        machine = Machine(lambda _: ratio, lambda _, chance=chance: chance.choice(DEMO), timed=True)
+        machine = Machine(lambda _: ratio, draw_from(chance), timed=True)
         machine.run(200)
         tokens = steps = 0
         while tokens < 200:
