@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from dflash_perf.bench.noise_coupling import BETAS, PLAIN, Matches, coupled, fit, mean_tau
-from dflash_perf.bench.row_cuts import Calibration, Chain, simulate
+from dflash_perf.bench.row_cuts import Chain, ReachCalibration, simulate
 from dflash_perf.bench.served_demo import read_named_bundles
 from dflash_perf.bench.two_checkouts import interval
 
@@ -43,7 +43,7 @@ def test_a_simulation_counts_tokens_and_seconds() -> None:
     # One sequence, three rows a step: anchors 0, 3, 4, 7, twice over.
     rate = simulate([chain], 1, lambda products, right: 3, lambda rows: 0.5)
     assert rate == pytest.approx(2 * 8 / (2 * 4 * 0.5))
-    chances = Calibration([chain]).chances(np.full((2, 3), 0.5))
+    chances = ReachCalibration([chain]).chances(np.full((2, 3), 0.5))
     np.testing.assert_allclose(chances, [[6 / 8, 4 / 8, 2 / 8]] * 2)
 
 

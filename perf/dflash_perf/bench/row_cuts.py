@@ -43,7 +43,7 @@ class Chain:
     right: npt.NDArray[np.int64]
 
 
-class CutChances:
+class ReachCalibration:
     """How often all drafts up to a slot were right where their product was about as large."""
 
     def __init__(self, chains: Sequence[Chain]) -> None:
@@ -125,7 +125,7 @@ def measure(
         if len(answer) > 1
     ]
     graphs.close()
-    calibration, tested = CutChances(chains[::2]), chains[1::2]
+    calibration, tested = ReachCalibration(chains[::2]), chains[1::2]
     prediction = StepPrediction(schedule.measured, schedule.fallback, block)
     by_batch: Figures = {}
     for size in batch:
@@ -147,7 +147,7 @@ def _chain(graphs: ReplayGraphs, prompt: Sequence[int], answer: Sequence[int], b
 
 
 def _compare(
-    chains: Sequence[Chain], batch: int, calibration: CutChances, prediction: StepPrediction
+    chains: Sequence[Chain], batch: int, calibration: ReachCalibration, prediction: StepPrediction
 ) -> Figures:
     choices = prediction.choices
 
