@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -58,7 +59,9 @@ def test_a_hostile_grammar_is_refused_and_nobody_waits(served: Served) -> None:
             assert json.loads(_chat(served, SCHEMA).choices[0].message.content).keys() == {"ok"}
             answered += 1
     error = asked.result()
-    assert "takes more than 2 s to compile and try" in str(error) and "\n" not in str(error)
+    # Which limit it meets first depends on the machine.
+    assert re.search("takes more than 2 s to compile|needs more than 128 MiB", str(error))
+    assert "\n" not in str(error)
     assert answered > 1, "neighbours were served meanwhile"
     after = wait_idle(served)
     grown = {name: after[name] - before[name] for name in (REFUSED, COMPILED)}
