@@ -309,6 +309,33 @@ def test_response_format(client: openai.OpenAI, served: Served, addresses: Serve
     assert client.completions.create(**asked).choices[0].text in ("#1", "red fox")
 
 
+def test_an_agents_loop(client: openai.OpenAI) -> None:
+    """Two calls, executed and answered; the model is a toy, what it calls fits all the same."""
+    parameters = {"type": "object", "properties": {"load": {"enum": [1, 2, 3]}}}
+    parameters |= {"required": ["load"], "additionalProperties": False}
+    tool: Any = {"type": "function", "function": {"name": "run", "parameters": parameters}}
+    messages: Any = [{"role": "user", "content": "jobs: red fox gold"}]
+    asked: dict[str, Any] = {"tools": [tool], "parallel_tool_calls": False, "max_tokens": 250}
+    asked |= {"tool_choice": "required", **_fields(SAMPLINGS[1])}
+    for _ in range(2):
+        choice = client.chat.completions.create(messages=messages, **asked).choices[0]
+        (call,) = choice.message.tool_calls or []
+        assert choice.finish_reason == "tool_calls" and call.function.name == "run"
+        assert json.loads(call.function.arguments)["load"] in (1, 2, 3)
+        pieces = [
+            piece.function.arguments or ""
+            for chunk in client.chat.completions.create(messages=messages, **asked, stream=True)
+            for piece in chunk.choices[0].delta.tool_calls or []
+            if piece.function is not None
+        ]
+        assert "".join(pieces) == call.function.arguments and len(pieces) > 1
+        messages.append(choice.message.model_dump(exclude_none=True))
+        messages.append({"role": "tool", "tool_call_id": call.id, "content": "done"})
+    messages.append({"role": "user", "content": "more"})
+    last = client.chat.completions.create(messages=messages, **asked | {"tool_choice": "none"})
+    assert last.choices[0].message.tool_calls is None and last.choices[0].message.content
+
+
 def test_a_chat(client: openai.OpenAI, generate: Generate) -> None:
     messages: Any = [{"role": "user", "content": PROMPTS[1]}]
     expected = generate(messages, max_tokens=40)

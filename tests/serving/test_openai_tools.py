@@ -10,6 +10,7 @@ from typing import Any
 
 import openai
 import pytest
+from pydantic import BaseModel
 from tokenizers import Tokenizer
 
 from dflash_trt.text.grammar import GrammarCompiler
@@ -190,6 +191,35 @@ def test_what_binds_an_answer(tmp_path: Path, template: str, core: Tokenizer, te
             assert _grammar_allows(model, core, said) == fits, said
         client.create(**CHAT | {"tools": TOOLS[1:]})
         assert model.asked[-1].grammar is None, "nothing strict, nothing bound"
+
+
+class Get(BaseModel):
+    """What the parse helper reads."""
+
+    a: int
+
+
+def test_parse_helpers_and_samples(tmp_path: Path) -> None:
+    with _front(tmp_path / "model", PLAIN, HERMES_CORE) as front:
+        model = _script(HERMES_CORE, '{"a": 5}')
+        client = openai_client(front(model)).chat.completions
+        parsed = client.parse(model="demo", messages=ASK, response_format=Get)
+        assert parsed.choices[0].message.parsed == Get(a=5)
+        assert _grammar_allows(model, HERMES_CORE, '{"a":7}')
+        assert not _grammar_allows(model, HERMES_CORE, '{"a":7,"b":1}')
+        lone = HERMES[: HERMES.index("</tool_call>") + 12]
+        client = openai_client(front(_script(HERMES_CORE, lone))).chat.completions
+        tool = openai.pydantic_function_tool(Get, name="get")
+        answer = client.parse(model="demo", messages=ASK, tools=[tool]).choices[0]
+        (call,) = answer.message.tool_calls or []
+        assert call.function.parsed_arguments == Get(a=1)
+        texts = [["", ""] for _ in range(4)]
+        for chunk in client.create(**CHAT, n=4, stream=True):
+            (choice,) = chunk.choices
+            texts[choice.index][0] += choice.delta.content or ""
+            for piece in choice.delta.tool_calls or []:
+                texts[choice.index][1] += piece.function.arguments if piece.function else ""
+        assert texts == [["I look.", '{"a": 1}']] * 4
 
 
 def test_calls_in_a_form_that_is_not_known(tmp_path: Path) -> None:
