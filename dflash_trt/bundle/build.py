@@ -179,7 +179,10 @@ def _check_kind(pair: Pair, options: BuildOptions) -> None:
                 fix=fix,
                 usage=True,
             )
-        if given and pair.target.sizes.has_state:
+    hybrid = {what: bool(given) for what, (given, _) in refused.items()}
+    hybrid["FP8 KV caches"] = options.cache_dtype is CacheDtype.FP8
+    for what, wanted in hybrid.items():
+        if wanted and pair.target.sizes.has_state:
             raise DflashError(
                 f"is a hybrid with recurrent layers, for which {what} cannot be built yet",
                 where=pair.target.checkpoint.path,

@@ -123,7 +123,7 @@ def plan_deployment(
     except DflashError as error:
         raise refusal(error.what, where, error.fix) from error
     if pair.target.sizes.has_state:
-        what = "its target is a hybrid with recurrent layers, for which no deployment is written"
+        what = "hybrids with recurrent layers have no deployment"
         raise refusal(what, where, "build it for --executor cpu")
     llm = read_options(profile.llm_args, f"{where}, llm_args", options.llm_args)
     given = [text.partition("=")[0] for text in options.llm_args]

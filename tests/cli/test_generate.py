@@ -182,7 +182,7 @@ def test_text_streams(run: Run, bundle: Path, monkeypatch: pytest.MonkeyPatch) -
 
     monkeypatch.setattr(Generator, "step", step)
     monkeypatch.setattr(sys, "stdout", recorder)
-    run("generate", bundle, "--prompt", "cab", "--max-tokens", 7)
+    run("generate", bundle, "--prompt", "cab", "--max-tokens", 7, "--block-schedule", "none")
     # Before each step, all that the steps before it made is flushed to the reader.
     assert seen_at_step == ["", "a", "aba", "ababa"]
 

@@ -71,4 +71,4 @@ def test_a_deployment_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[s
     (tmp_path / "pair.yaml").write_text(published + profile)
     command = ["build", "--target", str(tmp_path / "pair.yaml"), "--executor", "trtllm"]
     assert main([*command, "--profile", "h100x1", "-o", str(tmp_path / "out")]) == 2
-    assert "hybrid with recurrent layers, for which no deployment" in capsys.readouterr().err
+    assert "hybrids with recurrent layers have no deployment" in capsys.readouterr().err

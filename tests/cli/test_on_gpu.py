@@ -64,6 +64,9 @@ def test_its_commands_are_taken(run: Run, tmp_path: Path, gpu: str) -> None:
 def test_the_first_way_holds_the_most(run: Run) -> None:
     """Of a GPU without profiles of its own; 64 is the most that is counted."""
     for pair, ways in _pairs(run("targets", "--gpu", "gb300", "--json")).items():
+        if pair == "qwen3.5-27b":  # a hybrid runs on the CPU alone
+            assert not ways
+            continue
         assert ways[0]["users"] == 64 and ways[0]["executor"] == "trtllm", pair
     for ways in _pairs(run("targets", "--gpu", "l40s", "--json")).values():
         assert [way["users"] for way in ways] == sorted((w["users"] for w in ways), reverse=True)

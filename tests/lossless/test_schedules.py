@@ -128,7 +128,7 @@ def test_drafts_that_come_and_go_keep_every_bit(
         steps += sum(one.statistics.steps for one in results)
         trials = [one.statistics.position_trials for one in results]
         drafted += sum(one[0] for one in trials if one)  # none of what ended before a draft
-    assert 0.2 < drafted / steps < 0.8
+    assert 0.2 < drafted / steps < 0.95
     assert "target_only" not in executor.kinds
 
 

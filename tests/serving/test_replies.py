@@ -75,6 +75,7 @@ def make_reply(
     """A reply, and whether its last message has been sent, which must be once."""
     generation = Generation(
         request=Request(prompt_ids=(1,)),
+        grammar=None,
         streaming=streaming,
         streaming_text=mode,
         lead="> ",
