@@ -8,7 +8,7 @@ import threading
 from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
 from collections.abc import Generator as Iterating
 from contextlib import aclosing, closing, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Literal, Self, TypedDict, Unpack
@@ -33,7 +33,7 @@ from dflash_trt.runtime import (
 from dflash_trt.runtime.host import GeneratorHost
 from dflash_trt.runtime.jobs import JobRunner
 from dflash_trt.runtime.logprobs import LogprobsMode
-from dflash_trt.runtime.opening import time_opening
+from dflash_trt.runtime.opening import with_step_ratios
 from dflash_trt.sampling.penalties import Penalties
 from dflash_trt.sampling.rules import TokenRules
 from dflash_trt.speculation.drafters import DFLASH, DrafterKind
@@ -324,14 +324,11 @@ class LoadedPair:
     def open_runner(self) -> JobRunner:
         """An executor and a generator of their own, for a `GeneratorWorker`; else see `run`."""
         executor = open_executor(self.bundle, threads=self.threads, graphs=self._graphs)
-        options = self._options
-        if options.live:
-            options = replace(options, step_ratios=time_opening(executor, options))
         generator = Generator(
             executor,
             tokenizer=self.tokenizer.core if self.bundle.tokenizer_folder else None,
             eos_token_ids=self.bundle.manifest.target.eos_token_ids,
-            options=options,
+            options=with_step_ratios(executor, self._options),
         )
         return JobRunner(generator, executor)
 

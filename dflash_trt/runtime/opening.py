@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from statistics import median
 
 from dflash_trt.backends.base import Executor
@@ -47,6 +48,13 @@ def time_opening(
             break
         batch *= 2
     return tuple(found)
+
+
+def with_step_ratios(executor: Executor, options: GeneratorOptions) -> GeneratorOptions:
+    """`options` with what `time_opening` finds, where drafts are left out while they do not pay."""
+    if not options.live:
+        return options
+    return replace(options, step_ratios=time_opening(executor, options))
 
 
 def _time_steps(

@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import http.client
-import json
 import os
 import resource
 import signal
 import socket
 import subprocess
 import sys
-import threading
-import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -29,13 +25,10 @@ from dflash_trt.serving.server.connection import Connection
 from dflash_trt.serving.server.launcher import ServerOptions, TritonServer, bind_port
 from dflash_trt.serving.server.service import Service
 from dflash_trt.serving.server.supervisor import SupervisionOptions, Supervisor
-from dflash_trt.serving.server.tritonserver import TritonServerBinary
 from dflash_trt.text.tokenizer import BundleTokenizer
 from tests.cli.conftest import Run
 from tests.inspection import is_stopping
 from tests.serving.served import (
-    FREE_PORTS,
-    LONG_CONTEXT,
     SERVER_PORTS,
     fetch,
     server_options,
@@ -364,81 +357,3 @@ def test_requests_that_end_in_time_end_well_and_so_does_the_command(fake: Fake) 
         assert status == 200 and b'"error"' not in content, content
         assert content.count(b'"finish_reason":"length"') == 1
         assert content.endswith(b"data: [DONE]\n\n") == stream
-
-
-@pytest.fixture
-def serve_bundle(
-    tritonserver: TritonServerBinary, long_bundle: Path
-) -> Iterator[tuple[subprocess.Popen[str], str]]:
-    """`serve` on a bundle with the real server, and its OpenAI front's URL."""
-    packaged = set(long_bundle.parent.glob(".dflash-trt-serve-*"))
-    names = ("--served-model-name", "demo", "--served-model-name", "gpt-4o")
-    with starting(long_bundle, *FREE_PORTS, "--drain-seconds", 3, *names) as process:
-        url = wait_ready(process)["OpenAI"]
-        (mine,) = set(long_bundle.parent.glob(".dflash-trt-serve-*")) - packaged
-        yield process, url
-        assert process.poll() is None or not mine.exists()
-
-
-def _open_stream(url: str, max_tokens: int) -> http.client.HTTPResponse:
-    body = {"model": "demo", "prompt": "host", "max_tokens": max_tokens, "ignore_eos": True}
-    data = json.dumps(body | {"stream": True}).encode()
-    answer = urllib.request.urlopen(f"{url}/completions", data, timeout=PATIENCE_S)
-    assert isinstance(answer, http.client.HTTPResponse)
-    assert answer.readline().startswith(b"data: ")
-    return answer
-
-
-def test_requests_in_flight_end_before_the_server(
-    serve_bundle: tuple[subprocess.Popen[str], str],
-) -> None:
-    """What is short ends, nothing more is taken, and what is too long ends with one error."""
-    process, url = serve_bundle
-    host = urlsplit(url).netloc
-    assert b"dflash_output_tokens_total" in fetch(host, "/metrics", b"", "GET")[1]
-    whole: list[tuple[int, bytes]] = []
-    asked = {
-        "model": "gpt-4o",
-        "prompt": "host",
-        "ignore_eos": True,
-        "max_tokens": LONG_CONTEXT // 2,
-    }
-
-    def ask_whole() -> None:
-        whole.append(fetch(host, "/v1/completions", asked)[:2])
-
-    thread = threading.Thread(target=ask_whole)
-    thread.start()
-    # Few enough for the seconds that they may go on, on a machine with much else to do.
-    with _open_stream(url, LONG_CONTEXT // 2) as endless, _open_stream(url, 64) as answer:
-        process.terminate()
-        wait_until(lambda: fetch(host, "/health", b"", "GET")[0] == 503)
-        status, content, _ = fetch(host, "/v1/completions", asked)
-        assert status == 503 and b"the server is shutting down" in content
-        assert answer.read().endswith(b"data: [DONE]\n\n")
-        *_, last = endless.read().split(b"\n\n")[:-1]
-        assert json.loads(last.removeprefix(b"data: "))["error"]["code"] == "unavailable"
-    thread.join()
-    ((status, content),) = whole
-    assert status == 503 and json.loads(content)["error"]["code"] == "unavailable"
-    _, err = process.communicate(timeout=PATIENCE_S)
-    assert process.returncode != 0, "requests were cut off"
-    assert "Traceback" not in err and "500" not in err
-
-
-@pytest.mark.exhaustive
-def test_a_server_whose_requests_end_in_time_ends_with_0(
-    serve_bundle: tuple[subprocess.Popen[str], str],
-) -> None:
-    """The real one, within its seconds."""
-    process, url = serve_bundle
-    host = urlsplit(url).netloc
-    with _open_stream(url, 64) as first, _open_stream(url, 128) as second:
-        process.terminate()
-        wait_until(lambda: fetch(host, "/health", b"", "GET")[0] == 503)
-        for answer in (first, second):
-            content = answer.read()
-            assert content.endswith(b"data: [DONE]\n\n") and b'"error"' not in content
-            assert content.count(b'"finish_reason":"length"') == 1
-    _, err = process.communicate(timeout=PATIENCE_S)
-    assert process.returncode == 0 and "Traceback" not in err
