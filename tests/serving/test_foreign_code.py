@@ -20,7 +20,7 @@ TEMPLATE = (
     "{% for m in messages %}{{ m.content }}"
     "{% if m.content == 'on' %}{{ (9 + messages | length) ** (10 ** 8) }}{% endif %}{% endfor %}"
 )
-SNOWMEN = ("☃" + "a" * 30) * 60
+SNOWMEN = ("☃" + "a" * 30) * 240
 """Each costs a tenth of a second, just below what the library's own limit counts."""
 
 
