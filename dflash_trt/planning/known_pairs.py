@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 from itertools import cycle, islice
 from pathlib import Path
+from typing import Literal
 
 from dflash_trt.checkpoints.sizes import DecoderSizes, ExpertSizes, LayerSizes, RecurrentSizes
 from dflash_trt.config import (
@@ -28,7 +29,7 @@ USUAL_TREE = 7, 10, 60
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PairShape:
-    """A target with its DFlash draft, and what is published of how much is accepted.
+    """A target with its block draft, and what is published of how much is accepted.
 
     `architecture` is the target's, None where nothing states it.
     """
@@ -38,6 +39,11 @@ class PairShape:
     draft: DFlashShape
     architecture: str | None = None
     published: tuple[PublishedAcceptance, ...] = ()
+
+    @property
+    def drafter(self) -> Literal["DFlash", "DSpark"]:
+        """How its own draft decodes."""
+        return "DSpark" if self.draft.markov_rank else "DFlash"
 
     @property
     def workloads(self) -> list[str]:
@@ -133,7 +139,7 @@ def published_decodings(
     eagle3_tau: float | None = None,
     workload: str | None = None,
 ) -> list[Speculative]:
-    """DFlash, whose `acceptance` `read_acceptance` reads, and drafters whose τ is known there.
+    """The pair's own drafter, whose `acceptance` is read, and others whose τ is known there.
 
     Args:
         workload: one of the pair's; the first where none is named.
@@ -158,7 +164,7 @@ def published_decodings(
     found: list[Speculative] = []
     if (eagle := _eagle3(pair, name, eagle3_tau)) is not None:
         found.append(eagle)
-    own = DSpark if pair.draft.markov_rank else DFlash
+    own = {"DFlash": DFlash, "DSpark": DSpark}[pair.drafter]
     found.append(own(pair.target, pair.draft, curve))
     for one in pair.published:
         if name is not None and name in one.dspark:

@@ -9,7 +9,7 @@ from typing import Any
 from dflash_trt.errors import DflashError
 from dflash_trt.memory.gpus import GpuLayout
 from dflash_trt.memory.users import MemoryFit
-from dflash_trt.planning.decoding import Autoregressive, Decoding, DFlash, Kind, Speculative
+from dflash_trt.planning.decoding import Autoregressive, Decoding, Kind, Speculative
 from dflash_trt.planning.known_pairs import PairShape
 from dflash_trt.planning.search import (
     PlanPoint,
@@ -86,18 +86,20 @@ class Projection:
 
     @property
     def layout(self) -> GpuLayout:
-        """Where DFlash's answer runs, or its fastest point where there is no answer."""
-        return (self.answer("DFlash") or self.fastest("DFlash")).layout
+        """Where the pair's own drafter answers, or is fastest where there is no answer."""
+        own = self.pair.drafter
+        return (self.answer(own) or self.fastest(own)).layout
 
     def blocks(self) -> list[tuple[PlanPoint, PlanPoint]]:
-        """DFlash's best block and autoregressive decoding on `layout`, by batch."""
-        users = self.memory(self.layout, "DFlash").users
+        """The drafter's best block and autoregressive decoding on `layout`, by batch."""
+        own = self.pair.drafter
+        users = self.memory(self.layout, own).users
 
         def best(kind: Kind, batch: int) -> PlanPoint:
             return best_at(self.site, self.layout, self.decodings[kind], self.workload, batch)
 
         batches = [batch for batch in _SHOWN_BATCHES if batch <= users]
-        return [(best("DFlash", batch), best(BASELINE, batch)) for batch in batches]
+        return [(best(own, batch), best(BASELINE, batch)) for batch in batches]
 
     def memory(self, layout: GpuLayout, kind: Kind, context: int | None = None) -> MemoryFit:
         """What `kind` takes of a GPU's memory, at another context than the workload's if given."""
@@ -169,14 +171,14 @@ def make_projection(
     interactivity: float | None,
     speculative: Sequence[Speculative],
 ) -> Projection:
-    """Projects autoregressive decoding and `speculative` ones, DFlash among them.
+    """Projects autoregressive decoding and `speculative` ones, the pair's own among them.
 
     Raises:
         DflashError: no sequence fits beside the weights.
     """
     decodings: dict[Kind, Decoding] = {BASELINE: Autoregressive(pair.target)}
     decodings |= {decoding.kind: decoding for decoding in speculative}
-    dflash = next(decoding for decoding in speculative if isinstance(decoding, DFlash))
+    own = next(decoding for decoding in speculative if decoding.kind == pair.drafter)
     points: dict[Kind, Sequence[PlanPoint]] = {}
     for kind, decoding in decodings.items():
         points[kind] = project(site, decoding, workload)
@@ -190,12 +192,12 @@ def make_projection(
         decodings=decodings,
         acceptance={decoding.kind: decoding.acceptance.source for decoding in speculative},
         points=points,
-        sensitivity=_sensitivity(site, dflash, workload, interactivity),
+        sensitivity=_sensitivity(site, own, workload, interactivity),
     )
 
 
 def _sensitivity(
-    site: Site, decoding: DFlash, workload: Workload, interactivity: float | None
+    site: Site, decoding: Speculative, workload: Workload, interactivity: float | None
 ) -> tuple[Sensitivity, ...]:
     if interactivity is None:
         return ()

@@ -40,6 +40,11 @@ def test_a_pair_of_ones_own(run: Run, tmp_path: Path) -> None:
     plan = run(*own, *short, "--acceptance", curve, "--json").json
     assert plan["acceptance"] == {"DFlash": "measured: acceptance.json"}
     assert set(plan["answers"]) == {"autoregressive", "DFlash"}
+    dspark = run(
+        "plan", "--target", "demo-dspark", *short, "--acceptance", curve, "-o", tmp_path / "p.png"
+    )
+    assert dspark.code == 0 and "memory of one GPU with DSpark" in dspark.out
+    assert "how DSpark's answer depends on parameters" in dspark.out
 
 
 def test_a_page_and_a_picture(run: Run, tmp_path: Path) -> None:

@@ -60,14 +60,15 @@ def front_table(plan: Projection) -> Table:
 
 
 def whole_front_table(plan: Projection) -> Table:
-    """What each way of decoding gives at round interactivities, and how DFlash is run there."""
+    """What each way of decoding gives at round interactivities; how the drafter is run there."""
+    own = plan.pair.drafter
     rows = []
     for asked in _round_ones(plan):
         found = {kind: plan.answer(kind, asked) for kind in plan.points}
-        dflash, plain = found["DFlash"], found[BASELINE]
+        drafted, plain = found[own], found[BASELINE]
         ratio = None
-        if dflash is not None and plain is not None:
-            ratio = dflash.throughput / plain.throughput
+        if drafted is not None and plain is not None:
+            ratio = drafted.throughput / plain.throughput
         rates = {
             str(kind): DASH if one is None else f"{one.throughput:,.0f}"
             for kind, one in found.items()
@@ -76,7 +77,7 @@ def whole_front_table(plan: Projection) -> Table:
             "tokens/s per user": f"{asked:g}",
             **rates,
             "÷ autoregressive": format_ratio(ratio),
-            "DFlash's configuration": DASH if dflash is None else dflash.label,
+            f"{own}'s configuration": DASH if drafted is None else drafted.label,
         }
         rows.append(cells)
     return Table.of(rows)
@@ -88,7 +89,7 @@ def _round_ones(plan: Projection) -> list[int]:
 
 
 def block_table(plan: Projection) -> Table:
-    """The best block by batch on the layout of DFlash's answer; block 1 is no speculation."""
+    """The best block by batch on the layout of the drafter's answer; block 1 is no speculation."""
     rows = []
     for drafted, plain in plan.blocks():
         best = better(drafted, plain)
@@ -106,12 +107,13 @@ def block_table(plan: Projection) -> Table:
 
 
 def memory_table(plan: Projection) -> Table:
-    """For DFlash: bytes on one GPU by layout, and how many users all GPUs hold by context."""
+    """With the pair's draft: bytes on one GPU by layout, and users that all GPUs hold by context."""
+    own = plan.pair.drafter
     longest = plan.pair.target.max_context
     asked = sorted({plan.workload.context, *(c for c in USUAL_CONTEXTS if c <= longest)})
     rows = []
     for layout in plan.site.layouts:
-        fit = plan.memory(layout, "DFlash")
+        fit = plan.memory(layout, own)
         replicas = plan.site.gpus // layout.gpus
         cells = {
             "layout": layout.label,
@@ -122,21 +124,21 @@ def memory_table(plan: Projection) -> Table:
             "workspace": gigabytes(fit.workspace),
         }
         for context in asked:
-            users = replicas * plan.memory(layout, "DFlash", context).users
+            users = replicas * plan.memory(layout, own, context).users
             cells[f"users at {context:,}"] = f"{users:,}"
         rows.append(cells)
     return Table.of(rows)
 
 
 def sensitivity_table(plan: Projection, stored: StoredCalibration) -> Table | None:
-    """The change of DFlash's answer if a parameter is 20 % off; None without an answer."""
+    """The change of the drafter's answer if a parameter is 20 % off; None without an answer."""
 
     def show(change: float | None) -> str:
         return NOT_REACHABLE if change is None else f"{change:+.0%}"
 
     def origin(one: Sensitivity) -> str:
         if one.parameter == TAU:
-            return plan.acceptance["DFlash"]
+            return plan.acceptance[plan.pair.drafter]
         is_stored = one.value == getattr(stored.parameters, one.parameter)
         return stored.origin[one.parameter] if is_stored else "given"
 
@@ -204,6 +206,7 @@ def plan_headline(plan: Projection) -> str:
 
 def sections(plan: Projection, stored: StoredCalibration) -> list[tuple[str, Table]]:
     """Every table with its heading, in order."""
+    own = plan.pair.drafter
     first = [(f"projected fronts, {UNIT}", whole_front_table(plan))]
     if plan.interactivity is not None:
         first = [
@@ -213,8 +216,8 @@ def sections(plan: Projection, stored: StoredCalibration) -> list[tuple[str, Tab
     found = [
         *first,
         (f"best block by users of a replica, {plan.layout.label}", block_table(plan)),
-        ("memory of one GPU with DFlash, and users that all GPUs hold", memory_table(plan)),
-        ("how DFlash's answer depends on parameters", sensitivity_table(plan, stored)),
+        (f"memory of one GPU with {own}, and users that all GPUs hold", memory_table(plan)),
+        (f"how {own}'s answer depends on parameters", sensitivity_table(plan, stored)),
         (f"the model on published measurements ({stored.fitted_by})", accuracy_table(stored)),
     ]
     return [(heading, table) for heading, table in found if table is not None]
@@ -239,9 +242,10 @@ def describe(plan: Projection) -> list[str]:
         lines.append(
             f"{kind}: τ {decoding.tau(most):.2f} with {decoding.verified(most)} rows ({source})"
         )
-    draft = plan.decodings["DFlash"].draft
+    own = plan.pair.drafter
+    draft = plan.decodings[own].draft
     if draft is not None:
-        users = max(plan.memory(layout, "DFlash").users for layout in site.layouts)
+        users = max(plan.memory(layout, own).users for layout in site.layouts)
         dense = dense_draft_context_bytes(draft, users, work.context)
         lines.append(
             "caches are taken to be paged; a draft context that is allocated densely for "
