@@ -173,7 +173,7 @@ class _Loop:
     async def run_open(self, rate: float) -> None:
         """Sends at exponential intervals of mean 1/rate; equal seeds give equal intervals."""
         intervals = random.Random(f"arrivals {self.seed}")
-        due_at = self.began_at
+        due_at = time.perf_counter()
         async with _Together() as group:
             for trace in self._traces():
                 trace.due_at = due_at
