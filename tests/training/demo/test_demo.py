@@ -191,6 +191,7 @@ def test_every_parameter_is_trained_by_its_kind() -> None:
     assert scales == [1.0, TOY_GPT_OSS.embedding_rate, TOY_GPT_OSS.expert_rate]
 
 
+@pytest.mark.exhaustive
 def test_gpt_oss_end_to_end(tmp_path: Path) -> None:
     pytest.importorskip("modelopt")
     from dflash_trt.training.demo.make import make_demo_pair
