@@ -1,7 +1,8 @@
-"""Which combinations of parameters run every day: a covering array of each test's cases.
+"""Which combinations of parameters run every day, and which at all: covering arrays of cases.
 
 With `@pytest.mark.covering(2)`, every value of a parameter meets every value of each other one in
-some daily case; with `covering(1)` every value is seen. All other cases are marked `exhaustive`.
+some daily case; with `covering(1)` every value is seen. One more meets in the exhaustive cases. All
+that are left over are marked `full` beside: hours for combinations that nothing points to.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ def exhaustive(*values: object) -> object:
 
 
 def mark_exhaustive(items: Sequence[pytest.Item]) -> None:
-    """Marks the cases of tests marked `covering` that a daily run leaves out."""
+    """Marks the cases of tests marked `covering` that a daily or an exhaustive run leaves out."""
     tests: dict[str, list[pytest.Function]] = {}
     for item in items:
         if isinstance(item, pytest.Function) and item.get_closest_marker("covering"):
@@ -26,12 +27,20 @@ def mark_exhaustive(items: Sequence[pytest.Item]) -> None:
     for cases in tests.values():
         marker = cases[0].get_closest_marker("covering")
         assert marker is not None
+        (strength,) = marker.args
         left = [case for case in cases if not case.get_closest_marker("exhaustive")]
-        meetings = [_meetings(case, *marker.args) for case in left]
-        chosen = cover(meetings)
-        for number, case in enumerate(left):
-            if number not in chosen:
+        daily = _cover(left, strength)
+        often = daily | _cover(cases, strength + 1)
+        for case in cases:
+            if case not in daily:
                 case.add_marker(pytest.mark.exhaustive)
+            if case not in often:
+                case.add_marker(pytest.mark.full)
+
+
+def _cover(cases: Sequence[pytest.Function], strength: int) -> set[pytest.Function]:
+    chosen = cover([_meetings(case, strength) for case in cases])
+    return {cases[number] for number in chosen}
 
 
 def cover(sets: Sequence[frozenset[object]]) -> set[int]:

@@ -156,7 +156,7 @@ FILES = st.one_of(
 
 
 @settings(
-    max_examples=600, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 @given(stored=FILES)
 def test_no_bytes_break_out(tmp_path: Path, stored: bytes) -> None:

@@ -1,4 +1,4 @@
-"""A seeded tenth of the hostile inputs every day, all of them of another seed in the long run."""
+"""A seeded sample of the hostile inputs every day, half of them of another seed in the long run."""
 
 from __future__ import annotations
 
@@ -26,13 +26,14 @@ def _run(*options: str) -> int:
     return int(found[1].replace(",", ""))
 
 
-def test_a_tenth_of_the_hostile_inputs() -> None:
-    assert _run("--seed", str(SEED), "--share", "0.1", "--jobs", "1") > LEAST / 10
+def test_some_hostile_inputs_of_each_kind() -> None:
+    assert _run("--seed", str(SEED), "--share", "0.03", "--jobs", "1") > LEAST * 0.03
 
 
 @pytest.mark.exhaustive
-def test_all_hostile_inputs() -> None:
-    assert _run("--seed", str(SEED + 1), "--jobs", "2") > LEAST
+def test_half_of_the_hostile_inputs() -> None:
+    """Of another seed; `python -m tests.hostile` runs all."""
+    assert _run("--seed", str(SEED + 1), "--share", "0.5", "--jobs", "2") > LEAST / 2
 
 
 def test_an_input_is_found_again() -> None:

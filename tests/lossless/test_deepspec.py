@@ -51,6 +51,7 @@ def build(folder: Path, form: str) -> TinyPair:
     return bundle_pair(folder, options, max_batch=SLOTS, max_seq_len=192)
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("sampling", [SamplingParams(), SAMPLED], ids=["greedy", "drawn"])
 def test_a_chain_keeps_every_bit(form: str, sampling: SamplingParams, checkpoints: Path) -> None:

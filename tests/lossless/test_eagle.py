@@ -83,6 +83,7 @@ def build(folder: Path, form: str) -> Executor:
     return open_executor(pair.bundle, threads=1)
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("form", SEVERAL)
 @pytest.mark.parametrize("sampling", [SamplingParams(), SAMPLED], ids=["greedy", "drawn"])
 def test_a_chain_keeps_every_bit(form: str, sampling: SamplingParams, checkpoints: Path) -> None:

@@ -13,6 +13,7 @@ from dflash_trt import SamplingParams
 from dflash_trt.runtime import RequestResult, total
 from dflash_trt.speculation.drafters import DrafterKind
 from dflash_trt.text.grammar import Follower, Grammar
+from tests.covering import exhaustive
 
 SCHEMA = {
     "type": "object",
@@ -34,7 +35,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("temperature", [0.0, 1.0], ids=["greedy", "drawn"])
+@pytest.mark.parametrize("temperature", [exhaustive(0.0), 1.0], ids=["greedy", "drawn"])
 def test_outputs_follow_and_drafts_change_nothing(folder: Path, temperature: float) -> None:
     sampling = SamplingParams(temperature=temperature, seed=3)
     with dflash_trt.load(folder, block_schedule="none") as pair:

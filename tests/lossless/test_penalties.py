@@ -22,6 +22,7 @@ PENALTIES = {
 }
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("name", PENALTIES)
 @pytest.mark.parametrize("temperature", [0.0, 0.8], ids=["greedy", "drawn"])
 def test_speculation_and_neighbours_change_nothing(

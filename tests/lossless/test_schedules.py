@@ -89,7 +89,7 @@ def test_random_schedules_keep_every_bit(
     expected = run_baseline(executor, requests)  # type: ignore[arg-type]
     executor.kinds.clear()
     refilled = compared = 0
-    for seed in range(12):
+    for seed in range(6):
         rng = random.Random(seed)
         options = GeneratorOptions(
             record_logits=True, prefill_chunk=rng.choice([5, 17, 64]), schedule=random_schedule(rng)
@@ -99,7 +99,7 @@ def test_random_schedules_keep_every_bit(
         compared += count_tokens(results)
         refilled += count_refills(executor.kinds)
         executor.kinds.clear()
-    assert compared > 60 * OUTPUT and refilled >= 5
+    assert compared > 30 * OUTPUT and refilled >= 2
 
 
 def test_drafts_that_come_and_go_keep_every_bit(

@@ -30,6 +30,7 @@ from dflash_plugins.testing.numeric import Array, assert_close, assert_same_bits
 
 from dflash_trt.errors import DflashError
 from dflash_trt.kernels.attention import MAX_SPLITS, RUN, needs_split
+from tests.covering import exhaustive
 from tests.plugins.conftest import attention_shape as shaped
 from tests.plugins.conftest import check_attention
 
@@ -134,7 +135,7 @@ def test_a_share_without_positions_is_not_written(interpreter: Interpreter) -> N
     assert_same_bits(np.isnan(log_sums).all(axis=(1, 3)), ~written)
 
 
-@pytest.mark.parametrize("page_size", [None, 16])
+@pytest.mark.parametrize("page_size", [exhaustive(None), 16])
 def test_neighbours_and_slots_change_no_bit(
     interpreter: Interpreter, page_size: int | None
 ) -> None:
@@ -223,6 +224,7 @@ def test_reads_follow_the_positions_held_and_are_shared_evenly(
     assert reads.sum(axis=1).max() <= RUN // tile + -(-dealt // 32)
 
 
+@pytest.mark.exhaustive
 def test_the_check_on_a_gpu_asks_for_what_the_kernels_do(interpreter: Interpreter) -> None:
     """With products of float16; and it sees a kernel that is wrong."""
     cases = {case.name: case for case in accuracy_cases()}

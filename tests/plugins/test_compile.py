@@ -59,15 +59,18 @@ ENTRY = """\
 
 def compilations() -> Iterator[object]:
     """Daily: a case of each operation for sm_120a, whose shared memory is the least, and a case of
-    each kernel for every architecture.
+    each kernel for every architecture. Full: all but a case of each operation for the others.
     """
     for arch in kernel_arches():
         seen = set()
         for case in CASES:
-            name = case.operation.name
-            kind = name if arch == "sm_120a" else case.operation.kernel
-            marks = pytest.mark.exhaustive if kind in seen else ()
-            seen.add(kind)
+            name, kernel = case.operation.name, case.operation.kernel
+            is_least = arch == "sm_120a"
+            kind = name if is_least else kernel
+            marks = [pytest.mark.exhaustive] if kind in seen else []
+            if not is_least and name in seen:
+                marks.append(pytest.mark.full)
+            seen |= {name, kernel, kind}
             yield pytest.param(case, arch, marks=marks, id=f"{name} {case.name}-{arch}")
 
 

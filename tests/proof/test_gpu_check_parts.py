@@ -41,6 +41,7 @@ from dflash_trt.proof.gpu_check.random_pairs import PAIRS, RandomPair
 from dflash_trt.proof.gpu_check.runner import run_here
 from dflash_trt.proof.gpu_check.setting import Setting
 from tests.cli.bigram import write_bigram_pair
+from tests.covering import exhaustive
 from tests.plugins.test_check import HostTorch
 from tests.standins.cuda import FakeCuda
 from tests.standins.driver import FakeDriver
@@ -254,12 +255,14 @@ def _refuse_capture(device: Any) -> int:
     [
         (_elsewhere, {cache_probes.IN_PLACE}, LINEAR),
         (_forward(_astray), {cache_probes.NEIGHBOURS}, LINEAR),
-        (_forward(_idle_astray), {cache_probes.NEIGHBOURS}, LINEAR),
-        (_forward(_past_the_end), {cache_probes.DIRTY_PAGES}, PAGED),
-        (_leak, {shape_probes.DRIFT}, LINEAR),
+        exhaustive(_forward(_idle_astray), {cache_probes.NEIGHBOURS}, LINEAR),
+        exhaustive(_forward(_past_the_end), {cache_probes.DIRTY_PAGES}, PAGED),
+        exhaustive(_leak, {shape_probes.DRIFT}, LINEAR),
         (_forward(_beside_others), {shape_probes.CHANGING, executor_probes.OWN_LENGTH}, LINEAR),
         (_speculate(_other_drafts), {shape_probes.DRAFTS}, LINEAR),
-        (_speculate(_other_choices), {"tokens of DFlash block 4, batch 1 are the CPU's"}, LINEAR),
+        exhaustive(
+            _speculate(_other_choices), {"tokens of DFlash block 4, batch 1 are the CPU's"}, LINEAR
+        ),
         (
             lambda gpu, patch: patch.setattr(Device, "end_capture", _refuse_capture),
             {executor_probes.REPLAY},

@@ -105,7 +105,7 @@ def test_taps_are_hidden_states_before_the_final_norm(tmp_path: Path) -> None:
     assert_bitwise_equal(target.model.norm(taps[3]), states[4], "normed tap 3")
 
 
-@pytest.mark.parametrize("block_size", [exhaustive(2), exhaustive(3), 5, 8])
+@pytest.mark.parametrize("block_size", [exhaustive(2), exhaustive(3), exhaustive(5), 8])
 def test_dflash_emits_the_greedy_tokens(pair: tuple[Any, ReferenceDraft], block_size: int) -> None:
     target, draft = pair
     runs = set[int]()
@@ -236,7 +236,7 @@ def check_module(module: Any, draft: ReferenceDraft, target: Any, window: int | 
     assert max_relative_error(output.final_hidden, expected) < stack_error(3)
 
 
-@pytest.mark.parametrize("window", [None, 9])
+@pytest.mark.parametrize("window", [exhaustive(None), 9])
 def test_block_equals_modelopts_module(tmp_path: Path, window: int | None) -> None:
     """ModelOpt's DFlashModule with our weights."""
     modeling = pytest.importorskip("modelopt.torch.speculative.plugins.modeling_dflash")

@@ -65,7 +65,7 @@ actions = st.lists(
     draws=st.booleans(),
     window=st.sampled_from([1, 3, 64]),
 )
-@settings(max_examples=350, deadline=None)
+@settings(max_examples=150, deadline=None)
 def test_every_output_is_the_plain_one(
     paged: bool,
     actions: list[Request | str | int],

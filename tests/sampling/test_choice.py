@@ -77,7 +77,7 @@ def test_noise_is_bounded() -> None:
 @pytest.mark.parametrize(
     "filters",
     [
-        {"temperature": 0.6},
+        exhaustive({"temperature": 0.6}),
         exhaustive({"temperature": 1.0}),
         exhaustive({"temperature": 1.5, "top_k": 5}),
         exhaustive({"temperature": 1.0, "top_p": 0.8}),

@@ -18,7 +18,6 @@ from dflash_trt.serving.server.launcher import TritonServer
 from dflash_trt.serving.server.liveness import LivenessWatch, is_model_running
 from dflash_trt.serving.server.processes import STOPPED_S, ProcessWatch, has_dead_child
 from dflash_trt.serving.server.tritonserver import TritonServerBinary
-from tests.covering import exhaustive
 from tests.serving.client import (
     CLASSIC,
     ENDLESS,
@@ -44,7 +43,8 @@ def _stub(server: TritonServer, model: str) -> int:
     return next(int(line.split()[0]) for line in children if f"/{model}/" in line)
 
 
-@pytest.mark.parametrize("model", [LLM, exhaustive(CLASSIC)])
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("model", [LLM, CLASSIC])
 def test_after_a_killed_model_a_restart_serves(
     tritonserver: TritonServerBinary,
     long_repository: Path,

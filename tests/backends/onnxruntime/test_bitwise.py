@@ -161,7 +161,7 @@ def executor(
     opened.close()
 
 
-@pytest.mark.covering(2)
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("graph", GRAPHS)
 @pytest.mark.parametrize(
     "sizes",
@@ -311,7 +311,7 @@ def test_drafts_do_not_depend_on_batch_slot_or_cache_length(
     np.testing.assert_array_equal(drafts[3], expected[0])
 
 
-@pytest.mark.covering(2)
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("batch", [1, 4, 8])
 def test_speculative_logits_and_tokens_equal_the_baselines(
     executor: OnnxRuntimeExecutor, built: TinyPair, batch: int
@@ -337,7 +337,8 @@ def test_speculative_logits_and_tokens_equal_the_baselines(
         assert max(runs[0][0].accepted) >= 3
 
 
-@pytest.mark.parametrize("threads", [exhaustive(1), 2, exhaustive(5)])
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("threads", [1, 2, 5])
 def test_matrices_large_enough_to_be_split_over_threads_keep_the_bits(
     make_pair: PairFactory, threads: int
 ) -> None:

@@ -128,7 +128,8 @@ def test_a_product_that_is_not_quantised_is_refused(
         build_engines(pair, Precision.BFLOAT16)
 
 
-@pytest.mark.parametrize("algorithm", [exhaustive(None), exhaustive("FP8"), "NVFP4"])
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("algorithm", [None, "FP8", "NVFP4"])
 def test_engines_weigh_what_their_stored_weights_do(
     tmp_path: Path, build_engines: BuildEngines, algorithm: Algorithm | None
 ) -> None:
