@@ -42,13 +42,13 @@ def test_outputs_follow_and_drafts_change_nothing(folder: Path, temperature: flo
         schema = pair.grammars.compile(Grammar("json_schema", json.dumps(SCHEMA)))
         digits = pair.grammars.compile(Grammar("regex", "#[0-9]{4}( to #[0-9]{4})?"))
         asked = [
-            pair.request(prompt, sampling, max_tokens=400, grammar=grammar)
+            pair.request(prompt, sampling, max_tokens=160, grammar=grammar)
             for prompt in PROMPTS
             for grammar in (schema, digits, None)
         ]
         together = pair.run(asked)
         plain = [pair.run([replace(one, speculate=False)])[0] for one in asked]
-        free = pair.generate(PROMPTS, sampling, max_tokens=400)
+        free = pair.generate(PROMPTS, sampling, max_tokens=160)
     assert [one.token_ids for one in together] == [one.token_ids for one in plain]
     assert [one.token_ids for one in together[2::3]] == [one.token_ids for one in free]
     for one in together[0::3]:

@@ -58,19 +58,21 @@ ENTRY = """\
 
 
 def compilations() -> Iterator[object]:
-    """Daily: a case of each operation for sm_120a, whose shared memory is the least, and a case of
-    each kernel for every architecture. Full: all but a case of each operation for the others.
+    """Daily: a case of each operation for sm_120a, whose shared memory is the least, and of one
+    kernel for every architecture. Full: all but a case of each operation for the others.
     """
     for arch in kernel_arches():
-        seen = set()
+        is_least = arch == "sm_120a"
+        seen = set[str]()
         for case in CASES:
-            name, kernel = case.operation.name, case.operation.kernel
-            is_least = arch == "sm_120a"
-            kind = name if is_least else kernel
-            marks = [pytest.mark.exhaustive] if kind in seen else []
-            if not is_least and name in seen:
+            name = case.operation.name
+            is_first = name not in seen
+            marks = []
+            if not is_first or not (is_least or name == "block_attention"):
+                marks.append(pytest.mark.exhaustive)
+            if not is_first and not is_least:
                 marks.append(pytest.mark.full)
-            seen |= {name, kernel, kind}
+            seen.add(name)
             yield pytest.param(case, arch, marks=marks, id=f"{name} {case.name}-{arch}")
 
 

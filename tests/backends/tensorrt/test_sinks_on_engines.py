@@ -11,7 +11,6 @@ from dflash_trt.graph.form import Precision
 from dflash_trt.runtime import Generator, GeneratorOptions, Request
 from tests.backends.tensorrt.build.conftest import build
 from tests.backends.tensorrt.machine import run_alone
-from tests.covering import exhaustive
 from tests.pairs import PairFactory
 from tests.standins.cuda import FakeCuda
 from tests.standins.engines import stand_in
@@ -20,7 +19,8 @@ from tests.standins.stub_builder import StubBuilder
 PROMPTS = ([3, 1, 4, 1, 5], [2, 7, 1, 8, 2, 8], [31] * 40, [40], list(range(2, 60)))
 
 
-@pytest.mark.parametrize("speculation", [True, exhaustive(False)])
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("speculation", [True, False])
 def test_generations_are_the_cpus(
     make_pair: PairFactory,
     monkeypatch: pytest.MonkeyPatch,
