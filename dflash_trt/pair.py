@@ -95,7 +95,7 @@ class LoadedPair:
             would decide is fixed; without one, no drafts while they cost more than they bring),
             "none", or a file.
         drafter: who fills the blocks: "dflash", the bundle's draft, or "prompt-lookup", what
-            followed the same tokens before; "auto" then stands for no schedule of the bundle's.
+            followed the same tokens before.
         graphs: to open from the start beside those that decoding needs, so that no measurement
             waits for one.
 
@@ -117,14 +117,12 @@ class LoadedPair:
         check_value("threads", threads, Threads | Literal["auto"])
         check_runnable(bundle)
         check_value("drafter", drafter, DrafterKind)
-        check_drafter(bundle, drafter, str(block_schedule))
+        check_drafter(bundle, drafter)
         is_fixed = block_size is not None or not speculation
         if is_fixed and block_schedule == AUTO:
             block_schedule = NONE
         self.bundle = bundle
-        # The bundle's own schedule was measured with its own draft.
-        is_own = drafter == DFLASH or block_schedule != AUTO
-        self.schedule = choose_schedule(bundle, str(block_schedule) if is_own else NONE)
+        self.schedule = choose_schedule(bundle, str(block_schedule), drafter)
         self.threads = choose_threads(threads, bundle.manifest.target.parameters)
         self._options = GeneratorOptions(
             speculation=speculation,

@@ -14,6 +14,7 @@ from dflash_trt.cli.options import (
     FILE,
     TaskOptions,
     bundle_argument,
+    drafter_option,
     json_option,
     name_threads,
     parse_counts,
@@ -32,12 +33,13 @@ from dflash_trt.hardware.cores import ThreadChoice
 from dflash_trt.pair import LoadedPair
 from dflash_trt.runtime import Request, SamplingParams
 from dflash_trt.runtime.pacing import GAPS
+from dflash_trt.speculation.drafters import DFLASH, DrafterKind
 from dflash_trt.speculation.prediction import StepPrediction
 from dflash_trt.speculation.schedule import (
     NO_SPECULATION,
-    SCHEDULE_NAME,
     BlockSchedule,
     Measurements,
+    schedule_name,
 )
 from dflash_trt.tuning.blocks import (
     TuningOptions,
@@ -60,6 +62,7 @@ FALLBACKS: dict[str, TargetGraph | None] = {
 @task_options
 @click.option("--max-tokens", type=click.IntRange(2), default=128)
 @sampling_options
+@drafter_option
 @click.option(
     "--block-size", "blocks", help="Blocks to try, as 2,4,8.  [default: all up to 8, then fewer]"
 )
@@ -90,6 +93,7 @@ def command(
     prompts: TaskOptions,
     max_tokens: int,
     sampling: SamplingParams,
+    drafter: DrafterKind,
     blocks: str | None,
     batches: str | None,
     rounds: int,
@@ -105,18 +109,19 @@ def command(
     Times steps of every batch and block, and of decoding without drafts; measures acceptance on
     the prompts (by default those that came with the pair) at every block; with several sets it
     shows that of each, and decides by all of them together. `generate`, `serve` and
-    `package` follow the schedule from then on; `--block-schedule none` turns that off. No output
-    changes, only speed.
+    `package` follow the schedule from then on; `--block-schedule none` turns that off. Each
+    drafter has a schedule of its own. No output changes, only speed.
     """
     if dry_run and output is not None:
         raise DflashError("writes nothing; drop it or -o", where="--dry-run", usage=True)
     opened = open_bundle(bundle)
     if remove:
-        _remove(opened, context)
+        _remove(opened, drafter, context)
         return
-    fed = _feeding(fallback, opened)
+    fed = _feeding(fallback, opened, drafter)
     bound_memory(opened)
-    pair = LoadedPair(opened, threads=threads, block_schedule=NONE, graphs=GRAPH_NAMES)
+    graphs = GRAPH_NAMES if drafter == DFLASH else ()
+    pair = LoadedPair(opened, threads=threads, block_schedule=NONE, drafter=drafter, graphs=graphs)
     manifest, limits = opened.manifest, opened.manifest.limits
     longest, most = limits.block_size, limits.max_batch
     sizes = parse_counts(blocks, "--block-size", 2, longest, candidate_blocks(longest))
@@ -127,6 +132,7 @@ def command(
         threads=pair.threads,
         prefill_chunk=limits.prefill_chunk,
         eos_token_ids=tuple(manifest.target.eos_token_ids),
+        drafter=drafter,
     )
     tasks = prompts.encode(pair.tokenizer, opened.prompts)
     requests = [
@@ -142,8 +148,9 @@ def command(
         executor=manifest.executor,
         bundle=fingerprint(manifest),
         fallback=fed,
+        drafter=drafter,
     )
-    written = None if dry_run else output or bundle / SCHEDULE_NAME
+    written = None if dry_run else output or bundle / schedule_name(drafter)
     if output is not None:
         try:
             replace_file(output, encode_schedule(schedule))
@@ -159,9 +166,14 @@ def command(
     click.echo("nothing written (--dry-run)" if written is None else f"written to {written}")
 
 
-def _feeding(asked: str, bundle: Bundle) -> TargetGraph | None:
+def _feeding(asked: str, bundle: Bundle, drafter: DrafterKind) -> TargetGraph | None:
     """The graph without drafts that is `asked` for; of a hybrid the one that feeds the drafter."""
     fallback = FALLBACKS[asked]
+    if drafter != DFLASH:
+        if fallback == "target":
+            what = f"{drafter} has no context that target would keep fed"
+            raise DflashError(what, where="--fallback", fix="leave it out", usage=True)
+        return fallback
     if bundle.manifest.target.recurrent is None:
         return fallback
     if fallback == "target_only":
@@ -169,15 +181,16 @@ def _feeding(asked: str, bundle: Bundle) -> TargetGraph | None:
     return "target"
 
 
-def _remove(bundle: Bundle, context: click.Context) -> None:
+def _remove(bundle: Bundle, drafter: DrafterKind, context: click.Context) -> None:
     """Raises DflashError: another option was given, or the bundle has no schedule (usage)."""
-    others = {str(one.name) for one in context.command.params} - {"bundle", "remove"}
+    others = {str(one.name) for one in context.command.params} - {"bundle", "drafter", "remove"}
     refuse_given(context, others, "does not go with --remove, which measures nothing")
-    path = bundle.folder / SCHEDULE_NAME
-    named = any(file.path == SCHEDULE_NAME for file in bundle.manifest.files)
+    name = schedule_name(drafter)
+    path = bundle.folder / name
+    named = any(file.path == name for file in bundle.manifest.files)
     if not named and not path.exists():
         raise DflashError("has no schedule to remove", where=bundle.folder, usage=True)
-    detach_file(bundle, SCHEDULE_NAME)
+    detach_file(bundle, name)
     click.echo(f"removed {path}")
 
 
@@ -215,6 +228,8 @@ def _describe(schedule: BlockSchedule, threads: str) -> list[str]:
     measured = schedule.measured
     assert measured is not None
     lengths = _by_block(measured, measured.acceptance_lengths)
+    fed = "      fed" if schedule.drafter == DFLASH else ""
+    note = "; fed: without drafts, but keeping the drafter's context"
     lines = [
         f"acceptance length by block ({measured.prompts} prompts): {lengths}",
         *(
@@ -222,16 +237,17 @@ def _describe(schedule: BlockSchedule, threads: str) -> list[str]:
             for one in measured.sets or ()
         ),
         f"predicted decode tokens/s with {measured.positions} positions held{threads}, * the "
-        "choice; fed: without drafts, but keeping the drafter's context",
-        "  batch  target_only      fed"
+        f"choice{fed and note}",
+        f"  batch  target_only{fed}"
         + "".join(f"{f'block {block}':>10}" for block in measured.block_sizes),
     ]
     for row in predict(schedule):
         none = row["block_size"] == NO_SPECULATION
         cells = [
             _cell(row["target_only"], 13, chosen=none and schedule.fallback == "target_only"),
-            _cell(row["target"], 9, chosen=none and schedule.fallback == "target"),
         ]
+        if fed:
+            cells.append(_cell(row["target"], 9, chosen=none and schedule.fallback == "target"))
         cells += [
             _cell(rate, 10, chosen=block == str(row["block_size"]))
             for block, rate in row["blocks"].items()
@@ -243,6 +259,8 @@ def _describe(schedule: BlockSchedule, threads: str) -> list[str]:
             f"above; alone: {_by_block(measured, measured.looping.acceptance_lengths)}"
         )
     lines.append(f"schedule: {schedule.describe()}")
+    if schedule.drafter != DFLASH:
+        return lines
     drafts = schedule.draft_len_schedule()
     lines.append(
         f"TensorRT-LLM: draft_len_schedule: {{{', '.join(f'{k}: {v}' for k, v in drafts.items())}}}"

@@ -279,7 +279,7 @@ class Generator:
                 tokens = accept_block(draft, make_chooser(state, known))
                 emitted = self._take(state, tokens, known)
             trials, accepted = state.recorder.record_step(1 + len(draft), len(tokens), emitted)
-            if trials:
+            if rows > 1:
                 self._pacer.count(rows, trials, accepted)
             self._emit(state, emitted, min(len(tokens) - 1, emitted))
 

@@ -150,7 +150,8 @@ class LivePacer(FixedPacer):
 
     def count(self, rows: int, trials: int, accepted: int) -> None:
         """Takes one request's part of the step, in which `accepted` drafts were good."""
-        self._accepted = (self._accepted or 0) + accepted
+        if trials:
+            self._accepted = (self._accepted or 0) + accepted
 
     def end_step(self) -> None:
         """Takes the time of the step that has begun; not called for one that failed."""

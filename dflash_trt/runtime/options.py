@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from dflash_trt.backends.base import TargetGraph
 from dflash_trt.core.limits import PREFILL_CHUNK
 from dflash_trt.errors import DflashError
-from dflash_trt.speculation.drafters import DFLASH, DrafterKind
+from dflash_trt.speculation.drafters import DFLASH, DRAFTERS, DrafterKind, target_graph
 from dflash_trt.speculation.schedule import BlockSchedule
 
 
@@ -31,7 +31,7 @@ class GeneratorOptions:
 
     Raises:
         DflashError: `prefill_chunk` is below 1, or a schedule, or `live`, beside what it would
-            decide, or a schedule for another drafter than DFlash (usage).
+            decide, or a schedule of another drafter (usage).
     """
 
     speculation: bool = True
@@ -57,10 +57,11 @@ class GeneratorOptions:
                 raise DflashError(what, where=where, usage=True)
         if self.live and self.schedule is not None:
             raise DflashError("does not go with a schedule", where="live", usage=True)
-        if self.drafter != DFLASH and self.schedule is not None:
-            raise DflashError("is for DFlash drafts", where="schedule", usage=True)
+        if self.schedule is not None and self.schedule.drafter != self.drafter:
+            what = f"is for {DRAFTERS[self.schedule.drafter]} drafts"
+            raise DflashError(what, where="schedule", usage=True)
 
     @property
     def graph(self) -> TargetGraph:
         """The target that prefills and decodes; only a draft graph needs the one that injects."""
-        return "target" if self.speculation and self.drafter == DFLASH else "target_only"
+        return target_graph(self.drafter) if self.speculation else "target_only"

@@ -15,6 +15,7 @@ from dflash_trt.backends.base import ExecutorLimits, TargetCall, TargetGraph
 from dflash_trt.errors import DflashError
 from dflash_trt.runtime.request import RequestState
 from dflash_trt.runtime.scores import sampling_input
+from dflash_trt.speculation.drafters import target_graph
 from dflash_trt.speculation.prediction import StepPrediction
 from dflash_trt.speculation.schedule import NO_SPECULATION, BlockSchedule
 
@@ -44,7 +45,8 @@ class Pacer:
                 where="block schedule",
                 usage=True,
             )
-        if limits.has_state and schedule.fallback == "target_only":
+        self._fed = target_graph(schedule.drafter)
+        if limits.has_state and schedule.fallback != self._fed:
             raise DflashError(GAPS, where="block schedule", fix="run tune again", usage=True)
         self.fallback: TargetGraph = schedule.fallback
         self._schedule = schedule
@@ -88,8 +90,11 @@ class Pacer:
         return block
 
     def count(self, rows: int, trials: int, accepted: int) -> None:
-        """Takes one request's step: `trials` drafts were reached, `accepted` of them good."""
-        self._seen[rows, trials, accepted] += 1
+        """Takes one request's step: `trials` drafts were reached, `accepted` of them good.
+
+        None at all, where nothing was found, is as bad as a first one that was wrong.
+        """
+        self._seen[rows, max(trials, 1), accepted] += 1
 
     def end_step(self) -> None:
         """Nothing: it looks back when a step begins."""
@@ -97,7 +102,7 @@ class Pacer:
     def prefill_graph(self, state: RequestState, batch: int) -> TargetGraph:
         """The graph for `state`'s next prompt chunk when `batch` sequences will decode."""
         drafts = state.rows > 1 and self.block_size(batch) != NO_SPECULATION
-        return "target" if drafts and state.injected_until is None else self.fallback
+        return self._fed if drafts and state.injected_until is None else self.fallback
 
     def fill_gap(
         self,

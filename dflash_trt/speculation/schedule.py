@@ -17,6 +17,7 @@ from pydantic import Field, model_validator
 from dflash_trt.backends.base import TargetGraph
 from dflash_trt.core.limits import MAX_BLOCK, Count
 from dflash_trt.core.validation import StrictRecord, read_record
+from dflash_trt.speculation.drafters import DFLASH, DrafterKind, target_graph
 
 SCHEDULE_NAME = "block_schedule.json"
 SCHEMA_VERSION: Literal[1] = 1
@@ -38,7 +39,8 @@ class StepSeconds(StrictRecord):
     """Seconds of one decode step of `batch` sequences.
 
     `target_only` is the autoregressive baseline, `target` the injecting target with one row, and
-    `blocks` a draft and a verify pass of each block size measured.
+    `blocks` a draft and a verify pass of each block size measured. Without a draft graph `target`
+    is the baseline again, and `blocks` expect steps for which nothing was found, which are plain.
     """
 
     batch: Count
@@ -69,7 +71,8 @@ class Measurements(StrictRecord):
         steps: step times, by batch, ascending.
         prefill_seconds: seconds per prompt token through the injecting target, one sequence.
         prefill_only_seconds: the same through target_only.
-        acceptance: by block: P(draft j accepted | all before it accepted), j = 1 … block - 1.
+        acceptance: by block: P(draft j accepted | all before it accepted), j = 1 … block - 1. A
+            step for which nothing was found counts as one whose first draft was not accepted.
         acceptance_lengths: by block: tau, emitted tokens / steps.
         sets: the same by named set of prompts, where there are several.
         looping: the answers that repeat themselves (`runtime.loops`), which count like others.
@@ -110,7 +113,8 @@ class BlockSchedule(StrictRecord):
 
     `fallback` is the graph that decodes where the block is 1: "target" keeps the drafter's context
     complete, "target_only" is faster and leaves a gap that must be filled before drafting again.
-    `bundle` identifies the bundle it was measured on (see `tuning.bundle_schedule.fingerprint`).
+    `bundle` identifies the bundle it was measured on (see `tuning.bundle_schedule.fingerprint`),
+    `drafter` who filled the blocks.
     """
 
     schema_version: Literal[1] = SCHEMA_VERSION
@@ -118,13 +122,16 @@ class BlockSchedule(StrictRecord):
     executor: str
     fallback: TargetGraph = "target"
     bundle: str | None = None
+    drafter: DrafterKind = Field(default=DFLASH, exclude_if=lambda one: one == DFLASH)
     measured: Measurements | None = None
 
     @model_validator(mode="after")
     def _fit_together(self) -> BlockSchedule:
         if not _ascends([entry.max_batch for entry in self.blocks]):
             raise ValueError("blocks must be in ascending order of max_batch")
-        if self.fallback == "target_only" and self.measured is None:
+        if self.drafter != DFLASH and self.fallback != target_graph(self.drafter):
+            raise ValueError(f"fallback must be target_only: {self.drafter} has no context to feed")
+        if self.drafter == DFLASH and self.fallback == "target_only" and self.measured is None:
             raise ValueError(
                 "fallback target_only needs measured: filling gaps must be known to pay"
             )
@@ -185,6 +192,11 @@ class BlockSchedule(StrictRecord):
 
     def to_json(self) -> dict[str, Any]:
         return self.model_dump(mode="json", exclude_none=True)
+
+
+def schedule_name(drafter: DrafterKind) -> str:
+    """The file of a bundle that holds the schedule for `drafter`."""
+    return SCHEDULE_NAME if drafter == DFLASH else f"block_schedule.{drafter}.json"
 
 
 def merge_ranges(blocks: Sequence[int]) -> list[BlockRange]:

@@ -35,6 +35,7 @@ from dflash_trt.runtime.request import Request, RequestResult
 from dflash_trt.runtime.scores import needed_scores, sampling_input
 from dflash_trt.runtime.statistics import total
 from dflash_trt.sampling.params import SamplingParams
+from dflash_trt.speculation.drafters import DFLASH, DrafterKind, target_graph
 from dflash_trt.speculation.prediction import StepPrediction
 from dflash_trt.speculation.schedule import (
     NO_SPECULATION,
@@ -62,7 +63,8 @@ class TuningOptions:
     """What to measure.
 
     `block_sizes` (2 … the trained block) and `batches` (up to the executor's slots) ascend. Every
-    kind of step is timed `rounds` times; `threads` of the executor are only recorded.
+    kind of step is timed `rounds` times; `threads` of the executor are only recorded. `drafter`
+    fills the blocks.
     """
 
     block_sizes: tuple[int, ...]
@@ -71,6 +73,7 @@ class TuningOptions:
     threads: int = 1
     prefill_chunk: int = PREFILL_CHUNK
     eos_token_ids: tuple[int, ...] = ()
+    drafter: DrafterKind = DFLASH
 
 
 def measure(
@@ -92,12 +95,13 @@ def measure(
         raise DflashError("no prompt to measure with", usage=True)
     acceptance: list[list[float]] = []
     lengths: list[float] = []
+    found: list[float] = []
     by_block: list[list[RequestResult]] = []
     for block in options.block_sizes:
         progress.stage(f"acceptance at block {block}", len(requests), "steps")
         results = _decode(executor, requests, block, options, progress.advance)
         summary = total(result.statistics for result in results)
-        if summary.steps < LEAST_STEPS or summary.acceptance_length is None:
+        if summary.steps < LEAST_STEPS:
             raise DflashError(
                 f"{summary.steps} verify steps say too little about acceptance, {LEAST_STEPS} are "
                 "the least",
@@ -106,9 +110,12 @@ def measure(
                 "answered at once",
                 usage=True,
             )
-        rates = [rate or 0.0 for rate in summary.conditional_acceptance]
+        rates = [rate or 0.0 for rate in summary.conditional_acceptance] or [0.0]
+        if options.drafter != DFLASH:  # where nothing was found there was no first draft
+            found.append(sum(summary.position_trials[:1]) / summary.steps)
+            rates[0] *= found[-1]
         acceptance.append(rates + [0.0] * (block - 1 - len(rates)))
-        lengths.append(summary.acceptance_length)
+        lengths.append(summary.acceptance_length or 1.0)
         by_block.append(results)
     # The outputs are the same whatever the block: any run's do.
     texts = [
@@ -116,9 +123,11 @@ def measure(
         for request, result in zip(requests, results, strict=True)
     ]
     bench = _Bench(executor, requests[0].sampling, texts, options)
-    prefill = bench.fill("target_only"), bench.fill("target")
+    prefill = bench.fill("target_only"), bench.fill(target_graph(options.drafter))
     progress.stage("step times", options.rounds * len(options.batches), "steps")
     steps = bench.time_steps(progress.advance)
+    if options.drafter != DFLASH:
+        steps = [expect_plain_steps(step, found) for step in steps]
     executor.release_slots(0)
     sets = {name: [one == name for one in set_names] for name in dict.fromkeys(set_names)}
     loops = [is_looping(one.token_ids) for one in results]
@@ -145,13 +154,17 @@ def derive_schedule(
     executor: str,
     bundle: str | None = None,
     fallback: TargetGraph | None = None,
+    drafter: DrafterKind = DFLASH,
 ) -> BlockSchedule:
     """The schedule with most predicted tokens/s for every batch from 1 to `max_batch`.
 
     `fallback` None takes target_only, whose sessions or engines hold the target once more, unless
-    keeping the drafter fed costs at most FEEDING_LIMIT of a step.
+    keeping the drafter fed costs at most FEEDING_LIMIT of a step. A drafter without a graph has
+    nothing to be fed.
     """
-    if fallback is None:
+    if drafter != DFLASH:
+        fallback = target_graph(drafter)
+    elif fallback is None:
         cost = median(step.target / step.target_only for step in measured.steps)
         fallback = "target_only" if cost > 1 + FEEDING_LIMIT else "target"
     prediction = StepPrediction(measured, fallback, max(measured.block_sizes))
@@ -165,8 +178,22 @@ def derive_schedule(
         executor=executor,
         fallback=fallback,
         bundle=bundle,
+        drafter=drafter,
         measured=measured,
     )
+
+
+def expect_plain_steps(step: StepSeconds, found: Sequence[float]) -> StepSeconds:
+    """The mean times of blocks where each sequence finds drafts in so many of its steps, by block.
+
+    A step is plain where none of its sequences found any.
+    """
+    plain = [(1 - share) ** step.batch for share in found]
+    blocks = [
+        share * step.target_only + (1 - share) * seconds
+        for share, seconds in zip(plain, step.blocks, strict=True)
+    ]
+    return step.model_copy(update={"blocks": blocks})
 
 
 def candidate_blocks(trained: int) -> list[int]:
@@ -198,7 +225,9 @@ def _decode(
     options: TuningOptions,
     on_done: Callable[[int], None],
 ) -> list[RequestResult]:
-    settings = GeneratorOptions(block_size=block, prefill_chunk=options.prefill_chunk)
+    settings = GeneratorOptions(
+        block_size=block, prefill_chunk=options.prefill_chunk, drafter=options.drafter
+    )
     generator = Generator(executor, eos_token_ids=options.eos_token_ids, options=settings)
     fresh = [replace(request, block_size=None) for request in requests]
     return generator.generate(fresh, lambda index, event: on_done(event.result is not None))
@@ -270,22 +299,25 @@ class _Bench:
         """Steps of the first `batch` slots: without drafts in two ways, then with each block."""
         anchors = np.array([text[-1] for text in self._texts[:batch]], dtype=np.int64)
         starts = np.array([len(text) for text in self._texts[:batch]], dtype=np.int64)
-        return [
-            partial(self._plain, "target_only", anchors, starts),
-            partial(self._plain, "target", anchors, starts),
-            *(
-                partial(
-                    self._executor.speculate,
-                    StepCall(0, anchors, starts, block, self._scores, self._sampling(batch)),
-                )
-                for block in self._options.block_sizes
-            ),
+        fed = target_graph(self._options.drafter)
+        kinds: list[Callable[[], object]] = [
+            partial(self._rows, "target_only", anchors, starts, 1),
+            partial(self._rows, fed, anchors, starts, 1),
         ]
+        for block in self._options.block_sizes:
+            if self._options.drafter == DFLASH:
+                step = StepCall(0, anchors, starts, block, self._scores, self._sampling(batch))
+                kinds.append(partial(self._executor.speculate, step))
+            else:  # looking drafts up takes no time
+                kinds.append(partial(self._rows, fed, anchors, starts, block))
+        return kinds
 
-    def _plain(self, graph: TargetGraph, anchors: Int64Array, starts: Int64Array) -> None:
-        row = np.zeros((len(anchors), 1), dtype=np.int64)
-        ids, sampling = anchors[:, None], self._sampling(len(anchors))
-        self._executor.forward(TargetCall(graph, 0, ids, starts, row, self._scores, sampling))
+    def _rows(self, graph: TargetGraph, anchors: Int64Array, starts: Int64Array, rows: int) -> None:
+        """A pass over `rows` rows of each sequence, all of which are chosen from."""
+        ids = np.repeat(anchors[:, None], rows, axis=1)
+        chosen = np.tile(np.arange(rows), (len(anchors), 1))
+        sampling = self._sampling(len(anchors))
+        self._executor.forward(TargetCall(graph, 0, ids, starts, chosen, self._scores, sampling))
 
     def _sampling(self, batch: int) -> Int64Array | None:
         return None if self._packed is None else self._packed[:batch]

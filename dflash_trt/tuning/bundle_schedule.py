@@ -10,8 +10,8 @@ from dflash_trt.bundle.bundle import Bundle, attach_file
 from dflash_trt.bundle.manifest import Manifest
 from dflash_trt.errors import DflashError
 from dflash_trt.graph.bindings import GraphName
-from dflash_trt.speculation.drafters import DFLASH, DrafterKind
-from dflash_trt.speculation.schedule import SCHEDULE_NAME, BlockSchedule
+from dflash_trt.speculation.drafters import DFLASH, DRAFTERS, DrafterKind
+from dflash_trt.speculation.schedule import BlockSchedule, schedule_name
 
 AUTO, NONE = "auto", "none"
 
@@ -30,8 +30,11 @@ def fingerprint(manifest: Manifest) -> str:
     return digest.hexdigest()
 
 
-def choose_schedule(bundle: Bundle, choice: str) -> BlockSchedule | None:
-    """What `--block-schedule` asks for: "auto" the bundle's own if it has one, "none", or a file's.
+def choose_schedule(
+    bundle: Bundle, choice: str, drafter: DrafterKind = DFLASH
+) -> BlockSchedule | None:
+    """What `--block-schedule` asks for: "auto" the bundle's own for `drafter` if it has one,
+    "none", or a file's.
 
     Raises:
         DflashError: a file that is no schedule, or one that does not fit the bundle.
@@ -40,28 +43,26 @@ def choose_schedule(bundle: Bundle, choice: str) -> BlockSchedule | None:
         return None
     if choice != AUTO:
         path = Path(choice)
-    elif any(file.path == SCHEDULE_NAME for file in bundle.manifest.files):
-        path = bundle.folder / SCHEDULE_NAME
+    elif any(file.path == schedule_name(drafter) for file in bundle.manifest.files):
+        path = bundle.folder / schedule_name(drafter)
     else:
         return None
     schedule = BlockSchedule.read(path)
-    _check_fit(schedule, bundle, path)
+    _check_fit(schedule, bundle, path, drafter)
     return schedule
 
 
-def check_drafter(bundle: Bundle, drafter: DrafterKind, block_schedule: str) -> None:
+def check_drafter(bundle: Bundle, drafter: DrafterKind) -> None:
     """Raises DflashError (usage) where `bundle` cannot run so."""
     executor = bundle.manifest.executor
     if drafter != DFLASH and executor != "cpu":
         what = f"{drafter} runs with executor cpu, the bundle is for {executor}"
         raise DflashError(what, where="drafter", usage=True)
-    if drafter != DFLASH and block_schedule not in (AUTO, NONE):
-        raise DflashError(f"{drafter} follows no block schedule", where="drafter", usage=True)
 
 
 def write_schedule(bundle: Bundle, schedule: BlockSchedule) -> Bundle:
-    """Writes `schedule` into the bundle, in place of any other; see `attach_file`."""
-    return attach_file(bundle, SCHEDULE_NAME, encode_schedule(schedule))
+    """Writes `schedule` into the bundle, in place of its drafter's other; see `attach_file`."""
+    return attach_file(bundle, schedule_name(schedule.drafter), encode_schedule(schedule))
 
 
 def encode_schedule(schedule: BlockSchedule) -> bytes:
@@ -78,12 +79,14 @@ def needed_graphs(*, speculation: bool, schedule: BlockSchedule | None) -> tuple
     return ("target", "draft")
 
 
-def _check_fit(schedule: BlockSchedule, bundle: Bundle, path: Path) -> None:
+def _check_fit(schedule: BlockSchedule, bundle: Bundle, path: Path, drafter: DrafterKind) -> None:
     manifest = bundle.manifest
     limits = manifest.limits
     what = None
     if schedule.executor != manifest.executor:
         what = f"is for executor {schedule.executor}, the bundle for {manifest.executor}"
+    elif schedule.drafter != drafter:
+        what = f"is for {DRAFTERS[schedule.drafter]} drafts"
     elif schedule.bundle is not None and schedule.bundle != fingerprint(manifest):
         what = "was measured on another bundle"
     elif schedule.max_batch < limits.max_batch:

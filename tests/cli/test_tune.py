@@ -14,7 +14,8 @@ import pytest
 from dflash_trt.bundle import bundle as bundles
 from dflash_trt.bundle.bundle import attach_file, open_bundle, verify_bundle
 from dflash_trt.serving.server.repository import BUNDLE_FOLDER
-from dflash_trt.speculation.schedule import SCHEDULE_NAME, BlockSchedule
+from dflash_trt.speculation.drafters import PROMPT_LOOKUP
+from dflash_trt.speculation.schedule import SCHEDULE_NAME, BlockSchedule, schedule_name
 from tests.cli.conftest import Run
 from tests.runtime.schedules import invent_measurements
 
@@ -154,6 +155,32 @@ def test_generate_follows_it_unless_told_otherwise(run: Run, mine: Path) -> None
     assert drafted("--no-speculation") == (text, 0.0)
     other = _force(mine, 1, 1, 1, 1, fallback="target_only")
     assert drafted("--block-schedule", other) == (text, 0.0)
+
+
+def test_every_drafter_has_its_own(run: Run, mine: Path, quick: list[str], tmp_path: Path) -> None:
+    """Written beside the draft's, followed by `generate` and `package`, removed alone."""
+    lookup = ["--drafter", PROMPT_LOOKUP]
+    file = mine / schedule_name(PROMPT_LOOKUP)
+    before = (mine / SCHEDULE_NAME).read_bytes()
+    shown = run.well("tune", mine, *lookup, *quick).out
+    assert "fed" not in shown and "TensorRT-LLM" not in shown
+    assert shown.splitlines()[-1] == f"written to {file}"
+    known = json.loads(file.read_text())
+    assert (known["drafter"], known["fallback"]) == (PROMPT_LOOKUP, "target_only")
+    assert (mine / SCHEDULE_NAME).read_bytes() == before
+    known["blocks"] = [{"max_batch": 4, "block_size": 2}]
+    del known["measured"]
+    attach_file(open_bundle(mine), file.name, json.dumps(known).encode())
+    answer = run.well("generate", mine, *lookup, "--prompt", "a", "--max-tokens", 21, "--json").json
+    assert 0 < answer["drafted_tokens"] <= answer["steps"], "block 2 by the schedule"
+    own = ["--block-schedule", mine / SCHEDULE_NAME]
+    run("generate", mine, *lookup, "--prompt", "a", *own).fails(2, "is for DFlash drafts")
+    run("tune", mine, *lookup, *quick, "--fallback", "target").fails(2, "no context", "--fallback")
+    run.well("package", mine, *lookup, "-o", tmp_path / "served")
+    served = open_bundle(tmp_path / "served" / BUNDLE_FOLDER)
+    assert (served.folder / file.name).read_bytes() == file.read_bytes()
+    run.well("tune", mine, *lookup, "--remove")
+    assert not file.exists() and (mine / SCHEDULE_NAME).read_bytes() == before
 
 
 def test_another_number_of_threads_is_noted(run: Run, mine: Path, tmp_path: Path) -> None:

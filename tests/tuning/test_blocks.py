@@ -7,14 +7,17 @@ from typing import Any
 import pytest
 
 from dflash_trt.errors import DflashError
-from dflash_trt.runtime import Request
-from dflash_trt.speculation.schedule import Measurements
+from dflash_trt.runtime import Generator, GeneratorOptions, Request
+from dflash_trt.speculation.drafters import PROMPT_LOOKUP
+from dflash_trt.speculation.prediction import StepPrediction
+from dflash_trt.speculation.schedule import Measurements, StepSeconds
 from dflash_trt.tuning import blocks
 from dflash_trt.tuning.blocks import (
     TuningOptions,
     candidate_batches,
     candidate_blocks,
     derive_schedule,
+    expect_plain_steps,
     measure,
 )
 from tests.pairs import SilentProgress
@@ -46,6 +49,34 @@ def test_acceptance_is_that_of_every_block_and_steps_of_every_batch_are_timed(
         assert {("target_only", batch, 1), ("target", batch, 1)} <= timed
         assert {("speculate", batch, block) for block in BLOCKS} <= timed
     assert 3 + 10 < measured.positions < 3 + 40, "prompts and half of their outputs"
+
+
+def test_what_is_looked_up_is_measured_on_the_plain_target(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Steps that find nothing are among those that the expected tokens and seconds are of."""
+    monkeypatch.setattr(blocks, "STEPS_SECONDS", 0.0)
+    executor = FakeExecutor(max_batch=2, vocab_size=4)
+    options = TuningOptions(block_sizes=BLOCKS, batches=(1,), rounds=1, drafter=PROMPT_LOOKUP)
+    measured = measure(executor, requests(4, 50), options, SilentProgress())
+    assert {call.kind for call in executor.calls} == {"target_only", "move"}
+    expected = StepPrediction(measured, "target_only", 8)
+    assert [expected.tokens(block) for block in BLOCKS] == pytest.approx(
+        measured.acceptance_lengths, rel=0.03
+    )
+    schedule = derive_schedule(measured, 2, executor="fake", drafter=PROMPT_LOOKUP)
+    assert (schedule.drafter, schedule.fallback) == (PROMPT_LOOKUP, "target_only")
+    followed = GeneratorOptions(schedule=schedule, drafter=PROMPT_LOOKUP)
+    Generator(executor, options=followed).generate(requests(2, 20))
+    assert {call.kind for call in executor.calls} == {"target_only", "move"}
+    with pytest.raises(DflashError, match="is for prompt lookup drafts"):
+        GeneratorOptions(schedule=schedule)
+
+
+def test_a_step_is_plain_where_no_sequence_finds_drafts() -> None:
+    step = StepSeconds(batch=2, target_only=1.0, target=1.0, blocks=[2.0, 4.0, 3.0])
+    expected = expect_plain_steps(step, [0.5, 0.0, 1.0])
+    assert expected.blocks == [0.25 * 1.0 + 0.75 * 2.0, 1.0, 3.0]
 
 
 def test_the_end_of_the_context_is_not_passed(monkeypatch: pytest.MonkeyPatch) -> None:

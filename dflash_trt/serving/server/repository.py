@@ -79,9 +79,8 @@ def write_repository(
         raise DflashError("needs speculation", where="--block-schedule", usage=True)
     if not options.speculation and options.drafter != DFLASH:
         raise DflashError("needs speculation", where="--drafter", usage=True)
-    check_drafter(opened, options.drafter, options.block_schedule)
-    is_own = options.drafter == DFLASH
-    schedule = choose_schedule(opened, options.block_schedule) if is_own else None
+    check_drafter(opened, options.drafter)
+    schedule = choose_schedule(opened, options.block_schedule, options.drafter)
     template = data_folder("triton_repo")
     limits = opened.manifest.limits
     values = {
