@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,7 +11,9 @@ import pytest
 from dflash_trt.backends.tensorrt.build.builder import EngineOptions, check_buildable
 from dflash_trt.backends.tensorrt.library import find_arch
 from dflash_trt.bundle.bundle import Bundle, verify_bundle
-from dflash_trt.checkpoints.pair import Pair
+from dflash_trt.checkpoints.draft import read_draft
+from dflash_trt.checkpoints.pair import Pair, check_pair
+from dflash_trt.checkpoints.target import read_target
 from dflash_trt.errors import DflashError
 from dflash_trt.graph.form import GraphForm, Precision
 from tests.backends.tensorrt.build.conftest import BuildEngines, RecordedProgress
@@ -130,6 +133,36 @@ def test_progress_reaches_the_end(case: Any) -> None:
     assert [name.split()[0] for name, _, _ in steps] == ["target", "draft", "target_only"]
     for _, total, reached in steps:
         assert total // 2 < reached <= total
+
+
+@pytest.mark.exhaustive
+def test_a_markov_chain_builds_beside_native_attention(
+    make_pair: PairFactory, build_engines: BuildEngines, tmp_path: Path
+) -> None:
+    """DSpark: the draft's engine chooses slot by slot, each with what the one before it chose."""
+    import torch
+
+    from tests.reference.deepspec import write_deepspec
+
+    base = make_pair("qwen3", {"head_dim": 64, "num_layers": 2}, {**TWO_TAPS, **TWO_KINDS})
+    target, written = base.folder / "target", base.folder / "draft"
+    factors = torch.randn(2, base.pair.target.vocab_size, 16)
+    draft = write_deepspec(tmp_path / "draft", written, target, (factors[0], factors[1]))
+    pair = check_pair(read_target(target), read_draft(draft))
+    assert pair.draft.kind == "DSpark"
+    bundle = build_engines(pair, BF16)
+    engines = bundle.manifest.engines
+    assert engines is not None and engines.arch == "sm_120"
+    layers = {
+        one.graph: json.loads((bundle.folder / one.summary).read_text())["layers"]
+        for one in engines.files
+    }
+    assert layers["draft"]["TOPK"] == pair.draft.block_size - 1
+    for one in engines.files:
+        held = {"target": 2 + pair.draft.num_layers, "draft": pair.draft.num_layers}
+        assert one.cache_updates == 2 * held.get(one.graph, 2)
+        assert layers[one.graph]["ATTENTION_INPUT"] == one.fused_attentions == 2
+        assert "SOFTMAX" not in layers[one.graph]
 
 
 @pytest.mark.parametrize(
