@@ -22,6 +22,7 @@ from dflash_trt.bundle.manifest import (
 )
 from dflash_trt.bundle.quantize import PairQuantization, plan_quantization, quantize_pair
 from dflash_trt.bundle.staging import staged_folder
+from dflash_trt.checkpoints.decoder import DecoderSpec
 from dflash_trt.checkpoints.kv_scales import read_kv_scales
 from dflash_trt.checkpoints.pair import Pair
 from dflash_trt.checkpoints.safetensors_header import header_sha256
@@ -164,29 +165,26 @@ def build_bundle(
 
 def _check_kind(pair: Pair, options: BuildOptions) -> None:
     """Refuses what has no graph for the kind of draft or target; DflashError (usage)."""
-    refused = {
-        "engines": (
-            options.engines,
-            "leave out --executor and --profile; trtllm takes heads itself",
-        ),
-        "quantising the pair": (options.quantization, "quantize the target first, build that"),
-    }
-    for what, (given, fix) in refused.items():
-        if given and pair.draft.kind == "EAGLE-3":
+    engines, quantised = options.engines is not None, options.quantization is not None
+    fp8 = options.cache_dtype is CacheDtype.FP8
+    draft, is_hybrid = pair.draft.traits, pair.target.sizes.has_state
+    hybrid, both = "a hybrid with recurrent layers", "quantising the pair"
+    other = "leave out --executor and --profile; trtllm takes heads itself"
+    first = "quantize the target first, build that"
+    as_it_is = "leave it out: the CPU executor runs the pair as it is"
+    refused: tuple[tuple[bool, DecoderSpec, str, str, str], ...] = (
+        (engines and not draft.has_engines, pair.draft, draft.title, "engines", other),
+        (quantised and not draft.is_quantised, pair.draft, draft.title, both, first),
+        (engines and is_hybrid, pair.target, hybrid, "engines", as_it_is),
+        (quantised and is_hybrid, pair.target, hybrid, both, as_it_is),
+        (fp8 and is_hybrid, pair.target, hybrid, "FP8 KV caches", as_it_is),
+    )
+    for is_refused, spec, kind, what, fix in refused:
+        if is_refused:
             raise DflashError(
-                f"is an EAGLE-3 head, for which {what} cannot be built yet",
-                where=pair.draft.checkpoint.path,
+                f"is {kind}, for which {what} cannot be built yet",
+                where=spec.checkpoint.path,
                 fix=fix,
-                usage=True,
-            )
-    hybrid = {what: bool(given) for what, (given, _) in refused.items()}
-    hybrid["FP8 KV caches"] = options.cache_dtype is CacheDtype.FP8
-    for what, wanted in hybrid.items():
-        if wanted and pair.target.sizes.has_state:
-            raise DflashError(
-                f"is a hybrid with recurrent layers, for which {what} cannot be built yet",
-                where=pair.target.checkpoint.path,
-                fix="leave it out: the CPU executor runs the pair as it is",
                 usage=True,
             )
 

@@ -12,7 +12,7 @@ from pydantic import AfterValidator, Field, field_validator, model_validator
 from dflash_trt.backends.tensorrt.library import OperationForm
 from dflash_trt.bundle.recurrent_dims import RecurrentDims, recurrent_dims
 from dflash_trt.checkpoints.decoder import DecoderSpec
-from dflash_trt.checkpoints.draft import DraftKind
+from dflash_trt.checkpoints.draft_kinds import TRAITS, DraftKind, DraftTraits
 from dflash_trt.checkpoints.pair import Pair
 from dflash_trt.checkpoints.quantization import LinearFormat
 from dflash_trt.checkpoints.quantized_weights import (
@@ -154,9 +154,13 @@ class DraftDims(ModelDims):
     token_count: Positive | None = None
 
     @property
+    def traits(self) -> DraftTraits:
+        return TRAITS[self.kind]
+
+    @property
     def sizes(self) -> DecoderSizes:
         sizes = super().sizes.with_layers(self.layer_windows, self.layer_causal)
-        return replace(sizes, features=self.hidden_size if self.kind == "EAGLE-3" else 0)
+        return replace(sizes, features=self.hidden_size if self.traits.is_chain else 0)
 
 
 class BundleFile(StrictRecord):

@@ -70,7 +70,7 @@ def estimate_memory(manifest: Manifest, batch: int, context: int) -> MemoryEstim
         target_weights=engines.get("target", stored + decoded * item),
         draft_weights=engines.get("draft", draft.parameters * item),
         draft_head=0
-        if engines or draft.kind == "EAGLE-3"
+        if engines or draft.traits.is_chain
         else tokens_drafted * target.hidden_size * item,
         target_cache=tokens * target_token,
         draft_cache=tokens * draft_token,

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Literal
 
 from dflash_trt.checkpoints import deepspec, eagle
 from dflash_trt.checkpoints.config_fields import ConfigFields
 from dflash_trt.checkpoints.decoder import DecoderSpec
+from dflash_trt.checkpoints.draft_kinds import TRAITS, DraftKind, DraftTraits
 from dflash_trt.checkpoints.draft_tokens import DRAFT_TOKENS_NAME, read_draft_tokens
 from dflash_trt.checkpoints.families import (
     DRAFT_ARCHITECTURES,
@@ -32,8 +32,6 @@ from dflash_trt.checkpoints.sizes import MAX_LAYERS, read_sizes
 from dflash_trt.core.limits import MAX_BLOCK
 from dflash_trt.core.strict_json import quoted
 from dflash_trt.errors import DflashError
-
-DraftKind = Literal["DFlash", "DSpark", "EAGLE-3"]
 
 UNDERSTOOD_KEYS = frozenset(
     "attention_sink_bias block_size causal mask_token_id projector_type swa_window_size "
@@ -64,6 +62,11 @@ class DraftSpec(DecoderSpec):
     markov_rank: int = 0
     kind: DraftKind = "DFlash"
     carries_norm: bool = False
+
+    @property
+    def traits(self) -> DraftTraits:
+        """What follows from its kind."""
+        return TRAITS[self.kind]
 
     @property
     def fc_input_size(self) -> int:

@@ -51,10 +51,10 @@ def check_pair(target: TargetSpec, draft: DraftSpec) -> Pair:
         DflashError: lists everything that does not fit, with both values.
     """
     name = f"the target {target.checkpoint.path}"
-    if draft.kind == "EAGLE-3" and not draft.target_layer_ids:
+    if draft.traits.is_chain and not draft.target_layer_ids:
         draft = replace(draft, target_layer_ids=default_taps(target.num_layers))
     check_draft(draft, target.sizes, target.vocab_size, name)
-    if draft.anchor_drafts or draft.kind == "EAGLE-3":
+    if draft.anchor_drafts or draft.traits.is_chain:
         copies = COPIES if draft.anchor_drafts else ("embed_tokens",)
         held = draft.checkpoint.tensors
         _refuse_misfits(draft, name, differing_copies(held, target.weights, copies))
@@ -90,7 +90,7 @@ def check_draft(draft: DraftSpec, target: DecoderSizes, vocab_size: int, name: s
     if draft.mask_token_id >= vocab_size:
         what = f"mask_token_id {draft.mask_token_id} is outside the target's vocabulary"
         problems.append(f"{what} of {vocab_size}")
-    if draft.kind != "EAGLE-3" and draft.token_ids and draft.token_ids[-1] >= vocab_size:
+    if not draft.traits.is_chain and draft.token_ids and draft.token_ids[-1] >= vocab_size:
         what = f"{DRAFT_TOKENS_NAME} names token {draft.token_ids[-1]}, outside the target's"
         problems.append(f"{what} vocabulary of {vocab_size}")
     if draft.vocab_size not in (None, vocab_size):

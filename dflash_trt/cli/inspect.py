@@ -34,8 +34,6 @@ from dflash_trt.hardware.gpus import find_gpu
 from dflash_trt.trtllm.record import Deployment, check_deployment, is_deployment, read_deployment
 from dflash_trt.tuning.bundle_schedule import AUTO, choose_schedule
 
-_KINDS = {"DFlash": "a DFlash draft", "DSpark": "a DSpark draft", "EAGLE-3": "an EAGLE-3 head"}
-
 
 @click.command("inspect")
 @bundle_argument
@@ -96,7 +94,7 @@ def describe_bundle(manifest: Manifest, memory: MemoryEstimate) -> list[str]:
     per_token = cache_bytes(manifest)
     head = f" + {format_size(memory.draft_head)} (the output head, held by both sessions)"
     return [
-        f"{manifest.name}: {target.family} target with {_KINDS[draft.kind]}, for executor "
+        f"{manifest.name}: {target.family} target with {draft.traits.title}, for executor "
         f"{manifest.executor} ({manifest.compute_dtype} compute), by {manifest.created_by}",
         f"target  {_dims(target)}, vocabulary {target.vocab_size:,}",
         *_indented(experts_line(manifest)),
@@ -124,7 +122,7 @@ def describe_bundle(manifest: Manifest, memory: MemoryEstimate) -> list[str]:
 
 
 def _block(draft: DraftDims) -> str:
-    if draft.kind == "EAGLE-3":
+    if draft.traits.is_chain:
         return f"a chain of up to {draft.trained_block_size - 1}"
     return f"trained block {draft.trained_block_size}, mask token {draft.mask_token_id}"
 

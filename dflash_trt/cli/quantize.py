@@ -129,8 +129,8 @@ def command(
             spec = target = read_target(checkpoint)
         else:
             spec, target = read_draft(checkpoint), read_target(target_checkpoint)
-            if spec.kind == "EAGLE-3":
-                what = "is an EAGLE-3 head, which is not quantised yet"
+            if not spec.traits.is_quantised:
+                what = f"is {spec.traits.title}, which is not quantised yet"
                 raise DflashError(what, where=checkpoint, fix="quantize the target", usage=True)
         select_linears(spec, options)  # refusals come before texts are read
         activations = _activations(

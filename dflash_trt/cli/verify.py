@@ -242,7 +242,7 @@ def command(
         _print_report(reports, timing.speed(), len(requests), name, named)
         if prompts.are_named:
             print_tasks(figures, shown.mode, title)
-    if drafter == DFLASH and pair.bundle.manifest.draft.kind != "EAGLE-3":
+    if drafter == DFLASH and pair.bundle.manifest.draft.traits.is_diagnosed:
         _point_to_diagnosis(pair.bundle, shown, timing, timed)
     return EXIT_FAILED if failed else 0
 

@@ -104,9 +104,9 @@ def diagnose(
     """
     if questions and len(questions) != len(answers):
         raise DflashError(f"{len(questions)} questions have {len(answers)} answers", usage=True)
-    if bundle.manifest.draft.kind == "EAGLE-3":
+    if not (traits := bundle.manifest.draft.traits).is_diagnosed:
         raise DflashError(
-            "has an EAGLE-3 head, of whose chain nothing can be changed yet",
+            f"has {traits.title}, of whose chain nothing can be changed yet",
             where=bundle.folder,
             fix="verify tells its acceptance",
             usage=True,

@@ -38,7 +38,7 @@ def build_draft(
     b = GraphBuilder("draft", locate, form)
     layout = cache_layout(form, target.sizes, draft.sizes)
     declare(b, graph_tensors("draft", form, layout, target.vocab_size))
-    if draft.kind == "EAGLE-3":
+    if draft.traits.is_chain:
         return _build_chain(b, pair, tables)
     ids = _drafting_slots(b) if draft.anchor_drafts else BLOCK_IDS
     rows = Rows(b, ids, CACHE_START)

@@ -81,7 +81,7 @@ def build_target(
         features = [taps[layer] for layer in draft.target_layer_ids]
         rope = RopeTables(draft_tables(target, draft), tables)
         head = ModelBuilder(b, "draft", draft, rows, rope)
-        if draft.kind == "EAGLE-3":
+        if draft.traits.is_chain:
             inject_context(head, features, embedded, carries_norm=draft.carries_norm)
         else:
             _inject_features(head, features)

@@ -78,7 +78,7 @@ class ReplayGraphs:
         if manifest.draft.token_count is not None:
             ids = read_draft(bundle.folder / "weights" / "draft").token_ids
             self._token_ids = np.array(ids, np.int64)
-        self._is_chain = manifest.draft.kind == "EAGLE-3"
+        self._is_chain = manifest.draft.traits.is_chain
         self._target_layers = len(manifest.target.sizes.layers)
         self._layout = cache_layout(self.form, manifest.target.sizes, manifest.draft.sizes)
         self._opened: dict[GraphName, _Opened] = {}

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from dflash_trt.checkpoints.draft_kinds import TRAITS
 from dflash_trt.training.draft_shape import DraftDesign
 from dflash_trt.training.trainer import TrainerSettings
 from dflash_trt.training.watch import Evaluation
@@ -51,17 +52,11 @@ class DraftRecord:
         return {**asdict(self), "shape": self.shape.config()}
 
 
-_KINDS = {
-    "DFlash": "A DFlash draft",
-    "DSpark": "A DSpark draft",
-    "EAGLE-3": "An EAGLE-3 head",
-}
-_PAPERS = {"DFlash": "2602.06036", "DSpark": "2607.05147", "EAGLE-3": "2503.01840"}
-
-
 def write_card(record: DraftRecord, name: str, *, curves: str | None) -> str:
     """README.md of the draft; `name` is the folder's, `curves` that of the page beside it."""
     best, shape = record.best, record.shape
+    kind = TRAITS[shape.kind]
+    title = kind.title[0].upper() + kind.title[1:]
     lines = [
         "---",
         "library_name: dflash",
@@ -71,7 +66,7 @@ def write_card(record: DraftRecord, name: str, *, curves: str | None) -> str:
         "",
         f"# {name}",
         "",
-        f"{_KINDS[shape.kind]} (arXiv {_PAPERS[shape.kind]}) for **{record.target}**, trained with "
+        f"{title} (arXiv {kind.paper}) for **{record.target}**, trained with "
         "`dflash-trt train-draft`. It has no embedding and no head of its own: it borrows the "
         "target's, and is of no use with another target.",
         "",

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from dflash_trt.checkpoints import deepspec
-from dflash_trt.checkpoints.draft import DraftKind, DraftSpec
+from dflash_trt.checkpoints.draft import DraftSpec
+from dflash_trt.checkpoints.draft_kinds import DraftKind
 from dflash_trt.checkpoints.rope import RopeSpec
 from dflash_trt.errors import DflashError
 
@@ -145,7 +146,7 @@ def shape_of(draft: DraftSpec, vocab_size: int, num_target_layers: int) -> Draft
         DflashError: another layout than z-lab's, scaled rotary embeddings or causal blocks, which
             are not trained here.
     """
-    if draft.kind == "EAGLE-3" or (draft.anchor_drafts and not draft.markov_rank):
+    if draft.traits.is_chain or (draft.anchor_drafts and not draft.markov_rank):
         raise DflashError(
             f"is a {draft.kind} draft in a layout that training does not know",
             where=draft.checkpoint.path,

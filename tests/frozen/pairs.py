@@ -9,7 +9,8 @@ from typing import Any
 
 import torch
 
-from dflash_trt.checkpoints.draft import DraftKind, read_draft
+from dflash_trt.checkpoints.draft import read_draft
+from dflash_trt.checkpoints.draft_kinds import DraftKind
 from dflash_trt.checkpoints.pair import Pair, check_pair
 from dflash_trt.checkpoints.target import read_target
 from tests.frozen.command_line import run_well

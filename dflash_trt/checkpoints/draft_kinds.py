@@ -1,0 +1,44 @@
+"""The kinds of drafts that have weights, and what of a draft follows from its kind alone."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+DraftKind = Literal["DFlash", "DSpark", "EAGLE-3"]
+
+
+@dataclass(frozen=True, slots=True)
+class DraftTraits:
+    """What a kind is, and what cannot be done with it yet.
+
+    Args:
+        title: its name with an article.
+        paper: its number at arXiv.
+        is_chain: no masks, but one step after another, each with the feature of the one before it.
+            The target keeps its features in the draft's caches, beside keys and values.
+        has_engines, is_quantised, is_diagnosed: whether `build` makes engines of it, `quantize`
+            takes it, and `diagnose` has something to try with it.
+    """
+
+    title: str
+    paper: str
+    is_chain: bool = False
+    has_engines: bool = True
+    is_quantised: bool = True
+    is_diagnosed: bool = True
+
+
+TRAITS: Mapping[DraftKind, DraftTraits] = {
+    "DFlash": DraftTraits("a DFlash draft", "2602.06036"),
+    "DSpark": DraftTraits("a DSpark draft", "2607.05147"),
+    "EAGLE-3": DraftTraits(
+        "an EAGLE-3 head",
+        "2503.01840",
+        is_chain=True,
+        has_engines=False,
+        is_quantised=False,
+        is_diagnosed=False,
+    ),
+}
