@@ -1,16 +1,15 @@
 """Would a draft that chooses with the target's own noise be accepted more often? By replay.
 
 Sampled answers of the bundle's prompts are replayed at every position. In place of its likeliest
-token, slot k drafts argmax(beta_k log q_k + g), with the very Gumbel noise g by which the target
-drew the token there; beta of infinity is the likeliest token. Each slot's beta is fitted on
-every second answer, in turn, and the loop is walked over the others. A block's slots do
-not see each other's choices, so for DFlash the figures are what the loop would count; a draft that
-feeds its choices on (DSpark, EAGLE-3) is refused.
+token, slot k drafts argmax(s_k logit / T + g), with the very Gumbel noise g by which the target
+drew the token there; a sharpness of – is the likeliest token. Each slot's is fitted to every second
+answer, and the loop is walked over the others; then the other way round. A block's slots do not see
+each other's choices, so for DFlash the figures are what the loop would count; a draft that feeds
+its choices on (DSpark, EAGLE-3) is refused.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,25 +31,28 @@ from dflash_trt.replay.edits import Edits
 from dflash_trt.replay.graphs import ReplayGraphs
 from dflash_trt.runtime import Request
 from dflash_trt.sampling.noise import draw_gumbel
+from dflash_trt.sampling.params import SamplingParams
 from dflash_trt.tuning.bundle_schedule import NONE
 
-BETAS = (1.0, 2.0, 4.0, 8.0, math.inf)
-PLAIN = len(BETAS) - 1
+SHARPNESS = (1.0, 1.5, 2.0, 3.0, 4.0, 8.0, None)
+"""Ascending; None is the likeliest token."""
+NAMES = tuple("–" if one is None else f"{one:g}" for one in SHARPNESS)
+LIKELIEST = len(SHARPNESS) - 1
 
 
 @dataclass(frozen=True, slots=True)
-class Matches:
-    """Of one answer: whether the draft of each beta is its token.
+class Hits:
+    """Of one answer: whether the draft of each of SHARPNESS is its token.
 
-    `hits` [N,S-1,len(BETAS)] of N anchors; False behind the answer's end.
+    `right` [N,S-1,len(SHARPNESS)] of N anchors; False behind the answer's end.
     """
 
-    hits: npt.NDArray[np.bool_]
+    right: npt.NDArray[np.bool_]
 
-    def tau(self, betas: Sequence[int]) -> tuple[int, int]:
-        """Tokens and steps of the loop with the beta of each slot, by its index."""
-        slots = np.arange(self.hits.shape[1])
-        kept = np.cumprod(self.hits[:, slots, list(betas)], axis=1).sum(axis=1)
+    def walk(self, chosen: Sequence[int]) -> tuple[int, int]:
+        """Tokens and steps of the loop with the sharpness of each slot, by its index."""
+        slots = np.arange(self.right.shape[1])
+        kept = np.cumprod(self.right[:, slots, list(chosen)], axis=1).sum(axis=1)
         anchor = tokens = steps = 0
         while anchor < len(kept):
             steps += 1
@@ -60,46 +62,45 @@ class Matches:
         return tokens, steps
 
 
-def coupled(logits: FloatArray, seed: int, position: int) -> Int64Array:
-    """What slots [S-1,V], of which the first drafts `position`, choose with each of BETAS."""
-    found = np.empty((len(logits), len(BETAS)), np.int64)
+def choose(logits: FloatArray, sampling: SamplingParams, position: int) -> Int64Array:
+    """What slots [n,V], of which the first drafts `position`, choose with each of SHARPNESS."""
+    found = np.empty((len(logits), len(SHARPNESS)), np.int64)
     for slot, row in enumerate(logits):
         ids = np.flatnonzero(np.isfinite(row))
-        noise = draw_gumbel(seed, position + slot, ids)
-        own = row[ids].astype(np.float64)
-        for index, beta in enumerate(BETAS[:PLAIN]):
-            found[slot, index] = ids[np.argmax(beta * own + noise)]
-        found[slot, PLAIN] = ids[np.argmax(own)]
+        noise = draw_gumbel(sampling.seed, position + slot, ids)
+        scaled = row[ids].astype(np.float64) / sampling.temperature
+        for index, sharp in enumerate(SHARPNESS):
+            score = scaled if sharp is None else sharp * scaled + noise
+            found[slot, index] = ids[np.argmax(score)]
     return found
 
 
-def replay(graphs: ReplayGraphs, request: Request, answer: Sequence[int], block: int) -> Matches:
+def replay(graphs: ReplayGraphs, request: Request, answer: Sequence[int], block: int) -> Hits:
     """Drafts at every anchor of one answer."""
-    hits = np.zeros((len(answer) - 1, block - 1, len(BETAS)), np.bool_)
-    for index, (anchor, logits, wanted) in enumerate(
-        every_anchor(graphs, request.prompt_ids, answer, block)
-    ):
-        drafts = coupled(logits[: len(wanted)], request.sampling.seed, anchor + 1)
-        hits[index, : len(wanted)] = drafts == wanted[:, None]
-    return Matches(hits)
+    right = np.zeros((len(answer) - 1, block - 1, len(SHARPNESS)), np.bool_)
+    anchors = every_anchor(graphs, request.prompt_ids, answer, block)
+    for index, (anchor, logits, wanted) in enumerate(anchors):
+        drafts = choose(logits[: len(wanted)], request.sampling, anchor + 1)
+        right[index, : len(wanted)] = drafts == wanted[:, None]
+    return Hits(right)
 
 
-def fit(answers: Sequence[Matches], slots: int) -> list[int]:
-    """The beta of each slot, by its index: the one that is right most often where all before it
-    are. An equal one that is sharper is taken."""
-    hits = np.concatenate([one.hits for one in answers])
-    reached = np.ones(len(hits), np.bool_)
+def fit(answers: Sequence[Hits]) -> list[int]:
+    """The sharpness of each slot, by its index: the one that is right most often where all before
+    it are. An equal one that is sharper is taken."""
+    right = np.concatenate([one.right for one in answers])
+    reached = np.ones(len(right), np.bool_)
     chosen: list[int] = []
-    for slot in range(slots):
-        counts = hits[reached, slot].sum(axis=0)
-        best = int(len(BETAS) - 1 - np.argmax(counts[::-1]))
+    for slot in range(right.shape[1]):
+        counts = right[reached, slot].sum(axis=0)
+        best = int(LIKELIEST - np.argmax(counts[::-1]))
         chosen.append(best)
-        reached &= hits[:, slot, best]
+        reached &= right[:, slot, best]
     return chosen
 
 
-def mean_tau(answers: Sequence[Matches], betas: Sequence[int]) -> float:
-    tokens, steps = np.sum([one.tau(betas) for one in answers], axis=0)
+def mean_tau(walks: Sequence[tuple[int, int]]) -> float:
+    tokens, steps = np.sum(walks, axis=0)
     return float(tokens / steps)
 
 
@@ -117,6 +118,8 @@ def measure(
     if draft.kind != "DFlash":
         what = f"has a {draft.kind} draft, whose slots go on from what was chosen before"
         raise DflashError(what, where=bundle, fix="take a DFlash draft", usage=True)
+    if min(temperature) <= 0:
+        raise DflashError("noise decides nothing at 0", where="--temperature", usage=True)
     block = opened.manifest.limits.block_size
     graphs = ReplayGraphs(opened, 1, Edits())
     by_temperature: Figures = {}
@@ -129,38 +132,36 @@ def measure(
             for request, answer in zip(requests, answers, strict=True)
             if len(answer) > 1
         ]
-        by_temperature[str(heat)] = _compare(found[::2], found[1::2], block - 1)
+        by_temperature[str(heat)] = _compare(found, block - 1)
         _show(heat, by_temperature[str(heat)])
     graphs.close()
     return {"pair": opened.manifest.name, "block": block, "by_temperature": by_temperature}
 
 
-def _compare(half: Sequence[Matches], other: Sequence[Matches], slots: int) -> Figures:
-    betas = fit(half, slots)
-    plain = mean_tau(other, [PLAIN] * slots)
-    every = {_name(i): mean_tau(other, [i] * slots) for i in range(len(BETAS))}
-    reached = np.concatenate([one.hits for one in other])
-    return {
-        "answers": [len(half), len(other)],
-        "betas": [_name(index) for index in betas],
-        "tau_likeliest": plain,
-        "tau_fitted": mean_tau(other, betas),
-        "gain": mean_tau(other, betas) / plain - 1,
-        "tau_by_one_beta": every,
-        "accepted_in_slot_1": dict(
-            zip(map(_name, range(len(BETAS))), reached[:, 0].mean(axis=0).tolist(), strict=True)
-        ),
+def _compare(answers: Sequence[Hits], slots: int) -> Figures:
+    halves = answers[::2], answers[1::2]
+    fitted = [one.walk(fit(other)) for mine, other in (halves, halves[::-1]) for one in mine]
+    first = np.concatenate([one.right[:, 0] for one in answers]).mean(axis=0)
+    every = {
+        name: mean_tau([one.walk([index] * slots) for one in answers])
+        for index, name in enumerate(NAMES)
     }
-
-
-def _name(index: int) -> str:
-    return f"{BETAS[index]:g}"
+    return {
+        "answers": len(answers),
+        "sharpness": [NAMES[index] for index in fit(answers)],
+        "tau_likeliest": every[NAMES[LIKELIEST]],
+        "tau_fitted": mean_tau(fitted),
+        "gain": mean_tau(fitted) / every[NAMES[LIKELIEST]] - 1,
+        "tau_by_one_sharpness": every,
+        "accepted_in_slot_1": dict(zip(NAMES, first.tolist(), strict=True)),
+    }
 
 
 def _show(heat: float, figures: Figures) -> None:
     click.echo(
         f"T {heat:g}: tau {figures['tau_likeliest']:.2f} by the likeliest token, "
-        f"{figures['tau_fitted']:.2f} with betas {', '.join(figures['betas'])} "
-        f"({100 * figures['gain']:+.1f} %); one beta for all slots: "
-        + ", ".join(f"{name} {tau:.2f}" for name, tau in figures["tau_by_one_beta"].items())
+        f"{figures['tau_fitted']:.2f} with a sharpness by slot fitted to the other half "
+        f"({100 * figures['gain']:+.1f} %), to all: {', '.join(figures['sharpness'])}; one for all "
+        "slots: "
+        + ", ".join(f"{name} {tau:.2f}" for name, tau in figures["tau_by_one_sharpness"].items())
     )
