@@ -31,6 +31,7 @@ from dflash_trt.bundle.summary import (
 from dflash_trt.cli.options import bundle_argument, json_option, print_json, refuse_given
 from dflash_trt.cli.progress import StageBars, format_size
 from dflash_trt.hardware.gpus import find_gpu
+from dflash_trt.speculation.drafters import DFLASH, DRAFTERS
 from dflash_trt.trtllm.record import Deployment, check_deployment, is_deployment, read_deployment
 from dflash_trt.tuning.bundle_schedule import AUTO, choose_schedule
 
@@ -59,7 +60,7 @@ def command(
         return
     opened = open_bundle(bundle)
     manifest = opened.manifest
-    schedule = choose_schedule(opened, AUTO)
+    schedules = {kind: choose_schedule(opened, AUTO, kind) for kind in DRAFTERS}
     batch = batch or manifest.limits.max_batch
     context = context or manifest.limits.max_seq_len
     fit = None if gpu is None else fit_bundle(manifest, find_gpu(gpu), context)
@@ -67,15 +68,18 @@ def command(
     if as_json:
         figures: dict[str, Any] = summarize(manifest, batch, context)
         figures["fit"] = None if fit is None else fit.to_json()
-        figures["block_schedule"] = None if schedule is None else schedule.to_json()
+        own = schedules[DFLASH]
+        figures["block_schedule"] = None if own is None else own.to_json()
         print_json({**figures, "verified": checks})
         return
     for line in describe_bundle(manifest, estimate_memory(manifest, batch, context)):
         click.echo(line)
     if fit is not None:
         click.echo(_describe_fit(fit, is_cpu=manifest.engines is None))
-    if schedule is not None:
-        click.echo(f"blocks  {schedule.describe()}")
+    for kind, schedule in schedules.items():
+        if schedule is not None:
+            note = "" if kind == DFLASH else f" ({DRAFTERS[kind]})"
+            click.echo(f"blocks  {schedule.describe()}{note}")
     for line in checks or [f"{len(manifest.files)} files present with their sizes"]:
         click.echo(line)
 

@@ -171,6 +171,7 @@ def test_every_drafter_has_its_own(run: Run, mine: Path, quick: list[str], tmp_p
     known["blocks"] = [{"max_batch": 4, "block_size": 2}]
     del known["measured"]
     attach_file(open_bundle(mine), file.name, json.dumps(known).encode())
+    assert "decodes (prompt lookup)\n" in run.well("inspect", mine).out
     answer = run.well("generate", mine, *lookup, "--prompt", "a", "--max-tokens", 21, "--json").json
     assert 0 < answer["drafted_tokens"] <= answer["steps"], "block 2 by the schedule"
     own = ["--block-schedule", mine / SCHEDULE_NAME]
