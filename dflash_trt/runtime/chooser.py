@@ -7,8 +7,9 @@ from collections.abc import Callable
 
 from dflash_trt.core.masks import Allowed
 from dflash_trt.runtime.logprobs import score_token
-from dflash_trt.runtime.request import Request, RequestState
+from dflash_trt.runtime.request import Request
 from dflash_trt.runtime.scores import RowScores
+from dflash_trt.runtime.state import RequestState
 from dflash_trt.sampling.penalties import PenaltyState
 from dflash_trt.sampling.rules import Ruled
 

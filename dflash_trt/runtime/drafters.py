@@ -18,8 +18,8 @@ from dflash_trt.backends.base import (
     TargetCall,
     TargetOutput,
 )
-from dflash_trt.runtime.request import RequestState
 from dflash_trt.runtime.revision import make_reviser, revise_draft
+from dflash_trt.runtime.state import RequestState
 from dflash_trt.speculation.drafters import DFLASH, DrafterKind
 
 # Tokens of the longest and shortest n-gram that is looked up, by vLLM's names for them.

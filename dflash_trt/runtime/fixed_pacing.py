@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 from dflash_trt.backends.base import ExecutorLimits, TargetCall, TargetGraph
 from dflash_trt.runtime.options import GeneratorOptions
-from dflash_trt.runtime.request import RequestState
+from dflash_trt.runtime.state import RequestState
 from dflash_trt.speculation.schedule import NO_SPECULATION
 
 

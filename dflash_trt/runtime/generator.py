@@ -25,9 +25,10 @@ from dflash_trt.runtime.failure import blaming
 from dflash_trt.runtime.options import GeneratorOptions
 from dflash_trt.runtime.pacers import open_pacer
 from dflash_trt.runtime.paging import open_page_tables
-from dflash_trt.runtime.request import Request, RequestResult, RequestState, TokenEvent
+from dflash_trt.runtime.request import Request, RequestResult, TokenEvent
 from dflash_trt.runtime.scheduler import DecodeBatch, PrefillChunk, Scheduler
 from dflash_trt.runtime.scores import RowScores, needed_scores, rows_by_sequence, sampling_input
+from dflash_trt.runtime.state import RequestState
 from dflash_trt.runtime.statistics import StatisticsRecorder
 from dflash_trt.runtime.timing import Stopwatch
 from dflash_trt.sampling.acceptance import accept_block
@@ -149,9 +150,8 @@ class Generator:
         block_size = request.block_size or self._options.block_size or self._limits.block_size
         room = self._limits.max_seq_len - len(request.prompt_ids)
         eos_token_ids = frozenset[int]() if request.ignore_eos else self._eos_token_ids
-        stream = None
-        if self._tokenizer is not None:
-            stream = TextStream(self._tokenizer, request.stop_strings)
+        tokenizer, stops = self._tokenizer, request.stop_strings
+        stream = None if tokenizer is None else TextStream(tokenizer, stops)
         state = RequestState(
             request_id=request_id,
             request=request,

@@ -14,7 +14,7 @@ from statistics import median
 from dflash_trt.backends.base import ExecutorLimits
 from dflash_trt.runtime.fixed_pacing import FixedPacer
 from dflash_trt.runtime.options import GeneratorOptions
-from dflash_trt.runtime.request import RequestState
+from dflash_trt.runtime.state import RequestState
 from dflash_trt.speculation.schedule import NO_SPECULATION
 
 # Losses are counted in plain steps; no step is made that could lose more than is allowed.

@@ -24,14 +24,16 @@ LOGPROBS_MODES: tuple[LogprobsMode, ...] = get_args(LogprobsMode)
 class TokenLogprob:
     """How likely the target found a token of the output: the natural logarithm.
 
-    `top_ids` are the likeliest tokens at its place, as many as were asked for and the likeliest
-    first, the lower id among equals; `top_logprobs` are theirs.
+    `top_ids` are the likeliest tokens at its place, as many as were asked for and the
+    likeliest first, the lower id among equals; `top_logprobs` are theirs. `rank` is the token's own
+    place in that order, from 1; None where who sent it did not say.
     """
 
     token_id: int
     logprob: float
     top_ids: tuple[int, ...] = ()
     top_logprobs: tuple[float, ...] = ()
+    rank: int | None = None
 
 
 def score_token(logits: FloatArray, token_id: int, top: int) -> TokenLogprob:
@@ -40,7 +42,10 @@ def score_token(logits: FloatArray, token_id: int, top: int) -> TokenLogprob:
     highest = row.max()
     row -= highest + np.log(np.exp(row - highest).sum())
     ids = _find_likeliest(logits, min(top, len(row)))
-    return TokenLogprob(token_id, float(row[token_id]), tuple(ids), tuple(row[ids].tolist()))
+    own = logits[token_id]
+    before = np.count_nonzero(logits > own) + np.count_nonzero(logits[:token_id] == own)
+    values = tuple(row[ids].tolist())
+    return TokenLogprob(token_id, float(row[token_id]), tuple(ids), values, 1 + int(before))
 
 
 def _find_likeliest(logits: FloatArray, count: int) -> list[int]:

@@ -13,8 +13,8 @@ import numpy as np
 
 from dflash_trt.backends.base import ExecutorLimits, TargetCall, TargetGraph
 from dflash_trt.errors import DflashError
-from dflash_trt.runtime.request import RequestState
 from dflash_trt.runtime.scores import sampling_input
+from dflash_trt.runtime.state import RequestState
 from dflash_trt.speculation.drafters import target_graph
 from dflash_trt.speculation.prediction import StepPrediction
 from dflash_trt.speculation.schedule import NO_SPECULATION, BlockSchedule

@@ -12,7 +12,7 @@ import numpy as np
 
 from dflash_trt.backends.base import Executor, PagedExecutor
 from dflash_trt.core.limits import PagePool
-from dflash_trt.runtime.request import RequestState
+from dflash_trt.runtime.state import RequestState
 
 BindPages = Callable[[int, Sequence[int]], None]
 

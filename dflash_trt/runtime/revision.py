@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from dflash_trt.backends.base import Int64Array
-from dflash_trt.runtime.request import RequestState
+from dflash_trt.runtime.state import RequestState
 
 
 def revise_draft(state: RequestState, draft: Sequence[int], most: int) -> list[int]:

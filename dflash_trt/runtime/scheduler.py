@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from itertools import groupby
 
 from dflash_trt.runtime.paging import PageTables
-from dflash_trt.runtime.request import RequestState
 from dflash_trt.runtime.slots import MoveSlot, SlotTable
+from dflash_trt.runtime.state import RequestState
 
 SCORED_ROWS = 32
 """Of a prompt's chunk whose logits are all wanted: 20 MB for a vocabulary of 151,936."""

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from dflash_trt.runtime.request import RequestState
+from dflash_trt.runtime.state import RequestState
 
 MoveSlot = Callable[[int, int, int], None]
 

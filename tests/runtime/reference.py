@@ -8,7 +8,7 @@ import numpy as np
 
 from dflash_trt.backends.base import FloatArray
 from dflash_trt.runtime import FinishReason, Generator, Request, RequestResult, choose_tokens
-from dflash_trt.runtime.request import RequestState
+from dflash_trt.runtime.state import RequestState
 from dflash_trt.runtime.statistics import StatisticsRecorder
 from tests.inspection import free_pages, held_pages, paged_requests
 from tests.standins.executor import FakeExecutor, check_step_calls, score_next

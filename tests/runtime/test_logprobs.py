@@ -44,6 +44,8 @@ def test_are_the_log_softmax_of_the_logits() -> None:
             expected = row - np.log(np.exp(row).sum())
             best = sorted(range(len(row)), key=lambda token: (-row[token], token))[:3]
             assert one.top_ids == tuple(best)
+            order = sorted(range(len(row)), key=lambda token: (-row[token], token))
+            assert one.rank == order.index(one.token_id) + 1
             assert one.logprob == pytest.approx(float(expected[one.token_id]), abs=1e-12)
             assert one.top_logprobs == pytest.approx(expected[best].astype(float), abs=1e-12)
 

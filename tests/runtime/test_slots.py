@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from dflash_trt.runtime.request import RequestState
 from dflash_trt.runtime.slots import SHORTEST_PREFIX, SlotTable
+from dflash_trt.runtime.state import RequestState
 from tests.runtime.reference import make_state
 
 

@@ -83,6 +83,7 @@ LISTS = (
     "position_accepts",
     "logprob_ids",
     "logprobs",
+    "logprob_ranks",
     "top_logprob_ids",
     "top_logprobs",
     "output_log_probs",

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import math
 from typing import Any
+from urllib.parse import urlsplit
 
 import numpy as np
-import openai
 import pytest
 
-from dflash_trt.runtime import SamplingParams
+from dflash_trt.runtime import SamplingParams, TokenLogprob
 from dflash_trt.text.token_bytes import TokenBytes
 from tests.serving.client import CLASSIC, LLM, StreamClient
 from tests.serving.conftest import Generate
 from tests.serving.fronts import openai_client
-from tests.serving.served import Served
+from tests.serving.served import Served, fetch
 from tests.text.tokenizers import make_byte_level, make_plain
 
 PROMPT = "the red fox"
@@ -80,8 +81,63 @@ def test_an_echo_with_the_prompts(served: Served, generate: Generate) -> None:
         for top, one in zip(columns.top_logprobs[1:], scored, strict=True):
             assert max(top.values()) == one.top_logprobs[0]
         assert "".join(columns.tokens) == choice.text == PROMPT + (own.text or "")
-    with pytest.raises(openai.BadRequestError, match="goes without stream"):
-        client.completions.create(**asked, stream=True)
+    texts, parts = ["", ""], [[], []]  # type: ignore[var-annotated]
+    for chunk in client.completions.create(**asked, stream=True):
+        (one,) = chunk.choices
+        texts[one.index] += one.text
+        if one.logprobs is not None:
+            parts[one.index] += _rows(one.logprobs)
+    assert texts == [one.text for one in choices]
+    assert parts == [_rows(one.logprobs) for one in choices]
+
+
+def _rows(columns: Any) -> list[tuple[Any, ...]]:
+    """A completion's log-probabilities, token by token."""
+    each = (columns.tokens, columns.token_logprobs, columns.top_logprobs, columns.text_offset)
+    return [*zip(*each, strict=True)]
+
+
+@pytest.mark.parametrize("kind", ["chat", "completion"])
+def test_those_of_a_prompt(served: Served, generate: Generate, kind: str) -> None:
+    """As vLLM answers them; in a stream, where vLLM has none, before any of the text."""
+    is_chat, asked = kind == "chat", {"model": "demo", "n": 2, "max_tokens": 3, "temperature": 0}
+    prompt: Any = [{"role": "user", "content": PROMPT}] if is_chat else PROMPT
+    asked |= {"messages" if is_chat else "prompt": prompt, "prompt_logprobs": 2}
+    path = "/v1/chat/completions" if is_chat else "/v1/completions"
+
+    def ask(**more: Any) -> str:
+        status, answer, _ = fetch(urlsplit(served.openai).netloc, path, asked | more)
+        assert status == 200, answer
+        return answer.decode()
+
+    own = generate(prompt, max_tokens=3, prompt_logprobs=2).prompt_logprobs
+    assert own is not None and any(one.rank != 1 for one in own)
+    whole = json.loads(ask())
+    told = [whole] if is_chat else whole["choices"]
+    for first, *rest in (one["prompt_logprobs"] for one in told):
+        assert first is None and PROMPT.endswith("".join(map(_text_of, rest, own)))
+        for by_id, one in zip(rest, own, strict=True):
+            found = {each["rank"]: (int(name), each["logprob"]) for name, each in by_id.items()}
+            best = dict(enumerate(zip(one.top_ids, one.top_logprobs, strict=True), start=1))
+            assert found == best | {one.rank: (one.token_id, one.logprob)}
+    chunks = [json.loads(one[6:]) for one in ask(stream=True).split("\n\n") if one[6:7] == "{"]
+    for at, one in enumerate(told):
+        texts = [
+            chunk["choices"][0].get("text") or chunk["choices"][0].get("delta", {}).get("content")
+            for chunk in chunks
+            if chunk["choices"][0]["index"] == at
+        ]
+        shown = [
+            (chunk if is_chat else chunk["choices"][0]).get("prompt_logprobs")
+            for chunk in chunks
+            if chunk["choices"][0]["index"] == at
+        ]
+        place = shown.index(one["prompt_logprobs"])
+        assert not any(shown[place + 1 :]) and not any(texts[: place + 1]) and any(texts)
+
+
+def _text_of(by_id: dict[str, Any], one: TokenLogprob) -> str:
+    return str(by_id[str(one.token_id)]["decoded_token"])
 
 
 def test_tensors_of_both_contracts(served: Served, generate: Generate) -> None:

@@ -165,6 +165,7 @@ def test_neutral_values_ask_for_nothing() -> None:
         ({"stop": [3]}, "stop", "text"),
         ({"stop": "\ud800"}, "stop", "not Unicode"),
         ({"stream": 1}, "stream", "true or false"),
+        *(({"prompt_logprobs": one}, "prompt_logprobs", "0 to 20") for one in (-1, 21, True, "1")),
         ({"stream_options": {"include_usage": True}}, "stream_options", "stream: true"),
         ({"stream": True, "stream_options": []}, "stream_options", "object"),
         ({"stream": True, "stream_options": {"x": 1}}, "stream_options.x", "not supported"),

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models
 
 from dflash_trt.runtime import Generator, Request
-from dflash_trt.runtime.request import RequestState
+from dflash_trt.runtime.state import RequestState
 from dflash_trt.runtime.statistics import StatisticsRecorder
 from dflash_trt.text.detokenise import Detokenizer, StopStrings, TextStream
 from tests.standins.executor import FakeExecutor

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import time
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
@@ -23,6 +22,7 @@ from dflash_trt.runtime import (
 from dflash_trt.runtime.logprobs import LogprobsMode
 from dflash_trt.sampling.penalties import Penalties
 from dflash_trt.serving.client.errors import ServedModelError, explain
+from dflash_trt.serving.client.logprobs import read_logprobs, read_prompt_logprobs
 from dflash_trt.serving.client.wire import MODEL, Response, WireClient, make_input
 from dflash_trt.text.detokenise import UNDECODED
 from dflash_trt.text.grammar import Grammar
@@ -83,12 +83,14 @@ class TextDelta:
     """What a request's text grew by; the last one has the result.
 
     `token_ids` are the output's, special ones included; none where the server does not send them.
+    `prompt_logprobs`, where wanted, come with the first one; its first token's is NaN.
     """
 
     text: str
     token_ids: tuple[int, ...] = ()
     result: RequestResult | None = None
     logprobs: tuple[TokenLogprob, ...] = ()
+    prompt_logprobs: tuple[TokenLogprob, ...] | None = None
 
 
 class TextAssembler:
@@ -170,6 +172,8 @@ class ServedModel:
         token_ids: tuple[int, ...] = ()
         shown = sent = 0
         logprobs: tuple[TokenLogprob, ...] = ()
+        of_prompt: tuple[TokenLogprob, ...] | None = None
+        untold: tuple[TokenLogprob, ...] | None = None
         result: RequestResult | None = None
         failure: ServedModelError | None = None  # raised at the end: see wire.py
         parameters = _to_parameters(request, extended=not cumulative)
@@ -192,7 +196,9 @@ class ServedModel:
                 newest = response.numbers("output_ids")
                 token_ids = newest if cumulative else token_ids + newest
                 if request.logprobs is not None:
-                    logprobs += _read_logprobs(response, request.logprobs)
+                    logprobs += read_logprobs(response, request.logprobs)
+                if request.prompt_logprobs is not None and of_prompt is None:
+                    of_prompt = untold = read_prompt_logprobs(response, request.prompt_logprobs)
                 if final:
                     times = (first_at - submitted_at, time.perf_counter() - submitted_at)
                     result = RequestResult(
@@ -202,12 +208,19 @@ class ServedModel:
                         finish_reason=cast(FinishReason, reason),
                         statistics=_read_statistics(response, *times),
                         logprobs=None if request.logprobs is None else logprobs,
-                        prompt_logprobs=_read_prompt_logprobs(response, request),
+                        prompt_logprobs=of_prompt,
                     )
                 if text or final:
                     newest, shown = token_ids[shown:], len(token_ids)
                     scored, sent = logprobs[sent:], len(logprobs)
-                    yield TextDelta(text=text, token_ids=newest, result=result, logprobs=scored)
+                    yield TextDelta(
+                        text=text,
+                        token_ids=newest,
+                        result=result,
+                        logprobs=scored,
+                        prompt_logprobs=untold,
+                    )
+                    untold = None
         if failure is not None:
             raise failure
         if result is None:
@@ -316,43 +329,6 @@ def _refuse_extensions(request: GenerationRequest) -> None:
         if is_given:
             what = f"the served model {what}"
             raise DflashError(what, where=where, fix="leave it out", usage=True)
-
-
-def _read_prompt_logprobs(
-    response: Response, request: GenerationRequest
-) -> tuple[TokenLogprob, ...] | None:
-    """Those of the prompt's tokens; of the first, before which nothing is, NaN."""
-    if request.prompt_logprobs is None:
-        return None
-    first, *ids = response.numbers("prompt_logprob_ids") or (0,)
-    rest = _join_logprobs(response, tuple(ids), "prompt_", request.prompt_logprobs)
-    return (TokenLogprob(first, math.nan), *rest)
-
-
-def _read_logprobs(response: Response, top: int) -> tuple[TokenLogprob, ...]:
-    """Those that came with a response, `top` alternatives each."""
-    return _join_logprobs(response, response.numbers("logprob_ids"), "", top)
-
-
-def _join_logprobs(
-    response: Response, ids: tuple[int, ...], prefix: str, top: int
-) -> tuple[TokenLogprob, ...]:
-    values = response.reals(f"{prefix}logprobs")
-    top_ids = response.numbers(f"{prefix}top_logprob_ids")
-    top_values = response.reals(f"{prefix}top_logprobs")
-    most = len(top_ids) // len(ids) if ids else 0  # a vocabulary may have fewer than `top`
-    fits = len(values) == len(ids) and len(ids) * most == len(top_ids) == len(top_values)
-    if not fits or most > top:
-        raise ServedModelError("sends what are no log-probabilities", "failed", where=MODEL)
-    return tuple(
-        TokenLogprob(
-            token_id,
-            value,
-            top_ids[place * most : (place + 1) * most],
-            top_values[place * most : (place + 1) * most],
-        )
-        for place, (token_id, value) in enumerate(zip(ids, values, strict=True))
-    )
 
 
 def _read_statistics(response: Response, first_s: float, end_s: float) -> RequestStatistics:

@@ -8,7 +8,7 @@ from typing import Any
 
 from dflash_trt.core.strict_json import quoted
 from dflash_trt.runtime import TokenLogprob
-from dflash_trt.runtime.logprobs import LOGPROBS_MODES, LogprobsMode
+from dflash_trt.runtime.logprobs import LOGPROBS_MODES, MAX_TOP_LOGPROBS, LogprobsMode
 from dflash_trt.serving.openai.errors import ApiError
 from dflash_trt.text.token_bytes import TokenBytes
 
@@ -38,6 +38,14 @@ def read_completion_logprobs(fields: Mapping[str, Any]) -> int | None:
     top = fields.get("logprobs")
     if top is not None:
         _check(top, MOST_COMPLETION, "logprobs")
+    return top
+
+
+def read_prompt_logprobs(fields: Mapping[str, Any]) -> int | None:
+    """vLLM's `prompt_logprobs`: how many alternatives of each token of the prompt are shown."""
+    top = fields.get("prompt_logprobs")
+    if top is not None:
+        _check(top, MAX_TOP_LOGPROBS, "prompt_logprobs")
     return top
 
 
@@ -107,12 +115,42 @@ class LogprobsWriter:
         """The likeliest, and the token itself; of two with one text the likelier."""
         if math.isnan(one.logprob):
             return None
-        pairs = [(one.token_id, one.logprob), *zip(one.top_ids, one.top_logprobs, strict=True)]
+        # A prompt's may have more, which `prompt_logprobs` has asked for.
+        top = [*zip(one.top_ids, one.top_logprobs, strict=True)][: self._top]
+        pairs = [(one.token_id, one.logprob), *top]
         pairs.sort(key=lambda pair: pair[1])
         return {self._text(token_id): max(logprob, _LEAST) for token_id, logprob in pairs[::-1]}
 
     def _text(self, token_id: int) -> str:
-        return self._tokens[token_id].decode(errors="replace")
+        return _text(self._tokens, token_id)
+
+
+def describe_prompt(
+    tokens: TokenBytes, logprobs: Sequence[TokenLogprob], top: int
+) -> list[dict[str, dict[str, Any]] | None]:
+    """`prompt_logprobs` as vLLM answers it: of each token of a prompt it and the likeliest by id.
+
+    Nothing of the first one, which nothing comes before.
+    """
+    return [
+        None if math.isnan(one.logprob) else _describe_place(tokens, one, top) for one in logprobs
+    ]
+
+
+def _describe_place(tokens: TokenBytes, one: TokenLogprob, top: int) -> dict[str, dict[str, Any]]:
+    ranked = [*zip(one.top_ids, one.top_logprobs, range(1, top + 1), strict=False)]
+    return {
+        str(token_id): {
+            "logprob": max(logprob, _LEAST),
+            "rank": rank,
+            "decoded_token": _text(tokens, token_id),
+        }
+        for token_id, logprob, rank in [(one.token_id, one.logprob, one.rank), *ranked]
+    }
+
+
+def _text(tokens: TokenBytes, token_id: int) -> str:
+    return tokens[token_id].decode(errors="replace")
 
 
 def _show(logprob: float) -> float | None:

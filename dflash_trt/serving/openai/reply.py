@@ -6,6 +6,7 @@ import json
 import secrets
 import time
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 from dflash_trt.errors import DflashError
@@ -13,7 +14,7 @@ from dflash_trt.runtime import RequestResult, RequestStatistics, TokenLogprob
 from dflash_trt.serving.client.client import TextDelta
 from dflash_trt.serving.openai.answers import AnswerReader
 from dflash_trt.serving.openai.errors import as_api_error
-from dflash_trt.serving.openai.logprobs import LogprobsWriter
+from dflash_trt.serving.openai.logprobs import LogprobsWriter, describe_prompt
 from dflash_trt.serving.openai.request import CompletionRequest
 from dflash_trt.text.answers import AnswerPiece, CallPiece
 from dflash_trt.text.token_bytes import TokenBytes
@@ -40,7 +41,8 @@ class ReplyWriter:
         has_channels: bool,
     ) -> None:
         self._chat, self._samples = asked.is_chat, asked.samples
-        self._include_usage = asked.include_usage
+        self._include_usage, self._prompt_top = asked.include_usage, asked.prompt_logprobs
+        self._tokens = tokens
         self._choices = [
             _Choice(index, asked, reader, lead, tokens, has_channels=has_channels)
             for index, (reader, lead) in enumerate(zip(readers, leads, strict=True))
@@ -61,17 +63,21 @@ class ReplyWriter:
         return {
             **self._head,
             "object": self._object,
+            **self._show_prompt(results[0].prompt_logprobs),
             "choices": [choice.whole(result) for choice, result in pairs],
             "usage": _describe_usage([one.statistics for one in results], self._samples),
         }
 
     def opening(self) -> bytes:
-        """What a stream begins with: who speaks in a chat, a completion's echo."""
+        """What a stream begins with: who speaks in a chat, an echo without log-probabilities."""
         return b"".join(self._event(one, None) for choice in self._choices for one in choice.open())
 
     def piece(self, index: int, delta: TextDelta) -> bytes:
         """The chunks of a choice's delta; none while there is nothing to show yet."""
-        chunks = b"".join(self._event(one, None) for one in self._choices[index].continue_by(delta))
+        choice = self._choices[index]
+        chunks = b"".join(self._event(one, None) for one in choice.continue_by(delta))
+        if shown := self._show_prompt(delta.prompt_logprobs):
+            chunks = self._event(choice.nothing(), None, shown) + chunks
         if delta.result is None:
             return chunks
         self._results[index] = delta.result
@@ -82,9 +88,21 @@ class ReplyWriter:
             chunks += self._event(None, _describe_usage(each, self._samples))
         return chunks + b"data: [DONE]\n\n"
 
-    def _event(self, choice: dict[str, Any] | None, usage: dict[str, Any] | None) -> bytes:
+    def _show_prompt(self, logprobs: Sequence[TokenLogprob] | None) -> dict[str, Any]:
+        """What a chat says of its prompt, which all of its choices have."""
+        if not self._chat or self._prompt_top is None or logprobs is None:
+            return {}
+        return {"prompt_logprobs": describe_prompt(self._tokens, logprobs, self._prompt_top)}
+
+    def _event(
+        self,
+        choice: dict[str, Any] | None,
+        usage: dict[str, Any] | None,
+        shown: Mapping[str, Any] = MappingProxyType({}),
+    ) -> bytes:
         body: dict[str, Any] = {
             **self._head,
+            **shown,
             "object": "chat.completion.chunk" if self._chat else self._object,
             "choices": [] if choice is None else [choice],
         }
@@ -109,6 +127,10 @@ class _Choice:
         self._index, self._chat, self._reader, self._lead = index, asked.is_chat, reader, lead
         self._has_channels, self._has_called = has_channels, False
         self._logprobs: LogprobsWriter | None = None
+        self._tokens, self._prompt_top = tokens, asked.prompt_logprobs
+        self._echoes = asked.echo
+        # A completion's begins when its prompt's log-probabilities are there.
+        self._waits = not self._chat and asked.generation.prompt_logprobs is not None
         self._untold: list[TokenLogprob] = []
         if (top := asked.generation.logprobs) is not None:
             self._logprobs = LogprobsWriter(tokens, chat=self._chat, top=top)
@@ -118,25 +140,47 @@ class _Choice:
         shown: dict[str, Any] = (
             {"message": {"role": "assistant", **self._message(result), "refusal": None}}
             if self._chat
-            else {"text": self._lead + (result.text or "")}
+            else {
+                "text": self._lead + (result.text or ""),
+                **self._begin_text(result.prompt_logprobs),
+            }
         )
-        self._untold += (*(result.prompt_logprobs or ()), *(result.logprobs or ()))
+        self._untold += result.logprobs or ()
         return self._show(shown, self._reason(result))
 
     def open(self) -> list[dict[str, Any]]:
         """What its stream begins with."""
         if self._chat:
             return [self._chunk({"role": "assistant", "content": ""})]
-        return [self._chunk({"content": self._lead})] if self._lead else []
+        if self._waits or not self._lead:
+            return []
+        return [self._chunk({"content": self._lead})]
 
     def continue_by(self, delta: TextDelta) -> list[dict[str, Any]]:
         """What its stream goes on with, up to its end."""
+        chunks = []
+        if self._waits:
+            self._waits = False
+            shown = self._begin_text(delta.prompt_logprobs)
+            chunks.append({**self._chunk({"content": self._lead}), **shown})
         self._untold += delta.logprobs
-        chunks = self._chunks(self._reader.push(delta.text, delta.token_ids))
+        chunks += self._chunks(self._reader.push(delta.text, delta.token_ids))
         if delta.result is None:
             return chunks
         chunks += self._chunks(self._reader.flush())
         return [*chunks, self._chunk({}, self._reason(delta.result))]
+
+    def nothing(self) -> dict[str, Any]:
+        """A chunk that adds nothing."""
+        return self._chunk({})
+
+    def _begin_text(self, logprobs: Sequence[TokenLogprob] | None) -> dict[str, Any]:
+        """What a completion says of its prompt; of an echo its tokens come first."""
+        if self._echoes and self._logprobs is not None:
+            self._untold += logprobs or ()
+        if self._prompt_top is None or logprobs is None:
+            return {}
+        return {"prompt_logprobs": describe_prompt(self._tokens, logprobs, self._prompt_top)}
 
     def _message(self, result: RequestResult) -> dict[str, Any]:
         whole = self._reader.push(result.text or "", result.token_ids) + self._reader.flush()

@@ -18,6 +18,7 @@ from dflash_trt.serving.openai.logprobs import (
     read_chat_logprobs,
     read_completion_logprobs,
     read_logprobs_mode,
+    read_prompt_logprobs,
 )
 from dflash_trt.serving.openai.messages import read_messages
 from dflash_trt.serving.openai.prompts import check_choices, check_text, read_prompts
@@ -38,7 +39,7 @@ _UNDERSTOOD = (
     # vLLM's additions that benchmarks and users send.
     "top_k ignore_eos "
     "frequency_penalty presence_penalty logit_bias repetition_penalty "
-    "min_p bad_words allowed_token_ids logprobs_mode "
+    "min_p bad_words allowed_token_ids logprobs_mode prompt_logprobs "
     # They change nothing about an answer.
     "user metadata safety_identifier prompt_cache_key"
 ).split()
@@ -76,6 +77,7 @@ class CompletionRequest:
         samples: outputs of each prompt.
         prompts: of a completion, at least one; none of a chat.
         echo: a completion's texts begin with their prompts.
+        prompt_logprobs: so many alternatives of each token of a prompt are shown; None: nothing is.
         messages: of a chat, at least one; none of a completion.
         reasoning_effort: of a chat; None leaves it to the template.
         tools: that a chat's answer may call; None where there are none.
@@ -88,6 +90,7 @@ class CompletionRequest:
     samples: int = 1
     prompts: tuple[Prompt, ...] = ()
     echo: bool = False
+    prompt_logprobs: int | None = None
     messages: tuple[Message, ...] = ()
     reasoning_effort: str | None = None
     tools: ToolUse | None = None
@@ -100,14 +103,20 @@ class CompletionRequest:
         """What is asked of the model: of one prompt after the other its samples.
 
         A sample's seed is one more than that of the sample before it, so that each can be had
-        again alone.
+        again alone. The prompt of a chat is looked at once.
         """
         sampling = self.generation.sampling
-        seeds = [(sampling.seed + sample) % 2**64 for sample in range(self.samples)]
+        samplings = [
+            replace(sampling, seed=(sampling.seed + sample) % 2**64)
+            for sample in range(self.samples)
+        ]
+        if self.is_chat:
+            first, *others = (replace(self.generation, sampling=one) for one in samplings)
+            return [first, *(replace(one, prompt_logprobs=None) for one in others)]
         return [
-            replace(self.generation, prompt=prompt, sampling=replace(sampling, seed=seed))
-            for prompt in self.prompts or (self.generation.prompt,)
-            for seed in seeds
+            replace(self.generation, prompt=prompt, sampling=one)
+            for prompt in self.prompts
+            for one in samplings
         ]
 
 
@@ -125,9 +134,8 @@ def read_completion(body: Any) -> CompletionRequest:
     common = _read_common(fields, prompts[0], max_tokens, logprobs)
     check_choices(len(prompts), common["samples"])
     if echo and logprobs is not None:
-        if common["generation"].streaming:
-            raise ApiError("goes without stream where logprobs are wanted", param="echo")
-        common["generation"] = replace(common["generation"], prompt_logprobs=logprobs)
+        most = max(logprobs, common["prompt_logprobs"] or 0)
+        common["generation"] = replace(common["generation"], prompt_logprobs=most)
     return CompletionRequest(prompts=prompts, echo=echo, **common)
 
 
@@ -191,13 +199,20 @@ def _read_common(
         streaming=read_flag(fields, "stream"),
         logprobs=logprobs,
         logprobs_mode=read_logprobs_mode(fields),
+        prompt_logprobs=read_prompt_logprobs(fields),
         penalties=_read_penalties(fields),
         **_read_rules(fields),
     )
     usage = _read_stream_options(fields.get("stream_options"), generation.streaming)
     samples = _read_count(fields, "n") or 1
     check_choices(1, samples)
-    return {"model": model, "generation": generation, "include_usage": usage, "samples": samples}
+    return {
+        "model": model,
+        "generation": generation,
+        "prompt_logprobs": generation.prompt_logprobs,
+        "include_usage": usage,
+        "samples": samples,
+    }
 
 
 def _read_sampling(fields: dict[str, Any]) -> SamplingParams:

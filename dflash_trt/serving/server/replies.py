@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -155,6 +155,7 @@ class Reply:
         self._text = generation.lead
         self._token_ids: list[int] = []
         self._logprobs: list[TokenLogprob] = []
+        self._of_prompt: tuple[TokenLogprob, ...] | None = None
         self._sum = 0.0
 
     def begin(self) -> None:
@@ -214,6 +215,8 @@ class Reply:
                 self._token_ids += event.token_ids
                 self._logprobs += event.logprobs
                 self._sum += sum(one.logprob for one in event.logprobs)
+                if event.prompt_logprobs is not None:
+                    self._of_prompt = event.prompt_logprobs
         if last.result is None and not self._text:
             return  # half a character, or what may become a stop string
         outputs: Outputs = {
@@ -222,6 +225,9 @@ class Reply:
         }
         if self._generation.request.logprobs is not None:
             outputs |= _describe_logprobs(self._logprobs)
+        if self._of_prompt is not None:
+            outputs |= self._describe_prompt(self._of_prompt)
+            self._of_prompt = None
         if self._generation.return_cumulative_logprob:
             outputs["cumulative_logprob"] = np.array([self._sum], dtype=np.float32)
         if self._generation.streaming_text == "delta":
@@ -252,12 +258,6 @@ class Reply:
             for name, value in figures.items()
             if value is not None
         }
-        if result.prompt_logprobs is not None:
-            columns = _describe_logprobs(list(result.prompt_logprobs))
-            outputs |= {f"prompt_{name}": values for name, values in columns.items()}
-            first = wanted.request.prompt_ids[:1]  # which nothing comes before
-            ids = np.append(np.array(first, np.int32), columns["logprob_ids"])
-            outputs["prompt_logprob_ids"] = ids
         if statistics.acceptance_rate is not None:
             outputs["acceptance_rate"] = np.array([statistics.acceptance_rate], dtype=np.float32)
         if wanted.return_finish_reason:
@@ -273,16 +273,26 @@ class Reply:
                     outputs[name] = np.array([moment], dtype=np.int64)
         return outputs
 
+    def _describe_prompt(self, logprobs: Sequence[TokenLogprob]) -> Outputs:
+        """Columns of the prompt's tokens; its first one, which nothing comes before, has an id."""
+        columns = {
+            f"prompt_{name}": values for name, values in _describe_logprobs(logprobs).items()
+        }
+        first = np.array(self._generation.request.prompt_ids[:1], np.int32)
+        columns["prompt_logprob_ids"] = np.append(first, columns["prompt_logprob_ids"])
+        return columns
+
 
 def _microseconds(seconds: float | None) -> int | None:
     return None if seconds is None else round(seconds * 1e6)
 
 
-def _describe_logprobs(logprobs: list[TokenLogprob]) -> Outputs:
+def _describe_logprobs(logprobs: Sequence[TokenLogprob]) -> Outputs:
     """Columns; those of the alternatives are flat, as many for each token."""
     columns: Outputs = {
         "logprob_ids": np.array([one.token_id for one in logprobs], dtype=np.int32),
         "logprobs": np.array([one.logprob for one in logprobs], dtype=np.float64),
+        "logprob_ranks": np.array([one.rank for one in logprobs], dtype=np.int32),
     }
     top_ids = [token_id for one in logprobs for token_id in one.top_ids]
     if top_ids:

@@ -90,8 +90,9 @@ def prompts_of_no_tokens(target: Target, random: random.Random) -> set[Ending]:
 def log_probabilities_of_all(target: Target, random: random.Random) -> set[Ending]:
     numbers = (6, -1, 2**31, 10**30, 1.0, "5", True, [])
     endings = {ask_json(target, PROMPT | {"logprobs": one, "echo": True}) for one in numbers}
-    endings |= {ask_json(target, PROMPT | {"prompt_logprobs": 2**31, "logprobs": 1})}
-    endings |= {ask_json(target, PROMPT | {"logprobs": 1, "echo": True, "stream": True})}
+    numbers = (21, -1, 2**31, 10**30, 1.0, "5", True, [])
+    endings |= {ask_json(target, PROMPT | {"prompt_logprobs": one}) for one in numbers}
+    endings |= {ask_json(target, _MESSAGES | {"prompt_logprobs": one}, _CHAT) for one in numbers}
     tops = ({"logprobs": True, "top_logprobs": one} for one in (21, -1, 2**31, 0.5))
     return endings | {ask_json(target, _MESSAGES | one, _CHAT) for one in (*tops, {"logprobs": 5})}
 
