@@ -36,17 +36,16 @@ class TokenMask:
         Raises:
             DflashError: none may.
         """
-        # Bytes first: where few bits are set, few bytes are not zero.
-        filled = np.flatnonzero(self.bits)
-        if len(filled) > _FEW:
+        if np.count_nonzero(self.bits) > _FEW:
             return None
-        flags = np.unpackbits(self.bits[filled], bitorder="little").reshape(-1, 8)
-        byte, bit = np.nonzero(flags)
-        ids: Int64Array = filled[byte] * 8 + bit
-        ids = ids[: np.searchsorted(ids, self.vocab_size)]
+        ids = _list_bits(self.bits, self.vocab_size)
         if not ids.size:
-            raise DflashError("no token may come next", where=self.where)
+            raise self._nothing()
         return ids
+
+    def have(self, token_ids: Int64Array) -> npt.NDArray[np.bool_]:
+        """Of each of `token_ids` [n] whether it may come next."""
+        return (self.bits[token_ids >> 3] >> (token_ids & 7).astype(np.uint8) & 1).view(np.bool_)
 
     def apply(self, logits: FloatArray) -> FloatArray:
         """A copy of the row [V] in which what may not come next is minus infinity.
@@ -54,10 +53,18 @@ class TokenMask:
         Raises:
             DflashError: nothing may.
         """
-        allowed = np.unpackbits(self.bits, count=self.vocab_size, bitorder="little").view(bool)
-        if not allowed.any():
-            raise DflashError("no token may come next", where=self.where)
-        row: FloatArray = np.where(allowed, logits, np.float32(-np.inf))
+        banned, lowest = ~self.bits, np.float32(-np.inf)
+        if np.count_nonzero(banned) > _FEW:
+            allowed = np.unpackbits(self.bits, count=self.vocab_size, bitorder="little").view(bool)
+            if not allowed.any():
+                raise self._nothing()
+            masked: FloatArray = np.where(allowed, logits, lowest)
+            return masked
+        ids = _list_bits(banned, self.vocab_size)
+        if len(ids) == self.vocab_size:
+            raise self._nothing()
+        row = logits.copy()
+        row[ids] = lowest
         return row
 
     def without(self, token_ids: frozenset[int]) -> TokenMask:
@@ -71,6 +78,22 @@ class TokenMask:
         """What both allow."""
         size = -(-self.vocab_size // 8)
         return TokenMask(self.bits[:size] & other.bits[:size], self.vocab_size, self.where)
+
+    def _nothing(self) -> DflashError:
+        return DflashError("no token may come next", where=self.where)
+
+
+def _list_bits(bits: npt.NDArray[np.uint8], size: int) -> Int64Array:
+    """Ascending places, below `size`, of the bits that are set."""
+    # Eight bytes at a time: where few bits are set, few of them are not zero.
+    whole = len(bits) & ~7
+    words = np.flatnonzero(bits[:whole].view(np.uint64) != 0)
+    flags = np.unpackbits(bits[:whole].reshape(-1, 8)[words], bitorder="little")
+    found = np.flatnonzero(flags.view(np.bool_))
+    ids = (words[found >> 6] << 6) + (found & 63)
+    rest = np.flatnonzero(np.unpackbits(bits[whole:], bitorder="little"))
+    ids = np.concatenate((ids, rest + 8 * whole))
+    return ids[: np.searchsorted(ids, size)]
 
 
 class Allowed(Protocol):

@@ -355,7 +355,7 @@ class Generator:
 
     def _take(self, state: RequestState, tokens: list[int], known: RowScores) -> int:
         """Appends `tokens` up to the end of the output; returns how many were taken."""
-        if state.request.sampling.greedy:  # drawing looks for itself
+        if state.request.sampling.greedy and not state.request.is_hosts:  # choosing looks itself
             known.check(len(tokens), state.next_position)
         taken = state.append_tokens(tokens)
         if self._options.record_logits and known.logits is not None:

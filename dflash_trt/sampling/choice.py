@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dflash_trt.core.arrays import FloatArray, Int64Array
-from dflash_trt.core.masks import Allowed
+from dflash_trt.core.masks import Allowed, TokenMask
 from dflash_trt.errors import DflashError
 from dflash_trt.sampling.noise import LARGEST_NOISE, SMALLEST_NOISE, draw_gumbel, find_lucky
 from dflash_trt.sampling.params import SamplingParams
@@ -30,6 +30,7 @@ _NEAREST = 64
 """Of these where too many are near."""
 _FEW = 256
 """Tokens whose noise is drawn at once, without a look at which can win."""
+_TRIES = 4
 _MOST_TEMPERATURE = (1e-3, 1e3)
 """Between these float32 is exact enough for a row's weight."""
 _SUM_ERROR = 3e-5
@@ -67,9 +68,9 @@ def choose_token(
         highest = float(logits[ids].max())
         _check(highest, position)
         return _draw_listed(ids, logits[ids], highest, position, params)
-    if not params.narrows:  # who wins against all wins against those that are allowed
-        winner = _draw(_read(logits, position), position, params)
-        if tokens.has(winner):
+    if not params.narrows:
+        winner = _draw_of_all(_read(logits, position), position, params, tokens)
+        if winner is not None:
             return winner
     return _draw(_read(tokens.apply(logits), position), position, params)
 
@@ -148,18 +149,31 @@ def _choose_likeliest(logits: FloatArray, position: int, allowed: Allowed | None
         return winner
     tokens = allowed.tokens()
     ids = tokens.few()
-    if ids is None:
-        winner = int(np.argmax(tokens.apply(logits)))
-    else:
-        winner = int(ids[np.argmax(logits[ids])])
+    winner = _find_next(logits, winner, tokens) if ids is None else int(ids[np.argmax(logits[ids])])
     _check(float(logits[winner]), position)
     return winner
+
+
+def _find_next(logits: FloatArray, winner: int, tokens: TokenMask) -> int:
+    """The likeliest of many `tokens`, among which the likeliest of all is not.
+
+    It is seldom far behind, so that some more are looked at before the row is masked.
+    """
+    row = logits.copy()
+    for _ in range(_TRIES):
+        row[winner] = -np.inf
+        winner = int(np.argmax(row))
+        if tokens.has(winner):
+            return winner
+    return int(np.argmax(tokens.apply(logits)))
 
 
 def _draw(row: LogitRow, position: int, params: SamplingParams) -> int:
     """The Gumbel-max winner of a row; equal scores go to the lower token id."""
     if not params.narrows:
-        return _draw_of_all(row, position, params)
+        winner = _draw_of_all(row, position, params)
+        assert winner is not None, "without a mask there is one"
+        return winner
     temperature, logits = params.temperature, row.logits
     if params.top_k is not None:
         ids = row.top(params.top_k)
@@ -193,14 +207,26 @@ def _narrow(
     return kept
 
 
-def _draw_of_all(row: LogitRow, position: int, params: SamplingParams) -> int:
-    """The winner of a whole row."""
+def _draw_of_all(
+    row: LogitRow, position: int, params: SamplingParams, mask: TokenMask | None = None
+) -> int | None:
+    """The winner of a whole row, or of what `mask` leaves of it.
+
+    None where it leaves none of the highest.
+    """
     logits, highest, temperature = row.logits, row.highest, params.temperature
-    near, bound = row.reaching(_behind(highest, -_NEAR, temperature)), -_NEAR
+    least = _behind(highest, -_NEAR, temperature)
+    near = row.reaching(least)
     if len(near) > _FEW:
         near = row.top(_NEAREST)
         near = np.sort(near[np.argsort(-logits[near], kind="stable")[:_NEAREST]])
-        bound = float(_scale(logits[near].min(keepdims=True), highest, temperature)[0])
+        least = float(logits[near].min())
+    if mask is not None:
+        near = near[mask.have(near)]
+        if not near.size:
+            return None
+        # As of a row in which all else is minus infinity.
+        highest = float(logits[near].max())
     scores = _scale(logits[near], highest, temperature)
     scores += draw_gumbel(params.seed, position, near)
     best = float(scores.max())
@@ -210,8 +236,11 @@ def _draw_of_all(row: LogitRow, position: int, params: SamplingParams) -> int:
     if len(rest) <= len(near):
         return int(near[np.argmax(scores)])
     if len(rest) > _FEW:
+        bound = (least - highest) / temperature
         lucky = find_lucky(params.seed, position, rest, best - bound - 1e-6)
         rest = np.union1d(near, lucky)
+    if mask is not None:
+        rest = rest[mask.have(rest)]
     return _draw_winner(rest, _scale(logits[rest], highest, temperature), position, params)
 
 
@@ -271,11 +300,10 @@ def _nucleus(row: LogitRow, temperature: float, top_p: float) -> Int64Array:
     logits, vocab_size = row.logits, len(row.logits)
     count = _FEW
     if _MOST_TEMPERATURE[0] < temperature < _MOST_TEMPERATURE[1] and vocab_size > 4 * count:
-        ids = row.reaching(_behind(row.highest, -_NOISE_SPAN, temperature))
         with np.errstate(over="ignore"):
-            behind = (logits[ids] - np.float32(row.highest)) * np.float32(1 / temperature)
-        weights = np.exp(behind)
-        wanted = top_p * float(weights.sum(dtype=np.float64))
+            behind = logits - np.float32(row.highest)
+            behind *= np.float32(1 / temperature)
+        wanted = top_p * float(np.exp(behind, out=behind).sum())
         while count < vocab_size // 4:
             ids = row.top(count)
             ranked = ids[np.argsort(-logits[ids], kind="stable")]

@@ -31,7 +31,7 @@ _KEY_STEPS = (0x9E3779B9, 0xBB67AE85)
 _LOW = np.uint64(0xFFFFFFFF)
 _WORD_BITS = np.uint64(32)
 _PART = 8192
-"""Tokens whose words are drawn at once: what they need fits a core's cache."""
+"""Words that are drawn at once: what they need fits a core's cache."""
 
 LARGEST_NOISE = float(-np.log(-np.log(1.0 - 2.0**-33)))
 SMALLEST_NOISE = float(-np.log(-np.log(2.0**-33)))
@@ -71,12 +71,15 @@ def draw_gumbel(
 def find_lucky(
     seed: int, position: int, token_ids: npt.NDArray[np.int64], least: float
 ) -> npt.NDArray[np.int64]:
-    """Those of ascending `token_ids` [n] whose noise is at least `least`, and perhaps a few more.
+    """Those of ascending `token_ids` [n] whose noise is at least `least`, ascending.
 
+    Perhaps also others from the first of them to the last, and a few whose noise is a little less.
     Noise grows with its word, so that words are compared and no logarithm is taken.
     """
     # Two steps of the word, for what rounding does to the bound.
     bound = np.uint64(max(math.exp(-math.exp(-least)) * 2.0**32 - 2.5, 0.0))
+    if 2 * len(token_ids) > token_ids[-1] - token_ids[0]:
+        return _find_between(seed, position, int(token_ids[0]), int(token_ids[-1]), bound)
     kept = [
         part[_draw_words(seed, position, part) >= bound]
         for part in (token_ids[i : i + _PART] for i in range(0, len(token_ids), _PART))
@@ -84,19 +87,37 @@ def find_lucky(
     return np.concatenate(kept)
 
 
-def _draw_words(seed: int, position: int, token_ids: npt.NDArray[np.int64]) -> WordArray:
-    """The word [n] of each token."""
-    quads = token_ids >> 2
-    # Neighbouring ids share a counter: one Philox call serves up to four tokens.
-    is_new = np.concatenate((np.ones(1, dtype=np.bool_), quads[1:] != quads[:-1]))
-    words = philox4x32(
+def _find_between(
+    seed: int, position: int, first: int, last: int, bound: np.uint64
+) -> npt.NDArray[np.int64]:
+    """Ascending ids from `first` to `last` whose word is at least `bound`."""
+    kept = []
+    for start in range(first >> 2, (last >> 2) + 1, _PART):
+        quads = np.arange(start, min(start + _PART, (last >> 2) + 1), dtype=np.uint64)
+        for place, words in enumerate(_draw_quads(seed, position, quads)):
+            kept.append(np.flatnonzero(words >= bound) + start << 2 | place)
+    ids = np.sort(np.concatenate(kept))
+    return ids[np.searchsorted(ids, first) : np.searchsorted(ids, last, side="right")]
+
+
+def _draw_quads(seed: int, position: int, quads: WordArray) -> Words:
+    """The words [n] of the first, second, third and fourth token of each four."""
+    return philox4x32(
         (
-            quads[is_new].astype(np.uint64),
+            quads,
             np.array([position & 0xFFFFFFFF], dtype=np.uint64),
             np.array([position >> 32], dtype=np.uint64),
             np.array([TARGET_STREAM], dtype=np.uint64),
         ),
         (seed & 0xFFFFFFFF, seed >> 32),
     )
+
+
+def _draw_words(seed: int, position: int, token_ids: npt.NDArray[np.int64]) -> WordArray:
+    """The word [n] of each token."""
+    quads = token_ids >> 2
+    # Neighbouring ids share a counter: one Philox call serves up to four tokens.
+    is_new = np.concatenate((np.ones(1, dtype=np.bool_), quads[1:] != quads[:-1]))
+    words = _draw_quads(seed, position, quads[is_new].astype(np.uint64))
     drawn: WordArray = np.stack(words)[token_ids & 3, np.cumsum(is_new) - 1]
     return drawn

@@ -49,8 +49,9 @@ class LogitRow:
             return np.flatnonzero(self.logits >= bound)
         whole = width * _STRETCHES
         picked = self.logits[:whole].reshape(_STRETCHES, width)[:, columns]
-        stretch, column = np.nonzero(picked >= bound)
-        ids = stretch * width + columns[column]
+        found = np.flatnonzero(picked >= bound)
+        stretch = found // max(len(columns), 1)
+        ids = stretch * width + columns[found - stretch * len(columns)]
         rest = np.flatnonzero(self.logits[whole:] >= bound)
         return np.concatenate((ids, rest + whole)) if rest.size else ids
 
