@@ -30,6 +30,10 @@ QUEUE = 8
 LONG_CONTEXT = 1 << 14
 SERVER_PORTS = ["--grpc-port", "0", "--http-port", "0", "--metrics-port", "0"]  # any free ones
 FREE_PORTS = [*SERVER_PORTS, "--openai-port", "0"]
+DEMO_FOLDERS = {
+    "demo": data_folder("demo_pair"),
+    "demo-gpt-oss": data_folder("demo_pair") / "gpt_oss",
+}
 PROMPTS = read_prompts(data_folder("demo_pair") / "prompts.jsonl")[:16]
 GREEDY = SamplingParams()
 SAMPLINGS = (
@@ -61,15 +65,17 @@ def package(bundle: Path, folder: Path, **options: Any) -> Path:
     return folder
 
 
-def build_demo(folder: Path, changes: dict[str, dict[str, Any]], *arguments: str) -> Path:
-    """A bundle of the demo pair with `changes` to JSON files of it, by role/name."""
-    options = ["--target", "demo", *arguments, "-o", str(folder / "bundle")]
+def build_demo(
+    folder: Path, changes: dict[str, dict[str, Any]], *arguments: str, name: str = "demo"
+) -> Path:
+    """A bundle of a demo pair with `changes` to JSON files of it, by role/name."""
+    options = ["--target", name, *arguments, "-o", str(folder / "bundle")]
     for role in ("target", "draft"):
-        shutil.copytree(data_folder("demo_pair") / role, folder / role)
+        shutil.copytree(DEMO_FOLDERS[name] / role, folder / role)
         options += [f"--{role}-checkpoint", str(folder / role)]
-    for name, changed in changes.items():
-        config = json.loads((folder / name).read_text())
-        (folder / name).write_text(json.dumps(config | changed))
+    for file, changed in changes.items():
+        config = json.loads((folder / file).read_text())
+        (folder / file).write_text(json.dumps(config | changed))
     assert main(["build", *options]) == 0
     return folder / "bundle"
 

@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import openai
 import pytest
 
+import dflash_trt
+from dflash_trt.runtime import Penalties, SamplingParams
+from dflash_trt.serving.server.tritonserver import TritonServerBinary
+from dflash_trt.text import harmony
 from dflash_trt.text.grammar import GrammarCompiler
+from dflash_trt.text.tool_grammars import bind_answer
+from dflash_trt.text.tools import Tool, ToolFormat, ToolUse
 from tests.inspection import allows_all
 from tests.serving.fronts import ScriptedModel, openai_client, switching_front
-from tests.text.harmony import ANALYSIS, FINAL, encode, make_harmony
+from tests.serving.served import DEMO_FOLDERS, build_demo, serving
+from tests.text.harmony import ANALYSIS, FINAL, SPECIAL, encode, make_harmony
 
 TEMPLATE = """\
 {%- if reasoning_effort is not defined %}{% set reasoning_effort = "medium" %}{% endif -%}
@@ -105,3 +114,97 @@ def test_a_structured_answer_stands_in_the_final_message(put: Put) -> None:
     assert allows_all(follower, answer) and not allows_all(follower, encode(ANALYSIS + FINAL))
     with pytest.raises(openai.BadRequestError, match="rules of one's own do not go"):
         client.chat.completions.create(**asked, extra_body={"guided_grammar": 'root ::= "a"'})
+
+
+LOADS = {"type": "array", "items": {"type": "integer", "minimum": 10, "maximum": 99}}
+SCHEMA = {
+    "type": "object",
+    "properties": {"loads": {**LOADS, "minItems": 24, "maxItems": 24}},
+    "required": ["loads"],
+    "additionalProperties": False,
+}
+TOOLS_TEMPLATE = """\
+{%- for one in tools or [] -%}
+<|start|>developer<|message|>{{ one.function.name }}<|end|>
+{%- endfor -%}
+{%- for one in messages -%}
+{%- for call in one.tool_calls or [] -%}
+<|start|>assistant to=functions.{{ call.function.name }}<|channel|>commentary json<|message|>
+{{- call.function.arguments | tojson }}<|call|>
+{%- endfor -%}
+{%- if one.role == "tool" -%}<|start|>functions.{{ one.name }} to=assistant<|message|>
+{{- one.content }}<|end|>
+{%- elif one.content -%}<|start|>{{ one.role }}<|message|>{{ one.content }}<|end|>{%- endif -%}
+{%- endfor -%}
+<|start|>assistant"""
+
+
+def _build_gpt_oss(folder: Path) -> Path:
+    """The small gpt-oss pair, of whose tokens the last ones are harmony's."""
+    core = json.loads((DEMO_FOLDERS["demo-gpt-oss"] / "target" / "tokenizer.json").read_text())
+    names, model, plain = SPECIAL[:-1], core["model"], core["added_tokens"]
+    kept = len(model["vocab"]) - len(names)
+    vocab = {text: at for text, at in model["vocab"].items() if at < kept}
+    model = {**model, "vocab": vocab, "merges": model["merges"][: -len(names)]}
+    more = [{**plain[0], "id": kept + at, "content": name} for at, name in enumerate(names)]
+    ends = [kept + names.index(one) for one in (harmony.RETURN, harmony.CALL)]
+    changes: dict[str, dict[str, Any]] = {
+        "target/tokenizer.json": {"model": model, "added_tokens": [*plain, *more]},
+        "target/tokenizer_config.json": {"chat_template": TOOLS_TEMPLATE},
+        "target/generation_config.json": {"eos_token_id": ends},
+    }
+    return build_demo(folder, changes, name="demo-gpt-oss")
+
+
+@pytest.mark.exhaustive
+def test_calls_of_a_served_pair(tritonserver: TritonServerBinary, tmp_path: Path) -> None:
+    """They are read from the stream as it comes, and are what this process decodes by itself."""
+    bundle = _build_gpt_oss(tmp_path)
+    tool = {"type": "function", "function": {"name": "run", "parameters": SCHEMA, "strict": True}}
+    ask: list[Any] = [{"role": "user", "content": "fleet in kyiv"}]
+    prompt = "<|start|>developer<|message|>run<|end|><|start|>user<|message|>fleet in kyiv<|end|>"
+    use = ToolUse((Tool("run", parameters=SCHEMA, strict=True),), must=True)
+    with dflash_trt.load(bundle) as pair, serving(bundle, bundle) as served:
+        core = pair.tokenizer.core
+        form = ToolFormat.find(TOOLS_TEMPLATE, core, harmony=True)
+        bound = bind_answer(form, use, None, harmony=True)
+        assert pair.harmony is not None and bound is not None
+        # Of what may come first it neither thinks nor writes a preamble.
+        unwanted = [at for text, at in core.get_vocab().items() if "analysis".startswith(text)]
+        bias = dict.fromkeys([*unwanted, core.token_to_id(harmony.MESSAGE)], -100.0)
+        client = openai_client(served.openai.removesuffix("/v1"))
+        model = client.models.list().data[0].id
+        for temperature in (0.0, 1.0):
+            request = pair.request(
+                f"{prompt}<|start|>assistant",
+                SamplingParams(temperature=temperature, seed=7),
+                max_tokens=300,
+                penalties=Penalties(bias=tuple(bias.items())),
+                grammar=pair.grammars.compile(bound),
+            )
+            (own,) = pair.run([request])
+            stream = pair.harmony.open((), ["run"])
+            calls = (stream.push(own.token_ids) + stream.flush()).calls
+            expected = "".join(one.arguments for one in calls)
+            fields: dict[str, Any] = {"model": model, "messages": ask, "tools": [tool], "seed": 7}
+            fields |= {"max_tokens": 300, "temperature": temperature, "logit_bias": bias}
+            fields |= {"tool_choice": "required"}
+            choice = client.chat.completions.create(**fields).choices[0]
+            (call,) = choice.message.tool_calls or []
+            assert (call.function.name, call.function.arguments) == ("run", expected)
+            assert choice.finish_reason == "tool_calls" and choice.message.content is None
+            loads = json.loads(expected)["loads"]
+            assert len(loads) == 24 and all(10 <= one <= 99 for one in loads)
+            pieces = [
+                piece
+                for chunk in client.chat.completions.create(**fields, stream=True)
+                for piece in chunk.choices[0].delta.tool_calls or []
+            ]
+            assert pieces[0].function.name == "run" and pieces[0].id is not None
+            assert all(one.id is one.function.name is None for one in pieces[1:])
+            assert "".join(one.function.arguments or "" for one in pieces) == expected
+            assert len(pieces) > 4, "as it comes, not at its end"
+        result = {"role": "tool", "tool_call_id": call.id, "content": "3 done"}
+        answered = [*ask, choice.message.model_dump(exclude_none=True), result]
+        again = client.chat.completions.create(**fields | {"messages": answered})
+        assert again.choices[0].finish_reason == "tool_calls"
