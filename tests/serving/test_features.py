@@ -1,0 +1,174 @@
+"""What applications ask for, pair by pair: served as in this process, with drafts as without.
+
+`tests/lossless/test_features.py` holds the same of batches, pages and bits of logits.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from functools import partial
+from itertools import combinations
+from typing import Any
+from urllib.parse import urlsplit
+
+import pytest
+
+import dflash_trt
+from dflash_trt import LoadedPair, SamplingParams
+from dflash_trt.runtime import Penalties, Request, RequestResult
+from dflash_trt.sampling.rules import TokenRules
+from dflash_trt.text.grammar import Grammar
+from tests.serving.served import PROMPTS, QUEUE, SLOTS, Served, fetch
+
+OUTPUT, SAMPLES = 32, 3
+REGEX = "[a-f ,.0-9]{30,36}"
+STOPS = ["at", " r"]
+BIAS = {"70": 4.0, "68": 3.0, "5": -100.0}
+BANNED = {66, 67, 80}
+# Numbers that FP32 holds, as which they are sent to the model.
+BASES: dict[str, dict[str, Any]] = {
+    "greedy": {"temperature": 0},
+    "drawn": {"temperature": 0.875, "seed": 3},
+    "narrow": {"temperature": 1.125, "top_k": 50, "top_p": 0.9375, "seed": 2**40},
+}
+# Fields of a completion; streams and samples among them.
+FEATURES: dict[str, dict[str, Any]] = {
+    "grammar": {"guided_regex": REGEX},
+    "penalties": {"frequency_penalty": 0.5, "presence_penalty": 0.25, "repetition_penalty": 1.25},
+    "bias": {"logit_bias": BIAS},
+    "rules": {"allowed_token_ids": [one for one in range(464) if one not in BANNED]},
+    "logprobs": {"logprobs": 3},
+    "processed": {"logprobs": 2, "logprobs_mode": "processed_logprobs"},
+    "prompt_logprobs": {"prompt_logprobs": 2},
+    "min_p": {"min_p": 0.125},
+    "stop": {"stop": STOPS},
+    "samples": {"n": SAMPLES},
+    "echo": {"echo": True},
+    "stream": {"stream": True},
+}
+PAIRS = list(combinations(FEATURES, 2))
+Shown = dict[str, Any]
+
+
+def make_requests(pair: LoadedPair, fields: dict[str, Any], prompt: str) -> list[Request]:
+    """What the fields ask of the runtime, sample by sample."""
+    names = ("temperature", "top_k", "top_p", "min_p", "seed")
+    sampling = SamplingParams(**{name: fields[name] for name in names if name in fields})
+    bias = tuple((int(name), value) for name, value in fields.get("logit_bias", {}).items())
+    of_prompt = [
+        fields.get("prompt_logprobs"),
+        fields.get("logprobs") if "echo" in fields else None,
+    ]
+    known = [one for one in of_prompt if one is not None]
+    request = pair.request(
+        prompt,
+        sampling,
+        max_tokens=OUTPUT,
+        penalties=Penalties(
+            frequency=fields.get("frequency_penalty", 0.0),
+            presence=fields.get("presence_penalty", 0.0),
+            repetition=fields.get("repetition_penalty", 1.0),
+            bias=bias,
+        ),
+        rules=TokenRules(allowed=fields.get("allowed_token_ids")),
+        grammar=pair.grammars.compile(Grammar("regex", REGEX))
+        if "guided_regex" in fields
+        else None,
+        stop_strings=tuple(fields.get("stop", ())),
+        logprobs=fields.get("logprobs"),
+        logprobs_mode=fields.get("logprobs_mode", "raw_logprobs"),
+        prompt_logprobs=max(known) if known else None,
+    )
+    return [
+        replace(request, sampling=replace(sampling, seed=sampling.seed + sample))
+        for sample in range(fields.get("n", 1))
+    ]
+
+
+def show(fields: dict[str, Any], prompt: str, result: RequestResult) -> Shown:
+    """A choice of the answer, of what this process decoded."""
+    values = None if result.logprobs is None else [one.logprob for one in result.logprobs]
+    of_prompt = result.prompt_logprobs or ()
+    echoes = "echo" in fields
+    if echoes and values is not None:
+        values = [None, *(one.logprob for one in of_prompt), *values]
+    places = None
+    if "prompt_logprobs" in fields:
+        places = [None, *({str(one.token_id): one.logprob} for one in of_prompt)]
+    return {
+        "text": (prompt if echoes else "") + (result.text or ""),
+        "reason": result.finish_reason,
+        "logprobs": values,
+        "prompt_logprobs": places,
+    }
+
+
+def ask(served: Served, body: dict[str, Any]) -> list[Shown]:
+    """The choices of the served answer, whole or put together from its stream."""
+    status, answer, _ = fetch(urlsplit(served.openai).netloc, "/v1/completions", body)
+    assert status == 200, (answer, body)
+    parts = [answer.decode()]
+    if "stream" in body:
+        parts = [one[6:] for one in parts[0].split("\n\n") if one.startswith("data: {")]
+    found: list[Shown] = [
+        {"text": "", "reason": None, "logprobs": None, "prompt_logprobs": None}
+        for _ in range(body.get("n", 1))
+    ]
+    for part in parts:
+        for choice in json.loads(part)["choices"]:
+            shown = found[choice["index"]]
+            shown["text"] += choice["text"]
+            shown["reason"] = choice["finish_reason"] or shown["reason"]
+            if choice["logprobs"] is not None:
+                values = shown["logprobs"] or []
+                shown["logprobs"] = values + choice["logprobs"]["token_logprobs"]
+            if choice.get("prompt_logprobs") is not None:
+                shown["prompt_logprobs"] = choice["prompt_logprobs"]
+    return found
+
+
+def assert_same(where: str, expected: Shown, got: Shown) -> None:
+    for name in ("text", "reason", "logprobs"):
+        assert got[name] == expected[name], f"{where}: {name}"
+    if expected["prompt_logprobs"] is None:
+        assert got["prompt_logprobs"] is None, where
+        return
+    for one, other in zip(expected["prompt_logprobs"], got["prompt_logprobs"], strict=True):
+        assert (one is None) == (other is None), where
+        for token_id, logprob in (one or {}).items():
+            assert other[token_id]["logprob"] == logprob and math.isfinite(logprob), where
+
+
+@pytest.mark.exhaustive
+def test_served_answers_are_those_of_this_process(served: Served) -> None:
+    """All pairs, greedy and drawn one way or the other, beside each other on one server."""
+    cases = [
+        (
+            f"{base}: {' and '.join(pair)}",
+            BASES[base] | FEATURES[pair[0]] | FEATURES[pair[1]],
+            PROMPTS[number % len(PROMPTS)],
+        )
+        for number, pair in enumerate(PAIRS)
+        for base in ("greedy", "narrow" if number % 2 else "drawn")
+    ]
+    common = {"model": "demo", "max_tokens": OUTPUT}
+    with dflash_trt.load(served.bundle, block_schedule="none") as pair:
+        asked = [make_requests(pair, fields, prompt) for _, fields, prompt in cases]
+        flat = [one for requests in asked for one in requests]
+        together = pair.run(flat)
+        alone = [pair.run([replace(one, speculate=False)])[0] for one in flat]
+    for one, other in zip(together, alone, strict=True):
+        assert one.token_ids == other.token_ids and one.text == other.text
+        assert (one.finish_reason, one.stop_reason) == (other.finish_reason, other.stop_reason)
+        assert one.logprobs == other.logprobs and one.prompt_logprobs == other.prompt_logprobs
+    assert sum(one.statistics.accepted_tokens for one in together) > len(together)
+    bodies = [common | fields | {"prompt": prompt} for _, fields, prompt in cases]
+    with ThreadPoolExecutor((SLOTS + QUEUE) // SAMPLES) as pool:
+        answers = list(pool.map(partial(ask, served), bodies))
+    results = iter(together)
+    for (where, fields, prompt), choices in zip(cases, answers, strict=True):
+        for choice in choices:
+            assert_same(where, show(fields, prompt, next(results)), choice)
