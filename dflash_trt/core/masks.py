@@ -45,7 +45,9 @@ class TokenMask:
 
     def have(self, token_ids: Int64Array) -> npt.NDArray[np.bool_]:
         """Of each of `token_ids` [n] whether it may come next."""
-        return (self.bits[token_ids >> 3] >> (token_ids & 7).astype(np.uint8) & 1).view(np.bool_)
+        places = (token_ids & 7).astype(np.uint8)
+        flags: npt.NDArray[np.uint8] = self.bits[token_ids >> 3] >> places & 1
+        return flags.view(np.bool_)
 
     def apply(self, logits: FloatArray) -> FloatArray:
         """A copy of the row [V] in which what may not come next is minus infinity.
@@ -90,9 +92,8 @@ def _list_bits(bits: npt.NDArray[np.uint8], size: int) -> Int64Array:
     words = np.flatnonzero(bits[:whole].view(np.uint64) != 0)
     flags = np.unpackbits(bits[:whole].reshape(-1, 8)[words], bitorder="little")
     found = np.flatnonzero(flags.view(np.bool_))
-    ids = (words[found >> 6] << 6) + (found & 63)
     rest = np.flatnonzero(np.unpackbits(bits[whole:], bitorder="little"))
-    ids = np.concatenate((ids, rest + 8 * whole))
+    ids: Int64Array = np.concatenate(((words[found >> 6] << 6) + (found & 63), rest + 8 * whole))
     return ids[: np.searchsorted(ids, size)]
 
 
