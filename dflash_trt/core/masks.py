@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -13,6 +14,8 @@ from dflash_trt.errors import DflashError
 
 _FEW = 4096
 """Tokens that are listed rather than the row masked."""
+_LONE = 8
+"""Words of a mask whose bits cost less one by one than calls of NumPy do."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -30,13 +33,18 @@ class TokenMask:
         """Whether one token may come next."""
         return bool(self.bits[token_id >> 3] >> (token_id & 7) & 1)
 
+    @property
+    def is_narrow(self) -> bool:
+        """Whether `few` lists them."""
+        return int(np.count_nonzero(self.bits)) <= _FEW
+
     def few(self) -> Int64Array | None:
         """Ascending ids of the tokens that may, where they are few; None where they are many.
 
         Raises:
             DflashError: none may.
         """
-        if np.count_nonzero(self.bits) > _FEW:
+        if not self.is_narrow:
             return None
         ids = _list_bits(self.bits, self.vocab_size)
         if not ids.size:
@@ -89,16 +97,38 @@ def _list_bits(bits: npt.NDArray[np.uint8], size: int) -> Int64Array:
     """Ascending places, below `size`, of the bits that are set."""
     # Eight bytes at a time: where few bits are set, few of them are not zero.
     whole = len(bits) & ~7
-    words = np.flatnonzero(bits[:whole].view(np.uint64) != 0)
-    flags = np.unpackbits(bits[:whole].reshape(-1, 8)[words], bitorder="little")
-    found = np.flatnonzero(flags.view(np.bool_))
-    rest = np.flatnonzero(np.unpackbits(bits[whole:], bitorder="little"))
-    ids: Int64Array = np.concatenate(((words[found >> 6] << 6) + (found & 63), rest + 8 * whole))
+    words = bits[:whole].view("<u8")
+    filled = np.flatnonzero(words != 0)
+    ids: Int64Array
+    if len(filled) <= _LONE:
+        each = [
+            place << 6 | bit for place in filled.tolist() for bit in _bits_of(int(words[place]))
+        ]
+        ids = np.array(each, np.int64)
+    else:
+        flags = np.unpackbits(bits[:whole].reshape(-1, 8)[filled], bitorder="little")
+        found = np.flatnonzero(flags.view(np.bool_))
+        ids = (filled[found >> 6] << 6) + (found & 63)
+    if whole < len(bits):
+        rest = np.flatnonzero(np.unpackbits(bits[whole:], bitorder="little"))
+        ids = np.concatenate((ids, rest + 8 * whole))
     return ids[: np.searchsorted(ids, size)]
+
+
+def _bits_of(word: int) -> Iterator[int]:
+    while word:
+        lowest = word & -word
+        yield lowest.bit_length() - 1
+        word ^= lowest
 
 
 class Allowed(Protocol):
     """Says which tokens may come next in one place of one output."""
+
+    @property
+    def is_narrow(self) -> bool:
+        """Whether few are likely to: all that may are asked for at once then."""
+        ...
 
     def allows(self, token_id: int) -> bool:
         """Whether one token may: cheaper than to say it of all."""

@@ -143,6 +143,12 @@ def _read(logits: FloatArray, position: int) -> LogitRow:
 
 
 def _choose_likeliest(logits: FloatArray, position: int, allowed: Allowed | None) -> int:
+    if allowed is not None and allowed.is_narrow:
+        ids = allowed.tokens().few()
+        if ids is not None:  # and no look at the rest of the row
+            winner = int(ids[np.argmax(logits[ids])])
+            _check(float(logits[winner]), position)
+            return winner
     winner = int(np.argmax(logits))
     _check(float(logits[winner]), position)
     if allowed is None or allowed.allows(winner):

@@ -95,7 +95,8 @@ class CompiledGrammar:
 class Follower:
     """Follows one output token by token.
 
-    `compiled` is where it begins, `seconds` the processor time that following has taken.
+    `compiled` is where it begins, `seconds` the processor time that following has taken. It
+    `is_narrow` where few tokens could come when all were last asked for.
     """
 
     def __init__(self, compiled: CompiledGrammar) -> None:
@@ -105,6 +106,7 @@ class Follower:
         self._taken: list[int] = []
         self.seconds = self._revising = 0.0
         self._known: TokenMask | None = None  # of what comes next
+        self.is_narrow = False
 
     def fork(self) -> Follower:
         """One of its own for an output that goes on from here."""
@@ -133,6 +135,7 @@ class Follower:
         if self._known is None:
             bits = np.frombuffer(self._do(lambda matcher: matcher.compute_bitmask()), np.uint8)
             self._known = TokenMask(bits, self.compiled.vocab_size, "grammar")
+            self.is_narrow = self._known.is_narrow
         return self._known
 
     def mask(self, logits: FloatArray) -> FloatArray:

@@ -187,8 +187,9 @@ def test_what_is_allowed_is_chosen_from() -> None:
     """As from the row in which all else is minus infinity, of few tokens and of many."""
 
     class Some:
-        def __init__(self, flags: np.ndarray) -> None:
+        def __init__(self, flags: np.ndarray, is_narrow: bool = False) -> None:
             self.mask = TokenMask(np.packbits(flags, bitorder="little"), len(flags), "grammar")
+            self.is_narrow = is_narrow
 
         def allows(self, token_id: int) -> bool:
             return self.mask.has(token_id)
@@ -205,8 +206,9 @@ def test_what_is_allowed_is_chosen_from() -> None:
             masked = np.where(flags, row, np.float32(-np.inf))
             for one in ({}, {"temperature": 0.9}, {"temperature": 1.0, "top_p": 0.9}):
                 params = SamplingParams(seed=2, **one)
-                chosen = choose_token(row, position, params, Some(flags))
-                assert chosen == choose_token(masked, position, params) and flags[chosen]
+                for is_narrow in (False, True):
+                    chosen = choose_token(row, position, params, Some(flags, is_narrow))
+                    assert chosen == choose_token(masked, position, params) and flags[chosen]
     nothing = Some(np.zeros(50_000, np.bool_))
     for params in (SamplingParams(), SamplingParams(temperature=1.0)):
         with pytest.raises(DflashError, match="grammar: no token may come next"):
