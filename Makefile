@@ -34,7 +34,7 @@ demo: $(VENV)/.installed
 	  $(BIN)/dflash-trt tune build/demo-$$kind-bundle --limit-prompts 12 || exit; done
 	$(BENCH) served-demo $(SERVED) --output-dir build/served --runs 2 \
 	  --beside 'EAGLE-3=build/demo-eagle3-bundle' --beside 'DSpark=build/demo-dspark-bundle' \
-	  --beside 'DFlash of their training=build/demo-dflash-bundle'
+	  --beside 'DFlash, same data=build/demo-dflash-bundle'
 	$(BIN)/dflash-trt plan --target gpt-oss-120b --gpu b300 --gpus 8 --interactivity 500
 	$(BIN)/dflash-trt build --target gpt-oss-120b --executor trtllm --profile b300x8 --overwrite -o build/gpt-oss-120b-b300x8
 	@echo 'open build/served/report.html'

@@ -164,7 +164,7 @@ def published_decodings(
     found: list[Speculative] = []
     if (eagle := _eagle3(pair, name, eagle3_tau)) is not None:
         found.append(eagle)
-    own = {"DFlash": DFlash, "DSpark": DSpark}[pair.drafter]
+    own = DSpark if pair.drafter == "DSpark" else DFlash
     found.append(own(pair.target, pair.draft, curve))
     for one in pair.published:
         if name is not None and name in one.dspark:
