@@ -67,6 +67,7 @@ def test_stream_from_server(run: Run, address: str) -> None:
     assert run("stream_from_server.py", address.removeprefix("grpc://")).count(" → ") == 3
 
 
+@pytest.mark.exhaustive
 def test_quantise_and_compare(run: Run, tmp_path: Path) -> None:
     shown = run("quantise_and_compare.py", tmp_path, 3)
     size = re.match(r"weights: (\d+)% of the bytes\n", shown)

@@ -15,6 +15,7 @@ from dflash_trt.graph.form import Precision
 from dflash_trt.quantization.linears import Algorithm
 from tests.cli.bigram import write_tokenizer
 from tests.cli.conftest import Build, Run, write_config
+from tests.covering import exhaustive
 from tests.quantization.running import quantize_in_place
 
 RTX = ["--executor", "tensorrt-rtx"]
@@ -141,7 +142,7 @@ def test_the_configuration_has_a_recipe(build: Build, own_pair: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "target"), [("demo-nvfp4", {"NVFP4": 32 * 3}), ("demo-fp8", {"FP8": 32 * 7})]
+    ("name", "target"), [("demo-nvfp4", {"NVFP4": 32 * 3}), exhaustive("demo-fp8", {"FP8": 32 * 7})]
 )
 def test_the_shipped_recipes(build: Build, name: str, target: dict[str, int]) -> None:
     build.well(name)

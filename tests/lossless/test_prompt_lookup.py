@@ -31,6 +31,7 @@ def executor(request: pytest.FixtureRequest, make_pair: PairFactory) -> Executor
     return open_executor(pair.bundle, threads=1)
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize(
     "sampling",
     [SamplingParams(), SamplingParams(temperature=0.8, seed=5)],

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli.conftest import Outcome, Run
+from tests.covering import exhaustive
 from tests.serving.served import PROMPTS, Served
 
 # Times differ.
@@ -28,11 +29,11 @@ def _without_times(record: object) -> object:
     "options",
     [
         [],
-        ["--temperature", 0.7, "--top-p", 0.9, "--seed", 5],
-        ["--temperature", 1.1, "--top-k", 7, "--seed", 2**64 - 1],
+        exhaustive(["--temperature", 0.7, "--top-p", 0.9, "--seed", 5]),
+        exhaustive(["--temperature", 1.1, "--top-k", 7, "--seed", 2**64 - 1]),
         ["--temperature", 1, "--top-p", 1e-50, "--seed", 3],  # 0 in FP32, which is: keep all
-        ["--stop", "\n", "--stop", "silver"],
-        ["--ignore-eos"],
+        exhaustive(["--stop", "\n", "--stop", "silver"]),
+        exhaustive(["--ignore-eos"]),
         ["--regex", "[a-z]{3,9} #[0-9]{4}"],
     ],
 )

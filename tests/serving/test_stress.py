@@ -29,7 +29,6 @@ from tritonclient.utils import InferenceServerException
 
 from dflash_trt.runtime import SamplingParams
 from dflash_trt.serving.server.tritonserver import TritonServerBinary
-from tests.covering import exhaustive
 from tests.serving.client import CLASSIC, LLM, StreamClient, ask_grpc, make_fields, make_stop
 from tests.serving.conftest import Generate, count_ended, wait_idle
 from tests.serving.served import (
@@ -275,7 +274,8 @@ def _name(pid: int) -> str:
     return next((name for mark, name in NAMES.items() if mark in arguments), arguments)
 
 
-@pytest.mark.parametrize("count", [100, exhaustive(REQUESTS)])
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("count", [REQUESTS])
 def test_every_request_ends_once_and_right(
     soaked: Served, pool_of_cases: list[Case], count: int
 ) -> None:

@@ -92,6 +92,7 @@ def test_recorded_logits_are_the_cpus(machine: Machine, built: TinyPair) -> None
     assert some.candidates is None and some.logits is not None, "rows serve as candidates too"
 
 
+@pytest.mark.exhaustive
 def test_random_schedules_are_the_same_without_looking_ahead(machine: Machine) -> None:
     """Admissions, cancellations, moved slots, ends in the middle of a block and of the context."""
     patient, eager = machine.open(), machine.open()
