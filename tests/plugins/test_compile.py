@@ -57,9 +57,12 @@ ENTRY = """\
 """
 
 
+TRIED = "block_attention", "block_attention_split"
+
+
 def compilations() -> Iterator[object]:
-    """Daily: a case of each operation for sm_120a, whose shared memory is the least, and of one
-    kernel for every architecture. Full: all but a case of each operation for the others.
+    """Daily: a case of each operation for sm_120a, whose shared memory is the least, and of `TRIED`
+    for every architecture. Full: all but a case of each operation for the others.
     """
     for arch in kernel_arches():
         is_least = arch == "sm_120a"
@@ -68,7 +71,7 @@ def compilations() -> Iterator[object]:
             name = case.operation.name
             is_first = name not in seen
             marks = []
-            if not is_first or not (is_least or name == "block_attention"):
+            if not is_first or not (is_least or name in TRIED):
                 marks.append(pytest.mark.exhaustive)
             if not is_first and not is_least:
                 marks.append(pytest.mark.full)
