@@ -110,6 +110,7 @@ CHANGED = replace(
     ("name", "like", "seeds"),
     [
         ("dflash", CHANGED, 1_500),
+        exhaustive("dflash", CHANGED, 3_000),
         exhaustive("dflash", replace(PLAIN, rules=CHANGED.rules), 10_000),
         exhaustive("prompt-lookup", PLAIN, 5_000),
         exhaustive("prompt-lookup", CHANGED, 5_000),
@@ -151,9 +152,10 @@ def test_changed_rows_and_other_drafts_follow_the_law(
     ("sampling", "seeds"),
     [
         exhaustive(SamplingParams(temperature=1.0), 20_000),
+        exhaustive(SamplingParams(temperature=1.0, top_k=4, top_p=0.9), 5_000),
         (SamplingParams(temperature=1.0, top_k=4, top_p=0.9), 2_000),
     ],
-    ids=["temperature", "top_k and top_p"],
+    ids=["temperature", "top_k and top_p", "fewer"],
 )
 def test_speculated_tokens_follow_the_law(
     executor: OnnxRuntimeExecutor, sampling: SamplingParams, seeds: int
