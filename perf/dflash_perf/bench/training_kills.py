@@ -42,34 +42,36 @@ def measure(work: Work, *, hours: float = 0.2, kills: int = 10, seed: int = 1) -
         words += [option, str(path)]
     plan = json.loads(_run([*words, "--plan", "-o", str(work.folder / "planned")]))["plan"]
     words += ["--rows", str(plan["rows"]), "--steps", str(plan["steps"])]
-    runs: Figures = {}
-    changes = 0
-    for name in ("undisturbed", "killed"):
-        folder = work.folder / name
-        command = [*words, "-o", str(folder / "draft")]
-        began = time.monotonic()
-        if name == "undisturbed":
-            changes = run_whole(command, folder)
-            died = 0
-        else:
-            died = run_killed(command, folder, choose_moments(random.Random(seed), changes, kills))
-        took = time.monotonic() - began
-        hashes = {path: sha256(data).hexdigest() for path, data in contents(folder / "draft")}
-        runs[name] = {"hours": took / 3600, "killed": died, "sha256": hashes}
-        print(f"{name}: {took / 3600:.3f} h, killed {died} times, {len(hashes)} files")
-    is_equal = runs["undisturbed"]["sha256"] == runs["killed"]["sha256"]
-    print("every byte is equal" if is_equal else "NOT EQUAL")
-    return {"plan": plan, "changes": changes, "equal": is_equal, **runs}
+    whole, killed = work.folder / "whole", work.folder / "killed"
+    began = time.monotonic()
+    changes = run_whole([*words, "-o", str(whole / "draft")], whole)
+    ended = time.monotonic()
+    moments = choose_moments(random.Random(seed), changes, kills)
+    died = run_killed([*words, "-o", str(killed / "draft")], killed, moments)
+    hours_taken = (ended - began) / 3600, (time.monotonic() - ended) / 3600
+    hashes = [_hash_files(folder / "draft") for folder in (whole, killed)]
+    print(f"undisturbed {hours_taken[0]:.3f} h; killed {died} times, in all {hours_taken[1]:.3f} h")
+    print("every byte is equal" if hashes[0] == hashes[1] else "NOT EQUAL")
+    return {
+        "plan": plan,
+        "changes": changes,
+        "equal": hashes[0] == hashes[1],
+        "undisturbed": {"hours": hours_taken[0], "killed": 0, "sha256": hashes[0]},
+        "killed": {"hours": hours_taken[1], "killed": died, "sha256": hashes[1]},
+    }
 
 
 def _line(number: int) -> str:
     return json.dumps({"prompt": document(0, "training-kills", number)[:CHARACTERS]}) + "\n"
 
 
-def contents(folder: Path) -> list[tuple[str, bytes]]:
-    """Every file below `folder`: its path in it, and its bytes."""
-    files = (path for path in sorted(folder.rglob("*")) if path.is_file())
-    return [(path.relative_to(folder).as_posix(), path.read_bytes()) for path in files]
+def _hash_files(folder: Path) -> dict[str, str]:
+    """The SHA-256 of every file below `folder`, by its path in it."""
+    return {
+        path.relative_to(folder).as_posix(): sha256(path.read_bytes()).hexdigest()
+        for path in sorted(folder.rglob("*"))
+        if path.is_file()
+    }
 
 
 def run_whole(words: Sequence[str], folder: Path) -> int:
