@@ -14,8 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dflash_trt.checkpoints.config_fields import ConfigFields
-from dflash_trt.checkpoints.families import HEAD_NAME, Rules
 from dflash_trt.checkpoints.safetensors_header import TensorEntry
+from dflash_trt.checkpoints.weight_names import HEAD_NAME, Rules
 from dflash_trt.core.limits import MAX_BLOCK
 
 ARCHITECTURE = "Qwen3DSparkModel"

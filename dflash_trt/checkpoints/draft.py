@@ -11,12 +11,7 @@ from dflash_trt.checkpoints.config_fields import ConfigFields
 from dflash_trt.checkpoints.decoder import DecoderSpec
 from dflash_trt.checkpoints.draft_kinds import TRAITS, DraftKind, DraftTraits
 from dflash_trt.checkpoints.draft_tokens import DRAFT_TOKENS_NAME, read_draft_tokens
-from dflash_trt.checkpoints.families import (
-    DRAFT_ARCHITECTURES,
-    DRAFT_DEFAULT_HEAD_DIM,
-    DRAFT_WEIGHTS,
-    NORM_EPS,
-)
+from dflash_trt.checkpoints.families import DRAFT_ARCHITECTURES, DRAFT_DEFAULT_HEAD_DIM, NORM_EPS
 from dflash_trt.checkpoints.folder import CONFIG_NAME, open_checkpoint, read_config
 from dflash_trt.checkpoints.layer_types import read_layer_attention
 from dflash_trt.checkpoints.name_map import match_weights
@@ -29,6 +24,7 @@ from dflash_trt.checkpoints.relatives import (
 )
 from dflash_trt.checkpoints.rope import read_rope
 from dflash_trt.checkpoints.sizes import MAX_LAYERS, read_sizes
+from dflash_trt.checkpoints.weight_names import DRAFT_WEIGHTS
 from dflash_trt.core.limits import MAX_BLOCK
 from dflash_trt.core.strict_json import quoted
 from dflash_trt.errors import DflashError

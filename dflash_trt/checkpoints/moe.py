@@ -6,9 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from dflash_trt.checkpoints.config_fields import ConfigFields
-from dflash_trt.checkpoints.families import ExpertRules, ExpertStorage, Family, Routing
+from dflash_trt.checkpoints.families import ExpertRules, Family, Routing
 from dflash_trt.checkpoints.quantization import MX_BLOCK, NVFP4_BLOCK, WEIGHTS_ONLY, Quantization
 from dflash_trt.checkpoints.sizes import MAX_WIDTH, ExpertSizes
+from dflash_trt.checkpoints.weight_names import ExpertStorage
 
 MAX_EXPERTS = 1 << 12
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Mapping
 
-from dflash_trt.checkpoints.families import HARMLESS_SUFFIXES, Rules, Shape
 from dflash_trt.checkpoints.folder import Checkpoint
 from dflash_trt.checkpoints.quantization import Quantization
 from dflash_trt.checkpoints.quantized_weights import (
@@ -17,6 +16,7 @@ from dflash_trt.checkpoints.quantized_weights import (
     logical_shape,
 )
 from dflash_trt.checkpoints.safetensors_header import TensorEntry
+from dflash_trt.checkpoints.weight_names import HARMLESS_SUFFIXES, Rules, Shape
 from dflash_trt.core.strict_json import quoted
 from dflash_trt.errors import DflashError, first_few
 

@@ -16,7 +16,6 @@ from dflash_trt.checkpoints.families import (
     DRAFT_ARCHITECTURES,
     FAMILIES,
     FOREIGN_KEYS,
-    HEAD_NAME,
     HYBRID_KEYS,
     NORM_EPS,
     REFUSED_FAMILIES,
@@ -33,6 +32,7 @@ from dflash_trt.checkpoints.relatives import read_architecture
 from dflash_trt.checkpoints.rope import LEAST, read_partial_rope, read_rope, read_ropes_by_kind
 from dflash_trt.checkpoints.safetensors_header import TensorEntry
 from dflash_trt.checkpoints.sizes import read_sizes
+from dflash_trt.checkpoints.weight_names import HEAD_NAME
 from dflash_trt.checkpoints.windows import read_windows
 from dflash_trt.core.files import exists, open_file
 from dflash_trt.core.strict_json import quoted, read_json_object
@@ -48,7 +48,7 @@ TIED_SAMPLE_BYTES = 64 * 1024
 class TargetSpec(DecoderSpec):
     """A decoder of a known family.
 
-    The roles of its `weights` are in families.py; a quantised linear's scales lie beside it
+    The roles of its `weights` are in weight_names.py; a quantised linear's scales lie beside it
     ("layers.{i}.q_proj.weight_scale" …, see quantized_weights.py). `eos_token_ids` may be empty.
     """
 

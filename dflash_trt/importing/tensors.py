@@ -13,8 +13,9 @@ from typing import BinaryIO
 
 import numpy as np
 
-from dflash_trt.checkpoints.families import HARMLESS_SUFFIXES, target_rules
+from dflash_trt.checkpoints.families import target_rules
 from dflash_trt.checkpoints.name_map import size_of
+from dflash_trt.checkpoints.weight_names import HARMLESS_SUFFIXES
 from dflash_trt.core.files import open_file
 from dflash_trt.core.strict_json import quoted
 from dflash_trt.errors import first_few
