@@ -1,7 +1,7 @@
 """GGUF's architectures as data: which tensor has which role of a family, which keys are known.
 
-Roles are those of `dflash_trt/checkpoints/weight_names.py`. Names of tensors: llama.cpp's, as in the
-package gguf. "name[{e}]" is part `e` of a tensor that holds all experts of a layer.
+Roles are those of `dflash_trt/checkpoints/weight_names.py`. Names of tensors: llama.cpp's, as in
+the package gguf. "name[{e}]" is part `e` of a tensor that holds all experts of a layer.
 """
 
 from __future__ import annotations

@@ -10,6 +10,7 @@ import numpy.typing as npt
 import onnx
 import onnxruntime as ort
 
+from dflash_trt.backends.onnxruntime.huge_pages import in_huge_pages
 from dflash_trt.core.files import FileKind, find_file, resolved
 from dflash_trt.errors import DflashError, one_line
 from dflash_trt.graph.bindings import LOGITS, OBSERVED_PREFIX
@@ -69,7 +70,8 @@ def open_session(
         options.add_session_config_entry(_WEIGHTS_FOLDER, str(resolved(path.parent)))
     source = str(path) if model is None else model
     try:
-        return ort.InferenceSession(source, options, providers=["CPUExecutionProvider"])
+        with in_huge_pages():
+            return ort.InferenceSession(source, options, providers=["CPUExecutionProvider"])
     except Exception as error:
         raise DflashError(
             f"ONNX Runtime cannot open it: {one_line(error)}",

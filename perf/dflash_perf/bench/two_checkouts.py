@@ -1,7 +1,8 @@
-"""Two checkouts of this project decode the demo pair in turn: is the later one slower?
+"""Two checkouts of this project decode the same prompts in turn: is the later one slower?
 
-A process of each builds the demo bundle with its own code and decodes its prompts with DFlash at
-the trained block, one sequence at a time and eight together, on one thread. Seconds are those that
+A process of each builds the demo bundle with its own code, or opens the bundle that is named, and
+decodes its prompts with DFlash at the trained block, one sequence at a time and eight together, on
+one thread. Seconds are those that
 the process computed, so that a busy machine disturbs little. Told are the median of after / before
 in tokens/s, pair by pair, and a 95 % interval of it by bootstrap.
 """
@@ -30,8 +31,9 @@ import json, sys, time
 from itertools import islice
 import dflash_trt
 from pathlib import Path
-folder, max_tokens = sys.argv[1], int(sys.argv[2])
-bundle = dflash_trt.build("demo", folder, overwrite=True)
+folder, max_tokens, is_built = sys.argv[1], int(sys.argv[2]), sys.argv[3] == "built"
+if not is_built:
+    dflash_trt.build("demo", folder, overwrite=True)
 prompts = [json.loads(line)["prompt"] for line in (Path(folder) / "prompts.jsonl").open()]
 with dflash_trt.load(folder, threads=1, block_schedule="none") as pair:
     for line in sys.stdin:
@@ -46,14 +48,15 @@ with dflash_trt.load(folder, threads=1, block_schedule="none") as pair:
 
 
 class Checkout:
-    """A process that runs the code in `folder`."""
+    """A process that runs the code in `folder` on `bundle`, which it makes unless it `is_built`."""
 
-    def __init__(self, folder: Path, bundle: Path, max_tokens: int) -> None:
+    def __init__(self, folder: Path, bundle: Path, max_tokens: int, is_built: bool) -> None:
         if not (folder / "dflash_trt" / "__init__.py").is_file():
             raise DflashError("is no checkout of this project", where=folder, usage=True)
         root = folder.resolve()
+        state = "built" if is_built else "to build"
         self._process = subprocess.Popen(
-            [sys.executable, "-c", _WORKER, str(bundle), str(max_tokens)],
+            [sys.executable, "-c", _WORKER, str(bundle), str(max_tokens), state],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             cwd=root,
@@ -91,13 +94,16 @@ def measure(
     *,
     before: Annotated[Path, "A checkout."],
     after: Annotated[Path, "A later one."],
+    bundle: Annotated[Path | None, "Decoded by both; else each builds the demo pair."] = None,
     batch: tuple[int, ...] = (1, 8),
     prompts: int = 8,
     max_tokens: int = 96,
 ) -> Figures:
     folders = {"before": before, "after": after}
+    built = None if bundle is None else bundle.resolve()
     running = {
-        name: Checkout(folder, work.folder / name, max_tokens) for name, folder in folders.items()
+        name: Checkout(folder, built or work.folder / name, max_tokens, built is not None)
+        for name, folder in folders.items()
     }
     by_batch: dict[str, Any] = {}
     for size in batch:
