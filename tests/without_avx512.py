@@ -76,7 +76,7 @@ def report() -> int:
 
 
 def main(arguments: list[str]) -> int:
-    """Pytest's exit code, or 1 where AVX-512 could not be switched off."""
+    """Pytest's exit code, or 1 where AVX-512 could not be switched off; 0 where there is none."""
     environment = os.environ | KERNELS
     if features := numpy_features():
         environment["NPY_DISABLE_CPU_FEATURES"] = " ".join(features)
@@ -84,7 +84,10 @@ def main(arguments: list[str]) -> int:
     if subprocess.run([*python, __spec__.name, "--report"], env=environment).returncode:
         print("AVX-512 could not be switched off", file=sys.stderr)
         return 1
-    command = [*python, "pytest", "-m", "numeric", *arguments]
+    if not any(flag.startswith("avx512") for flag in cpu_flags()):
+        print("this CPU has no AVX-512: every run of the tests is without it")
+        return 0
+    command = [*python, "pytest", "-m", "numeric and not full", *arguments]
     return subprocess.run(command, env=environment).returncode
 
 

@@ -29,6 +29,8 @@ CREDIT_EARNED, MOST_CREDIT = 1.0, 24.0
 # A drafted step is taken to cost so many plain ones until it was timed, and never costs fewer.
 ASSUMED_RATIO = 2.5
 LEAST_RATIO = 1.2
+# Drafts that just pay would bring so little as seldom as this: below, they are taken to be useless.
+DOUBT = 0.01
 CHECK_STEPS = 4
 FIRST_PAUSE, LONGEST_PAUSE = 256, 4096
 # Drafted steps at a batch before its first check without cause, and between those that follow.
@@ -82,10 +84,10 @@ class StepRatios:
         It grows with the batch: rows are free while weights are what takes time to read.
         """
         nearest = max((known for known in self._known if known <= batch), default=None)
-        if nearest is None:
-            return self._known[min(self._known)] if self._known else ASSUMED_RATIO
-        ratio = self._known[nearest]
-        return ratio if batch < 2 * nearest else max(ratio, ASSUMED_RATIO)
+        if nearest is not None:
+            least = LEAST_RATIO if batch < 2 * nearest else ASSUMED_RATIO
+            return max(self._known[nearest], least)
+        return max(self._known[min(self._known)], LEAST_RATIO) if self._known else ASSUMED_RATIO
 
 
 @dataclass(slots=True)
@@ -101,8 +103,26 @@ class _Account:
 
     def lost(self, ratios: StepRatios) -> float:
         """Plain steps lost, by what is known of ratios now."""
-        cost = sum(count * ratios.at(batch) for batch, count in self.steps.items())
-        return cost - self.tokens
+        return self._cost(ratios) - self.tokens
+
+    def chance(self, ratios: StepRatios) -> float:
+        """How likely drafts that just pay bring as little, if each is accepted as likely as all.
+
+        A step accepts j with chance p (1 - p)^j then, where 1 / p is what it costs; all steps
+        follow the negative binomial distribution.
+        """
+        steps = self.steps.total()
+        paying = steps / self._cost(ratios)
+        term = paying**steps
+        found = 0.0
+        for accepted in range(int(self.tokens - steps) + 1):
+            found += term
+            term *= (1 - paying) * (steps + accepted) / (accepted + 1)
+        return found
+
+    def _cost(self, ratios: StepRatios) -> float:
+        """In plain steps."""
+        return sum(count * ratios.at(batch) for batch, count in self.steps.items())
 
     @property
     def length(self) -> float:
@@ -163,13 +183,15 @@ class LivePacer(FixedPacer):
             self._rest()
 
     def _is_beyond(self, account: _Account, batch: int) -> bool:
-        """Whether one more step without a good draft would lose more than is allowed."""
+        """Whether they are useless, or one more step without a good draft loses too much."""
         credit = min(CREDIT + CREDIT_EARNED * self._saved, MOST_CREDIT)
         if account.is_short:
             credit += TRIAL_CREDIT - CREDIT
         elif not self._ratios.knows(batch):
             credit += UNTIMED_CREDIT - CREDIT
-        return account.lost(self._ratios) + self._ratios.at(batch) - 1 > credit
+        if account.lost(self._ratios) + self._ratios.at(batch) - 1 > credit:
+            return True
+        return account.steps.total() > 0 and account.chance(self._ratios) < DOUBT
 
     def _is_hopeless(self, batch: int) -> bool:
         """Whether a step costs more than a full block could bring, or than may be lost at once."""

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from dflash_perf.bench.noise_coupling import LIKELIEST, SHARPNESS, Hits, choose, fit, mean_tau
+from dflash_perf.bench.anchors import mean_tau, walk_loop
+from dflash_perf.bench.markov_head import KEPT, MarkovHead, Seen, recall
+from dflash_perf.bench.noise_coupling import LIKELIEST, SHARPNESS, Hits, choose, fit
 from dflash_perf.bench.row_cuts import Chain, ReachCalibration, simulate
 from dflash_perf.bench.served_demo import read_named_bundles
 from dflash_perf.bench.two_checkouts import interval
@@ -37,6 +39,26 @@ def test_sharpness_is_fitted_where_the_slots_before_were_right() -> None:
     assert hits.walk([1, 2]) == (6, 2)  # anchors 0 and 3
     assert hits.walk([LIKELIEST, LIKELIEST]) == (6, 4)
     assert mean_tau([hits.walk([1, 2])]) == 3.0
+
+
+def test_a_markov_head_learns_what_follows_what() -> None:
+    """The token behind t is t + 1, and the draft's logits do not say so."""
+    chance = np.random.default_rng(2)
+
+    def see() -> Seen:
+        before = chance.integers(0, KEPT, (40, 3))
+        ids = np.broadcast_to(np.arange(KEPT), (40, 3, KEPT)).copy()
+        logits = chance.normal(size=ids.shape).astype(np.float32)
+        return Seen(before, ids, logits, (before + 1) % KEPT)
+
+    answers = [see() for _ in range(30)]
+    other = see()
+    assert (other.logits.argmax(axis=2) == other.wanted).mean() < 0.2
+    right = MarkovHead(answers, KEPT, 8).right(other)
+    assert right.mean() > 0.9
+    assert mean_tau([walk_loop(right)]) > 3
+    lost = Seen(other.before, other.ids, other.logits, np.array([[0, -1, 2]] * 40))
+    assert recall([lost]) == [1.0, 0.0, 0.0]
 
 
 def test_a_simulation_counts_tokens_and_seconds() -> None:

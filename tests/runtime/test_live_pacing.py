@@ -15,7 +15,7 @@ from tests.runtime.reference import decode_plainly
 from tests.standins.executor import FakeExecutor
 
 # What a plain step costs more than target_only's, for the drafter's context.
-FED = 1.035
+FED = 1.025
 BLOCK = 8
 # Tokens of a step on the demo pair's prompts, as README shows them.
 DEMO = [1] * 6 + [2] * 2 + [3] * 2 + [5] * 3 + [6] + [8] * 14
@@ -127,6 +127,16 @@ def test_a_ratio_that_was_found_wrong_is_corrected() -> None:
     assert set(machine.run(200)) == {"plain"}
     machine.run(8000)
     assert set(machine.run(100)) == {"drafted"}
+
+
+def test_no_ratio_is_so_small_that_useless_drafts_go_on() -> None:
+    """A stutter at opening made them look free."""
+    machine = Machine(lambda _: 1.4, useless)
+    limits = FakeExecutor(max_batch=32, block_size=BLOCK).limits
+    options = GeneratorOptions(live=True, step_ratios=((1, 0.5),))
+    machine.pacer = LivePacer(options, limits, lambda: machine.now)
+    assert machine.run(200).count("drafted") <= 32
+    assert spent(machine, 1.4) <= 1.10 * 200
 
 
 def test_a_good_draft_drafts_at_every_step_and_is_checked_seldom() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 import numpy as np
+import numpy.typing as npt
 
 from dflash_trt.backends.base import FloatArray, Int64Array
 from dflash_trt.replay.graphs import ReplayGraphs
@@ -31,3 +32,21 @@ def every_anchor(
             yield anchor, logits[slot], ids[anchor + 1 : anchor + block]
             # The block's own rows lie where the target's features were.
             caches.restore(slot, context, anchor, anchor + block)
+
+
+def walk_loop(right: npt.NDArray[np.bool_]) -> tuple[int, int]:
+    """Tokens and steps of the loop over an answer: `right` [N,S-1] of each slot at each anchor."""
+    kept = np.cumprod(right, axis=1).sum(axis=1)
+    anchor = tokens = steps = 0
+    while anchor < len(kept):
+        steps += 1
+        emitted = min(int(kept[anchor]) + 1, len(kept) - anchor)
+        tokens += emitted
+        anchor += emitted
+    return tokens, steps
+
+
+def mean_tau(walks: Sequence[tuple[int, int]]) -> float:
+    """Tokens of a step over all answers, of their tokens and steps."""
+    tokens, steps = np.sum(walks, axis=0)
+    return float(tokens / steps)

@@ -1,10 +1,11 @@
 """What drafts cost and bring without a schedule, in the first tokens of a generator's life.
 
-For every group of `--batch` prompts three new generators decode it, one after the other and each
-time in another order: without drafts, drafting always, and leaving drafts out while they do not pay
-(live). All prompts are used once a run. Steps are timed before a live generator's life, as when a
-pair is opened. With `--draft useless` the draft's weights are shuffled: right by chance alone.
-Processor time (`--clock cpu`) holds on a busy machine, with one thread.
+For every group of `--batch` prompts three new generators decode it, each with an executor of its
+own: without drafts, drafting always, and leaving drafts out while they do not pay (live). The one
+that is behind makes the next step, so that a machine that is now fast and now slow disturbs all
+alike. Steps are timed before a live generator's life, as when a pair is opened. With `--draft
+useless` the draft's weights are shuffled: right by chance alone. Processor time (`--clock cpu`)
+holds on a busy machine, with one thread.
 """
 
 from __future__ import annotations
@@ -12,8 +13,7 @@ from __future__ import annotations
 import json
 import shutil
 import time
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from statistics import median
 from typing import Annotated, Literal
@@ -23,40 +23,76 @@ import numpy as np
 
 from dflash_perf.bench.base import Figures, Work, bench
 from dflash_perf.bench.bundles import requests_of
-from dflash_perf.bench.repeat import show, spread, spread_of_ratios, take_turns
+from dflash_perf.bench.repeat import show, spread, spread_of_ratios
 from dflash_trt.bundle.bundle import open_bundle
 from dflash_trt.graph.bindings import GRAPH_NAMES
 from dflash_trt.pair import LoadedPair
-from dflash_trt.runtime import Generator, GeneratorOptions, Request, total
+from dflash_trt.runtime import Generator, GeneratorOptions, Request, RequestResult, total
 from dflash_trt.runtime.opening import time_opening
 from dflash_trt.tuning.bundle_schedule import NONE
 
 PLAIN, ALWAYS, LIVE = "target_only", "dflash", "live"
-
-
 CLOCKS = {"wall": time.perf_counter, "cpu": time.process_time}
 
 
+class Life:
+    """A new generator that decodes `requests` together, step by step.
+
+    `tokens` of all requests so far, `seconds` in its steps.
+    """
+
+    def __init__(
+        self, pair: LoadedPair, requests: Sequence[Request], way: str, clock: Callable[[], float]
+    ) -> None:
+        ratios: tuple[tuple[int, float], ...] = ()
+        if way == LIVE:
+            ratios = time_opening(pair.executor, GeneratorOptions(live=True), clock)
+        options = GeneratorOptions(speculation=way != PLAIN, live=way == LIVE, step_ratios=ratios)
+        eos = pair.bundle.manifest.target.eos_token_ids
+        self._generator = Generator(pair.executor, eos_token_ids=eos, options=options, clock=clock)
+        self._clock = clock
+        self._results: dict[int, RequestResult | None] = {
+            self._generator.submit(one): None for one in requests
+        }
+        self.step_ratios = dict(ratios)
+        self.tokens, self.seconds = 0, 0.0
+
+    @property
+    def has_work(self) -> bool:
+        return self._generator.has_work
+
+    def step(self) -> None:
+        began = self._clock()
+        events = self._generator.step()
+        self.seconds += self._clock() - began
+        for event in events:
+            self.tokens += len(event.token_ids)
+            if event.result is not None:
+                self._results[event.request_id] = event.result
+
+    def figures(self) -> Figures:
+        results = [result for result in self._results.values() if result is not None]
+        summary = total((result.statistics for result in results), self.seconds)
+        return {
+            "seconds": self.seconds,
+            "step_ratios": self.step_ratios,
+            "acceptance_length": summary.acceptance_length or 1.0,
+            "tokens": [result.token_ids for result in results],
+        }
+
+
 def decode(
-    pair: LoadedPair, requests: Sequence[Request], way: str, clock: Callable[[], float]
-) -> Figures:
-    """Decodes `requests` together with a new generator: seconds, steps' ratios, acceptance."""
-    ratios: tuple[tuple[int, float], ...] = ()
-    if way == LIVE:
-        ratios = time_opening(pair.executor, GeneratorOptions(live=True), clock)
-    options = GeneratorOptions(speculation=way != PLAIN, live=way == LIVE, step_ratios=ratios)
-    eos = pair.bundle.manifest.target.eos_token_ids
-    generator = Generator(pair.executor, eos_token_ids=eos, options=options, clock=clock)
-    began = clock()
-    results = generator.generate(requests)
-    seconds = clock() - began
-    summary = total((result.statistics for result in results), seconds)
-    return {
-        "seconds": seconds,
-        "step_ratios": dict(ratios),
-        "acceptance_length": summary.acceptance_length or 1.0,
-        "tokens": [result.token_ids for result in results],
-    }
+    pairs: Mapping[str, LoadedPair],
+    requests: Sequence[Request],
+    clock: Callable[[], float],
+) -> dict[str, Figures]:
+    """Decodes `requests` in every way, by turns: seconds, steps' ratios, acceptance."""
+    lives = {way: Life(pair, requests, way, clock) for way, pair in pairs.items()}
+    working = list(lives.values())
+    while working:
+        min(working, key=lambda life: life.tokens).step()
+        working = [life for life in working[1:] + working[:1] if life.has_work]
+    return {way: life.figures() for way, life in lives.items()}
 
 
 @bench(variant="draft")
@@ -65,6 +101,7 @@ def measure(
     bundle: Path,
     *,
     batch: tuple[int, ...] = (1, 8),
+    limit_prompts: Annotated[int | None, "Take the first of the bundle's."] = None,
     max_tokens: int = 200,
     threads: int = 1,
     draft: Annotated[
@@ -75,25 +112,23 @@ def measure(
     opened = open_bundle(
         shuffle_draft(bundle, work.folder / "useless") if draft == "useless" else bundle
     )
-    requests = requests_of(opened, max_tokens)
-    pair = LoadedPair(opened, threads=threads, block_schedule=NONE, graphs=GRAPH_NAMES)
+    requests = requests_of(opened, max_tokens)[:limit_prompts]
+    pairs = {
+        way: LoadedPair(opened, threads=threads, block_schedule=NONE, graphs=GRAPH_NAMES)
+        for way in (PLAIN, ALWAYS, LIVE)
+    }
     by_batch: Figures = {}
     for size in batch:
         groups = [requests[at : at + size] for at in range(0, len(requests) - size + 1, size)]
-        found: dict[str, list[Figures]] = {PLAIN: [], ALWAYS: [], LIVE: []}
-        for way in found:  # what is allocated at first is nobody's
-            decode(pair, groups[0], way, CLOCKS[clock])
-        for run in range(work.runs):
-            for number, group in enumerate(groups):
-                names = list(found)
-                first = (run + number) % len(names)
-                order = names[first:] + names[:first]
-                for way, each in take_turns(
-                    {way: partial(decode, pair, group, way, CLOCKS[clock]) for way in order}, 1
-                ).items():
-                    found[way] += each
+        decode(pairs, groups[0], CLOCKS[clock])  # what is allocated at first is nobody's
+        found: dict[str, list[Figures]] = {way: [] for way in pairs}
+        for group in groups * work.runs:
+            for way, figures in decode(pairs, group, CLOCKS[clock]).items():
+                found[way].append(figures)
         by_batch[str(size)] = _summarize(found)
         _show(size, by_batch[str(size)])
+    for pair in pairs.values():
+        pair.close()
     return {"pair": opened.manifest.name, "prompts": len(requests), "by_batch": by_batch}
 
 

@@ -19,7 +19,7 @@ import click
 import numpy as np
 import numpy.typing as npt
 
-from dflash_perf.bench.anchors import every_anchor
+from dflash_perf.bench.anchors import every_anchor, mean_tau, walk_loop
 from dflash_perf.bench.base import Figures, Work, bench
 from dflash_perf.bench.bundles import requests_of
 from dflash_trt.backends.base import FloatArray, Int64Array
@@ -52,14 +52,7 @@ class Hits:
     def walk(self, chosen: Sequence[int]) -> tuple[int, int]:
         """Tokens and steps of the loop with the sharpness of each slot, by its index."""
         slots = np.arange(self.right.shape[1])
-        kept = np.cumprod(self.right[:, slots, list(chosen)], axis=1).sum(axis=1)
-        anchor = tokens = steps = 0
-        while anchor < len(kept):
-            steps += 1
-            emitted = min(int(kept[anchor]) + 1, len(kept) - anchor)
-            tokens += emitted
-            anchor += emitted
-        return tokens, steps
+        return walk_loop(self.right[:, slots, list(chosen)])
 
 
 def choose(logits: FloatArray, sampling: SamplingParams, position: int) -> Int64Array:
@@ -97,11 +90,6 @@ def fit(answers: Sequence[Hits]) -> list[int]:
         chosen.append(best)
         reached &= right[:, slot, best]
     return chosen
-
-
-def mean_tau(walks: Sequence[tuple[int, int]]) -> float:
-    tokens, steps = np.sum(walks, axis=0)
-    return float(tokens / steps)
 
 
 @bench(runs=1)

@@ -13,6 +13,7 @@ from dflash_perf.bench import (  # noqa: F401
     kill_campaign,
     kinds_compared,
     live_drafts,
+    markov_head,
     noise_coupling,
     paged_cost,
     planner_fit,

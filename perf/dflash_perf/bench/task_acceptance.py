@@ -59,7 +59,7 @@ def measure(
     with LoadedPair(opened, threads=threads, speculation=False) as pair:
         tasks = encode_tasks(pair.tokenizer, sets)
         kept = KeptAnswers(answers_file or work.folder / "answers.jsonl", opened, max_tokens)
-        _answer(pair, tasks, kept)
+        decode_missing(pair, tasks, kept)
     answers = [Answer(task.ids, kept.known[kept.key(task)], task.set_name) for task in tasks]
     limits = opened.manifest.limits
     with Replay(opened, threads=threads, sequences=min(8, limits.max_batch)) as replay:
@@ -106,8 +106,8 @@ class KeptAnswers:
             file.write(json.dumps({"key": key, "token_ids": self.known[key]}) + "\n")
 
 
-def _answer(pair: LoadedPair, tasks: Sequence[Task], kept: KeptAnswers) -> None:
-    """Decodes what is not kept yet."""
+def decode_missing(pair: LoadedPair, tasks: Sequence[Task], kept: KeptAnswers) -> None:
+    """Decodes and keeps what is not kept yet."""
     missing = [task for task in tasks if kept.key(task) not in kept.known]
 
     def hear(index: int, event: TokenEvent) -> None:
