@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from dflash_perf.bench.anchors import mean_tau, walk_loop
-from dflash_perf.bench.markov_head import KEPT, MarkovHead, Seen, recall
+from dflash_perf.bench.markov_head import KEPT, FittedHead, Seen, recall
 from dflash_perf.bench.noise_coupling import LIKELIEST, SHARPNESS, Hits, choose, fit
 from dflash_perf.bench.row_cuts import Chain, ReachCalibration, simulate
 from dflash_perf.bench.served_demo import read_named_bundles
@@ -54,7 +54,7 @@ def test_a_markov_head_learns_what_follows_what() -> None:
     answers = [see() for _ in range(30)]
     other = see()
     assert (other.logits.argmax(axis=2) == other.wanted).mean() < 0.2
-    right = MarkovHead(answers, KEPT, 8).right(other)
+    right = FittedHead(answers, KEPT, 8).right(other)
     assert right.mean() > 0.9
     assert mean_tau([walk_loop(right)]) > 3
     lost = Seen(other.before, other.ids, other.logits, np.array([[0, -1, 2]] * 40))

@@ -73,7 +73,7 @@ def replay(graphs: ReplayGraphs, prompt: Sequence[int], answer: Sequence[int], b
     return seen
 
 
-class MarkovHead:
+class FittedHead:
     """W1, W2 [V,rank], trained on `answers`.
 
     Args:
@@ -187,7 +187,7 @@ def measure(
     vocab = opened.manifest.target.vocab_size
     by_rank: Figures = {}
     for size in rank:
-        heads = [MarkovHead(half, vocab, size) for half in halves]
+        heads = [FittedHead(half, vocab, size) for half in halves]
         walks = [
             walk_loop(head.right(one))
             for head, others in zip(heads, halves[::-1], strict=True)
