@@ -133,8 +133,9 @@ class ExecutorLimits(Limits):
     and ask for all their logits; `page_pool` is that of a PagedExecutor, None where caches are
     linear; `draws` says that choices are drawn with each sequence's own sampling, and that calls
     are given it. `has_state`: the target has recurrent layers, so that a sequence goes on where
-    its last call's rows end, or takes back at most `block_size` of them; what it has written
-    before cannot be run again, nor shared.
+    its last call's rows end, or takes back at most `block_size` of them. What it has written
+    before cannot be run again, and is shared only with a copy of the state behind it, of which a
+    StatefulExecutor has `state_copies`.
     """
 
     vocab_size: int
@@ -143,6 +144,7 @@ class ExecutorLimits(Limits):
     page_pool: PagePool | None = None
     draws: bool = False
     has_state: bool = False
+    state_copies: int = 0
 
     def chunk(self, wanted: int) -> int:
         """Rows of a prefill pass where `wanted` are asked for."""
@@ -274,6 +276,26 @@ class PagedExecutor(Executor, Protocol):
         the slot already has, at the head of the list, keep what its sequence wrote there; a slot
         is bound to none before it goes to another sequence.
         """
+        ...
+
+
+class StatefulExecutor(PagedExecutor, Protocol):
+    """A paged executor of a target with recurrent layers, which copies their states.
+
+    Copies are numbered 0 … `limits.state_copies` - 1. With the pages of its prefix, a state is all
+    that a sequence needs to go on.
+    """
+
+    def can_resume(self, slot: int, position: int) -> bool:
+        """Whether the next call of `slot` could begin at `position`."""
+        ...
+
+    def keep_state(self, slot: int, copy: int) -> None:
+        """Copies the state of `slot`, as its last call left it."""
+        ...
+
+    def restore_state(self, copy: int, slot: int) -> None:
+        """Gives `slot` the state of `copy`, to go on wherever its first owner could."""
         ...
 
 

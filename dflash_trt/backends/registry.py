@@ -40,6 +40,7 @@ def open_executor(
         page_pool=manifest.page_pool,
         draws=manifest.engines is not None and manifest.engines.draws,
         has_state=target.sizes.has_state,
+        state_copies=manifest.state_copies,
     )
     layout = cache_layout(manifest.graph_form, target.sizes, draft.sizes)
     # Imported here: a command needs one library or the other, or only reads a bundle.

@@ -257,6 +257,15 @@ class Manifest(StrictRecord):
             replay=None if self.target.recurrent is None else self.limits.block_size,
         )
 
+    @property
+    def state_copies(self) -> int:
+        """Of a sequence's recurrent states, for prefixes that are shared; 0 without pages.
+
+        Every output keeps one; prompts have as many.
+        """
+        is_shared = self.target.recurrent is not None and self.page_pool is not None
+        return 2 * self.limits.max_batch if is_shared else 0
+
     @model_validator(mode="after")
     def _fit_together(self) -> Manifest:
         if self.limits.block_size > self.draft.trained_block_size:

@@ -20,7 +20,8 @@ class MemoryEstimate:
     On the CPU weights count in the compute type, experts as stored; `draft_head` is the target's
     output head, which the draft's session packs once more. Engines count as their files weigh.
     Caches count the tokens; linear ones on the CPU may take twice that, paged ones a page more per
-    sequence. `target_state` is that of recurrent layers, in slots that hold it at any length.
+    sequence. `target_state` is that of recurrent layers, in slots that hold it at any length, and
+    with pages in two copies for prefixes for each of the bundle's slots.
     """
 
     batch: int
@@ -74,7 +75,8 @@ def estimate_memory(manifest: Manifest, batch: int, context: int) -> MemoryEstim
         else tokens_drafted * target.hidden_size * item,
         target_cache=tokens * target_token,
         draft_cache=tokens * draft_token,
-        target_state=batch * state_bytes(target.sizes, manifest.graph_form),
+        target_state=(batch + manifest.state_copies)
+        * state_bytes(target.sizes, manifest.graph_form),
     )
 
 
@@ -128,6 +130,6 @@ def fit_bundle(manifest: Manifest, gpu: Gpu, context: int) -> BundleFit:
     longest = manifest.target.max_position_embeddings
     contexts = sorted({context, *(length for length in USUAL_CONTEXTS if length <= longest)})
     step = manifest.page_pool.page_size if manifest.page_pool else 1
-    state = one.target_state
+    state = state_bytes(manifest.target.sizes, manifest.graph_form)
     users = {length: free // (state + token * -(-length // step) * step) for length in contexts}
     return BundleFit(gpu.title, gpu.memory_bytes, weights, workspace, token, users)

@@ -154,10 +154,11 @@ def recurrent_line(manifest: Manifest) -> str | None:
     if one is None:
         return None
     held = state_bytes(manifest.target.sizes, manifest.graph_form)
+    shared = "as are prefixes' in copies" if manifest.state_copies else "prefixes are not shared"
     return (
         f"{len(one.layers)} of {manifest.target.layers} layers are Gated DeltaNet, "
         f"{one.key_heads}/{one.value_heads} heads × {one.head_dim}: {held:,} bytes of state and "
-        f"rows a sequence; prefixes are not shared"
+        f"rows a sequence; {shared}"
     )
 
 

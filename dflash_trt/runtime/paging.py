@@ -10,9 +10,10 @@ from typing import cast
 
 import numpy as np
 
-from dflash_trt.backends.base import Executor, PagedExecutor
+from dflash_trt.backends.base import Executor, PagedExecutor, StatefulExecutor
 from dflash_trt.core.limits import PagePool
 from dflash_trt.runtime.state import RequestState
+from dflash_trt.runtime.state_copies import StateCopies
 
 BindPages = Callable[[int, Sequence[int]], None]
 
@@ -98,29 +99,35 @@ class _Sequence:
     """A request's pages, in order of position.
 
     `keys` stand for its tokens up to the end of each full page; they outlive preemption, since
-    tokens do. `published` counts the leading pages that others may share.
+    tokens do. `published` counts the leading pages that others may share, `kept` those up to the
+    last at whose end its state was kept, the latest of its output under `output_key`.
     """
 
     page_ids: list[int] = field(default_factory=list)
     keys: list[bytes] = field(default_factory=list)
     published: int = 0
+    kept: int = 0
+    output_key: bytes | None = None
 
 
 class PageTables:
     """Gives requests the pages that their next rows need.
 
     A page is published once all its rows are those of accepted tokens, in target and draft alike.
-    Another request with the same tokens up to there shares it, drafter's context included.
+    Another request with the same tokens up to there shares it, drafter's context included. Where
+    sequences have states beside pages, it shares up to the last page at whose end one was kept.
 
     Args:
         pool: the executor's; used by this object alone.
         bind_pages: the executor's.
-        shares: whether pages are all that a sequence has of its prefix; else nothing is shared.
+        states: of sequences that have more of a prefix than its pages.
     """
 
-    def __init__(self, pool: PagePool, bind_pages: BindPages, *, shares: bool = True) -> None:
+    def __init__(
+        self, pool: PagePool, bind_pages: BindPages, states: StateCopies | None = None
+    ) -> None:
         self._pool = pool
-        self._shares = shares
+        self._states = states
         self._bind_pages = bind_pages
         self._allocator = PageAllocator(pool.pages)
         self._sequences: dict[int, _Sequence] = {}
@@ -140,24 +147,42 @@ class PageTables:
         sequence = self._sequences.setdefault(state.request_id, _Sequence())
         full = (state.prefill_length - 1) // self._pool.page_size
         self._extend_keys(sequence, state, full)
-        shared: list[int] = []
-        may_share = self._shares and not state.scores_prompt
-        for key in sequence.keys[:full] if may_share else []:
-            page = self._allocator.share(key)
-            if page is None:
-                break
-            shared.append(page)
+        shared = [] if state.scores_prompt else self._share(sequence.keys[:full])
         missing = self._pool.cover(end) - len(shared)
         if missing > self._allocator.available:
             self._let_go(shared)
             return False
         sequence.page_ids = [*shared, *(self._allocator.take() for _ in range(missing))]
-        sequence.published = len(shared)
+        sequence.published = sequence.kept = len(shared)
         state.begin_prefill(len(shared) * self._pool.page_size)
         # Of what the slot held before, nothing is left, though a page may be the same.
         self._bind_pages(slot, ())
         self._bind_pages(slot, sequence.page_ids)
+        if self._states is not None and shared:
+            self._states.restore(sequence.keys[len(shared) - 1], slot)
         return True
+
+    def end_chunk(self, start: int, end: int) -> int:
+        """Where a prompt's chunk from `start` ends that may end at `end`: where states are kept,
+        at a page's end, if it reaches one."""
+        last = end // self._pool.page_size * self._pool.page_size
+        return last if self._states is not None and last > start else end
+
+    def keep_state(self, state: RequestState, slot: int) -> None:
+        """Keeps the state at the end of the last page that `state` has filled, to be shared.
+
+        Of a prompt, those at the ends of its chunks; of an output, the last one alone.
+        """
+        column = state.shareable_length // self._pool.page_size
+        sequence, end = self._sequences[state.request_id], column * self._pool.page_size
+        if self._states is None or column <= sequence.kept:
+            return
+        if self._states.can_keep(slot, end):
+            self._extend_keys(sequence, state, column)
+            key = sequence.keys[column - 1]
+            self._states.keep(key, slot, instead_of=sequence.output_key)
+            sequence.kept = column
+            sequence.output_key = key if end > state.prefill_length else None
 
     def reserve(self, state: RequestState, slot: int, end: int) -> bool:
         """Gives a running request pages up to `end`; False, with nothing changed, if too few."""
@@ -208,6 +233,20 @@ class PageTables:
             self.vacate(state)
         del self._sequences[state.request_id]
 
+    def _share(self, keys: Sequence[bytes]) -> list[int]:
+        """Pages of a prefix, held once more: of those that `keys` stand for, as far as known."""
+        shared: list[int] = []
+        for key in keys:
+            page = self._allocator.share(key)
+            if page is None:
+                break
+            shared.append(page)
+        if self._states is not None:
+            kept = self._states.count_leading(keys[: len(shared)])
+            self._let_go(shared[kept:])
+            del shared[kept:]
+        return shared
+
     def _let_go(self, page_ids: Sequence[int]) -> None:
         # The last first: of a prefix, the end is forgotten before the beginning.
         for page in reversed(page_ids):
@@ -229,4 +268,6 @@ def open_page_tables(executor: Executor) -> PageTables | None:
     if pool is None:
         return None
     bind_pages = cast(PagedExecutor, executor).bind_pages
-    return PageTables(pool, bind_pages, shares=not executor.limits.has_state)
+    has_copies = executor.limits.state_copies > 0
+    states = StateCopies(cast(StatefulExecutor, executor)) if has_copies else None
+    return PageTables(pool, bind_pages, states)

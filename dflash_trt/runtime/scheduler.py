@@ -122,6 +122,8 @@ class Scheduler:
         start = state.prefilled
         rows = min(self._prefill_chunk, SCORED_ROWS) if state.scores_prompt else self._prefill_chunk
         end = min(start + rows, state.prefill_length)
+        if self._paging is not None:
+            end = self._paging.end_chunk(start, end)
         return PrefillChunk(
             slot=self.slots.prefill_slot,
             state=state,
@@ -149,8 +151,10 @@ class Scheduler:
 
     def _make_room(self, paging: PageTables) -> None:
         """Pages for the next block of every decoding request, the oldest first."""
-        for state in self.running:
+        slots = [*range(len(self.slots.decoding)), self.slots.prefill_slot]
+        for slot, state in zip(slots, self.running, strict=False):
             paging.publish(state)
+            paging.keep_state(state, slot)
         for state in sorted(self.slots.decoding, key=_age):
             end, slot = self._block_end(state), self.slots.find(state)
             while slot is not None and not paging.reserve(state, slot, end):

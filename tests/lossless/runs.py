@@ -92,6 +92,7 @@ def check_shared_prefix(
     paged: Executor,
     tails: Iterable[int],
     before_step: Callable[[Generator], None] = lambda generator: None,
+    **options: object,
 ) -> None:
     """A prefix of ten pages, then tails of so many tokens: computed once, and nothing differs.
 
@@ -101,7 +102,8 @@ def check_shared_prefix(
     system = [rng.randrange(2, 62) for _ in range(80)]
     prompts = [(*system, *(rng.randrange(2, 62) for _ in range(tail))) for tail in (0, *tails)]
     requests = [Request(prompt_ids=one, max_tokens=OUTPUT, ignore_eos=True) for one in prompts]
-    generator = Generator(paged, options=GeneratorOptions(record_logits=True))
+    settings = GeneratorOptions(record_logits=True, **options)  # type: ignore[arg-type]
+    generator = Generator(paged, options=settings)
     cached = []
     for request in requests:
         (want,) = run(linear, [request])

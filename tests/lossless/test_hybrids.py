@@ -19,6 +19,7 @@ from tests.lossless.runs import (
     OUTPUT,
     assert_same,
     check_groups,
+    check_shared_prefix,
     count_tokens,
     finish,
     make_requests,
@@ -37,6 +38,11 @@ PAIR: dict[str, Any] = {
     "max_batch": 8,
 }
 SAMPLED = SamplingParams(temperature=0.7, top_k=20, seed=11)
+
+
+def draw_prompt(length: int, seed: int | random.Random = 7) -> tuple[int, ...]:
+    rng = random.Random(seed) if isinstance(seed, int) else seed
+    return tuple(rng.randrange(2, 62) for _ in range(length))
 
 
 @pytest.fixture(scope="module")
@@ -131,17 +137,82 @@ def test_preemption_keeps_every_bit(
     assert sum(result.statistics.preemptions for result in results) > 1
 
 
-@pytest.mark.parametrize("paging", [None, {"page_size": 8}], ids=["linear", "paged"])
-def test_no_prefix_is_shared(make_pair: PairFactory, paging: dict[str, int] | None) -> None:
-    """Pages alone, or copied rows, would leave a state behind: every prompt is computed."""
-    executor = open_executor(make_pair(**PAIR, paging=paging).bundle, threads=1)
-    prompt = tuple(random.Random(7).randrange(2, 62) for _ in range(60))
-    request = Request(prompt_ids=prompt, max_tokens=12, ignore_eos=True)
+def test_linear_caches_share_no_prefix(executor: OnnxRuntimeExecutor) -> None:
+    """Copied rows would leave a state behind: every prompt is computed."""
+    request = Request(prompt_ids=draw_prompt(60), max_tokens=12, ignore_eos=True)
     (want,) = run(executor, [request])
-    results = run(executor, [request, request])
-    for got in results:
+    for got in run(executor, [request, request]):
         assert_same(want, got, "the same prompt again")
         assert not got.statistics.cached_prompt_tokens
+
+
+@pytest.mark.parametrize("chunk", [24, *map(exhaustive, (5, 17, 512))])
+def test_a_prefix_comes_with_its_state(built: TinyPair, make_pair: PairFactory, chunk: int) -> None:
+    """Ten pages, then tails: acceptance too is the same."""
+    paged = open_executor(make_pair(**PAIR, paging={"page_size": 8}).bundle, threads=1)
+    check_shared_prefix(built.open(), paged, (1, 3, 8, 9, 20), prefill_chunk=chunk)
+
+
+def test_a_turn_goes_on_behind_the_last_output(built: TinyPair, make_pair: PairFactory) -> None:
+    """Of an output one copy is kept, of its last page that ended in a step's rows."""
+    paged = open_executor(make_pair(**PAIR, paging={"page_size": 8}).bundle, threads=1)
+    first = Request(prompt_ids=draw_prompt(20), max_tokens=60, ignore_eos=True)
+    (answer,) = run(paged, [first])
+    generator = Generator(paged, options=GeneratorOptions(record_logits=True))
+    (again,) = generator.generate([first])
+    assert_same(answer, again, "alone")
+    turn = Request(
+        prompt_ids=(*first.prompt_ids, *answer.token_ids, 9, 8), max_tokens=12, ignore_eos=True
+    )
+    (want,) = run_baseline(built.open(), [turn])
+    neighbour = Request(prompt_ids=draw_prompt(30, seed=1), max_tokens=40, ignore_eos=True)
+    _, got = generator.generate([neighbour, turn])
+    assert_same(want, got, "the next turn")
+    cached = got.statistics.cached_prompt_tokens
+    assert cached is not None and 64 <= cached < 80, "the last page may have ended the output"
+
+
+def test_a_prefix_with_another_state_would_be_noticed(
+    built: TinyPair, make_pair: PairFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    paged = open_executor(make_pair(**PAIR, paging={"page_size": 8}).bundle, threads=1)
+    monkeypatch.setattr(OnnxRuntimeExecutor, "restore_state", _restore_nothing)
+    with pytest.raises(AssertionError):
+        check_shared_prefix(built.open(), paged, (9, 20))
+
+
+def _restore_nothing(executor: OnnxRuntimeExecutor, copy: int, slot: int) -> None:
+    """Where a state ends, and none of it."""
+    source = executor.limits.max_batch + copy
+    executor.states.state_start[slot] = executor.states.state_start[source]
+    executor.states.rows_end[slot] = executor.states.rows_end[source]
+
+
+@pytest.mark.parametrize("seed", [0, *map(exhaustive, range(1, 6))])
+def test_any_traffic_over_shared_prefixes_keeps_every_bit(
+    built: TinyPair, make_pair: PairFactory, seed: int
+) -> None:
+    """Fewer copies than prefixes, pages that are taken back, preemption, moved slots."""
+    rng = random.Random(seed)
+    stems = [draw_prompt(rng.randrange(20, 70), seed=each) for each in range(2)]
+    requests = [
+        Request(
+            prompt_ids=(
+                *stem[: rng.randrange(9, len(stem))],
+                *draw_prompt(rng.randrange(1, 9), rng),
+            ),
+            max_tokens=rng.randrange(8, 40),
+            ignore_eos=True,
+        )
+        for stem in stems * 8
+    ]
+    expected = run_baseline(built.open(), requests)
+    shape = {**PAIR, "max_batch": 3, "paging": {"page_size": 8, "pages": 40}}
+    paged = open_executor(make_pair(**shape).bundle, threads=1)
+    options = GeneratorOptions(record_logits=True, prefill_chunk=rng.choice([13, 24, 64]))
+    results = run_traffic(Generator(paged, options=options), requests, expected, rng, cancels=0.02)
+    cached = [result.statistics.cached_prompt_tokens or 0 for result in results]
+    assert sum(map(bool, cached)) > 3
 
 
 def test_prompt_lookup_keeps_every_bit(

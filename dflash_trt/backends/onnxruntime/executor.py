@@ -92,7 +92,8 @@ class OnnxRuntimeExecutor:
             self.caches = LinearCaches(shapes, limits.max_batch, limits.max_seq_len)
         else:
             self.caches = PagedCaches(shapes, limits.max_batch, limits.page_pool)
-        self.states = RecurrentStates(layout.states(), limits.max_batch, limits.block_size)
+        slots = limits.max_batch + limits.state_copies
+        self.states = RecurrentStates(layout.states(), slots, limits.block_size)
         self._held = [0] * limits.max_batch
         self._bindings: OrderedDict[tuple[object, ...], _BoundCall] = OrderedDict()
         self._generation = 0
@@ -121,6 +122,15 @@ class OnnxRuntimeExecutor:
         if not isinstance(self.caches, PagedCaches):
             raise ValueError("linear caches have no pages")
         self.caches.bind(slot, page_ids)
+
+    def can_resume(self, slot: int, position: int) -> bool:
+        return bool(self.states.state_start[slot] <= position <= self.states.rows_end[slot])
+
+    def keep_state(self, slot: int, copy: int) -> None:
+        self.states.move(slot, self.limits.max_batch + copy)
+
+    def restore_state(self, copy: int, slot: int) -> None:
+        self.states.move(self.limits.max_batch + copy, slot)
 
     def release_slots(self, first_free: int) -> None:
         for slot in range(first_free, len(self._held)):

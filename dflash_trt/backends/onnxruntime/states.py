@@ -19,6 +19,7 @@ class RecurrentStates:
 
     Args:
         shapes: of one sequence.
+        slots: those of the executor, and behind them those of copies.
         replay: rows that a call may take back.
     """
 
