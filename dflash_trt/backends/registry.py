@@ -7,6 +7,7 @@ from dataclasses import asdict
 
 from dflash_trt.backends.base import Executor, ExecutorLimits
 from dflash_trt.bundle.bundle import Bundle
+from dflash_trt.bundle.recurrent_dims import state_copies
 from dflash_trt.graph.bindings import GraphName
 from dflash_trt.graph.tensors import cache_layout
 
@@ -40,7 +41,7 @@ def open_executor(
         page_pool=manifest.page_pool,
         draws=manifest.engines is not None and manifest.engines.draws,
         has_state=target.sizes.has_state,
-        state_copies=manifest.state_copies,
+        state_copies=state_copies(target.recurrent, manifest.limits, manifest.page_pool),
     )
     layout = cache_layout(manifest.graph_form, target.sizes, draft.sizes)
     # Imported here: a command needs one library or the other, or only reads a bundle.

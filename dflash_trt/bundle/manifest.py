@@ -99,19 +99,21 @@ class ModelDims(StrictRecord):
 class ExpertDims(StrictRecord):
     """A mixture of experts: how many a layer has and a row chooses, how wide, how stored.
 
-    `parameters` and `weight_bytes` are those of all layers' experts.
+    `parameters` and `weight_bytes` are those of all layers' experts, without the one of width
+    `shared` that every row goes through.
     """
 
     experts: Positive
     chosen: Positive
     intermediate_size: Positive
+    shared: int = Field(default=0, ge=0, exclude_if=lambda width: width == 0)
     storage_dtype: Text
     parameters: Positive
     weight_bytes: Positive
 
     @property
     def sizes(self) -> ExpertSizes:
-        return ExpertSizes(self.experts, self.chosen, self.intermediate_size)
+        return ExpertSizes(self.experts, self.chosen, self.intermediate_size, shared=self.shared)
 
 
 class TargetDims(ModelDims):
@@ -257,15 +259,6 @@ class Manifest(StrictRecord):
             replay=None if self.target.recurrent is None else self.limits.block_size,
         )
 
-    @property
-    def state_copies(self) -> int:
-        """Of a sequence's recurrent states, for prefixes that are shared; 0 without pages.
-
-        Every output keeps one; prompts have as many.
-        """
-        is_shared = self.target.recurrent is not None and self.page_pool is not None
-        return 2 * self.limits.max_batch if is_shared else 0
-
     @model_validator(mode="after")
     def _fit_together(self) -> Manifest:
         if self.limits.block_size > self.draft.trained_block_size:
@@ -327,6 +320,7 @@ def _expert_dims(target: TargetSpec) -> ExpertDims | None:
         experts=moe.experts,
         chosen=moe.chosen,
         intermediate_size=moe.intermediate_size,
+        shared=moe.shared,
         storage_dtype=moe.storage if moe.storage != "float" else "/".join(dtypes),
         parameters=count_parameters(stored),
         weight_bytes=sum(entry.length for entry in stored.values()),

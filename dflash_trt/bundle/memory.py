@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from dflash_trt.bundle.manifest import Manifest
+from dflash_trt.bundle.recurrent_dims import state_copies
 from dflash_trt.graph.form import Precision
 from dflash_trt.hardware.gpus import Gpu
 from dflash_trt.kernels.attention import SPLIT_ATTENTION
@@ -75,7 +76,7 @@ def estimate_memory(manifest: Manifest, batch: int, context: int) -> MemoryEstim
         else tokens_drafted * target.hidden_size * item,
         target_cache=tokens * target_token,
         draft_cache=tokens * draft_token,
-        target_state=(batch + manifest.state_copies)
+        target_state=(batch + state_copies(target.recurrent, manifest.limits, pool))
         * state_bytes(target.sizes, manifest.graph_form),
     )
 

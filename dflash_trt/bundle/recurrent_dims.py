@@ -9,7 +9,7 @@ from typing import Annotated
 from pydantic import Field
 
 from dflash_trt.checkpoints.sizes import LayerSizes, RecurrentSizes
-from dflash_trt.core.limits import Count
+from dflash_trt.core.limits import Count, Limits, PagePool
 from dflash_trt.core.validation import StrictRecord
 
 
@@ -34,3 +34,11 @@ def recurrent_dims(layers: Sequence[LayerSizes]) -> RecurrentDims | None:
     for one in found.values():
         return RecurrentDims(layers=list(found), **asdict(one))
     return None
+
+
+def state_copies(dims: RecurrentDims | None, limits: Limits, pool: PagePool | None) -> int:
+    """Copies of a sequence's states, for prefixes that are shared; 0 without pages.
+
+    Every output keeps one; prompts have as many.
+    """
+    return 0 if dims is None or pool is None else 2 * limits.max_batch

@@ -130,9 +130,10 @@ def experts_line(manifest: Manifest) -> str | None:
     form = "each chosen one taken once a call, row by row (a loop in the graph)"
     if manifest.executor != "cpu":
         form = "each row gathers the weights of its own (no MoE kernel is used)"
+    shared = f", beside one of ffn {experts.shared} for every row" if experts.shared else ""
     return (
         f"{experts.experts} experts of ffn {experts.intermediate_size} in "
-        f"{experts.storage_dtype}, {experts.chosen} a row: {form}"
+        f"{experts.storage_dtype}, {experts.chosen} a row{shared}: {form}"
     )
 
 
@@ -154,7 +155,7 @@ def recurrent_line(manifest: Manifest) -> str | None:
     if one is None:
         return None
     held = state_bytes(manifest.target.sizes, manifest.graph_form)
-    shared = "as are prefixes' in copies" if manifest.state_copies else "prefixes are not shared"
+    shared = "as are prefixes' in copies" if manifest.page_pool else "prefixes are not shared"
     return (
         f"{len(one.layers)} of {manifest.target.layers} layers are Gated DeltaNet, "
         f"{one.key_heads}/{one.value_heads} heads × {one.head_dim}: {held:,} bytes of state and "

@@ -19,8 +19,10 @@ from dflash_trt.checkpoints.weight_names import (
     OUTPUT_NORM_WEIGHTS,
     QK_NORM_WEIGHTS,
     QKV_BIASES,
+    QWEN3_5_MOE_EXPERTS,
     QWEN3_MOE_EXPERTS,
     QWEN3_MOE_ROUTER,
+    SHARED_EXPERT,
     SINK_WEIGHTS,
     ExpertStorage,
     Rules,
@@ -37,7 +39,9 @@ class ExpertRules:
 
     `routing` is the order of softmax and choice: "chosen" takes the softmax over the chosen
     experts' logits, "all" chooses by a softmax over all. `is_clamped` is gpt-oss's SwiGLU. Of
-    `count_keys` (transformers 4 and 5 differ) a config states one.
+    `count_keys` (transformers 4 and 5 differ) a config states one. `shared_key` has the width of
+    an expert that every row goes through. `is_normalized`: shares are scaled to a sum of 1 though
+    no config says so.
     """
 
     count_keys: tuple[str, ...]
@@ -46,6 +50,8 @@ class ExpertRules:
     is_clamped: bool
     common: Rules
     experts: Mapping[ExpertStorage, Rules]
+    shared_key: str | None = None
+    is_normalized: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +85,29 @@ class Family:
     default_tied: bool = False
     experts: ExpertRules | None = None
 
+    @property
+    def mlp_key(self) -> str:
+        """The config's key of the width of the MLP that all rows go through."""
+        shared = None if self.experts is None else self.experts.shared_key
+        return shared or "intermediate_size"
+
+    @property
+    def own_keys(self) -> tuple[str, ...]:
+        """Those of `FOREIGN_KEYS` that its configs have."""
+        shared = () if self.experts is None else (self.experts.shared_key,)
+        return (*(HYBRID_KEYS if self.is_hybrid else ()), *filter(None, shared))
+
+
+QWEN3_5_EXPERTS = ExpertRules(
+    count_keys=("num_experts", "num_local_experts"),
+    size_key="moe_intermediate_size",
+    routing="all",
+    is_clamped=False,
+    common={**QWEN3_MOE_ROUTER, **SHARED_EXPERT},
+    experts=QWEN3_5_MOE_EXPERTS,
+    shared_key="shared_expert_intermediate_size",
+    is_normalized=True,
+)
 
 FAMILIES: list[Family] = [
     Family(
@@ -167,16 +196,34 @@ FAMILIES: list[Family] = [
         is_hybrid=True,
         unused=("model.visual.", "mtp."),
     ),
+    Family(
+        "qwen3_5_moe",
+        "Qwen3_5MoeForConditionalGeneration",
+        qk_norm=True,
+        default_head_dim=256,
+        prefix="model.language_model.",
+        must_be_off=("attention_bias",),
+        is_hybrid=True,
+        text_key="text_config",
+        unused=("model.visual.", "mtp."),
+        experts=QWEN3_5_EXPERTS,
+    ),
+    Family(
+        "qwen3_5_moe",
+        "Qwen3_5MoeForCausalLM",
+        qk_norm=True,
+        default_head_dim=256,
+        must_be_off=("attention_bias",),
+        is_hybrid=True,
+        unused=("model.visual.", "mtp."),
+        experts=QWEN3_5_EXPERTS,
+    ),
 ]
 """All that are known; programs may append their own."""
 
 REFUSED_FAMILIES: Mapping[str, tuple[str, str]] = {
     "Gemma3ForConditionalGeneration": ("Gemma 3 vision", "its text part alone would be"),
     "Gemma4ForConditionalGeneration": ("Gemma 4", "layers with heads of two sizes"),
-    **dict.fromkeys(
-        ("Qwen3_5MoeForConditionalGeneration", "Qwen3_5MoeForCausalLM"),
-        ("Qwen3.5 mixture of experts", "an expert that all rows share, with a gate"),
-    ),
     "Phi3ForCausalLM": ("Phi-3 or Phi-4", "q, k and v are one matrix, as are gate and up"),
 }
 """Architecture → what it is, and what of it is not known here."""

@@ -56,6 +56,7 @@ class MoeSpec(ExpertSizes):
             "ffn_bytes": self.intermediate_size // 2,
             "hidden_steps": hidden_size // NVFP4_BLOCK,
             "ffn_steps": self.intermediate_size // NVFP4_BLOCK,
+            "one": 1,
         }
 
 
@@ -68,7 +69,11 @@ def read_expert_sizes(config: ConfigFields, rules: ExpertRules) -> ExpertSizes:
     size = config.integer(rules.size_key, high=MAX_WIDTH)
     count_key = next(filter(config.has, rules.count_keys), rules.count_keys[0])
     experts = config.integer(count_key, low=2, high=MAX_EXPERTS)
-    return ExpertSizes(experts, config.integer("num_experts_per_tok", high=experts), size)
+    chosen = config.integer("num_experts_per_tok", high=experts)
+    shared = 0
+    if rules.shared_key is not None:
+        shared = config.integer(rules.shared_key, high=MAX_WIDTH)
+    return ExpertSizes(experts, chosen, size, shared=shared)
 
 
 def read_moe(
@@ -88,6 +93,9 @@ def read_moe(
     for key, value in ((rules.size_key, sizes.intermediate_size), ("hidden_size", hidden_size)):
         if value % step:
             raise config.error(key, f"must be a multiple of {step} for experts")
+    is_normalized = config.flag("norm_topk_prob", rules.is_normalized)
+    if rules.is_normalized and not is_normalized:
+        raise config.unsupported("norm_topk_prob", "it must be true")
     clamp = None
     if rules.is_clamped:
         limit = config.number("swiglu_limit", DEFAULT_CLAMP)
@@ -96,8 +104,9 @@ def read_moe(
         sizes.experts,
         sizes.chosen,
         sizes.intermediate_size,
+        shared=sizes.shared,
         routing=rules.routing,
-        is_normalized=config.flag("norm_topk_prob", False),
+        is_normalized=is_normalized,
         clamp=clamp,
         storage=storage,
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
 from dflash_trt.checkpoints.config_fields import ConfigFields
@@ -87,16 +87,21 @@ class LayerSizes:
 
 @dataclass(frozen=True, slots=True)
 class ExpertSizes:
-    """A layer's experts: `experts` MLPs of width `intermediate_size`, `chosen` of them a row."""
+    """A layer's experts: `experts` MLPs of width `intermediate_size`, `chosen` of them a row.
+
+    `shared` is the width of one more that every row goes through; 0 where there is none.
+    """
 
     experts: int
     chosen: int
     intermediate_size: int
+    shared: int = field(default=0, kw_only=True)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecoderSizes:
-    """Sizes in elements; `intermediate_size` is the width of an MLP without experts.
+    """Sizes in elements; `intermediate_size` is the width of an MLP without experts, or of the
+    expert that all rows share.
 
     `features` is the width of what an EAGLE-3 head keeps of its target for each token.
     """
@@ -198,12 +203,15 @@ def _kinds(layers: tuple[LayerSizes, ...]) -> Mapping[LayerSizes, Sequence[Layer
 
 
 def read_sizes(
-    config: ConfigFields, default_head_dim: int | None, activation: Activation = "silu"
+    config: ConfigFields,
+    default_head_dim: int | None,
+    activation: Activation = "silu",
+    mlp_key: str = "intermediate_size",
 ) -> DecoderSizes:
     """Sizes, each checked and against each other; experts and windows are not read.
 
     `default_head_dim` is the family's for a config that states none; None means
-    hidden_size / num_attention_heads.
+    hidden_size / num_attention_heads. `mlp_key` has the width of the MLP.
     """
     hidden = config.integer("hidden_size", high=MAX_WIDTH)
     heads = config.integer("num_attention_heads", high=MAX_HEADS)
@@ -225,6 +233,6 @@ def read_sizes(
     layers = config.integer("num_hidden_layers", high=MAX_LAYERS)
     return DecoderSizes(
         hidden_size=hidden,
-        intermediate_size=config.integer("intermediate_size", high=MAX_WIDTH),
+        intermediate_size=config.integer(mlp_key, high=MAX_WIDTH),
         layers=(LayerSizes(heads, kv_heads, head_dim),) * layers,
     )

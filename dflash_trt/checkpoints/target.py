@@ -16,7 +16,6 @@ from dflash_trt.checkpoints.families import (
     DRAFT_ARCHITECTURES,
     FAMILIES,
     FOREIGN_KEYS,
-    HYBRID_KEYS,
     NORM_EPS,
     REFUSED_FAMILIES,
     Family,
@@ -32,7 +31,7 @@ from dflash_trt.checkpoints.relatives import read_architecture
 from dflash_trt.checkpoints.rope import LEAST, read_partial_rope, read_rope, read_ropes_by_kind
 from dflash_trt.checkpoints.safetensors_header import TensorEntry
 from dflash_trt.checkpoints.sizes import read_sizes
-from dflash_trt.checkpoints.weight_names import HEAD_NAME
+from dflash_trt.checkpoints.weight_names import HEAD_NAME, ExpertStorage
 from dflash_trt.checkpoints.windows import read_windows
 from dflash_trt.core.files import exists, open_file
 from dflash_trt.core.strict_json import quoted, read_json_object
@@ -89,7 +88,7 @@ def read_target(folder: str | Path) -> TargetSpec:
     if family.is_hybrid and quantization is not None:
         what = f"is quantised, which {family.name} checkpoints cannot be here yet"
         raise DflashError(what, where=whole.where, fix="pass the checkpoint in bf16")
-    sizes = read_sizes(config, family.default_head_dim, family.activation)
+    sizes = read_sizes(config, family.default_head_dim, family.activation, family.mlp_key)
     rms_norm_eps = config.number("rms_norm_eps", NORM_EPS, high=1.0)
     max_positions = config.integer("max_position_embeddings")
     vocab_size = config.integer("vocab_size", high=MAX_VOCAB)
@@ -110,7 +109,8 @@ def read_target(folder: str | Path) -> TargetSpec:
         sizes = sizes.with_recurrence(read_recurrent(config, len(sizes.layers)))
     else:
         windows = read_windows(config, family, len(sizes.layers))
-        sizes = replace(sizes.with_layers(windows, has_sinks=family.has_sinks), experts=moe)
+        sizes = sizes.with_layers(windows, has_sinks=family.has_sinks)
+    sizes = replace(sizes, experts=moe)
     eos_token_ids = _read_eos_token_ids(folder, config)
     if any(token_id >= vocab_size for token_id in eos_token_ids):
         raise DflashError(
@@ -128,7 +128,7 @@ def read_target(folder: str | Path) -> TargetSpec:
             family,
             attention_bias=attention_bias,
             tied=tied,
-            storage="float" if moe is None else moe.storage,
+            storage=_expert_storage(moe, family, checkpoint),
         ),
         len(sizes.layers),
         {
@@ -175,6 +175,15 @@ def text_config(config: ConfigFields, family: Family) -> ConfigFields:
     return config.child(family.text_key)
 
 
+def _expert_storage(moe: MoeSpec | None, family: Family, checkpoint: Checkpoint) -> ExpertStorage:
+    """How the experts' tensors lie, of which some families know two ways."""
+    if moe is None or family.experts is None:
+        return "float"
+    first = f"{family.prefix}layers.0.mlp.experts.0."
+    is_apart = any(name.startswith(first) for name in checkpoint.tensors)
+    return "separate" if is_apart and "separate" in family.experts.experts else moe.storage
+
+
 def _find_family(config: ConfigFields) -> Family:
     architecture = read_architecture(config)
     if (family := find_family(architecture)) is not None:
@@ -195,9 +204,7 @@ def _refuse_variants(config: ConfigFields, family: Family) -> None:
         if config.flag(key, False):
             raise config.unsupported(key, "it must be false")
     for key in FOREIGN_KEYS:
-        if family.is_hybrid and key in HYBRID_KEYS:
-            continue
-        if config.values.get(key) not in (None, False, 0):
+        if key not in family.own_keys and config.values.get(key) not in (None, False, 0):
             raise config.unsupported(key, f"{family.architecture} as it is known here has none")
 
 

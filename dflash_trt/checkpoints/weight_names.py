@@ -14,7 +14,8 @@ Shape = tuple[str, ...]
 Rules = Mapping[str, tuple[str, Shape]]
 """Role → (checkpoint name, symbolic shape)."""
 
-ExpertStorage = Literal["float", "MXFP4", "NVFP4"]
+ExpertStorage = Literal["float", "separate", "MXFP4", "NVFP4"]
+"""How experts lie; "separate" are floats one by one in a family that is published otherwise."""
 
 ATTENTION_WEIGHTS: Rules = {
     "layers.{i}.input_layernorm": ("layers.{i}.input_layernorm.weight", ("hidden",)),
@@ -147,6 +148,23 @@ QWEN3_MOE_EXPERTS: Mapping[ExpertStorage, Rules] = {
     }
 }
 """Three tensors [out, in] for each expert."""
+
+QWEN3_5_MOE_EXPERTS: Mapping[ExpertStorage, Rules] = {
+    "float": _fused({".rows": ("", "experts gate_up hidden", "experts hidden expert_ffn")}),
+    "separate": QWEN3_MOE_EXPERTS["float"],
+}
+"""All experts of a layer in one tensor [out, in], the rows of gate before those of up; or, as
+transformers writes them, one by one."""
+
+SHARED_EXPERT: Rules = {
+    **{
+        role.replace("{i}.", "{i}.shared_expert."): (name.replace("mlp.", "mlp.shared_expert."), on)
+        for role, (name, on) in LAYER_WEIGHTS.items()
+        if ".mlp." in name
+    },
+    "layers.{i}.shared_gate": ("layers.{i}.mlp.shared_expert_gate.weight", ("one", "hidden")),
+}
+"""An MLP that every row goes through, and the gate of what it gives."""
 
 BODY_WEIGHTS: Rules = {
     "embed_tokens": ("embed_tokens.weight", ("vocab", "hidden")),

@@ -53,6 +53,14 @@ w_{side} = Cast <to = 1> ({side}_turned)
 """
 _STACKED_GATHER = "w_{side} = Gather <axis = 0> ({name}, ids)"
 
+# Stacked as rows [out, in].
+_ROWS = """
+{side}_taken = Gather <axis = 0> ({name}, {expert})
+{side}_floats = Cast <to = {onnx_type}> ({side}_taken)
+{side}_rows = Reshape ({side}_floats, {side}_shape)
+w_{side} = Transpose <perm = {perm}> ({side}_rows)
+"""
+
 _SEPARATE = """
 parts = Gather <axis = 0> (places, {expert})
 taken = Gather <axis = 0> (experts, parts)
@@ -117,6 +125,8 @@ def expert_weights(layer: LayerBuilder, moe: MoeSpec) -> ExpertWeights:
     """The experts of `layer`, as stored on the CPU, else in the compute type where floats."""
     if layer.has("experts.0.gate"):
         return _separate(layer, moe)
+    if layer.has("experts.gate_up.rows"):
+        return _rows(layer, moe)
     if moe.storage == "MXFP4":
         return _mxfp4(layer, moe)
     if moe.storage == "NVFP4":
@@ -132,13 +142,33 @@ def expert_weights(layer: LayerBuilder, moe: MoeSpec) -> ExpertWeights:
     return ExpertWeights(inputs, body, {"halves": (0, 2, -1)} if is_cpu else {})
 
 
+def _rows(layer: LayerBuilder, moe: MoeSpec) -> ExpertWeights:
+    """Experts in two tensors [out, in], gate before up."""
+    precision = layer.b.form.precision
+    is_cpu = precision is Precision.FLOAT32
+    take = layer.stored if is_cpu else layer.weight
+    words = (_ONE if is_cpu else _MANY) | {"onnx_type": precision.onnx_type}
+    sides = list(zip(("in", "out"), MATRICES, strict=True))
+    body = "".join(_ROWS.format(side=side, name=name, **words) for side, name in sides)
+    inputs = {name: take(f"experts.{name}.rows") for name in MATRICES}
+    return ExpertWeights(inputs, body, _row_shapes(layer, moe), is_interleaved=False)
+
+
+def _row_shapes(layer: LayerBuilder, moe: MoeSpec) -> dict[str, tuple[int, ...]]:
+    """The constants `in_shape` and `out_shape`: what experts of rows [out, in] are turned from."""
+    hidden, ffn = layer.spec.hidden_size, moe.intermediate_size
+    if layer.b.form.precision is Precision.FLOAT32:
+        return {"in_shape": (2, ffn, hidden), "out_shape": (2, hidden // 2, ffn)}
+    return {"in_shape": (0, 0, 2 * ffn, hidden), "out_shape": (0, 0, hidden, ffn)}
+
+
 def _separate(layer: LayerBuilder, moe: MoeSpec) -> ExpertWeights:
     """Experts that are stored one by one, as rows [3E, I·H] and where each expert's three lie.
 
     gate, up and down have as many elements each. Tensors that follow each other in a shard are one
     external initializer; pieces in several shards are put together when the graph is loaded.
     """
-    b, hidden, ffn = layer.b, layer.spec.hidden_size, moe.intermediate_size
+    b = layer.b
     is_cpu = b.form.precision is Precision.FLOAT32
     entries = [layer.entry(f"experts.{e}.{part}") for e in range(moe.experts) for part in PARTS]
     order = sorted(range(len(entries)), key=lambda i: (str(entries[i].file), entries[i].offset))
@@ -154,8 +184,7 @@ def _separate(layer: LayerBuilder, moe: MoeSpec) -> ExpertWeights:
         "from_0": (0,),
         "from_2": (2,),
         "from_3": (3,),
-        "in_shape": (2, ffn, hidden) if is_cpu else (0, 0, 2 * ffn, hidden),
-        "out_shape": (2, hidden // 2, ffn) if is_cpu else (0, 0, hidden, ffn),
+        **_row_shapes(layer, moe),
     }
     body = _SEPARATE.format(**(_ONE if is_cpu else _MANY))
     inputs = {"experts": rows, "places": places}
@@ -223,6 +252,7 @@ def _packed(
     hidden, ffn, precision = layer.spec.hidden_size, moe.intermediate_size, layer.b.form.precision
     is_cpu = precision is Precision.FLOAT32
     lead = () if is_cpu else (0, 0)
+    shapes = _row_shapes(layer, moe)
     words = (_ONE if is_cpu else _MANY) | {"onnx_type": precision.onnx_type}
     constants: dict[str, tuple[int, ...]] = {}
     body = ""
@@ -231,7 +261,7 @@ def _packed(
         ("out", "down", hidden, ffn),
     ):
         constants[f"{side}_block_shape"] = (*lead, rows, columns // block, block)
-        constants[f"{side}_shape"] = (2, rows // 2, columns) if is_cpu else (0, 0, rows, columns)
+        constants[f"{side}_shape"] = shapes[f"{side}_shape"]
         body += template.format(side=side, name=name, **words)
     codes = _table(decode_packed_e2m1(_BYTES[:, None]), precision)
     return ExpertWeights(inputs, body, constants, {"code_values": codes, **scales})

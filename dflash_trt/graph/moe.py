@@ -12,7 +12,7 @@ import onnx
 from dflash_trt.checkpoints.moe import MoeSpec
 from dflash_trt.graph.expert_weights import ExpertWeights, expert_weights
 from dflash_trt.graph.form import Precision
-from dflash_trt.graph.functions import define
+from dflash_trt.graph.functions import define, swiglu_function
 from dflash_trt.graph.model_builder import LayerBuilder
 
 MOE = "moe"
@@ -127,7 +127,22 @@ def mixture_mlp(layer: LayerBuilder, x: str, moe: MoeSpec) -> str:
             if layer.has(f"experts.{name}.bias"):
                 inputs[f"{name}_bias"] = layer.weight(f"experts.{name}.bias")
         function = _function(moe, b.form.precision, list(inputs), stored)
-        return b.node("Add", [x, *b.call(function, list(inputs.values()), MOE)], "residual")
+        (mixed,) = b.call(function, list(inputs.values()), MOE)
+        if moe.shared:
+            mixed = b.node("Add", [mixed, _shared_expert(layer, normed)], "with_shared")
+        return b.node("Add", [x, mixed], "residual")
+
+
+def _shared_expert(layer: LayerBuilder, x: str) -> str:
+    """What the expert that all rows share makes of x [T,H], times the sigmoid of its gate."""
+    b = layer.b
+    gate, up = (layer.linear(x, f"shared_expert.{name}_proj") for name in ("gate", "up"))
+    (activated,) = b.call(swiglu_function(), [gate, up], "shared_swiglu")
+    result = layer.linear(activated, "shared_expert.down_proj")
+    # Over whole rows: in a tensor of single numbers, whether ONNX Runtime's Sigmoid takes one in
+    # its vectors or behind them depends on how many rows there are, and so may its last bit.
+    wide = b.node("Expand", [layer.linear(x, "shared_gate"), b.node("Shape", [x], "shape")], "wide")
+    return b.node("Mul", [result, b.node("Sigmoid", [wide], "open")], "shared")
 
 
 def _function(

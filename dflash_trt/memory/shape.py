@@ -97,9 +97,16 @@ class ModelShape:
         return 3 * self.sizes.hidden_size * self.sizes.mlp_size
 
     @property
+    def shared_weights(self) -> int:
+        """Of the expert of one layer that all rows go through; 0 where there is none."""
+        return 0 if self.experts is None else 3 * self.sizes.hidden_size * self.experts.shared
+
+    @property
     def router_weights(self) -> int:
-        """Of one layer."""
-        return 0 if self.experts is None else self.sizes.hidden_size * self.experts.experts
+        """Of one layer, the shared expert's gate included."""
+        if self.experts is None:
+            return 0
+        return self.sizes.hidden_size * (self.experts.experts + bool(self.experts.shared))
 
     @property
     def vocab_weights(self) -> int:

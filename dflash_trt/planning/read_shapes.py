@@ -62,17 +62,17 @@ def read_target_shape(folder: Path) -> ModelShape:
     sizes = (
         read_sizes(config, None)
         if family is None
-        else read_sizes(config, family.default_head_dim, family.activation)
+        else read_sizes(config, family.default_head_dim, family.activation, family.mlp_key)
     )
     windows: Windows = (None,) * len(sizes.layers)
+    experts = None
     if family is None:
         windows = _guess_windows(config, len(sizes.layers))
         experts = _guess_experts(config, sizes.intermediate_size)
-    elif family.is_hybrid:
-        experts = None
-    else:
+    elif not family.is_hybrid:
         windows = read_windows(config, family, len(sizes.layers))
-        experts = None if family.experts is None else read_expert_sizes(config, family.experts)
+    if family is not None and family.experts is not None:
+        experts = read_expert_sizes(config, family.experts)
     ties = whole if whole.has("tie_word_embeddings") else config
     is_tied = ties.flag("tie_word_embeddings", family is not None and family.default_tied)
     sizes = sizes.with_layers(windows)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from dflash_trt.checkpoints.sizes import ExpertSizes
 from dflash_trt.checkpoints.target import read_target
 from dflash_trt.planning.read_shapes import read_target_shape
 from tests.checkpoints.helpers import edit_json, edit_tensors, refused
@@ -21,8 +23,13 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_target(made, "qwen3_5", "bfloat16", vision=True, num_layers=8, head_dim=32)
 
 
-@pytest.fixture
-def config(folder: Path) -> Any:
+@pytest.fixture(scope="module")
+def mixture(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    made = tmp_path_factory.mktemp("mixture") / "target"
+    return write_target(made, "qwen3_5_moe", "bfloat16", vision=True, num_layers=4, head_dim=32)
+
+
+def _changer(folder: Path) -> Iterator[Any]:
     """Writes a text config with some keys changed; the original comes back."""
     path = folder / "config.json"
     before = path.read_text()
@@ -33,6 +40,16 @@ def config(folder: Path) -> Any:
 
     yield change
     path.write_text(before)
+
+
+@pytest.fixture
+def config(folder: Path) -> Iterator[Any]:
+    yield from _changer(folder)
+
+
+@pytest.fixture
+def mixture_config(mixture: Path) -> Iterator[Any]:
+    yield from _changer(mixture)
 
 
 def test_the_text_model_is_read_and_the_rest_let_be(folder: Path) -> None:
@@ -78,6 +95,44 @@ def test_configs_that_say_otherwise(
     config(**changes)
     with refused(next(iter(changes)).replace("rope_parameters", "partial"), message):
         read_target(folder)
+
+
+def test_experts_are_read_beside_the_one_that_all_share(mixture: Path) -> None:
+    target = read_target(mixture)
+    assert target.sizes.has_state and target.moe is not None
+    moe = target.moe
+    assert (moe.experts, moe.chosen, moe.intermediate_size, moe.shared) == (8, 3, 96, 48)
+    assert moe.routing == "all" and moe.is_normalized
+    assert target.weights["layers.3.experts.gate_up.rows"].shape == (8, 2 * 96, 64)
+    assert target.weights["layers.0.shared_expert.down_proj"].shape == (64, 48)
+    shape = read_target_shape(mixture)
+    assert shape.experts == ExpertSizes(8, 3, 96, shared=48)
+    assert shape.sizes.layers == target.sizes.layers
+    assert shape.router_weights == 9 * 64 and shape.shared_weights == 3 * 64 * 48
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"shared_expert_intermediate_size": None}, "is missing"),
+        ({"shared_expert_intermediate_size": 0}, "must be an integer from 1"),
+        ({"shared_expert_intermediate_size": 47}, "mlp.shared_expert.gate_proj.weight"),
+        ({"norm_topk_prob": False}, "it must be true"),
+        ({"mlp_only_layers": [1]}, "every layer must have experts"),
+        ({"num_experts_per_tok": 9}, "from 1 to 8"),
+        ({"moe_intermediate_size": 95}, "must be a multiple of 2 for experts"),
+        ({"num_experts": None}, "is missing"),
+        ({"n_shared_experts": 1}, "as it is known here has none"),
+    ],
+    ids=str,
+)
+def test_mixtures_that_say_otherwise(
+    mixture: Path, mixture_config: Any, changes: dict[str, Any], message: str
+) -> None:
+    mixture_config(**changes)
+    key = next(iter(changes)) if "mlp." not in message else "wrong shape"
+    with refused(key, message):
+        read_target(mixture)
 
 
 def test_a_config_without_its_text_part(folder: Path, config: Any) -> None:

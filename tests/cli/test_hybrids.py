@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from dflash_trt.checkpoints.sizes import ExpertSizes
 from dflash_trt.cli.main import main
 from dflash_trt.config import data_folder
 from tests.pairs import PairFactory, TinyPair
@@ -26,6 +27,18 @@ def test_inspect_counts_the_states(pair: TinyPair, capsys: pytest.CaptureFixture
     assert ", states " in shown
     token = 2 * 2 * 32 * 4  # of the one layer that has K and V
     assert f"cache   {token:,} + " in shown
+
+
+def test_inspect_shows_the_expert_that_all_rows_share(
+    make_pair: PairFactory, capsys: pytest.CaptureFixture[str]
+) -> None:
+    target = {"vocab": 64, "num_layers": 4, "head_dim": 32, "experts": 4}
+    pair = make_pair("qwen3_5_moe", target, {"target_layer_ids": [0, 3]}, max_seq_len=128)
+    assert main(["inspect", str(pair.bundle.folder)]) == 0
+    shown = capsys.readouterr().out
+    assert "4 experts of ffn 96 in F32, 3 a row, beside one of ffn 48 for every row" in shown
+    assert "3 of 4 layers are Gated DeltaNet" in shown
+    assert pair.bundle.manifest.target.sizes.experts == ExpertSizes(4, 3, 96, shared=48)
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ import torch
 from dflash_trt.backends.base import Scores, TargetCall, TargetGraph
 from tests.graph.runner import chunks, tokens
 from tests.pairs import PairFactory
+from tests.reference.checkpoints import Family
 from tests.reference.compare import max_relative_error
 from tests.reference.generate import forward_with_taps
 
@@ -20,14 +21,26 @@ LENGTH, BATCH = 150, 2
 CHUNKS = (7, 1, 40, 2, 29)
 BOUND = 1e-3
 """transformers runs 64 rows at once, which rounds otherwise than row by row."""
-VARIANTS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+VARIANTS: dict[str, tuple[Family, dict[str, Any], dict[str, Any]]] = {
     "published-bfloat16": (
+        "qwen3_5",
         {"dtype": "bfloat16", "vision": True, "head_dim": 32},
         {"target_layer_ids": [0, 3, 5], "dtype": "bfloat16"},
     ),
     "text-float32-tied-sharded": (
+        "qwen3_5",
         {"tie": True, "shards": 3, "head_dim": 64, "kv_heads": 1, "linear": (1, 3, 32)},
         {"target_layer_ids": [2, 4], "heads": 2, "kv_heads": 1, "head_dim": 32},
+    ),
+    "mixture-published-bfloat16": (
+        "qwen3_5_moe",
+        {"dtype": "bfloat16", "vision": True, "head_dim": 32, "intermediate": 40, "shared": 24},
+        {"target_layer_ids": [1, 3, 5], "dtype": "bfloat16"},
+    ),
+    "mixture-text-float32-separate-sharded": (
+        "qwen3_5_moe",
+        {"separate": True, "shards": 3, "head_dim": 32, "experts": 5, "chosen": 1},
+        {"target_layer_ids": [4, 0]},
     ),
 }
 
@@ -37,8 +50,8 @@ VARIANTS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 def test_logits_and_features_of_every_row_equal_those_of_transformers(
     make_pair: PairFactory, name: str, graph: TargetGraph
 ) -> None:
-    target, draft = VARIANTS[name]
-    built = make_pair("qwen3_5", {"vocab": 192, **target}, draft)
+    family, target, draft = VARIANTS[name]
+    built = make_pair(family, {"vocab": 192, **target}, draft)
     ids, executor, parts = tokens(192, BATCH, LENGTH), built.open(), []
     for start, end in chunks(LENGTH, CHUNKS):
         picked = np.tile(np.arange(end - start), (BATCH, 1))

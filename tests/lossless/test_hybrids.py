@@ -30,7 +30,6 @@ from tests.lossless.runs import (
 from tests.pairs import FIT_PROMPTS, TWO_KINDS, PairFactory, TinyPair
 
 PAIR: dict[str, Any] = {
-    "family": "qwen3_5",
     "target": {"vocab": 64, "num_layers": 4, "head_dim": 32},
     "draft": {**TWO_KINDS, "block_size": 16, "target_layer_ids": [0, 1, 3]},
     "fit_steps": 90,
@@ -45,9 +44,14 @@ def draw_prompt(length: int, seed: int | random.Random = 7) -> tuple[int, ...]:
     return tuple(rng.randrange(2, 62) for _ in range(length))
 
 
+@pytest.fixture(scope="module", params=["qwen3_5", exhaustive("qwen3_5_moe")])
+def options(request: pytest.FixtureRequest) -> dict[str, Any]:
+    return {**PAIR, "family": request.param}
+
+
 @pytest.fixture(scope="module")
-def built(make_pair: PairFactory) -> TinyPair:
-    return make_pair(**PAIR)
+def built(make_pair: PairFactory, options: dict[str, Any]) -> TinyPair:
+    return make_pair(**options)
 
 
 @pytest.fixture(scope="module")
@@ -122,12 +126,13 @@ def test_any_traffic_keeps_every_bit(
 
 @pytest.mark.parametrize("sampling", [SAMPLED, exhaustive(SamplingParams())], ids=str)
 def test_preemption_keeps_every_bit(
-    built: TinyPair, make_pair: PairFactory, sampling: SamplingParams
+    built: TinyPair, make_pair: PairFactory, options: dict[str, Any], sampling: SamplingParams
 ) -> None:
     """Attention in pages, states in slots; who is preempted computes both again."""
     requests = make_requests(64, 6, sampling)
     expected = run_baseline(built.open(), requests)
-    paged = open_executor(make_pair(**PAIR, paging={"page_size": 8, "pages": 30}).bundle, threads=1)
+    paging = {"page_size": 8, "pages": 30}
+    paged = open_executor(make_pair(**options, paging=paging).bundle, threads=1)
     generator = Generator(paged, options=GeneratorOptions(record_logits=True, prefill_chunk=17))
     for request in requests:
         generator.submit(request)
@@ -147,15 +152,19 @@ def test_linear_caches_share_no_prefix(executor: OnnxRuntimeExecutor) -> None:
 
 
 @pytest.mark.parametrize("chunk", [24, *map(exhaustive, (5, 17, 512))])
-def test_a_prefix_comes_with_its_state(built: TinyPair, make_pair: PairFactory, chunk: int) -> None:
+def test_a_prefix_comes_with_its_state(
+    built: TinyPair, make_pair: PairFactory, options: dict[str, Any], chunk: int
+) -> None:
     """Ten pages, then tails: acceptance too is the same."""
-    paged = open_executor(make_pair(**PAIR, paging={"page_size": 8}).bundle, threads=1)
+    paged = open_executor(make_pair(**options, paging={"page_size": 8}).bundle, threads=1)
     check_shared_prefix(built.open(), paged, (1, 3, 8, 9, 20), prefill_chunk=chunk)
 
 
-def test_a_turn_goes_on_behind_the_last_output(built: TinyPair, make_pair: PairFactory) -> None:
+def test_a_turn_goes_on_behind_the_last_output(
+    built: TinyPair, make_pair: PairFactory, options: dict[str, Any]
+) -> None:
     """Of an output one copy is kept, of its last page that ended in a step's rows."""
-    paged = open_executor(make_pair(**PAIR, paging={"page_size": 8}).bundle, threads=1)
+    paged = open_executor(make_pair(**options, paging={"page_size": 8}).bundle, threads=1)
     first = Request(prompt_ids=draw_prompt(20), max_tokens=60, ignore_eos=True)
     (answer,) = run(paged, [first])
     generator = Generator(paged, options=GeneratorOptions(record_logits=True))
@@ -173,9 +182,12 @@ def test_a_turn_goes_on_behind_the_last_output(built: TinyPair, make_pair: PairF
 
 
 def test_a_prefix_with_another_state_would_be_noticed(
-    built: TinyPair, make_pair: PairFactory, monkeypatch: pytest.MonkeyPatch
+    built: TinyPair,
+    make_pair: PairFactory,
+    options: dict[str, Any],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    paged = open_executor(make_pair(**PAIR, paging={"page_size": 8}).bundle, threads=1)
+    paged = open_executor(make_pair(**options, paging={"page_size": 8}).bundle, threads=1)
     monkeypatch.setattr(OnnxRuntimeExecutor, "restore_state", _restore_nothing)
     with pytest.raises(AssertionError):
         check_shared_prefix(built.open(), paged, (9, 20))
@@ -190,7 +202,7 @@ def _restore_nothing(executor: OnnxRuntimeExecutor, copy: int, slot: int) -> Non
 
 @pytest.mark.parametrize("seed", [0, *map(exhaustive, range(1, 6))])
 def test_any_traffic_over_shared_prefixes_keeps_every_bit(
-    built: TinyPair, make_pair: PairFactory, seed: int
+    built: TinyPair, make_pair: PairFactory, options: dict[str, Any], seed: int
 ) -> None:
     """Fewer copies than prefixes, pages that are taken back, preemption, moved slots."""
     rng = random.Random(seed)
@@ -207,10 +219,10 @@ def test_any_traffic_over_shared_prefixes_keeps_every_bit(
         for stem in stems * 8
     ]
     expected = run_baseline(built.open(), requests)
-    shape = {**PAIR, "max_batch": 3, "paging": {"page_size": 8, "pages": 40}}
+    shape = {**options, "max_batch": 3, "paging": {"page_size": 8, "pages": 40}}
     paged = open_executor(make_pair(**shape).bundle, threads=1)
-    options = GeneratorOptions(record_logits=True, prefill_chunk=rng.choice([13, 24, 64]))
-    results = run_traffic(Generator(paged, options=options), requests, expected, rng, cancels=0.02)
+    settings = GeneratorOptions(record_logits=True, prefill_chunk=rng.choice([13, 24, 64]))
+    results = run_traffic(Generator(paged, options=settings), requests, expected, rng, cancels=0.02)
     cached = [result.statistics.cached_prompt_tokens or 0 for result in results]
     assert sum(map(bool, cached)) > 3
 
@@ -262,3 +274,16 @@ def test_replayed_answers_count_what_decoding_counted(
     for want, got in zip(results, measured.per_answer, strict=True):
         assert got.acceptance_histogram == want.statistics.acceptance_histogram
     assert measured.acceptance_length is not None and measured.acceptance_length > 1
+
+
+def test_experts_beside_states_keep_every_bit(make_pair: PairFactory) -> None:
+    """Experts that rows choose and one that all share, in pages, with a draft of YaRN as published.
+
+    The tests above have exhaustive cases of such a target, fitted and linear.
+    """
+    draft = {**PAIR["draft"], "rope": "yarn64", "block_size_place": "dflash_config"}
+    pair = {**PAIR, "draft": draft, "fit_steps": 0, "paging": {"page_size": 8}}
+    executor = open_executor(make_pair("qwen3_5_moe", **pair).bundle, threads=2)
+    requests = make_requests(64, 3)[1:]
+    expected = run_baseline(executor, requests)
+    check_groups(executor, requests, expected, 2, block_size=5, prefill_chunk=17)

@@ -32,9 +32,19 @@ from tests.checkpoints.conftest import draft_shapes
 from .experts import YARN_SCALING, make_moe, pack_experts
 from .hybrids import make_hybrid, publish_hybrid
 
-Family = Literal["qwen3", "llama", "qwen2", "mistral", "gemma3", "gpt_oss", "qwen3_moe", "qwen3_5"]
+Family = Literal[
+    "qwen3",
+    "llama",
+    "qwen2",
+    "mistral",
+    "gemma3",
+    "gpt_oss",
+    "qwen3_moe",
+    "qwen3_5",
+    "qwen3_5_moe",
+]
 Storage = Literal["float32", "bfloat16", "float16"]
-Rope = Literal["default", "llama3", "yarn"]
+Rope = Literal["default", "llama3", "yarn", "yarn64"]
 RopeStyle = Literal["rope_theta", "rope_parameters"]
 
 # Llama 3.1's own factors, with an original context so short that tiny tests run past it.
@@ -45,7 +55,19 @@ LLAMA3_SCALING: dict[str, Any] = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 64,
 }
-SCALINGS: dict[Rope, dict[str, Any]] = {"llama3": LLAMA3_SCALING, "yarn": YARN_SCALING}
+# A published draft's of Qwen3.5-35B-A3B, for which 4096 positions are the original context.
+YARN64_SCALING: dict[str, Any] = {
+    "rope_type": "yarn",
+    "factor": 64.0,
+    "beta_fast": 32.0,
+    "beta_slow": 1.0,
+    "original_max_position_embeddings": 32,
+}
+SCALINGS: dict[Rope, dict[str, Any]] = {
+    "llama3": LLAMA3_SCALING,
+    "yarn": YARN_SCALING,
+    "yarn64": YARN64_SCALING,
+}
 
 
 def write_target(
@@ -77,6 +99,8 @@ def write_target(
     mxfp4: bool = False,
     linear: Sequence[int] = (2, 4, 16),
     vision: bool = False,
+    shared: int = 48,
+    separate: bool = False,
 ) -> Path:
     """Writes a random `family` target; returns its folder.
 
@@ -85,8 +109,10 @@ def write_target(
     `dtype`). `shards` > 1 writes at least two files and an index. `logit_gain` scales the lm_head,
     which a tied embedding shares. `window` is that of gpt-oss, Mistral and the upper half of a
     Qwen2. The others are for mixtures of experts, whose MLPs are `intermediate` wide; `mxfp4`
-    packs gpt-oss's experts. `linear` are a Qwen3.5's key heads, value heads and their size; with
-    `vision` it lies as published, in a model that sees, beside tensors of that and of its MTP.
+    packs gpt-oss's experts. `linear` are a Qwen3.5's key heads, value heads and their size. Its
+    experts lie in two tensors, as published, or `separate`, as transformers writes them again;
+    `shared` is the width of the one that all rows share. With `vision` it lies as published, in a
+    model that sees, beside tensors of that and of its MTP.
     """
     folder = Path(folder)
     common: dict[str, Any] = {
@@ -121,6 +147,8 @@ def write_target(
         model = Gemma3ForCausalLM(_gemma_config(common, window))
     elif family == "qwen3_5":
         model = make_hybrid(common, linear, vision=vision)
+    elif family == "qwen3_5_moe":
+        model = make_hybrid(common, linear, vision=vision, experts=(experts, chosen, shared))
     else:
         model = make_moe(family, common, experts, chosen, window=window, normalized=normalized)
 
@@ -130,12 +158,16 @@ def write_target(
             parameter.copy_(_random(name, parameter.shape, generator, logit_gain))
     model = model.to(getattr(torch, dtype))
     total = sum(p.numel() * p.element_size() for p in model.parameters())
-    model.save_pretrained(folder, max_shard_size=-(-total // shards) if shards > 1 else "5GB")
+    model.save_pretrained(
+        folder,
+        max_shard_size=-(-total // shards) if shards > 1 else "5GB",
+        save_original_format=family != "qwen3_5_moe" or separate,
+    )
     if shards > 1 and not (folder / "model.safetensors.index.json").exists():
         raise AssertionError(f"{folder}: asked for {shards} shards, transformers wrote one file")
 
     config = _read_json(folder / "config.json")
-    if family == "qwen3_5":
+    if family in ("qwen3_5", "qwen3_5_moe"):
         publish_hybrid(folder, config, dtype, generator)
         return folder
     for key in ("rope_parameters", "rope_theta", "rope_scaling", "dtype", "torch_dtype"):
@@ -183,7 +215,7 @@ def write_draft(
     heads = heads or base["num_attention_heads"]
     kv_heads = kv_heads or base["num_key_value_heads"]
     head_dim = head_dim or base.get("head_dim") or hidden // base["num_attention_heads"]
-    intermediate = intermediate or base["intermediate_size"]
+    intermediate = intermediate or base.get("intermediate_size") or base["moe_intermediate_size"]
     types = list(layer_types) if layer_types is not None else ["full_attention"] * num_layers
     if len(types) != num_layers:
         raise ValueError(f"{len(types)} layer_types for {num_layers} layers")

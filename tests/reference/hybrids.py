@@ -13,6 +13,10 @@ from transformers import (
     Qwen3_5Config,
     Qwen3_5ForCausalLM,
     Qwen3_5ForConditionalGeneration,
+    Qwen3_5MoeConfig,
+    Qwen3_5MoeForCausalLM,
+    Qwen3_5MoeForConditionalGeneration,
+    Qwen3_5MoeTextConfig,
     Qwen3_5TextConfig,
 )
 
@@ -21,8 +25,26 @@ WIDE = ("A_log", "linear_attn.norm.weight")
 VISION = {"depth": 1, "hidden_size": 16, "intermediate_size": 16, "num_heads": 2}
 
 
-def make_hybrid(common: dict[str, Any], linear: Sequence[int], *, vision: bool) -> Any:
-    """The model of keys that all families have, with the RoPE of a quarter of each head."""
+DENSE = (Qwen3_5TextConfig, Qwen3_5ForCausalLM, Qwen3_5Config, Qwen3_5ForConditionalGeneration)
+MIXTURE = (
+    Qwen3_5MoeTextConfig,
+    Qwen3_5MoeForCausalLM,
+    Qwen3_5MoeConfig,
+    Qwen3_5MoeForConditionalGeneration,
+)
+
+
+def make_hybrid(
+    common: dict[str, Any],
+    linear: Sequence[int],
+    *,
+    vision: bool,
+    experts: tuple[int, int, int] | None = None,
+) -> Any:
+    """The model of keys that all families have, with the RoPE of a quarter of each head.
+
+    `experts`: how many there are, how many a row chooses, and the width of the one that all share.
+    """
     key_heads, value_heads, size = linear
     rope = common["rope_parameters"] | {
         "partial_rotary_factor": 0.25,
@@ -36,13 +58,16 @@ def make_hybrid(common: dict[str, Any], linear: Sequence[int], *, vision: bool) 
         "linear_key_head_dim": size,
         "linear_value_head_dim": size,
     }
+    if experts is not None:
+        text["moe_intermediate_size"] = text.pop("intermediate_size")
+        keys = ("num_experts", "num_experts_per_tok", "shared_expert_intermediate_size")
+        text |= dict(zip(keys, experts, strict=True))
+    text_config, text_model, whole_config, whole_model = DENSE if experts is None else MIXTURE
     if not vision:
-        return Qwen3_5ForCausalLM(Qwen3_5TextConfig(**text))
+        return text_model(text_config(**text))
     sees = VISION | {"out_hidden_size": common["hidden_size"], "num_position_embeddings": 16}
     tied = common["tie_word_embeddings"]
-    return Qwen3_5ForConditionalGeneration(
-        Qwen3_5Config(text_config=text, vision_config=sees, tie_word_embeddings=tied)
-    )
+    return whole_model(whole_config(text_config=text, vision_config=sees, tie_word_embeddings=tied))
 
 
 def publish_hybrid(
