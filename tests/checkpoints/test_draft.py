@@ -5,14 +5,18 @@ tests/frozen has the other refusals of configs.
 
 from __future__ import annotations
 
+import math
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from dflash_trt.checkpoints.draft import default_target_layer_ids, read_draft
 from dflash_trt.checkpoints.pair import check_pair
+from dflash_trt.checkpoints.rope import RopeSpec, YarnScaling
 from dflash_trt.checkpoints.target import read_target
-from tests.checkpoints.conftest import MakeCheckpoint
+from dflash_trt.synthetic.tensors import write_checkpoint
+from tests.checkpoints.conftest import MakeCheckpoint, draft_shapes
 from tests.checkpoints.helpers import refused
 
 FULL, SLIDING = "full_attention", "sliding_attention"
@@ -220,3 +224,72 @@ def test_all_mismatches_at_once(make_target: MakeCheckpoint, make_draft: MakeChe
         "pass the draft that was trained for this target",
     ):
         check_pair(target, draft)
+
+
+A3B = {
+    "architectures": ["DFlashDraftModel"],
+    "attention_bias": False,
+    "auto_map": {"AutoModel": "dflash.DFlashDraftModel"},
+    "dtype": "bfloat16",
+    "head_dim": 128,
+    "hidden_act": "silu",
+    "hidden_size": 2048,
+    "intermediate_size": 6144,
+    "max_position_embeddings": 262144,
+    "model_type": "qwen3",
+    "num_attention_heads": 32,
+    "num_target_layers": 40,
+    "rms_norm_eps": 1e-6,
+    "tie_word_embeddings": False,
+    "vocab_size": 248320,
+}
+"""What both revisions of the drafts of Qwen3.5-35B-A3B and Qwen3.6-35B-A3B state."""
+
+
+def test_the_first_draft_of_a_35b_a3b(tmp_path: Path) -> None:
+    scaling = {"rope_type": "yarn", "factor": 64.0, "original_max_position_embeddings": 4096}
+    config = A3B | {
+        "block_size": 16,
+        "dflash_config": {"mask_token_id": 248070, "target_layer_ids": [1, 10, 19, 28, 37]},
+        "layer_types": [FULL] * 8,
+        "num_hidden_layers": 8,
+        "num_key_value_heads": 4,
+        "rope_scaling": scaling | {"beta_fast": 32.0, "beta_slow": 1.0},
+        "rope_theta": 10_000_000,
+        "sliding_window": None,
+        "use_sliding_window": False,
+    }
+    draft = read_draft(_sparse(tmp_path / "draft", config, taps=5))
+    assert (draft.block_size, draft.mask_token_id, draft.num_layers) == (16, 248070, 8)
+    assert not any(draft.layer_windows) and not any(draft.layer_causal)
+    yarn = YarnScaling(64.0, 4096, pytest.approx(0.1 * math.log(64) + 1))
+    assert draft.rope == RopeSpec(1e7, yarn)
+
+
+def test_the_present_draft_of_a_35b_a3b(tmp_path: Path) -> None:
+    """Its block lies in dflash_config, its RoPE in rope_parameters, and most layers slide."""
+    taps = [1, 6, 11, 16, 22, 27, 32, 37]
+    config = A3B | {
+        "dflash_config": {"block_size": 16, "mask_token_id": 248077, "target_layer_ids": taps},
+        "layer_types": [SLIDING] * 5 + [FULL],
+        "max_window_layers": 6,
+        "num_hidden_layers": 6,
+        "num_key_value_heads": 8,
+        "rope_parameters": {"rope_theta": 10_000_000, "rope_type": "default"},
+        "sliding_window": 4096,
+        "use_sliding_window": True,
+    }
+    draft = read_draft(_sparse(tmp_path / "draft", config, taps=8))
+    assert (draft.block_size, draft.mask_token_id, draft.num_layers) == (16, 248077, 6)
+    assert draft.target_layer_ids == tuple(taps)
+    assert draft.layer_windows == (*[4096] * 5, None)
+    assert draft.layer_causal == (*[True] * 5, False)
+    assert draft.rope == RopeSpec(1e7)
+
+
+def _sparse(folder: Path, config: dict[str, Any], taps: int) -> Path:
+    """A draft of these sizes whose weights take no disk."""
+    shapes = draft_shapes(config, taps)
+    tensors = {name: ("BF16", tuple(shape)) for name, shape in shapes.items()}
+    write_checkpoint(folder, config, tensors, random=False)
+    return folder

@@ -146,3 +146,11 @@ def test_use_swa_slides_every_layer_both_ways(make_pair: PairFactory) -> None:
     config = replace(plain.config, windows=(11, 11))
     reference = ReferenceDraft(config, plain.weights, plain.embed, plain.lm_head)
     check_blocks(built, reference, STARTS, (2, 8))
+
+
+def test_yarn_far_past_the_original_context(make_pair: PairFactory) -> None:
+    """The first drafts of Qwen3.5-35B-A3B: full layers, YaRN from 32 positions (4096 there) × 64,
+    while the target has none."""
+    draft = {"num_layers": 3, "rope": "yarn64", "rope_theta": 1e7, "head_dim": 32}
+    built = make_pair("qwen3", None, {**draft, "target_layer_ids": [0, 1, 2, 4, 5]})
+    check_blocks(built, built.reference_draft, STARTS, (2, 8))

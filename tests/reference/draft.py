@@ -97,6 +97,8 @@ class ReferenceDraft:
         self.embed = embed
         self.lm_head = lm_head
         self.inv_freq = inverse_frequencies(config.rope, config.head_dim)
+        is_yarn = config.rope.get("rope_type") == "yarn"
+        self.gain = 0.1 * math.log(config.rope["factor"]) + 1 if is_yarn else 1.0
 
     @classmethod
     def load(
@@ -188,7 +190,7 @@ class ReferenceDraft:
         """RoPE, halves convention, of x [B, heads, T, D] whose first row is at `start`."""
         positions = torch.arange(start, start + x.shape[2], dtype=torch.float32)
         angles = torch.outer(positions, self.inv_freq).repeat(1, 2)
-        cos, sin = angles.cos().to(x.dtype), angles.sin().to(x.dtype)
+        cos, sin = (self.gain * turned.to(x.dtype) for turned in (angles.cos(), angles.sin()))
         first, second = x.chunk(2, dim=-1)
         return x * cos + torch.cat([-second, first], dim=-1) * sin
 
@@ -222,14 +224,16 @@ def default_layer_ids(target_layers: int, draft_layers: int) -> tuple[int, ...]:
 
 
 def inverse_frequencies(rope: dict[str, Any], head_dim: int) -> Tensor:
-    """RoPE inverse frequencies [D/2], float32, for rope types default and llama3."""
+    """RoPE inverse frequencies [D/2], float32, for rope types default, llama3 and yarn."""
     kind = rope.get("rope_type", rope.get("type", "default"))
     exponents = torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim
     base: Tensor = 1.0 / rope["rope_theta"] ** exponents
     if kind == "default":
         return base
+    if kind == "yarn":
+        return _yarn(rope, head_dim, base)
     if kind != "llama3":
-        raise ValueError(f"rope_type {kind!r}; expected default or llama3")
+        raise ValueError(f"rope_type {kind!r}; expected default, llama3 or yarn")
     factor, low, high = rope["factor"], rope["low_freq_factor"], rope["high_freq_factor"]
     # Turns over the original context: few turns are slowed down by `factor`, many are kept,
     # those between are blended linearly.
@@ -237,3 +241,22 @@ def inverse_frequencies(rope: dict[str, Any], head_dim: int) -> Tensor:
     blend: Tensor = ((turns - low) / (high - low)).clamp(0.0, 1.0)
     slowed: Tensor = (1.0 - blend) * base / factor
     return slowed + blend * base
+
+
+def _yarn(rope: dict[str, Any], head_dim: int, base: Tensor) -> Tensor:
+    """YaRN (arXiv 2309.00071): pairs that turn often in the original context keep their pace.
+
+    The ramp between `beta_fast` and `beta_slow` turns goes over pairs, its ends whole ones.
+    """
+    original = rope["original_max_position_embeddings"]
+
+    def pair_of(turns: float) -> float:
+        """Where a pair that turns so often in the original context would lie."""
+        wavelength = original / (turns * 2 * math.pi)
+        return head_dim / 2 * math.log(wavelength) / math.log(rope["rope_theta"])
+
+    low = max(math.floor(pair_of(rope["beta_fast"])), 0)
+    high = min(math.ceil(pair_of(rope["beta_slow"])), head_dim - 1)
+    pairs = torch.arange(head_dim // 2, dtype=torch.float32)
+    slowed = ((pairs - low) / (high - low)).clamp(0.0, 1.0)
+    return base * (1.0 - slowed) + base / rope["factor"] * slowed
