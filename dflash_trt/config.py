@@ -126,7 +126,10 @@ class PublishedRecurrence(_Strict):
 
 
 class PublishedTarget(PublishedDecoder):
-    """A target's sizes; `architecture` is the one that its config.json names."""
+    """A target's sizes; `architecture` is the one that its config.json names.
+
+    `shared_expert` is the width of one that all rows go through beside those that they choose.
+    """
 
     architecture: str | None = None
     vocab: Count
@@ -134,6 +137,7 @@ class PublishedTarget(PublishedDecoder):
     tied_embeddings: bool = False
     experts: Count | None = None
     experts_per_token: Count | None = None
+    shared_expert: Count | None = None
     recurrent: PublishedRecurrence | None = None
     mlp_format: Literal["bf16", "mxfp4"] = "bf16"
 
@@ -141,6 +145,8 @@ class PublishedTarget(PublishedDecoder):
     def _experts_of_some(self) -> Self:
         if (self.experts is None) != (self.experts_per_token is None):
             raise ValueError("experts and experts_per_token go together")
+        if self.shared_expert is not None and self.experts is None:
+            raise ValueError("a shared_expert needs experts")
         return self
 
 

@@ -23,11 +23,12 @@ def attention_bytes(model: ModelShape, layer: LayerSizes, layout: GpuLayout) -> 
 
 
 def mlp_bytes(model: ModelShape, layout: GpuLayout) -> float:
-    """Bytes on one GPU of one layer's MLP: of all its experts, router included."""
+    """Bytes on one GPU of one layer's MLP: of all its experts, shared one and router included."""
     if model.experts is None:
         weights = model.mlp_weights / layout.attention_ways
     else:
         weights = model.experts.experts * model.mlp_weights / layout.gpus
+        weights += model.shared_weights / layout.attention_ways
     return weights * FORMATS[model.mlp_format].bits / 8 + 2 * model.router_weights
 
 

@@ -156,7 +156,9 @@ class Replica:
         tokens = work.sequences * work.rows
         touched = expected_experts(experts.experts, experts.chosen, tokens)
         share = model.mlp_weights / self.layout.gpus
-        return touched * share, 2 * tokens * experts.chosen * share
+        shared = model.shared_weights / self.layout.attention_ways
+        flops = 2 * tokens * experts.chosen * share + 2 * rows * shared
+        return touched * share + shared, flops
 
     def _arithmetic(self, flops: float, rate: float) -> float:
         return flops / (rate * self.calibration.flops_fraction)

@@ -107,7 +107,8 @@ def as_pair(name: str, shape: PublishedPair) -> PairShape:
 def _target(target: PublishedTarget) -> ModelShape:
     sizes = _sizes(target)
     if target.experts is not None and target.experts_per_token is not None:
-        experts = ExpertSizes(target.experts, target.experts_per_token, target.intermediate)
+        chosen, shared = target.experts_per_token, target.shared_expert or 0
+        experts = ExpertSizes(target.experts, chosen, target.intermediate, shared=shared)
         sizes = replace(sizes, experts=experts)
     if (one := target.recurrent) is not None:
         layer = RecurrentSizes(one.key_heads, one.value_heads, one.head_dim, one.kernel)

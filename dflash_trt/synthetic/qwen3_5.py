@@ -1,4 +1,4 @@
-"""Qwen3.5-27B with its DFlash draft in their true shapes, as sparse files that take no disk.
+"""Qwen3.5 and 3.6 with their DFlash drafts in true shapes, as sparse files that take no disk.
 
 Config, names, types and shapes are the published checkpoints', a part of the vision tower and of
 the MTP layer included.
@@ -19,18 +19,27 @@ PREFIX = "model.language_model"
 _EOS, _THETA = 248_044, 10_000_000
 
 
-def write_qwen3_5_27b(folder: Path) -> int:
-    """Writes `folder`/target (sharded) and `folder`/draft; returns the bytes of weights."""
-    pair = find_pair("qwen3.5-27b")
+def write_qwen3_5(folder: Path, name: str) -> int:
+    """Writes the public pair `name`: `folder`/target (sharded) and draft; returns their bytes."""
+    pair = find_pair(name)
     size = write_checkpoint(
         folder / "target", _config(pair), _tensors(pair), random=False, shard_bytes=SHARD_BYTES
     )
-    config = draft_config(pair, pair.draft.mask_token_id) | {"rope_theta": _THETA}
-    config["dflash_config"]["target_layer_ids"] = list(pair.draft.target_layer_ids)
+    config = _draft_config(pair)
     tensors: Tensors = {name: ("BF16", shape) for name, shape in draft_shapes(pair.draft).items()}
     return size + write_checkpoint(
         folder / "draft", config, tensors, random=False, shard_bytes=SHARD_BYTES
     )
+
+
+def _draft_config(pair: PairShape) -> dict[str, Any]:
+    """As published: those that slide have their block and their RoPE in newer places."""
+    config = draft_config(pair, pair.draft.mask_token_id) | {"rope_theta": _THETA}
+    config["dflash_config"]["target_layer_ids"] = list(pair.draft.target_layer_ids)
+    if pair.draft.model.has_windows:
+        config["dflash_config"]["block_size"] = config.pop("block_size")
+        config["rope_parameters"] = {"rope_theta": config.pop("rope_theta"), "rope_type": "default"}
+    return config
 
 
 def _recurrent(pair: PairShape) -> RecurrentSizes:
@@ -43,7 +52,18 @@ def _config(pair: PairShape) -> dict[str, Any]:
         "full_attention" if layer.recurrent is None else "linear_attention"
         for layer in pair.target.sizes.layers
     ]
-    text = config_sizes(pair.target) | {
+    kind, architecture = "qwen3_5", "Qwen3_5ForConditionalGeneration"
+    text = config_sizes(pair.target)
+    if (experts := pair.target.experts) is not None:
+        kind, architecture = "qwen3_5_moe", "Qwen3_5MoeForConditionalGeneration"
+        text["moe_intermediate_size"] = text.pop("intermediate_size")
+        text |= {
+            "mlp_only_layers": [],
+            "num_experts": experts.experts,
+            "num_experts_per_tok": experts.chosen,
+            "shared_expert_intermediate_size": experts.shared,
+        }
+    text |= {
         "attention_bias": False,
         "attn_output_gate": True,
         "eos_token_id": _EOS,
@@ -55,7 +75,7 @@ def _config(pair: PairShape) -> dict[str, Any]:
         "linear_num_value_heads": one.value_heads,
         "linear_value_head_dim": one.head_dim,
         "mamba_ssm_dtype": "float32",
-        "model_type": "qwen3_5_text",
+        "model_type": f"{kind}_text",
         "mtp_num_hidden_layers": 1,
         "rms_norm_eps": 1e-06,
         "rope_parameters": {
@@ -67,24 +87,22 @@ def _config(pair: PairShape) -> dict[str, Any]:
         },
     }
     return {
-        "architectures": ["Qwen3_5ForConditionalGeneration"],
-        "model_type": "qwen3_5",
+        "architectures": [architecture],
+        "model_type": kind,
         "text_config": text,
         "tie_word_embeddings": False,
-        "vision_config": {"depth": 27, "hidden_size": 1152, "model_type": "qwen3_5"},
+        "vision_config": {"depth": 27, "hidden_size": 1152, "model_type": kind},
     }
 
 
 def _tensors(pair: PairShape) -> Tensors:
     model, one = pair.target, _recurrent(pair)
-    hidden, ffn, values = model.sizes.hidden_size, model.sizes.mlp_size, one.value_elements
+    hidden, values = model.sizes.hidden_size, one.value_elements
     head = model.sizes.layer.head_dim
     common: Tensors = {
         "input_layernorm.weight": ("BF16", (hidden,)),
         "post_attention_layernorm.weight": ("BF16", (hidden,)),
-        "mlp.gate_proj.weight": ("BF16", (ffn, hidden)),
-        "mlp.up_proj.weight": ("BF16", (ffn, hidden)),
-        "mlp.down_proj.weight": ("BF16", (hidden, ffn)),
+        **_mlp(pair),
     }
     full: Tensors = {
         f"{name}.weight": ("BF16", shape) for name, shape in attention_shapes(model).items()
@@ -111,3 +129,27 @@ def _tensors(pair: PairShape) -> Tensors:
     tensors["mtp.fc.weight"] = ("BF16", (hidden, 2 * hidden))
     tensors["model.visual.pos_embed.weight"] = ("BF16", (2304, 1152))
     return tensors
+
+
+def _mlp(pair: PairShape) -> Tensors:
+    """A layer's MLP, or its experts as published: two tensors, beside the one that all share."""
+    sizes, experts = pair.target.sizes, pair.target.experts
+    hidden = sizes.hidden_size
+    if experts is None:
+        return _gated("mlp", sizes.intermediate_size, hidden)
+    count, ffn = experts.experts, experts.intermediate_size
+    return {
+        "mlp.gate.weight": ("BF16", (count, hidden)),
+        "mlp.experts.gate_up_proj": ("BF16", (count, 2 * ffn, hidden)),
+        "mlp.experts.down_proj": ("BF16", (count, hidden, ffn)),
+        **_gated("mlp.shared_expert", experts.shared, hidden),
+        "mlp.shared_expert_gate.weight": ("BF16", (1, hidden)),
+    }
+
+
+def _gated(name: str, ffn: int, hidden: int) -> Tensors:
+    return {
+        f"{name}.gate_proj.weight": ("BF16", (ffn, hidden)),
+        f"{name}.up_proj.weight": ("BF16", (ffn, hidden)),
+        f"{name}.down_proj.weight": ("BF16", (hidden, ffn)),
+    }

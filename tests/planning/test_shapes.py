@@ -26,6 +26,9 @@ PUBLISHED = {
     "gpt-oss-120b": 60.8 * 2**30,
     "qwen3-coder-30b-a3b": 30.5e9 * 2,
     "qwen3.5-27b": 27e9 * 2,
+    "qwen3.5-35b-a3b": 35e9 * 2,
+    "qwen3.6-35b-a3b": 35e9 * 2,
+    "qwen3.5-122b-a10b": 122e9 * 2,
 }
 
 GPT_OSS = {
