@@ -195,10 +195,11 @@ def _limits(pair: Pair, config: BuildConfig) -> Limits:
         config.max_seq_len,
         min(pair.target.max_position_embeddings, pair.draft.max_position_embeddings),
     )
-    specs = [pair.target, pair.draft]
+    target, draft = pair.target.sizes, pair.draft.sizes
+    sizes = [target.full_layer.head_dim, draft.layer.head_dim]
     if pair.target.local_rope is not None:
-        specs.append(pair.target)
-    tables = sum(2 * 4 * config.max_seq_len * spec.head_dim for spec in specs)
+        sizes.append(target.layer.head_dim)
+    tables = sum(2 * 4 * config.max_seq_len * head_dim for head_dim in sizes)
     if tables > MAX_TABLE_BYTES:  # they are computed in memory
         raise DflashError(
             f"RoPE tables for {config.max_seq_len:,} positions take {tables:,} bytes",

@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, Field, field_validator, model_validator
 
 from dflash_trt.backends.tensorrt.library import OperationForm
+from dflash_trt.bundle.full_dims import FullDims, full_dims
 from dflash_trt.bundle.recurrent_dims import RecurrentDims, recurrent_dims
 from dflash_trt.checkpoints.decoder import DecoderSpec
 from dflash_trt.checkpoints.draft_kinds import TRAITS, DraftKind, DraftTraits
@@ -119,7 +120,7 @@ class ExpertDims(StrictRecord):
 class TargetDims(ModelDims):
     """`layer_windows` is empty where every layer sees everything before it.
 
-    With `recurrent` layers, the others have an output gate.
+    With `recurrent` layers, the others have an output gate; `full` is of layers without a window.
     """
 
     family: Text
@@ -127,6 +128,7 @@ class TargetDims(ModelDims):
     has_sinks: bool = False
     experts: ExpertDims | None = None
     recurrent: RecurrentDims | None = Field(default=None, exclude_if=lambda one: one is None)
+    full: FullDims | None = Field(default=None, exclude_if=lambda one: one is None)
     vocab_size: Positive
     max_position_embeddings: Positive
     eos_token_ids: list[int]
@@ -137,6 +139,8 @@ class TargetDims(ModelDims):
         sizes = super().sizes.with_layers(windows, has_sinks=self.has_sinks)
         if self.recurrent is not None:
             sizes = sizes.with_recurrence(self.recurrent.sizes(self.layers))
+        if self.full is not None:
+            sizes = sizes.with_full(self.full.sizes(self.heads))
         return replace(sizes, experts=None if self.experts is None else self.experts.sizes)
 
 
@@ -304,6 +308,7 @@ def target_dims(pair: Pair) -> TargetDims:
         has_sinks=target.has_sinks,
         experts=_expert_dims(target),
         recurrent=recurrent_dims(target.sizes.layers),
+        full=full_dims(target.sizes),
         vocab_size=target.vocab_size,
         max_position_embeddings=target.max_position_embeddings,
         eos_token_ids=list(target.eos_token_ids),

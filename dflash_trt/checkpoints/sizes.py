@@ -66,6 +66,8 @@ class LayerSizes:
     has_sinks: bool = False
     has_gate: bool = False
     recurrent: RecurrentSizes | None = None
+    norms_values: bool = False
+    keys_are_values: bool = False
 
     @property
     def kv_elements(self) -> int:
@@ -82,7 +84,7 @@ class LayerSizes:
         """Elements that a token has in q, k and v together, gates included."""
         if self.recurrent is not None:
             return self.recurrent.row_elements + self.recurrent.value_elements
-        return self.query_elements + self.kv_elements
+        return self.query_elements + self.kv_elements // (1 + self.keys_are_values)
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,11 +116,24 @@ class DecoderSizes:
 
     @property
     def layer(self) -> LayerSizes:
-        """The sizes that all layers with attention have; ValueError where they differ."""
-        kinds = [kind for kind in self.kinds() if kind.recurrent is None]
+        """The sizes of layers with attention: of those that slide, where the others differ.
+
+        Raises ValueError where that leaves several.
+        """
+        return self._one_kind(is_sliding=True)
+
+    @property
+    def full_layer(self) -> LayerSizes:
+        """The sizes of layers that see everything; those of `layer` where none does."""
+        return self._one_kind(is_sliding=False)
+
+    def _one_kind(self, *, is_sliding: bool) -> LayerSizes:
+        layers = [layer for layer in self.layers if layer.recurrent is None]
+        some = [layer for layer in layers if (layer.window is not None) is is_sliding]
+        kinds = list(_kinds(tuple(some or layers)))
         if len(kinds) != 1:
             raise ValueError(f"layers of {len(kinds)} sizes")
-        return next(iter(kinds))
+        return kinds[0]
 
     @property
     def mlp_size(self) -> int:
@@ -161,6 +176,11 @@ class DecoderSizes:
         mixed = (replace(gated, recurrent=one, has_gate=one is None) for one in layers)
         return replace(self, layers=tuple(mixed))
 
+    def with_full(self, full: LayerSizes) -> DecoderSizes:
+        """The same, layers that see everything of the sizes of `full`; all have norms of values."""
+        shapes = (layer if layer.window is not None else full for layer in self.layers)
+        return replace(self, layers=tuple(replace(one, norms_values=True) for one in shapes))
+
     def seen_elements(self, context: float) -> float:
         """Elements that a query of every head meets in all layers, behind `context` tokens."""
         return sum(
@@ -178,7 +198,10 @@ class DecoderSizes:
             "heads": self.layer.heads,
             "kv_heads": self.layer.kv_heads,
             "head_dim": self.layer.head_dim,
+            "full_kv_heads": self.full_layer.kv_heads,
+            "full_head_dim": self.full_layer.head_dim,
             "intermediate": self.intermediate_size,
+            "one": 1,
         }
         for layer in self.layers:
             if layer.recurrent is not None:
@@ -189,7 +212,6 @@ class DecoderSizes:
                     "value_heads": layer.recurrent.value_heads,
                     "value_dim": layer.recurrent.head_dim,
                     "kernel": layer.recurrent.kernel,
-                    "one": 1,
                 }
         return symbols
 

@@ -12,6 +12,7 @@ from dflash_trt.checkpoints.decoder import DecoderSpec
 from dflash_trt.checkpoints.draft import DraftSpec
 from dflash_trt.checkpoints.rope import RopeSpec, tables
 from dflash_trt.checkpoints.safetensors_header import TensorEntry
+from dflash_trt.checkpoints.sizes import LayerSizes
 from dflash_trt.checkpoints.target import TargetSpec
 from dflash_trt.core.arrays import FloatArray
 from dflash_trt.graph.bindings import Owner
@@ -19,6 +20,8 @@ from dflash_trt.graph.model import GraphBuilder
 
 TABLE_KINDS = ("cos", "sin", "q_cos", "q_sin")
 LOCAL = "local"
+UNSCALED = 1.0
+"""What queries are multiplied by where they are taken as they are."""
 
 MAX_STORED_SCALED = 1 << 16
 """Positions beyond which a graph scales the tables itself, which halves a bundle's own bytes."""
@@ -30,15 +33,15 @@ def compute_tables(
     """Every table that the graphs need, [positions, D/2] float32, by name.
 
     `q_cos` and `q_sin` are `cos` and `sin` times 1/sqrt(D), so that rotating a query also scales
-    it for attention. Tables of more than `MAX_STORED_SCALED` positions have none, and those of a
-    part of each head, which cannot scale the rest.
+    it for attention. Tables of more than `MAX_STORED_SCALED` positions have none, those of a part
+    of each head, which cannot scale the rest, and those of queries that nothing scales.
     """
-    computed = _compute("target", target, positions)
+    computed = _compute("target", target, target.rope, target.sizes.full_layer, positions)
     if draft is not None and draft_tables(target, draft) == "draft":
-        computed |= _compute("draft", draft, positions)
+        computed |= _compute("draft", draft, draft.rope, draft.sizes.layer, positions)
     if target.local_rope is not None:
-        local = replace(target, rope=target.local_rope, local_rope=None)
-        computed |= _compute(f"target.{LOCAL}", local, positions)
+        slides = target.sizes.layer
+        computed |= _compute(f"target.{LOCAL}", target, target.local_rope, slides, positions)
     return computed
 
 
@@ -65,6 +68,8 @@ class RopeTables:
 
     def queries(self, b: GraphBuilder) -> list[str]:
         """cos and sin [P,D/2] for queries, which they scale as well."""
+        if self.query_scale == UNSCALED:
+            return self.keys(b)
         return [self._stored(b, kind) for kind in TABLE_KINDS[2:]]
 
     def _stored(self, b: GraphBuilder, kind: str) -> str:
@@ -86,18 +91,19 @@ class RopeTables:
         return b.narrow(b.node("Mul", [b.stored(base, entry), scale], f"{kind}_wide"), kind)
 
 
-def _compute(owner: str, spec: DecoderSpec, positions: int) -> dict[str, FloatArray]:
-    cos, sin = tables(spec.rope, spec.rotary_dim or spec.head_dim, positions)
-    arrays = [cos, sin]
-    if positions <= MAX_STORED_SCALED and spec.rotary_dim is None:
-        scale = np.float32(query_scale(spec))
+def _compute(
+    owner: str, spec: DecoderSpec, rope: RopeSpec, layer: LayerSizes, positions: int
+) -> dict[str, FloatArray]:
+    cos, sin = tables(rope, spec.rotary_dim or layer.head_dim, positions)
+    arrays, scale = [cos, sin], np.float32(_scale(layer.head_dim, spec.query_scale))
+    if positions <= MAX_STORED_SCALED and spec.rotary_dim is None and scale != UNSCALED:
         arrays += [cos * scale, sin * scale]
     return {f"rope.{owner}.{kind}": a for kind, a in zip(TABLE_KINDS, arrays, strict=False)}
 
 
 def query_scale(spec: DecoderSpec) -> float:
     """What queries are multiplied by before attention."""
-    return _scale(spec.head_dim, spec.query_scale)
+    return _scale(spec.sizes.full_layer.head_dim, spec.query_scale)
 
 
 def _scale(head_dim: int, stated: float | None) -> float:
@@ -105,4 +111,4 @@ def _scale(head_dim: int, stated: float | None) -> float:
 
 
 def _rope(spec: DecoderSpec) -> tuple[RopeSpec, int, int | None, float]:
-    return spec.rope, spec.head_dim, spec.rotary_dim, query_scale(spec)
+    return spec.rope, spec.sizes.full_layer.head_dim, spec.rotary_dim, query_scale(spec)

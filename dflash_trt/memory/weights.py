@@ -18,7 +18,7 @@ def attention_bytes(model: ModelShape, layer: LayerSizes, layout: GpuLayout) -> 
         return share * FORMATS[model.attention_format].bits / 8
     width = 2 * model.sizes.hidden_size * layer.head_dim
     query = width * (1 + layer.has_gate / 2) * layer.heads / layout.attention_ways
-    key_value = width * layer.kv_heads / layout.kv_ways(layer)
+    key_value = width * layer.kv_heads / layout.kv_ways(layer) / (1 + layer.keys_are_values)
     return (query + key_value) * FORMATS[model.attention_format].bits / 8
 
 
