@@ -227,8 +227,8 @@ def _deployment(name: str, pair: PairShape, profile: str, precision: Format | No
 
 def _engines(config: BuildConfig, pair: PairShape, card: Card) -> Iterator[Way | str]:
     """One way for each library that builds engines for `card`, as little quantised as fits."""
-    if pair.target.sizes.has_state:
-        yield "engines of hybrids with recurrent layers cannot be built yet"
+    if (odd := pair.target.sizes.cpu_only) is not None:
+        yield f"engines of {odd.many} cannot be built yet"
         return
     arch = arches().get(card.arch)
     if arch is None:

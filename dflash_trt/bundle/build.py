@@ -167,22 +167,22 @@ def _check_kind(pair: Pair, options: BuildOptions) -> None:
     """Refuses what has no graph for the kind of draft or target; DflashError (usage)."""
     engines, quantised = options.engines is not None, options.quantization is not None
     fp8 = options.cache_dtype is CacheDtype.FP8
-    draft, is_hybrid = pair.draft.traits, pair.target.sizes.has_state
-    hybrid, both = "a hybrid with recurrent layers", "quantising the pair"
+    draft, odd, both = pair.draft.traits, pair.target.sizes.cpu_only, "quantising the pair"
+    is_odd, kind = odd is not None, "" if odd is None else odd.one
     other = "leave out --executor and --profile; trtllm takes heads itself"
     first = "quantize the target first, build that"
     as_it_is = "leave it out: the CPU executor runs the pair as it is"
     refused: tuple[tuple[bool, DecoderSpec, str, str, str], ...] = (
         (engines and not draft.has_engines, pair.draft, draft.title, "engines", other),
         (quantised and not draft.is_quantised, pair.draft, draft.title, both, first),
-        (engines and is_hybrid, pair.target, hybrid, "engines", as_it_is),
-        (quantised and is_hybrid, pair.target, hybrid, both, as_it_is),
-        (fp8 and is_hybrid, pair.target, hybrid, "FP8 KV caches", as_it_is),
+        (engines and is_odd, pair.target, kind, "engines", as_it_is),
+        (quantised and is_odd, pair.target, kind, both, as_it_is),
+        (fp8 and is_odd, pair.target, kind, "FP8 KV caches", as_it_is),
     )
-    for is_refused, spec, kind, what, fix in refused:
+    for is_refused, spec, title, what, fix in refused:
         if is_refused:
             raise DflashError(
-                f"is {kind}, for which {what} cannot be built yet",
+                f"is {title}, for which {what} cannot be built yet",
                 where=spec.checkpoint.path,
                 fix=fix,
                 usage=True,

@@ -138,7 +138,7 @@ def experts_line(manifest: Manifest) -> str | None:
 
 
 def attention_line(target: TargetDims) -> str | None:
-    """The target's windows and sinks; None where every layer sees everything."""
+    """The target's windows, sinks and heads of a second kind; None where layers are plain."""
     sliding = [window for window in target.layer_windows if window is not None]
     parts = []
     if sliding:
@@ -146,6 +146,10 @@ def attention_line(target: TargetDims) -> str | None:
         parts.append(f"{len(sliding)} of {target.layers} layers see {sizes} positions")
     if target.has_sinks:
         parts.append("attention sinks")
+    if (full := target.full) is not None:
+        values = ", K and V of one projection" * full.keys_are_values
+        heads = f"{target.heads}/{full.kv_heads} × {full.head_dim}"
+        parts.append(f"those that see everything have heads {heads}{values}")
     return "; ".join(parts) or None
 
 

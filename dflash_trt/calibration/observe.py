@@ -29,7 +29,7 @@ from dflash_trt.graph.form import GraphForm
 from dflash_trt.graph.tables import compute_tables
 from dflash_trt.graph.target import build_target
 from dflash_trt.graph.tensors import cache_layout
-from dflash_trt.quantization.linears import refuse_recurrent
+from dflash_trt.quantization.linears import refuse_cpu_only
 
 OBSERVED_FORM = GraphForm(observe=True)
 BLOCKS_PER_SEQUENCE = 16
@@ -124,7 +124,7 @@ def _observe(
     prefill_chunk: int,
     workspace: Path | None,
 ) -> ActivationAmax:
-    refuse_recurrent(target)
+    refuse_cpu_only(target)
     block_size = 0 if draft is None else draft.block_size
     positions = max(plan.positions(block_size) for plan in plans)
     check_memory(estimate_memory(target, draft, positions, prefill_chunk))

@@ -4,12 +4,20 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from dflash_trt.checkpoints.config_fields import ConfigFields
 from dflash_trt.checkpoints.families import Activation
 from dflash_trt.checkpoints.folder import Checkpoint
 from dflash_trt.checkpoints.quantization import Quantization
-from dflash_trt.checkpoints.rope import RopeSpec
+from dflash_trt.checkpoints.rope import LEAST, RopeSpec
 from dflash_trt.checkpoints.safetensors_header import TensorEntry
 from dflash_trt.checkpoints.sizes import DecoderSizes, Windows
+
+LOGIT_CAP = "final_logit_softcapping"
+
+
+def read_logit_cap(config: ConfigFields) -> float | None:
+    """The cap of logits that a config states; DflashError for none that is a number above 0."""
+    return config.number(LOGIT_CAP, low=LEAST) if config.has(LOGIT_CAP) else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,7 +27,7 @@ class DecoderSpec:
     `weights` maps roles ("norm", "layers.{i}.q_proj" …) to tensors. Norms multiply by
     `norm_offset` + w. Layers with a window turn by `local_rope` where it is given. Queries are
     multiplied by `query_scale`, 1/sqrt(D) where it is None. RoPE turns the first `rotary_dim`
-    elements of a head, all where it is None.
+    elements of a head, all where it is None. Logits l become c·tanh(l/c) of `logit_cap` c.
     """
 
     sizes: DecoderSizes
@@ -35,6 +43,7 @@ class DecoderSpec:
     local_rope: RopeSpec | None = None
     query_scale: float | None = None
     rotary_dim: int | None = None
+    logit_cap: float | None = None
 
     @property
     def hidden_size(self) -> int:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from dflash_trt.checkpoints import deepspec, eagle
 from dflash_trt.checkpoints.config_fields import ConfigFields
-from dflash_trt.checkpoints.decoder import DecoderSpec
+from dflash_trt.checkpoints.decoder import DecoderSpec, read_logit_cap
 from dflash_trt.checkpoints.draft_kinds import TRAITS, DraftKind, DraftTraits
 from dflash_trt.checkpoints.draft_tokens import DRAFT_TOKENS_NAME, read_draft_tokens
 from dflash_trt.checkpoints.families import DRAFT_ARCHITECTURES, DRAFT_DEFAULT_HEAD_DIM, NORM_EPS
@@ -147,6 +147,7 @@ def read_draft(folder: str | Path) -> DraftSpec:
         token_ids=token_ids,
         anchor_drafts=is_deepspec,
         markov_rank=markov_rank,
+        logit_cap=read_logit_cap(config),
         kind="DSpark" if markov_rank else "DFlash",
     )
 

@@ -15,6 +15,7 @@ from dflash_trt.checkpoints.weight_names import (
     GPT_OSS_EXPERTS,
     GPT_OSS_ROUTER,
     HEAD_WEIGHTS,
+    LAYER_SCALARS,
     LAYER_WEIGHTS,
     OUTPUT_NORM_WEIGHTS,
     QK_NORM_WEIGHTS,
@@ -26,6 +27,7 @@ from dflash_trt.checkpoints.weight_names import (
     SINK_WEIGHTS,
     ExpertStorage,
     Rules,
+    Shape,
 )
 
 Routing = Literal["chosen", "all"]
@@ -77,6 +79,9 @@ class Family:
     is_hybrid: bool = False
     """Layers of Gated DeltaNet between layers of attention with an output gate, which turns a part
     of each head; norms multiply by 1 + w."""
+    is_gemma4: bool = False
+    """A Gemma whose norms multiply by w, with heads of two kinds (gemma4.py), norms of values, a
+    factor at the end of each layer, and a cap of logits; nothing scales queries."""
     text_key: str | None = None
     """The config's key that has the text model; None where the config is its own."""
     unused: tuple[str, ...] = ()
@@ -95,7 +100,8 @@ class Family:
     def own_keys(self) -> tuple[str, ...]:
         """Those of `FOREIGN_KEYS` that its configs have."""
         shared = () if self.experts is None else (self.experts.shared_key,)
-        return (*(HYBRID_KEYS if self.is_hybrid else ()), *filter(None, shared))
+        capped = ("final_logit_softcapping",) if self.is_gemma4 else ()
+        return (*(HYBRID_KEYS if self.is_hybrid else ()), *capped, *filter(None, shared))
 
 
 QWEN3_5_EXPERTS = ExpertRules(
@@ -108,6 +114,9 @@ QWEN3_5_EXPERTS = ExpertRules(
     shared_key="shared_expert_intermediate_size",
     is_normalized=True,
 )
+
+GEMMA_AUDIO = ("model.audio_tower.", "model.embed_audio.")
+"""How the names of a Gemma's weights begin that hear."""
 
 FAMILIES: list[Family] = [
     Family(
@@ -141,6 +150,21 @@ FAMILIES: list[Family] = [
         must_be_off=("use_bidirectional_attention",),
         windows="pattern",
         is_gemma=True,
+        activation="gelu_tanh",
+        default_tied=True,
+    ),
+    Family(
+        "gemma4",
+        "Gemma4ForConditionalGeneration",
+        qk_norm=True,
+        default_head_dim=256,
+        prefix="model.language_model.",
+        must_be_off=("attention_bias",),
+        windows="pattern",
+        is_gemma=True,
+        is_gemma4=True,
+        text_key="text_config",
+        unused=("model.vision_tower.", "model.embed_vision.", *GEMMA_AUDIO),
         activation="gelu_tanh",
         default_tied=True,
     ),
@@ -223,7 +247,10 @@ FAMILIES: list[Family] = [
 
 REFUSED_FAMILIES: Mapping[str, tuple[str, str]] = {
     "Gemma3ForConditionalGeneration": ("Gemma 3 vision", "its text part alone would be"),
-    "Gemma4ForConditionalGeneration": ("Gemma 4", "layers with heads of two sizes"),
+    "Gemma4UnifiedForConditionalGeneration": (
+        "unified Gemma 4",
+        "images and sounds without towers",
+    ),
     "Phi3ForCausalLM": ("Phi-3 or Phi-4", "q, k and v are one matrix, as are gate and up"),
 }
 """Architecture → what it is, and what of it is not known here."""
@@ -262,9 +289,17 @@ DRAFT_DEFAULT_HEAD_DIM = 128
 
 
 def target_rules(
-    family: Family, *, attention_bias: bool, tied: bool, storage: ExpertStorage = "float"
+    family: Family,
+    *,
+    attention_bias: bool,
+    tied: bool,
+    storage: ExpertStorage = "float",
+    keys_are_values: bool = False,
 ) -> Rules:
-    """Every weight that a target of `family` has; `storage` is its experts'."""
+    """Every weight that a target of `family` has; `storage` is its experts'.
+
+    `keys_are_values`: a Gemma 4's layers that see everything have no v.
+    """
     layer = LAYER_WEIGHTS
     if family.experts is not None:
         layer = {**ATTENTION_WEIGHTS, **family.experts.common, **family.experts.experts[storage]}
@@ -282,14 +317,33 @@ def target_rules(
         name, _ = body["layers.{full}.q_proj"]
         body["layers.{full}.q_proj"] = (name, ("queries_gates", "hidden"))
         body |= GATED_DELTA_WEIGHTS
+    if family.is_gemma4:
+        body = {**_by_kind(body, keys_are_values=keys_are_values), **LAYER_SCALARS}
     rules = {role: (family.prefix + name, shape) for role, (name, shape) in body.items()}
     return rules if tied else {**rules, **HEAD_WEIGHTS}
 
 
 def _of_full(name: str) -> str:
-    """What a hybrid has in layers of attention alone is named after these."""
+    """Weights of attention, as those of layers that have it, or that see everything."""
     own = ("q_proj", "k_proj", "v_proj", "o_proj", "q_norm", "k_norm")
     return name.replace("{i}", "{full}") if any(part in name for part in own) else name
+
+
+def _by_kind(body: Rules, *, keys_are_values: bool) -> Rules:
+    """Weights of attention in the sizes of layers that slide, and of those that do not."""
+    sizes = {"kv_heads": "full_kv_heads", "head_dim": "full_head_dim"}
+    rules: dict[str, tuple[str, Shape]] = {}
+    for role, (name, shape) in body.items():
+        if _of_full(role) == role:
+            rules[role] = (name, shape)
+            continue
+        rules[role.replace("{i}", "{sliding}")] = (name.replace("{i}", "{sliding}"), shape)
+        if not (keys_are_values and role.endswith("v_proj")):
+            terms = (
+                ("*".join(sizes.get(part, part) for part in term.split("*"))) for term in shape
+            )
+            rules[_of_full(role)] = (_of_full(name), tuple(terms))
+    return rules
 
 
 def find_family(architecture: str | None) -> Family | None:

@@ -34,6 +34,7 @@ def match_weights(
     quantization: Quantization | None = None,
     *,
     linear_layers: Collection[int] = (),
+    sliding_layers: Collection[int] = (),
     unused: tuple[str, ...] = (),
 ) -> dict[str, TensorEntry]:
     """Role → tensor for every rule, expanded over the layers, and the scales of quantised linears.
@@ -41,7 +42,8 @@ def match_weights(
     Args:
         symbols: value of each symbol of the rules' shapes.
         ignored: exact names that may be present and are not used.
-        linear_layers: those without attention, {linear} in a role; the others are {full}.
+        linear_layers: those without attention, {linear} in a role.
+        sliding_layers: {sliding} in a role; the others with attention are {full}.
         unused: how names begin of tensors that may be present and are not used.
 
     Raises:
@@ -53,7 +55,8 @@ def match_weights(
     layers = {
         "i": range(num_layers),
         "linear": linear_layers,
-        "full": [i for i in range(num_layers) if i not in linear_layers],
+        "sliding": sliding_layers,
+        "full": [i for i in range(num_layers) if i not in {*linear_layers, *sliding_layers}],
     }
     weights: dict[str, TensorEntry] = {}
     missing: list[str] = []
@@ -110,8 +113,8 @@ def _refuse_many(checkpoint: Checkpoint, count: int) -> None:
 
 
 def _count(rules: Rules, num_layers: int, experts: int) -> int:
-    """How many there are in `_expand`, or more: both kinds of layers count as all."""
-    of_layers = ("layers.{i}", "layers.{full}", "layers.{linear}")
+    """How many there are in `_expand`, or more: every kind of layers counts as all."""
+    of_layers = ("layers.{i}", "layers.{full}", "layers.{linear}", "layers.{sliding}")
     return sum(
         (num_layers if role.startswith(of_layers) else 1) * (experts if "{e}" in role else 1)
         for role in rules

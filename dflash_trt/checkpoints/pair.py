@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from dflash_trt.checkpoints.decoder import LOGIT_CAP
 from dflash_trt.checkpoints.deepspec import COPIES, differing_copies
 from dflash_trt.checkpoints.draft import DraftSpec
 from dflash_trt.checkpoints.draft_tokens import DRAFT_TOKENS_NAME
@@ -54,6 +55,10 @@ def check_pair(target: TargetSpec, draft: DraftSpec) -> Pair:
     if draft.traits.is_chain and not draft.target_layer_ids:
         draft = replace(draft, target_layer_ids=default_taps(target.num_layers))
     check_draft(draft, target.sizes, target.vocab_size, name)
+    if draft.logit_cap not in (None, target.logit_cap):  # the target's head makes its logits
+        caps = "none" if target.logit_cap is None else f"{target.logit_cap:g}"
+        what = f"{LOGIT_CAP} {draft.logit_cap:g} is not the target's, which has {caps}"
+        _refuse_misfits(draft, name, [what])
     if draft.anchor_drafts or draft.traits.is_chain:
         copies = COPIES if draft.anchor_drafts else ("embed_tokens",)
         held = draft.checkpoint.tensors

@@ -20,7 +20,11 @@ DEFAULT_THETA = 10_000.0
 GEMMA_THETA = 1_000_000.0
 """The same of a Gemma's layers that see everything."""
 
+GEMMA4_TURNED = 0.25
+"""Of a Gemma 4's config without RoPE parameters: the share of pairs in such layers that turn."""
+
 PARTIAL = "partial_rotary_factor"
+PROPORTIONAL = "proportional"
 PARTIAL_FACTOR = 0.25
 """What a Qwen3.5 config has that states none."""
 
@@ -63,11 +67,19 @@ class YarnScaling:
 
 
 @dataclass(frozen=True, slots=True)
+class Proportional:
+    """Of the pairs, the first `turned` turn, at 1 / `factor` of their pace; the others do not."""
+
+    turned: float
+    factor: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
 class RopeSpec:
     """`theta` is the frequency base; without a scaling the variant is transformers' "default"."""
 
     theta: float
-    scaling: Llama3Scaling | YarnScaling | None = None
+    scaling: Llama3Scaling | YarnScaling | Proportional | None = None
 
 
 def read_rope(config: ConfigFields, default_theta: float | None = DEFAULT_THETA) -> RopeSpec:
@@ -106,11 +118,14 @@ def read_rope(config: ConfigFields, default_theta: float | None = DEFAULT_THETA)
     return RopeSpec(theta, Llama3Scaling(scaling.number("factor", low=LEAST), low, high, original))
 
 
-def read_ropes_by_kind(config: ConfigFields) -> tuple[RopeSpec, RopeSpec]:
+def read_ropes_by_kind(
+    config: ConfigFields, turned: float | None = None
+) -> tuple[RopeSpec, RopeSpec]:
     """Gemma's RoPE of layers that see everything, and of those that slide.
 
     transformers 5 has both under `rope_parameters`, by layer kind; before, the first was stated as
-    any model's, and of the second `rope_local_base_freq` alone.
+    any model's, and of the second `rope_local_base_freq` alone. `turned` is of a family whose first
+    is proportional where nothing is stated.
     """
     stated = config.child("rope_parameters")
     values = {key: config.values[key] for key in config.values if key != "rope_parameters"}
@@ -120,10 +135,19 @@ def read_ropes_by_kind(config: ConfigFields) -> tuple[RopeSpec, RopeSpec]:
         sliding = {"rope_theta": config.number("rope_local_base_freq", DEFAULT_THETA, low=1.0)}
     local = {"max_position_embeddings": values.get("max_position_embeddings")}
     local["rope_parameters"] = sliding
-    return (
-        read_rope(ConfigFields(full, config.where), GEMMA_THETA),
-        read_rope(ConfigFields(local, config.where)),
-    )
+    kind = stated.child("full_attention")
+    if kind.values.get("rope_type") == PROPORTIONAL or (turned is not None and not kind.values):
+        whole = _read_proportional(kind, turned)
+    else:
+        whole = read_rope(ConfigFields(full, config.where), GEMMA_THETA)
+    return whole, read_rope(ConfigFields(local, config.where))
+
+
+def _read_proportional(kind: ConfigFields, turned: float | None) -> RopeSpec:
+    _check_keys(kind)
+    theta = kind.number("rope_theta", GEMMA_THETA, low=1.0)
+    share = kind.number(PARTIAL, 1.0 if turned is None or kind.values else turned, high=1.0)
+    return RopeSpec(theta, Proportional(share, kind.number("factor", 1.0, low=LEAST)))
 
 
 def read_partial_rope(config: ConfigFields, head_dim: int) -> tuple[RopeSpec, int]:
@@ -158,6 +182,9 @@ def inverse_frequencies(spec: RopeSpec, head_dim: int) -> FloatArray:
     frequencies: FloatArray = np.float32(1.0) / powers
     if isinstance(spec.scaling, YarnScaling):
         return _scale_yarn(spec.scaling, spec.theta, powers, frequencies)
+    if isinstance(spec.scaling, Proportional):
+        turning = np.arange(head_dim // 2) < int(spec.scaling.turned * head_dim // 2)
+        return np.where(turning, frequencies / np.float32(spec.scaling.factor), np.float32(0))
     return frequencies if spec.scaling is None else _scale_llama3(spec.scaling, frequencies)
 
 

@@ -17,6 +17,18 @@ Windows = tuple[int | None, ...]
 
 
 @dataclass(frozen=True, slots=True)
+class CpuOnly:
+    """What the CPU executor alone runs, in words for one such model and for many."""
+
+    one: str
+    many: str
+
+
+HYBRIDS = CpuOnly("a hybrid with recurrent layers", "hybrids with recurrent layers")
+TWO_HEADS = CpuOnly("a Gemma 4 with heads of two kinds", "Gemma 4 with heads of two kinds")
+
+
+@dataclass(frozen=True, slots=True)
 class RecurrentSizes:
     """A Gated DeltaNet layer (arXiv 2412.06464): `key_heads` of q and of k, `value_heads` of v.
 
@@ -144,6 +156,13 @@ class DecoderSizes:
     def has_state(self) -> bool:
         """Whether some layers are recurrent."""
         return any(layer.recurrent is not None for layer in self.layers)
+
+    @property
+    def cpu_only(self) -> CpuOnly | None:
+        """Why engines, deployments and other precisions are refused; None where they are not."""
+        if self.has_state:
+            return HYBRIDS
+        return TWO_HEADS if any(layer.norms_values for layer in self.layers) else None
 
     @property
     def windows(self) -> Windows:

@@ -11,7 +11,7 @@ import ml_dtypes
 import numpy as np
 
 from dflash_trt.checkpoints.config_fields import ConfigFields
-from dflash_trt.checkpoints.decoder import DecoderSpec
+from dflash_trt.checkpoints.decoder import DecoderSpec, read_logit_cap
 from dflash_trt.checkpoints.families import (
     DRAFT_ARCHITECTURES,
     FAMILIES,
@@ -23,12 +23,19 @@ from dflash_trt.checkpoints.families import (
     target_rules,
 )
 from dflash_trt.checkpoints.folder import CONFIG_NAME, Checkpoint, open_checkpoint, read_config
+from dflash_trt.checkpoints.gemma4 import read_heads_by_kind, refuse_relatives
 from dflash_trt.checkpoints.moe import MoeSpec, read_moe
 from dflash_trt.checkpoints.name_map import match_weights
 from dflash_trt.checkpoints.quantization import read_quantization
 from dflash_trt.checkpoints.recurrent import read_recurrent
 from dflash_trt.checkpoints.relatives import read_architecture
-from dflash_trt.checkpoints.rope import LEAST, read_partial_rope, read_rope, read_ropes_by_kind
+from dflash_trt.checkpoints.rope import (
+    GEMMA4_TURNED,
+    LEAST,
+    read_partial_rope,
+    read_rope,
+    read_ropes_by_kind,
+)
 from dflash_trt.checkpoints.safetensors_header import TensorEntry
 from dflash_trt.checkpoints.sizes import read_sizes
 from dflash_trt.checkpoints.weight_names import HEAD_NAME, ExpertStorage
@@ -40,6 +47,8 @@ from dflash_trt.errors import DflashError
 GENERATION_CONFIG_NAME = "generation_config.json"
 MAX_VOCAB = 2**24
 GEMMA_QUERY_SCALAR = 256
+UNSCALED = 1.0
+EOS = "eos_token_id"
 TIED_SAMPLE_BYTES = 64 * 1024
 
 
@@ -85,7 +94,7 @@ def read_target(folder: str | Path) -> TargetSpec:
     experts = family.experts
     has_packed_experts = experts is not None and "MXFP4" in experts.experts
     quantization = read_quantization(whole, has_packed_experts=has_packed_experts)
-    if family.is_hybrid and quantization is not None:
+    if (family.is_hybrid or family.is_gemma4) and quantization is not None:
         what = f"is quantised, which {family.name} checkpoints cannot be here yet"
         raise DflashError(what, where=whole.where, fix="pass the checkpoint in bf16")
     sizes = read_sizes(config, family.default_head_dim, family.activation, family.mlp_key)
@@ -96,14 +105,18 @@ def read_target(folder: str | Path) -> TargetSpec:
     attention_bias = config.flag("attention_bias", family.default_attention_bias)
     ties = whole if whole.has("tie_word_embeddings") else config
     tied = ties.flag("tie_word_embeddings", family.default_tied)
-    rotary_dim = local_rope = query_scale = None
+    rotary_dim = local_rope = query_scale = logit_cap = None
     if family.is_hybrid:
         rope, rotary_dim = read_partial_rope(config, sizes.layer.head_dim)
     elif family.is_gemma:
-        rope, local_rope = read_ropes_by_kind(config)
+        turned = GEMMA4_TURNED if family.is_gemma4 else None
+        rope, local_rope = read_ropes_by_kind(config, turned)
     else:
         rope = read_rope(config)
-    if family.is_gemma:
+    if family.is_gemma4:
+        query_scale = UNSCALED
+        logit_cap = read_logit_cap(config)
+    elif family.is_gemma:
         query_scale = config.number("query_pre_attn_scalar", GEMMA_QUERY_SCALAR, low=LEAST) ** -0.5
     if family.is_hybrid:
         sizes = sizes.with_recurrence(read_recurrent(config, len(sizes.layers)))
@@ -111,7 +124,9 @@ def read_target(folder: str | Path) -> TargetSpec:
         windows = read_windows(config, family, len(sizes.layers))
         sizes = sizes.with_layers(windows, has_sinks=family.has_sinks)
     sizes = replace(sizes, experts=moe)
-    eos_token_ids = _read_eos_token_ids(folder, config)
+    if family.is_gemma4:
+        sizes = read_heads_by_kind(config, sizes)
+    eos_token_ids = _read_eos_token_ids(folder, whole if whole.has(EOS) else config)
     if any(token_id >= vocab_size for token_id in eos_token_ids):
         raise DflashError(
             f"eos_token_id {list(eos_token_ids)} is outside the vocabulary of {vocab_size}",
@@ -129,6 +144,7 @@ def read_target(folder: str | Path) -> TargetSpec:
             attention_bias=attention_bias,
             tied=tied,
             storage=_expert_storage(moe, family, checkpoint),
+            keys_are_values=sizes.full_layer.keys_are_values,
         ),
         len(sizes.layers),
         {
@@ -139,6 +155,7 @@ def read_target(folder: str | Path) -> TargetSpec:
         ignored,
         quantization,
         linear_layers=[i for i, layer in enumerate(sizes.layers) if layer.recurrent is not None],
+        sliding_layers=[i for i, layer in enumerate(sizes.layers) if layer.window is not None],
         unused=family.unused,
     )
     if tied and HEAD_NAME in checkpoint.tensors:
@@ -157,12 +174,13 @@ def read_target(folder: str | Path) -> TargetSpec:
         weights=weights,
         quantization=quantization,
         checkpoint=checkpoint,
-        norm_offset=1.0 if family.is_gemma or family.is_hybrid else 0.0,
+        norm_offset=1.0 if _adds_one(family) else 0.0,
         embedding_scale=_embedding_scale(weights["embed_tokens"]) if family.is_gemma else 1.0,
         activation=family.activation,
         local_rope=local_rope,
         query_scale=query_scale,
         rotary_dim=rotary_dim,
+        logit_cap=logit_cap,
     )
 
 
@@ -203,9 +221,16 @@ def _refuse_variants(config: ConfigFields, family: Family) -> None:
     for key in family.must_be_off:
         if config.flag(key, False):
             raise config.unsupported(key, "it must be false")
+    if family.is_gemma4:
+        refuse_relatives(config)
     for key in FOREIGN_KEYS:
         if key not in family.own_keys and config.values.get(key) not in (None, False, 0):
             raise config.unsupported(key, f"{family.architecture} as it is known here has none")
+
+
+def _adds_one(family: Family) -> bool:
+    """Whether norms multiply by 1 + w."""
+    return family.is_hybrid or (family.is_gemma and not family.is_gemma4)
 
 
 def _embedding_scale(embedding: TensorEntry) -> float:
@@ -243,7 +268,7 @@ def _samples(entry: TensorEntry) -> list[bytes]:
 
 def _read_eos_token_ids(folder: Path, config: ConfigFields) -> tuple[int, ...]:
     """The ids that end a text: generation_config.json knows them best, config.json next."""
-    key, path, fields = "eos_token_id", folder / GENERATION_CONFIG_NAME, config
+    key, path, fields = EOS, folder / GENERATION_CONFIG_NAME, config
     if exists(path):
         generation = ConfigFields(read_json_object(path), path)
         fields = generation if generation.has(key) else config

@@ -1,8 +1,9 @@
 """Which checkpoint tensor has which role, and which shape, as data.
 
-`{i}` is the layer, `{full}` one with attention, `{linear}` one without, `{e}` the expert. Shapes
-are written in the symbols of `DecoderSizes.symbols`, `MoeSpec.symbols` and "vocab", with `*`
-between factors; "?" is any size.
+`{i}` is the layer, `{full}` one with attention that sees everything, `{sliding}` one with a window
+where those differ, `{linear}` one without attention, `{e}` the expert. Shapes are written in the
+symbols of `DecoderSizes.symbols`, `MoeSpec.symbols` and "vocab", with `*` between factors; "?" is
+any size.
 """
 
 from __future__ import annotations
@@ -78,6 +79,9 @@ GATED_DELTA_WEIGHTS: Rules = {
     )
 }
 """Of the layers without attention, {linear}; {full} are the others."""
+
+LAYER_SCALARS: Rules = {"layers.{i}.layer_scalar": ("layers.{i}.layer_scalar", ("one",))}
+"""What a Gemma 4 multiplies a layer's output by."""
 
 SINK_WEIGHTS: Rules = {"layers.{i}.sinks": ("layers.{i}.self_attn.sinks", ("heads",))}
 

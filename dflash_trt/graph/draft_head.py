@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from dflash_trt.checkpoints.pair import Pair
 from dflash_trt.checkpoints.safetensors_header import TensorEntry
-from dflash_trt.graph.layers import lm_head
+from dflash_trt.graph.layers import cap_logits, lm_head
 from dflash_trt.graph.model_builder import ModelBuilder
 
 ROWS, TOKEN_IDS = "draft_head.rows", "draft_head.token_ids"
@@ -41,4 +41,4 @@ def choose_among(
         return lm_head(model, normed), None
     b = model.b
     logits = b.node("Gemm", [normed, b.weight(ROWS, stored[ROWS])], "lm_head", transB=1)
-    return logits, b.stored(TOKEN_IDS, stored[TOKEN_IDS])
+    return cap_logits(model, logits), b.stored(TOKEN_IDS, stored[TOKEN_IDS])

@@ -36,7 +36,17 @@ def embed(model: ModelBuilder) -> str:
 def lm_head(model: ModelBuilder, normed: str) -> str:
     """Rows [T,H] to logits [T,V], through the embedding where the target ties them."""
     role = "lm_head" if model.has("lm_head") else "embed_tokens"
-    return model.linear(normed, role, name="lm_head")
+    return cap_logits(model, model.linear(normed, role, name="lm_head"))
+
+
+def cap_logits(model: ModelBuilder, logits: str) -> str:
+    """Logits l [T,V] as cap · tanh(l / cap) where the model has a cap."""
+    b, cap = model.b, model.spec.logit_cap
+    if cap is None:
+        return logits
+    limit = b.constant("logit_cap", [], [cap])
+    bent = b.node("Tanh", [b.node("Div", [logits, limit], "of_cap")], "bent")
+    return b.node("Mul", [bent, limit], "capped")
 
 
 def gated_mlp(layer: LayerBuilder, x: str) -> str:
@@ -63,8 +73,10 @@ def attention(layer: LayerBuilder, x: str) -> str:
             q, gate = _split_gated(layer, normed)
         else:
             q = split_heads(layer, normed, "q", sizes.heads)
-        k = split_heads(layer, normed, "k", sizes.kv_heads)
-        v = split_heads(layer, normed, "v", sizes.kv_heads)
+        keys = _project(layer, normed, "k", sizes.kv_heads)
+        k = _by_head(layer, keys, "k")
+        values = keys if sizes.keys_are_values else _project(layer, normed, "v", sizes.kv_heads)
+        v = _by_head(layer, values, "v")
         if (turned := layer.spec.rotary_dim) is None:
             # The query tables carry 1/sqrt(D), so that no node has to scale q.
             q = b.node("RotaryEmbedding", [q, *tables.queries(b), rows.positions], "q_rope")
@@ -113,10 +125,21 @@ def _split_gated(layer: LayerBuilder, x: str) -> tuple[str, str]:
 
 def split_heads(layer: LayerBuilder, x: str, kind: str, heads: int) -> str:
     """Projects rows [T,H] to [B,heads,S,D], with the per-head norm where the layer has one."""
-    b, norm = layer.b, f"{kind}_norm"
+    return _by_head(layer, _project(layer, x, kind, heads), kind)
+
+
+def _project(layer: LayerBuilder, x: str, kind: str, heads: int) -> str:
+    """Rows [T,H] to [B,S,heads,D]."""
     projected = layer.linear(x, f"{kind}_proj")
     shape = layer.rows.shape(heads, layer.sizes.head_dim)
-    split = b.node("Reshape", [projected, shape], f"{kind}_split")
+    return layer.b.node("Reshape", [projected, shape], f"{kind}_split")
+
+
+def _by_head(layer: LayerBuilder, split: str, kind: str) -> str:
+    """[B,S,heads,D] to [B,heads,S,D], with the per-head norm where the layer has one."""
+    norm = f"{kind}_norm"
     if layer.has(norm):
         split = layer.rms_norm(split, norm, norm)
-    return b.node("Transpose", [split], f"{kind}_heads", perm=[0, 2, 1, 3])
+    elif kind == "v" and layer.sizes.norms_values:
+        split = layer.unit_norm(split, layer.sizes.head_dim, norm)
+    return layer.b.node("Transpose", [split], f"{kind}_heads", perm=[0, 2, 1, 3])

@@ -69,6 +69,16 @@ class ModelBuilder:
         if self.spec.norm_offset and not is_plain:
             offset = b.node("Constant", [], f"{name}_offset", value_float=self.spec.norm_offset)
             scale = b.node("Add", [scale, offset], f"{name}_scale")
+        return self._normalize(x, scale, name, is_wide=is_wide)
+
+    def unit_norm(self, x: str, width: int, name: str) -> str:
+        """RMSNorm over a last axis of `width`, without weights."""
+        ones = [1.0] * width
+        scale = self.b.constant(f"ones_{width}", [width], ones, Precision.FLOAT32)
+        return self._normalize(x, scale, name)
+
+    def _normalize(self, x: str, scale: str, name: str, *, is_wide: bool = False) -> str:
+        b = self.b
         wide = x if is_wide else b.widen(x, f"{name}_input")
         inner = name if b.form.precision is Precision.FLOAT32 else f"{name}_float32"
         epsilon = self.spec.rms_norm_eps

@@ -35,6 +35,8 @@ from dflash_trt.graph.rows import Rows
 from dflash_trt.graph.tables import RopeTables, draft_tables
 from dflash_trt.graph.tensors import cache_layout, declare, graph_tensors
 
+LAYER_SCALAR = "layer_scalar"
+
 
 def build_target(
     target: TargetSpec,
@@ -62,6 +64,8 @@ def build_target(
         with b.scope(f"layers.{index}"):
             x = attention(layer, x) if layer.sizes.recurrent is None else gated_delta(layer, x)
             x = gated_mlp(layer, x) if target.moe is None else mixture_mlp(layer, x, target.moe)
+            if layer.has(LAYER_SCALAR):
+                x = b.node("Mul", [x, layer.weight(LAYER_SCALAR)], "scaled")
         taps[index] = x
 
     with b.scope("head"):

@@ -14,6 +14,7 @@ from dflash_trt.checkpoints.draft import (
 )
 from dflash_trt.checkpoints.families import DRAFT_ARCHITECTURES, DRAFT_DEFAULT_HEAD_DIM, find_family
 from dflash_trt.checkpoints.folder import CONFIG_NAME, read_config
+from dflash_trt.checkpoints.gemma4 import read_heads_by_kind
 from dflash_trt.checkpoints.layer_types import SLIDING, read_layer_attention
 from dflash_trt.checkpoints.moe import MAX_EXPERTS, read_expert_sizes
 from dflash_trt.checkpoints.recurrent import read_recurrent
@@ -78,6 +79,8 @@ def read_target_shape(folder: Path) -> ModelShape:
     sizes = sizes.with_layers(windows)
     if family is not None and family.is_hybrid:
         sizes = sizes.with_recurrence(read_recurrent(config, len(windows)))
+    if family is not None and family.is_gemma4:
+        sizes = read_heads_by_kind(config, sizes)
     if experts is not None:
         sizes = replace(sizes, experts=experts, intermediate_size=experts.intermediate_size)
     stated = whole.child("quantization_config")

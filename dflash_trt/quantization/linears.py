@@ -80,7 +80,7 @@ def select_linears(spec: DecoderSpec, options: QuantizeOptions) -> Selection:
     """
     refuse_quantized(spec)
     refuse_experts(spec)
-    refuse_recurrent(spec)
+    refuse_cpu_only(spec)
     wanted = _wanted_outside_layers(spec, options)
     linears: list[Linear] = []
     kept: list[str] = []
@@ -151,11 +151,12 @@ def refuse_experts(spec: DecoderSpec) -> None:
         )
 
 
-def refuse_recurrent(spec: DecoderSpec) -> None:
-    """Raises DflashError for a hybrid: which of its linears stand FP8 or NVFP4 is not known."""
-    if spec.sizes.has_state:
+def refuse_cpu_only(spec: DecoderSpec) -> None:
+    """Raises DflashError for a family of which it is not known which linears stand FP8 or NVFP4."""
+    odd = spec.sizes.cpu_only
+    if odd is not None:
         raise DflashError(
-            "is a hybrid with recurrent layers, which is not quantized yet",
+            f"is {odd.one}, which is not quantized yet",
             where=spec.checkpoint.path,
             fix="build it as it is",
         )

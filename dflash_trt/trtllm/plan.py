@@ -122,8 +122,8 @@ def plan_deployment(
         gpu = find_gpu(profile.gpu)
     except DflashError as error:
         raise refusal(error.what, where, error.fix) from error
-    if pair.target.sizes.has_state:
-        what = "hybrids with recurrent layers have no deployment"
+    if (odd := pair.target.sizes.cpu_only) is not None:
+        what = f"{odd.many} have no deployment"
         raise refusal(what, where, "build it for --executor cpu")
     llm = read_options(profile.llm_args, f"{where}, llm_args", options.llm_args)
     given = [text.partition("=")[0] for text in options.llm_args]

@@ -115,6 +115,23 @@ WINDOWED: dict[str, Variant] = {
         {"dtype": "bfloat16", "vocab": 192, "rope_style": "rope_theta", "head_dim": 32},
         {"target_layer_ids": [0, 3], "dtype": "bfloat16", "heads": 2, "kv_heads": 1},
     ),
+    "gemma4-float32-tied": (
+        "gemma4",
+        {"vocab": 192, "tie": True},
+        {"target_layer_ids": [1, 2, 5]},
+    ),
+    "gemma4-bfloat16-sharded-values_of_their_own": (
+        "gemma4",
+        {
+            "dtype": "bfloat16",
+            "vocab": 192,
+            "tie": True,
+            "shards": 3,
+            "kv_heads": 4,
+            "keys_are_values": False,
+        },
+        {"target_layer_ids": [0, 4], "dtype": "bfloat16", "heads": 2, "kv_heads": 1},
+    ),
 }
 """Layers that slide, in the layouts of these families' configs, and without: tests run past 24."""
 

@@ -37,7 +37,10 @@ from tests.pairs import TWO_KINDS, PairFactory
 BATCHES = (1, 4, 8)
 BLOCKS = (2, 3, 5, 8)
 CHUNKS = (5, 17, 64)
-EXTRA = {"gpt_oss": {"num_layers": 4, "experts": 4, "chosen": 2, "mxfp4": True, "rope": "yarn"}}
+EXTRA = {
+    "gemma4": {"num_layers": 4, "tie": True},
+    "gpt_oss": {"num_layers": 4, "experts": 4, "chosen": 2, "mxfp4": True, "rope": "yarn"},
+}
 NVFP4 = {owner: {"algorithm": "NVFP4"} for owner in ("target", "draft")}
 
 
@@ -67,6 +70,7 @@ def demo_bundle(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
         exhaustive("qwen2"),
         exhaustive("mistral"),
         exhaustive("gemma3"),
+        exhaustive("gemma4"),
         exhaustive("nvfp4"),
     ],
 )

@@ -75,6 +75,19 @@ def test_a_shared_prefix_changes_neither_bits_nor_acceptance(
     check_shared_prefix(linear.open(), paged, (1, 3, 8, 9, 20), poison)
 
 
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("sampling", [SamplingParams(), SAMPLED], ids=["greedy", "sampled"])
+def test_heads_of_two_kinds_keep_every_bit_in_pages(
+    make_pair: PairFactory, sampling: SamplingParams
+) -> None:
+    """Preemption and shared prefixes of a Gemma 4, whose pools are of two shapes."""
+    pair = PAIR | {"family": "gemma4", "target": {"vocab": 64, "num_layers": 4, "tie": True}}
+    linear = make_pair(**pair)
+    paged = open_executor(make_pair(**pair, paging={"page_size": SIZE, "pages": 61}).bundle)
+    test_preemption_keeps_every_bit(linear, paged, sampling)
+    check_shared_prefix(linear.open(), paged, (1, 3, 8, 9, 20), lambda generator: None)
+
+
 def test_a_draft_without_the_shared_context_would_be_noticed(
     linear: TinyPair, make_pair: PairFactory
 ) -> None:

@@ -30,6 +30,7 @@ from transformers import (
 from tests.checkpoints.conftest import draft_shapes
 
 from .experts import YARN_SCALING, make_moe, pack_experts
+from .gemma4 import make_gemma4, publish_gemma4
 from .hybrids import make_hybrid, publish_hybrid
 
 Family = Literal[
@@ -38,6 +39,7 @@ Family = Literal[
     "qwen2",
     "mistral",
     "gemma3",
+    "gemma4",
     "gpt_oss",
     "qwen3_moe",
     "qwen3_5",
@@ -101,6 +103,7 @@ def write_target(
     vision: bool = False,
     shared: int = 48,
     separate: bool = False,
+    keys_are_values: bool = True,
 ) -> Path:
     """Writes a random `family` target; returns its folder.
 
@@ -112,7 +115,8 @@ def write_target(
     packs gpt-oss's experts. `linear` are a Qwen3.5's key heads, value heads and their size. Its
     experts lie in two tensors, as published, or `separate`, as transformers writes them again;
     `shared` is the width of the one that all rows share. With `vision` it lies as published, in a
-    model that sees, beside tensors of that and of its MTP.
+    model that sees, beside tensors of that and of its MTP. `keys_are_values` is of a Gemma 4's
+    full layers.
     """
     folder = Path(folder)
     common: dict[str, Any] = {
@@ -145,6 +149,8 @@ def write_target(
         model = MistralForCausalLM(MistralConfig(**own, sliding_window=window))
     elif family == "gemma3":
         model = Gemma3ForCausalLM(_gemma_config(common, window))
+    elif family == "gemma4":
+        model = make_gemma4(common, window, keys_are_values=keys_are_values)
     elif family == "qwen3_5":
         model = make_hybrid(common, linear, vision=vision)
     elif family == "qwen3_5_moe":
@@ -169,6 +175,9 @@ def write_target(
     config = _read_json(folder / "config.json")
     if family in ("qwen3_5", "qwen3_5_moe"):
         publish_hybrid(folder, config, dtype, generator)
+        return folder
+    if family == "gemma4":
+        publish_gemma4(folder, config, dtype)
         return folder
     for key in ("rope_parameters", "rope_theta", "rope_scaling", "dtype", "torch_dtype"):
         config.pop(key, None)

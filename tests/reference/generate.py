@@ -73,7 +73,7 @@ def forward_with_taps(
 
         return hook
 
-    layers = target.model.layers
+    layers = target.get_decoder().layers
     handles = [layers[i].register_forward_hook(keep(i)) for i in sorted(set(layer_ids))]
     try:
         output = target(ids, **kwargs)
