@@ -125,6 +125,14 @@ class PublishedRecurrence(_Strict):
     attention_interval: Count = 4
 
 
+class PublishedHeads(_Strict):
+    """KV heads of layers without a window, of a target whose others have other ones."""
+
+    kv_heads: Count
+    head_dim: Count
+    keys_are_values: bool = False
+
+
 class PublishedTarget(PublishedDecoder):
     """A target's sizes; `architecture` is the one that its config.json names.
 
@@ -139,6 +147,7 @@ class PublishedTarget(PublishedDecoder):
     experts_per_token: Count | None = None
     shared_expert: Count | None = None
     recurrent: PublishedRecurrence | None = None
+    full: PublishedHeads | None = None
     mlp_format: Literal["bf16", "mxfp4"] = "bf16"
 
     @model_validator(mode="after")

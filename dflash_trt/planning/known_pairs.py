@@ -115,6 +115,10 @@ def _target(target: PublishedTarget) -> ModelShape:
         sizes = sizes.with_recurrence(
             layer if (i + 1) % one.attention_interval else None for i in range(target.layers)
         )
+    if (full := target.full) is not None:
+        shares = full.keys_are_values
+        heads = LayerSizes(target.heads, full.kv_heads, full.head_dim, keys_are_values=shares)
+        sizes = sizes.with_full(heads)
     return ModelShape(
         sizes=sizes,
         vocab=target.vocab,

@@ -1,0 +1,124 @@
+"""Gemma 4 31B with its DFlash draft in their true shapes, as sparse files that take no disk.
+
+Config, names, types and shapes are the published checkpoints', a part of the vision tower included.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from dflash_trt.checkpoints.sizes import LayerSizes
+from dflash_trt.planning.known_pairs import PairShape, find_pair
+from dflash_trt.synthetic.qwen3 import config_sizes, draft_config, draft_shapes
+from dflash_trt.synthetic.tensors import Tensors, write_checkpoint
+
+SHARD_BYTES = 4_900_000_000
+PREFIX = "model.language_model"
+EOS_TOKEN_IDS = [1, 106]
+_CAP = 30.0
+_NORMS = (
+    "input_layernorm",
+    "post_attention_layernorm",
+    "pre_feedforward_layernorm",
+    "post_feedforward_layernorm",
+)
+
+
+def write_gemma4_31b(folder: Path) -> int:
+    """Writes `folder`/target (sharded) and `folder`/draft; returns the bytes of weights."""
+    pair = find_pair("gemma-4-31b")
+    size = write_checkpoint(
+        folder / "target", _config(pair), _tensors(pair), random=False, shard_bytes=SHARD_BYTES
+    )
+    config = draft_config(pair, pair.draft.mask_token_id) | {
+        "final_logit_softcapping": _CAP,
+        "rope_theta": 1_000_000.0,
+        "tie_word_embeddings": True,
+    }
+    config["dflash_config"]["target_layer_ids"] = list(pair.draft.target_layer_ids)
+    tensors: Tensors = {name: ("BF16", shape) for name, shape in draft_shapes(pair.draft).items()}
+    return size + write_checkpoint(
+        folder / "draft", config, tensors, random=False, shard_bytes=SHARD_BYTES
+    )
+
+
+def _config(pair: PairShape) -> dict[str, Any]:
+    sizes = pair.target.sizes
+    full = sizes.full_layer
+    text = config_sizes(pair.target) | {
+        "attention_bias": False,
+        "attention_k_eq_v": full.keys_are_values,
+        "enable_moe_block": False,
+        "eos_token_id": EOS_TOKEN_IDS[0],
+        "final_logit_softcapping": _CAP,
+        "global_head_dim": full.head_dim,
+        "hidden_activation": "gelu_pytorch_tanh",
+        "hidden_size_per_layer_input": 0,
+        "layer_types": [
+            "full_attention" if w is None else "sliding_attention" for w in sizes.windows
+        ],
+        "model_type": "gemma4_text",
+        "num_experts": None,
+        "num_global_key_value_heads": full.kv_heads,
+        "num_kv_shared_layers": 0,
+        "rms_norm_eps": 1e-06,
+        "rope_parameters": {
+            "full_attention": {
+                "partial_rotary_factor": 0.25,
+                "rope_theta": 1_000_000.0,
+                "rope_type": "proportional",
+            },
+            "sliding_attention": {"rope_theta": 10_000.0, "rope_type": "default"},
+        },
+        "sliding_window": sizes.layers[0].window,
+        "tie_word_embeddings": True,
+        "use_bidirectional_attention": "vision",
+        "use_double_wide_mlp": False,
+    }
+    del text["hidden_act"]
+    return {
+        "architectures": ["Gemma4ForConditionalGeneration"],
+        "audio_config": None,
+        "eos_token_id": EOS_TOKEN_IDS,
+        "model_type": "gemma4",
+        "text_config": text,
+        "tie_word_embeddings": True,
+        "vision_config": {"hidden_size": 1152, "model_type": "gemma4_vision"},
+    }
+
+
+def _tensors(pair: PairShape) -> Tensors:
+    model = pair.target
+    hidden, ffn = model.sizes.hidden_size, model.sizes.mlp_size
+    shapes: dict[str, tuple[int, ...]] = {
+        f"{PREFIX}.embed_tokens.weight": (model.vocab, hidden),
+        f"{PREFIX}.norm.weight": (hidden,),
+        "model.vision_tower.patch_embedder.input_proj.weight": (1152, 768),
+        "model.embed_vision.embedding_projection.weight": (hidden, 1152),
+    }
+    common: dict[str, tuple[int, ...]] = {
+        **{f"{norm}.weight": (hidden,) for norm in _NORMS},
+        "layer_scalar": (1,),
+        "mlp.gate_proj.weight": (ffn, hidden),
+        "mlp.up_proj.weight": (ffn, hidden),
+        "mlp.down_proj.weight": (hidden, ffn),
+    }
+    for number, layer in enumerate(model.sizes.layers):
+        own = common | _attention(hidden, layer)
+        shapes |= {f"{PREFIX}.layers.{number}.{name}": shape for name, shape in own.items()}
+    return {name: ("BF16", shape) for name, shape in shapes.items()}
+
+
+def _attention(hidden: int, layer: LayerSizes) -> dict[str, tuple[int, ...]]:
+    queries, keys = layer.heads * layer.head_dim, layer.kv_heads * layer.head_dim
+    linears: dict[str, tuple[int, ...]] = {
+        "q_proj": (queries, hidden),
+        "k_proj": (keys, hidden),
+        "o_proj": (hidden, queries),
+        "q_norm": (layer.head_dim,),
+        "k_norm": (layer.head_dim,),
+    }
+    if not layer.keys_are_values:
+        linears["v_proj"] = (keys, hidden)
+    return {f"self_attn.{name}.weight": shape for name, shape in linears.items()}

@@ -1,0 +1,67 @@
+"""A Gemma 4 pair on the command line: what is shown of it, and what is refused, in a line each."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from dflash_trt.cli.main import main
+from dflash_trt.config import data_folder
+from tests.pairs import PairFactory, TinyPair
+
+WORDS = "is a Gemma 4 with heads of two kinds"
+
+
+@pytest.fixture(scope="module")
+def pair(make_pair: PairFactory) -> TinyPair:
+    target = {"vocab": 64, "num_layers": 3, "tie": True}
+    return make_pair("gemma4", target, {"target_layer_ids": [0, 2]}, max_seq_len=128)
+
+
+def test_inspect_shows_both_kinds_of_heads(
+    pair: TinyPair, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["inspect", str(pair.bundle.folder)]) == 0
+    shown = capsys.readouterr().out
+    assert "heads 4/2 × 16" in shown and "2 of 3 layers see 24 positions" in shown
+    assert "those that see everything have heads 4/1 × 32, K and V of one projection" in shown
+    token = 2 * 4 * (2 * 2 * 16 + 1 * 32)  # K and V, float32, two layers and one
+    assert f"cache   {token:,} + " in shown
+
+
+@pytest.mark.parametrize(
+    ("options", "refusal"),
+    [
+        (("--executor", "tensorrt-rtx"), "for which engines cannot be built yet"),
+        (("--kv-dtype", "fp8"), "for which FP8 KV caches cannot be built yet"),
+    ],
+    ids=str,
+)
+def test_a_build_refuses(
+    pair: TinyPair, options: tuple[str, ...], refusal: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    output = pair.folder / "refused"
+    folders = ("target", "draft")
+    given = [part for one in folders for part in (f"--{one}-checkpoint", str(pair.folder / one))]
+    assert main(["build", *given, *options, "--max-seq-len", "128", "-o", str(output)]) == 2
+    (line,) = capfd.readouterr().err.strip().splitlines()[-1:]
+    assert WORDS in line and refusal in line
+    assert not output.exists()
+
+
+def test_quantize_refuses(pair: TinyPair, capfd: pytest.CaptureFixture[str]) -> None:
+    output, texts = pair.folder / "refused", pair.folder / "texts.jsonl"
+    texts.write_text('{"prompt": [3, 4, 5]}\n')
+    command = ["quantize", "--checkpoint", str(pair.folder / "target"), "--precision", "fp8"]
+    assert main([*command, "--calibration", str(texts), "-o", str(output)]) == 1
+    assert f"{WORDS}, which is not quantized yet" in capfd.readouterr().err
+    assert not output.exists()
+
+
+def test_a_deployment_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    published = (data_folder("build_configs") / "gemma-4-31b.yaml").read_text()
+    (tmp_path / "pair.yaml").write_text(published + "profiles: {h100x1: {gpu: h100}}\n")
+    command = ["build", "--target", str(tmp_path / "pair.yaml"), "--executor", "trtllm"]
+    assert main([*command, "--profile", "h100x1", "-o", str(tmp_path / "out")]) == 2
+    assert "Gemma 4 with heads of two kinds have no deployment" in capsys.readouterr().err
