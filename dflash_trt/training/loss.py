@@ -34,10 +34,14 @@ class Head:
         weight: [V, H].
         common: [≤ V] int64, token ids that are always looked at; None looks at all.
         drawn: how many others.
+        cap: of logits, c·tanh(l/c).
     """
 
-    def __init__(self, weight: Tensor, common: Tensor | None, drawn: int = 0) -> None:
+    def __init__(
+        self, weight: Tensor, common: Tensor | None, drawn: int = 0, cap: float | None = None
+    ) -> None:
         self._weight = weight
+        self._cap = cap
         self._common = None if common is None else common.to(weight.device)
         self._drawn = drawn
         self._places = torch.zeros(len(weight), dtype=torch.int64, device=weight.device)
@@ -57,6 +61,11 @@ class Head:
         ids = torch.unique(torch.cat([self._common, wanted, others.to(wanted.device)]))
         self._places[ids] = torch.arange(len(ids), device=ids.device)
         return self._weight[ids], self._places[labels], ids
+
+    def score(self, states: Tensor, rows: Tensor) -> Tensor:
+        """Logits [n, K], float32, of `states` [n, H] and head rows [K, H]."""
+        logits = functional.linear(states.to(rows.dtype), rows).float()
+        return logits if self._cap is None else self._cap * torch.tanh(logits / self._cap)
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +113,7 @@ def block_loss(
     among = None if whole is None else whole[:, :, 1:]
     all_labels = None if among is None else among[among != IGNORED]
     rows, indices, tokens = head.select(wanted[is_counted], seed, all_labels)
-    logits = functional.linear(hidden[is_counted].to(rows.dtype), rows).float()
+    logits = head.score(hidden[is_counted], rows)
     if markov is not None:
         move, before = markov
         logits = logits + move(before[is_counted], tokens).float()
@@ -112,8 +121,7 @@ def block_loss(
         losses = functional.cross_entropy(logits, indices, reduction="none")
     else:
         with torch.no_grad():
-            states = believed[is_counted].to(rows.dtype)
-            truth = functional.linear(states, rows).float().softmax(-1).mul_(soft)
+            truth = head.score(believed[is_counted], rows).softmax(-1).mul_(soft)
             hard = torch.full_like(truth[:, :1], 1 - soft)
             truth.scatter_add_(1, indices[:, None], hard)
         losses = functional.cross_entropy(logits, truth, reduction="none")

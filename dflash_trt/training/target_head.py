@@ -28,6 +28,7 @@ class TargetEnds:
         embedding, head: [V, H]; the same tensor where they are tied.
         norm: [H], before the head; `eps` is its.
         embedding_scale: what the stored embedding is multiplied by in `embedding`.
+        logit_cap: c of logits c·tanh(l/c); None where they have none.
     """
 
     embedding: Tensor
@@ -35,6 +36,7 @@ class TargetEnds:
     norm: Tensor
     eps: float
     embedding_scale: float = 1.0
+    logit_cap: float | None = None
 
     def states(self, stream: Tensor) -> Tensor:
         """What the head reads of the last layer's residual stream [..., H]; float32."""
@@ -49,7 +51,8 @@ def load_ends(target: TargetSpec) -> TargetEnds:
     norm = _float_weight(target.weights["norm"]) + target.norm_offset
     if target.embedding_scale != 1.0:
         embedding = embedding * target.embedding_scale
-    return TargetEnds(embedding, head, norm, target.rms_norm_eps, target.embedding_scale)
+    scale, cap = target.embedding_scale, target.logit_cap
+    return TargetEnds(embedding, head, norm, target.rms_norm_eps, scale, cap)
 
 
 def _head(target: TargetSpec) -> Tensor:

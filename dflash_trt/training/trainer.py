@@ -109,7 +109,7 @@ class Trainer:
         common = None
         if tokens is not None and tokens < len(head):
             common = common_tokens(store, max(tokens - DRAWN, 1))
-        self._head = Head(head, common, DRAWN)
+        self._head = Head(head, common, DRAWN, ends.logit_cap)
         self._weights = slot_weights(model.shape.block_size, settings.gamma)
         self._optimizers = _optimizers(model, settings)
         self.steps_per_epoch = len(order_rows(store, settings.rows, settings.seed, 0))
