@@ -169,11 +169,13 @@ def _check_kind(pair: Pair, options: BuildOptions) -> None:
     fp8 = options.cache_dtype is CacheDtype.FP8
     draft, odd, both = pair.draft.traits, pair.target.sizes.cpu_only, "quantising the pair"
     is_odd, kind = odd is not None, "" if odd is None else odd.one
-    other = "leave out --executor and --profile; trtllm takes heads itself"
+    linear = "leave out --kv-layout and --kv-dtype"
+    kernels = engines and (fp8 or options.page_size is not None)
+    kept = "engines with paged or FP8 caches"
     first = "quantize the target first, build that"
     as_it_is = "leave it out: the CPU executor runs the pair as it is"
     refused: tuple[tuple[bool, DecoderSpec, str, str, str], ...] = (
-        (engines and not draft.has_engines, pair.draft, draft.title, "engines", other),
+        (kernels and not draft.has_kernel_caches, pair.draft, draft.title, kept, linear),
         (quantised and not draft.is_quantised, pair.draft, draft.title, both, first),
         (engines and is_odd, pair.target, kind, "engines", as_it_is),
         (quantised and is_odd, pair.target, kind, both, as_it_is),

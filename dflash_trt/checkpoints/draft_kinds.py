@@ -18,14 +18,14 @@ class DraftTraits:
         paper: its number at arXiv.
         is_chain: no masks, but one step after another, each with the feature of the one before it.
             The target keeps its features in the draft's caches, beside keys and values.
-        has_engines, is_quantised, is_diagnosed: whether `build` makes engines of it, `quantize`
-            takes it, and `diagnose` has something to try with it.
+        has_kernel_caches, is_quantised, is_diagnosed: whether engines with paged or FP8 caches are
+            made of it, `quantize` takes it, and `diagnose` has something to try with it.
     """
 
     title: str
     paper: str
     is_chain: bool = False
-    has_engines: bool = True
+    has_kernel_caches: bool = True
     is_quantised: bool = True
     is_diagnosed: bool = True
 
@@ -37,7 +37,7 @@ TRAITS: Mapping[DraftKind, DraftTraits] = {
         "an EAGLE-3 head",
         "2503.01840",
         is_chain=True,
-        has_engines=False,
+        has_kernel_caches=False,
         is_quantised=False,
         is_diagnosed=False,
     ),

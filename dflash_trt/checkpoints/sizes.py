@@ -165,6 +165,12 @@ class DecoderSizes:
         return TWO_HEADS if any(layer.norms_values for layer in self.layers) else None
 
     @property
+    def needs_sink_room(self) -> bool:
+        """Whether TensorRT's own attention needs a sink: the model has some, or is a chain, the
+        rows of whose steps count as one."""
+        return bool(self.features) or any(layer.has_sinks for layer in self.layers)
+
+    @property
     def windows(self) -> Windows:
         """Per layer, None where it sees everything."""
         return tuple(layer.window for layer in self.layers)

@@ -12,6 +12,7 @@ from __future__ import annotations
 from onnx import TensorProto
 
 from dflash_trt.graph.bindings import PAGE_TABLE
+from dflash_trt.graph.caches import cache_strategy
 from dflash_trt.graph.caches.strategy import store_rows
 from dflash_trt.graph.form import Precision
 from dflash_trt.graph.layers import split_heads
@@ -38,7 +39,7 @@ def inject_context(
         with b.scope("draft_layers.0"):
             x, _ = layer_input(layer, embedded, moved, carries_norm=carries_norm)
             k, v = keys_and_values(layer, x)
-            store_rows(layer, k, v)
+            store_rows(layer, *cache_strategy(b.form).chain_rows(layer, k, v))
         store_features(head, fused)
 
 

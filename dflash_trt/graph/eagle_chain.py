@@ -1,19 +1,20 @@
 """`draft.onnx` of an EAGLE-3 head: as many steps of one token as a call has drafts.
 
 A step reads the caches and the rows of the steps before it, which are small and carried along; so
-no cache is copied, and a call with fewer drafts costs less. On the CPU the chain is a loop, in an
-engine it is unrolled.
+no cache is copied. On the CPU the chain is a loop, and a call with fewer drafts costs less. In an
+engine it is unrolled: fewer drafts are the first of all.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from dflash_trt.checkpoints.draft import DraftSpec
 from dflash_trt.checkpoints.safetensors_header import TensorEntry
 from dflash_trt.graph.bindings import BLOCK_IDS
 from dflash_trt.graph.caches import cache_strategy
+from dflash_trt.graph.caches.native import attend_with_rows, held_lengths
 from dflash_trt.graph.caches.strategy import store_rows
 from dflash_trt.graph.draft_head import TOKEN_IDS as VOCABULARY
 from dflash_trt.graph.eagle import feature_before, keys_and_values, layer_input, store_features
@@ -24,8 +25,12 @@ from dflash_trt.graph.rows import Rows
 
 STEPS = "chain/steps"
 """Name of the loop, where the chain is one."""
-_HIDDEN = {Precision.FLOAT32: -1e30, Precision.BFLOAT16: -1e30, Precision.FLOAT16: -6e4}
-"""Scores that no softmax sees."""
+_HIDDEN = -1e30
+"""A score that no softmax sees."""
+
+Attend = Callable[[LayerBuilder, str, str, str], str]
+"""Attention of one query q [B,heads,1,D] over the context, then k and v [B,kv heads,n,D]: of
+every head D values, in their order."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,9 +67,8 @@ class EagleChain:
             state = [anchors, feature, nothing, nothing]
             for role in sorted(self.draft.weights):  # cast once, not at every step
                 self.base.weight(role)
-            context = self._context()
-            count = self.base.rows.count
             if b.form.precision is Precision.FLOAT32:
+                attend = self._attention()
                 rows = ("B", sizes.kv_heads, "rows", sizes.head_dim)
                 kinds = [(7, ("B",)), (1, ("B", self.draft.hidden_size)), (1, rows), (1, rows)]
                 carried = [(value, *kind) for value, kind in zip(state, kinds, strict=True)]
@@ -72,32 +76,42 @@ class EagleChain:
                 slots = b.node("Gather", [self.base.rows.ids, zero], "slots", axis=0)
                 trips = b.node("Size", [slots], "trips")
                 *state, every = b.loop(
-                    "steps", trips, carried, lambda number, one: self._step(number, one, context)
+                    "steps", trips, carried, lambda number, one: self._step(number, one, attend)
                 )
                 tokens = b.node("Transpose", [every], "tokens", perm=[1, 0])
                 k, v = state[2:]
             else:
-                chosen: list[str] = []
-                for slot in range(self.draft.block_size - 1):
-                    with b.scope(f"step_{slot}"):
-                        number = b.integers(slot, scalar=True)
-                        state = self._step(number, state, context)
-                        chosen.append(b.node("Unsqueeze", [state[0], one], "column"))
-                tokens = b.node("Concat", chosen, "every_token", axis=1)
-                tokens, k, v = (
-                    b.node("Slice", [value, zero, count, b.integers(axis)], name)
-                    for value, axis, name in (
-                        (tokens, 1, "tokens"),
-                        (state[2], 2, "k"),
-                        (state[3], 2, "v"),
-                    )
-                )
-            store_rows(self.base.layer(0), k, v)
+                tokens, k, v = self._unrolled(state)
+            layer = self.base.layer(0)
+            store_rows(layer, *cache_strategy(b.form).chain_rows(layer, k, v))
             self._store_scratch(feature)
         return tokens
 
-    def _context(self) -> tuple[str, str, str]:
-        """Linear K and V [B,kv heads,M,D], and what is added to their scores [B,1,M,1]."""
+    def _unrolled(self, state: list[str]) -> tuple[str, str, str]:
+        """The tokens [B,n] of a call's n drafts, and their rows; all steps run in every call."""
+        b, rows = self.base.b, self.base.rows
+        zero, one = b.integers(0), b.integers(1)
+        last = b.node("Sub", [rows.count, one], "last_step")
+        lengths = held_lengths(rows)
+        chosen: list[str] = []
+        for slot in range(self.draft.block_size - 1):
+            with b.scope(f"step_{slot}"):
+                # At the context's end, steps that no draft is of would have no position.
+                number = b.node("Min", [b.integers(slot), last], "number")
+                state = self._step(
+                    number, state, lambda *operands: attend_with_rows(*operands, lengths)
+                )
+                chosen.append(b.node("Unsqueeze", [state[0], one], "column"))
+        every = b.node("Concat", chosen, "every_token", axis=1)
+        tokens, k, v = (
+            b.node("Slice", [value, zero, rows.count, b.integers(axis)], name)
+            for name, value, axis in (("tokens", every, 1), ("k", state[2], 2), ("v", state[3], 2))
+        )
+        return tokens, k, v
+
+    def _attention(self) -> Attend:
+        """That of the CPU: over linear K and V [B,kv heads,M,D], and what is added to their
+        scores [B,1,M,1]."""
         b, rows, layer = self.base.b, self.base.rows, self.base.layer(0)
         k, v = cache_strategy(b.form).linear_view(layer)
         zero, one = b.integers(0, scalar=True), b.integers(1, scalar=True)
@@ -108,7 +122,7 @@ class EagleChain:
         has_feature = b.node("Greater", [keys, zero], "has_feature")
         seen = b.node("And", [held, has_feature], "seen")
         shown = b.constant("eagle.shown", [1], [0.0])
-        hidden = b.constant("eagle.hidden", [1], [_HIDDEN[b.form.precision]])
+        hidden = b.constant("eagle.hidden", [1], [_HIDDEN])
         around = b.integers(1, 3)
         bias = b.node("Where", [seen, shown, hidden], "bias")
         bias = b.node("Unsqueeze", [bias, around], "score_bias")
@@ -120,9 +134,9 @@ class EagleChain:
                 b.node("Where", [held, one, shown], f"{one.rpartition(chr(47))[2]}_held")
                 for one in (k, v)
             )
-        return k, v, bias
+        return lambda layer, q, own_k, own_v: self._attend(layer, q, own_k, own_v, (k, v, bias))
 
-    def _step(self, number: str, state: list[str], context: tuple[str, str, str]) -> list[str]:
+    def _step(self, number: str, state: list[str], attend: Attend) -> list[str]:
         """One token [B] behind the last: `state` is that, its feature [B,H], and K and V so far."""
         b, spec = self.base.b, self.draft
         token, feature, k_before, v_before = state
@@ -138,7 +152,9 @@ class EagleChain:
         k, v = keys_and_values(layer, x)
         k = b.node("Concat", [k_before, k], "k_so_far", axis=2)
         v = b.node("Concat", [v_before, v], "v_so_far", axis=2)
-        attended = self._attend(layer, q, k, v, context)
+        attended = attend(layer, q, k, v)
+        width = layer.sizes.heads * layer.sizes.head_dim
+        attended = b.node("Reshape", [attended, b.integers(-1, width)], "rows_out")
         feature = gated_mlp(layer, layer.linear(attended, "o_proj", residual=carried))
         normed = model.rms_norm(feature, "norm", "norm")
         logits = model.linear(normed, "lm_head")
@@ -151,7 +167,7 @@ class EagleChain:
     def _attend(
         self, layer: LayerBuilder, q: str, k: str, v: str, context: tuple[str, str, str]
     ) -> str:
-        """Attention [B,heads·D] of one query q [B,heads,1,D] over the context, then k and v.
+        """See `Attend`: a query's heads are columns, those of one KV head beside each other.
 
         Keys are the rows of a product, so that nothing as long as the context is transposed.
         """
@@ -165,16 +181,14 @@ class EagleChain:
         own = b.node("MatMul", [k, q], "own_scores")
         scores = b.node("Concat", [held, own], "scores", axis=2)
         scores = b.node("Transpose", [scores], "scores_by_query", perm=[0, 1, 3, 2])
-        weights = b.node("Softmax", [b.widen(scores, "wide_scores")], "wide_weights", axis=3)
-        weights = b.narrow(weights, "weights")
+        weights = b.node("Softmax", [scores], "wide_weights", axis=3)
         end = b.node("Shape", [held_k], "context_end", start=2, end=3)
         axis = b.integers(3)
         held = b.node("Slice", [weights, b.integers(0), end, axis], "held_weights")
         own = b.node("Slice", [weights, end, b.integers(2**31 - 1), axis], "own_weights")
         held = b.node("MatMul", [held, held_v], "held_values")
         own = b.node("MatMul", [own, v], "own_values")
-        out = b.node("Add", [held, own], "attended")
-        return b.node("Reshape", [out, b.integers(-1, sizes.heads * sizes.head_dim)], "rows_out")
+        return b.node("Add", [held, own], "attended")
 
     def _store_scratch(self, feature: str) -> None:
         b, rows = self.base.b, self.base.rows

@@ -125,16 +125,16 @@ def cache_layout(
 
 
 def _shapes(sizes: DecoderSizes, form: GraphForm) -> tuple[CacheShape | StateShape, ...]:
-    shapes = [_shape(layer, form) for layer in sizes.layers]
+    shapes = [_shape(layer, form, has_room=sizes.needs_sink_room) for layer in sizes.layers]
     if sizes.features:  # one half beside the other, as if they were K and V of one more layer
         shapes.append(CacheShape(1, sizes.features // 2))
     return tuple(shapes)
 
 
-def _shape(layer: LayerSizes, form: GraphForm) -> CacheShape | StateShape:
+def _shape(layer: LayerSizes, form: GraphForm, *, has_room: bool) -> CacheShape | StateShape:
     one = layer.recurrent
     if one is None:
-        return CacheShape(layer.kv_heads, cache_head_dim(layer.head_dim, layer.has_sinks, form))
+        return CacheShape(layer.kv_heads, cache_head_dim(layer.head_dim, has_room, form))
     kept = kept_rows(form, one)
     return StateShape(one.value_heads, one.head_dim, kept, one.row_elements)
 

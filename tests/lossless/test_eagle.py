@@ -9,8 +9,6 @@ from typing import Any
 import ml_dtypes  # noqa: F401  # NumPy's float8_e4m3fn
 import numpy as np
 import pytest
-import torch
-from safetensors.torch import load_file, save_file
 
 from dflash_trt.backends.base import Executor
 from dflash_trt.backends.onnxruntime.executor import OnnxRuntimeExecutor
@@ -21,6 +19,7 @@ from dflash_trt.graph.form import CacheDtype
 from dflash_trt.replay import Answer, Replay
 from dflash_trt.runtime import Generator, GeneratorOptions, SamplingParams
 from tests.inspection import arrays, poison_free_pages, pools
+from tests.lossless.fitted_eagle import write_fitted_eagle
 from tests.lossless.runs import (
     check_copied_prefix,
     check_groups,
@@ -31,8 +30,6 @@ from tests.lossless.runs import (
     run_baseline,
 )
 from tests.pairs import PairFactory, bundle_pair
-from tests.reference.eagle import ReferenceEagle, write_eagle
-from tests.reference.generate import forward_with_taps
 
 VOCAB, SLOTS, TAPS, SIZE = 64, 8, (1, 2, 4), 8
 SAMPLED = SamplingParams(temperature=0.8, seed=5)
@@ -54,22 +51,7 @@ def checkpoints(make_pair: PairFactory, tmp_path_factory: pytest.TempPathFactory
     """A pair whose head was fitted to the target's own answers, by least squares."""
     base = make_pair("qwen3", {"vocab": VOCAB}, max_seq_len=192)
     folder = tmp_path_factory.mktemp("eagle")
-    (folder / "target").symlink_to(base.folder / "target")
-    draft = write_eagle(folder / "draft", base.folder / "target", taps=TAPS, draft_vocab=None)
-    head = ReferenceEagle.load(draft, base.reference, TAPS)
-    inputs, wanted = [], []
-    asked = make_requests(VOCAB, SLOTS)
-    for request, one in zip(asked, run_baseline(base.open(), asked), strict=True):
-        ids = torch.tensor([*request.prompt_ids, *one.token_ids])
-        _, features = forward_with_taps(base.reference, ids[None], TAPS)
-        answer = len(request.prompt_ids)  # prompts are noise
-        inputs.append(head.hidden(ids[:-1], features[0, :-2])[answer - 1 :])
-        wanted.append(ids[answer + 1 :])
-    x, y = torch.cat(inputs), torch.nn.functional.one_hot(torch.cat(wanted), VOCAB).float()
-    fitted = torch.linalg.solve(x.T @ x + 0.1 * torch.eye(x.shape[1]), x.T @ y).T
-    tensors = load_file(draft / "model.safetensors")
-    save_file(tensors | {"lm_head.weight": fitted.contiguous()}, draft / "model.safetensors")
-    return folder
+    return write_fitted_eagle(folder, base, TAPS, SLOTS)
 
 
 def build(folder: Path, form: str) -> Executor:

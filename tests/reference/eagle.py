@@ -31,13 +31,14 @@ def write_eagle(
     dtype: str = "float32",
     carries_norm: bool = False,
     rope_theta: float | None = None,
+    heads: int = 4,
     seed: int = 7,
     **changes: Any,
 ) -> Path:
     """A random head for the target in folder `target`; `changes` go to config.json."""
     base = json.loads((target / "config.json").read_text(encoding="utf-8"))
     hidden, vocab = base["hidden_size"], base["vocab_size"]
-    heads, kv_heads, size, inner = 4, 2, 16, 96
+    kv_heads, size, inner = heads // 2, 16, 96
     count = vocab if draft_vocab is None else draft_vocab
     torch.manual_seed(seed)
 

@@ -3,6 +3,11 @@
 A sink is a logit s_h in a head's softmax that no value belongs to. TensorRT's kernels know of none,
 so it is one more key with value 0: one more dimension of queries holds s_h, where the sink's key
 has 1 and all others 0, which is exact. It stands behind each call's rows until the next.
+
+A cache is updated once in a network, but each step of an EAGLE-3 chain sees the rows of those
+before it. These few are attended to apart, and then count as one sink, whose logit is the logarithm
+of the sum of their exponentials. Its value has a 1 in a dimension of its own, where attention
+leaves the share that they have of the whole. It stands at position 0, where a chain has no row.
 """
 
 from __future__ import annotations
@@ -10,13 +15,20 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
+from onnx import TensorProto
+
+from dflash_trt.graph.bindings import KV
 from dflash_trt.graph.caches.linear import linear_length, plain_attention
 from dflash_trt.graph.caches.strategy import CacheStrategy, scatter_rows
 from dflash_trt.graph.functions import attention_facts, attention_function
 from dflash_trt.graph.model_builder import LayerBuilder
+from dflash_trt.graph.rows import Rows
 
 # TensorRT's kernels take head sizes that are multiples of 8.
 SINK_DIMS = 8
+
+_LOGIT_PARTS = 3
+"""Numbers that a chain's logit is the sum of: one of the compute type has 8 to 11 bits of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +47,78 @@ class NativeStrategy(CacheStrategy):
             sizes.heads, sizes.head_dim, causal=sizes.is_causal, window=sizes.window
         )
         return layer.b.call(function, operands, "attend", facts=facts, **attributes)[0]
+
+    def chain_rows(self, layer: LayerBuilder, k: str, v: str) -> tuple[str, str]:
+        """With `SINK_DIMS` more dimensions; the row of position 0 becomes the sink."""
+        b, head_dim = layer.b, layer.sizes.head_dim
+        is_sink = b.node("Equal", [layer.rows.positions, b.integers(0, scalar=True)], "at_sink")
+        is_sink = b.node("Unsqueeze", [is_sink, b.integers(1, 3)], "is_sink")
+        stored = []
+        for kind, rows, ones in zip(KV, (k, v), (_LOGIT_PARTS, 1), strict=True):
+            row = [0.0] * head_dim + [1.0] * ones + [0.0] * (SINK_DIMS - ones)
+            sink = b.constant(f"chain.{kind}.{head_dim}", [1, 1, 1, len(row)], row)
+            wide = _widen_rows(layer, rows, kind)
+            stored.append(b.node("Where", [is_sink, sink, wide], f"{kind}_or_sink"))
+        return stored[0], stored[1]
+
+
+def held_lengths(rows: Rows) -> str:
+    """int32 [B]: how far a chain's caches are held before the call of `rows`; an idle sequence may
+    hold nothing, and attends to its sink."""
+    b = rows.builder
+    held = b.node("Max", [rows.start, b.integers(1, scalar=True)], "rows_held")
+    return b.node("Cast", [held], "held_lengths", to=TensorProto.INT32)
+
+
+def attend_with_rows(layer: LayerBuilder, q: str, k: str, v: str, lengths: str) -> str:
+    """Attention [B,heads,1,D] of one query q [B,heads,1,D] over `lengths` [B] rows of a chain's
+    caches, and over k, v [B,kv heads,n,D] beside them."""
+    b, sizes = layer.b, layer.sizes
+    groups = b.integers(0, sizes.kv_heads, sizes.heads // sizes.kv_heads, sizes.head_dim)
+    # A score of 60 in bfloat16 may be 0.1 too high, its exponential a tenth.
+    queries = b.widen(b.node("Reshape", [q, groups], "q_groups"), "q_groups_wide")
+    keys = b.widen(b.node("Transpose", [k], "own_keys", perm=[0, 1, 3, 2]), "own_keys_wide")
+    scores = b.node("MatMul", [queries, keys], "own_scores")
+    axis = b.integers(3)
+    top = b.node("ReduceMax", [scores, axis], "own_top")
+    powers = b.node("Exp", [b.node("Sub", [scores, top], "below_top")], "own_powers")
+    total = b.node("ReduceSum", [powers, axis], "own_total")
+    weights = b.narrow(b.node("Div", [powers, total], "own_shares"), "own_weights")
+    own = b.node("MatMul", [weights, v], "own_groups")
+    own = b.node("Reshape", [own, b.integers(0, sizes.heads, 1, sizes.head_dim)], "own_values")
+    logit = b.node("Add", [top, b.node("Log", [total], "own_log")], "own_logit")
+    logit = b.node("Reshape", [logit, b.integers(0, sizes.heads, 1, 1)], "sink_logit")
+    attended = _attend_to_held(layer, q, logit, lengths)
+    axes, size = b.integers(2, 3), sizes.head_dim
+    bounds = [b.integers(0, 0), b.integers(1, size)]
+    held = b.node("Slice", [attended, *bounds, axes], "held_values")
+    bounds = [b.integers(0, size), b.integers(1, size + 1)]
+    share = b.node("Slice", [attended, *bounds, axes], "own_share")
+    return b.node("Add", [held, b.node("Mul", [share, own], "own_part")], "attended")
+
+
+def _attend_to_held(layer: LayerBuilder, q: str, logit: str, lengths: str) -> str:
+    """q [B,heads,1,D] over `lengths` rows of the caches, the sink's logit float32 [B,heads,1,1]:
+    [B,heads,2,D + SINK_DIMS], twice the same row."""
+    b, parts, rest = layer.b, [q], logit
+    for part in range(_LOGIT_PARTS):
+        if part:
+            wide = b.widen(parts[-1], f"logit_{part - 1}_wide")
+            rest = b.node("Sub", [rest, wide], f"logit_{part}_rest")
+        parts.append(b.narrow(rest, f"logit_{part}"))
+    wide = b.node("Concat", parts, "q_with_logit", axis=3)
+    padding = b.integers(0, 0, 0, 0, 0, 0, 0, SINK_DIMS - _LOGIT_PARTS)
+    wide = b.node("Pad", [wide, padding], "q_wide")
+    # TensorRT-RTX 1.7 has no kernel for one row of few heads, or over a long cache.
+    wide = b.node("Concat", [wide, wide], "q_twice", axis=2)
+    operands = [wide, *layer.caches, "", "", lengths]
+    return b.call(attention_function("none"), operands, "attend", causal_kind="none")[0]
+
+
+def _widen_rows(layer: LayerBuilder, rows: str, kv: str) -> str:
+    """K or V rows [B,H,S,D] with `SINK_DIMS` more dimensions."""
+    padding = layer.b.integers(0, 0, 0, 0, 0, 0, 0, SINK_DIMS)
+    return layer.b.node("Pad", [rows, padding], f"{kv}_wide")
 
 
 def _attend_with_sinks(layer: LayerBuilder, q: str, k: str, v: str) -> str:
@@ -65,8 +149,7 @@ def _widen_queries(layer: LayerBuilder, q: str) -> str:
 def _append_sink(layer: LayerBuilder, rows: str, kv: str) -> str:
     """K or V rows [B,H,S,D] with `SINK_DIMS` more dimensions and the sink as one more row."""
     b, head_dim = layer.b, layer.sizes.head_dim
-    padding = b.integers(0, 0, 0, 0, 0, 0, 0, SINK_DIMS)
-    wide = b.node("Pad", [rows, padding], f"{kv}_wide")
+    wide = _widen_rows(layer, rows, kv)
     row = [0.0] * (head_dim + SINK_DIMS)
     row[head_dim] = float(kv == "k")
     stored = b.constant(f"sink.{kv}.{head_dim}", [1, 1, 1, len(row)], row)

@@ -47,6 +47,10 @@ class CacheStrategy(ABC):
         k, v = layer.caches
         return k, v
 
+    def chain_rows(self, layer: LayerBuilder, k: str, v: str) -> tuple[str, str]:
+        """K and V [B,kv heads,S,D] of a chain's rows as they are cached."""
+        return k, v
+
 
 def store_rows(layer: LayerBuilder, k: str, v: str, *, is_exact: bool = False) -> list[str]:
     """Writes rows by whatever operation the form has for it; returns the caches after.

@@ -19,7 +19,7 @@ from dflash_trt.backends.tensorrt.run.engines import EngineBundle, Loader
 from dflash_trt.backends.tensorrt.run.executor import TensorRtExecutor
 from dflash_trt.graph.bindings import GRAPH_NAMES
 from dflash_trt.graph.form import GraphForm
-from dflash_trt.graph.tensors import CacheLayout, CacheShape, Role
+from dflash_trt.graph.tensors import Role, cache_layout
 from dflash_trt.hardware.device import Device
 from dflash_trt.memory.caches import engine_cache_length
 from dflash_trt.runtime import Generator, Request, RequestResult, SamplingParams
@@ -113,12 +113,8 @@ def make_machine(
         )
         trt.add(paths[graph], plan)
         caches[graph] = plugin_caches(onnx.load(plan.graph, load_external_data=False), known)
-    target, draft = manifest.target, manifest.draft
-    layout = CacheLayout(
-        (CacheShape(target.kv_heads, target.head_dim),) * target.layers,
-        (CacheShape(draft.kv_heads, draft.head_dim),) * draft.layers,
-    )
     form = engine_form(length, cpu_limits, draws=draws)
+    layout = cache_layout(form, manifest.target.sizes, manifest.draft.sizes)
     bundle = EngineBundle(paths, caches, cpu_limits, layout, form)
     return Machine(cuda, trt, bundle, library, folder)
 

@@ -165,6 +165,36 @@ def test_a_markov_chain_builds_beside_native_attention(
         assert "SOFTMAX" not in layers[one.graph]
 
 
+@pytest.mark.exhaustive
+@pytest.mark.parametrize(("heads", "precision"), [(4, BF16), (2, FP16)])
+def test_a_chain_builds_with_native_attention(
+    heads: int,
+    precision: Precision,
+    make_pair: PairFactory,
+    build_engines: BuildEngines,
+    tmp_path: Path,
+) -> None:
+    """EAGLE-3: seven steps in the draft's engine, each an attention of TensorRT's own."""
+    from tests.reference.eagle import write_eagle
+
+    target = make_pair("qwen3", {"head_dim": 64, "num_layers": 2}, TWO_TAPS).folder / "target"
+    draft = write_eagle(tmp_path / "draft", target, taps=(0, 1), heads=heads)
+    bundle = build_engines(check_pair(read_target(target), read_draft(draft)), precision)
+    engines = bundle.manifest.engines
+    assert engines is not None and engines.arch == "sm_120"
+    found = {}
+    for one in engines.files:
+        found[one.graph] = (one.fused_attentions, one.cache_updates)
+        summary = json.loads((bundle.folder / one.summary).read_text())
+        layers, inputs = summary["layers"], summary["inputs"]
+        assert layers["ATTENTION_INPUT"] == one.fused_attentions and "SOFTMAX" not in layers
+        assert layers["KV_CACHE_UPDATE"] == one.cache_updates
+        if one.graph != "target_only":  # room for a sink, and features as if of one more layer
+            held = [tuple(t["shape"][1:]) for t in inputs if t["name"].startswith("draft_")]
+            assert held == 2 * [(heads // 2, 256, 16 + 8)] + 2 * [(1, 256, 32)]
+    assert found == {"target": (2, 4 + 4), "draft": (7, 4), "target_only": (2, 4)}
+
+
 @pytest.mark.parametrize(
     ("arguments", "limits", "message"),
     [
