@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 
 from dflash_trt.checkpoints.draft import DraftSpec
 from dflash_trt.checkpoints.safetensors_header import TensorEntry
@@ -92,15 +93,13 @@ class EagleChain:
         b, rows = self.base.b, self.base.rows
         zero, one = b.integers(0), b.integers(1)
         last = b.node("Sub", [rows.count, one], "last_step")
-        lengths = held_lengths(rows)
+        attend = partial(attend_with_rows, lengths=held_lengths(rows))
         chosen: list[str] = []
         for slot in range(self.draft.block_size - 1):
             with b.scope(f"step_{slot}"):
                 # At the context's end, steps that no draft is of would have no position.
                 number = b.node("Min", [b.integers(slot), last], "number")
-                state = self._step(
-                    number, state, lambda *operands: attend_with_rows(*operands, lengths)
-                )
+                state = self._step(number, state, attend)
                 chosen.append(b.node("Unsqueeze", [state[0], one], "column"))
         every = b.node("Concat", chosen, "every_token", axis=1)
         tokens, k, v = (

@@ -74,7 +74,7 @@ PAIRS = {
     "gpt_oss_bf16": FrozenPair("gpt_oss", {**_YARN, "mxfp4": True}, experts="bf16"),
     "qwen3_moe": FrozenPair("qwen3_moe", {"dtype": "float16", **_SEVERAL_SHARDS}),
     "dspark": FrozenPair(kind="DSpark", forms=(*_ON_CPU, "bf16-linear-compute")),
-    "eagle3": FrozenPair(kind="EAGLE-3", forms=_ON_CPU),
+    "eagle3": FrozenPair(kind="EAGLE-3", forms=(*_ON_CPU, "bf16-linear-compute")),
 }
 
 

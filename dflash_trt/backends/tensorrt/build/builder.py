@@ -138,11 +138,11 @@ def check_buildable(
         if form.has_kernel_caches:
             _check_kernels(owner, spec.head_dim)
             continue
-        has_room = spec.sizes.needs_sink_room
-        size = cache_head_dim(spec.head_dim, has_room, form)
+        size = cache_head_dim(spec.head_dim, spec.sizes.needs_sink_room, form)
+        room = " with room for a sink" if size > spec.head_dim else ""
         if size not in FUSED_HEAD_DIMS:
             raise DflashError(
-                f"the {owner}'s head size {size}{' with its sinks' * has_room} has no fused "
+                f"the {owner}'s head size {size}{room} has no fused "
                 f"attention in {library.name}, which takes multiples of "
                 f"{FUSED_HEAD_DIMS.step} from {FUSED_HEAD_DIMS.start} to {FUSED_HEAD_DIMS[-1]}",
                 fix="build with --executor cpu",
