@@ -12,9 +12,19 @@ import onnxruntime as ort
 from dflash_trt.backends.base import Int64Array
 from dflash_trt.backends.onnxruntime.caches import LinearCaches
 from dflash_trt.backends.onnxruntime.session import bind_array, check_session, open_session
+from dflash_trt.backends.onnxruntime.states import RecurrentStates
 from dflash_trt.errors import DflashError, one_line
-from dflash_trt.graph.bindings import OBSERVED_PREFIX, GraphName, Owner, cache_output
-from dflash_trt.graph.form import CPU_FORM
+from dflash_trt.graph.bindings import (
+    CACHE_START,
+    OBSERVED_PREFIX,
+    ROWS_END,
+    STATE_START,
+    TOKEN_IDS,
+    GraphName,
+    Owner,
+    cache_output,
+)
+from dflash_trt.graph.form import GraphForm
 from dflash_trt.graph.tensors import CacheLayout, graph_tensors
 
 
@@ -22,14 +32,18 @@ class ObservedGraphs:
     """Graphs in `folder` that were built to observe, over caches of one sequence.
 
     Args:
+        form: that they have.
         layout: the models' caches: with a draft the graphs are target and draft, else
             target_only.
         vocab_size: width of the logits.
         positions: most positions of a sequence.
     """
 
-    def __init__(self, folder: Path, layout: CacheLayout, vocab_size: int, positions: int) -> None:
-        self._layout = layout
+    def __init__(
+        self, folder: Path, form: GraphForm, layout: CacheLayout, vocab_size: int, positions: int
+    ) -> None:
+        self._layout, self._form = layout, form
+        self._states = RecurrentStates(layout.states(), 1, form.replay or 0)
         self._caches = LinearCaches(layout.shapes(), 1, positions)
         graphs: list[GraphName] = ["target", "draft"] if layout.draft else ["target_only"]
         self._sessions = {graph: self._open(folder, graph, vocab_size) for graph in graphs}
@@ -42,14 +56,25 @@ class ObservedGraphs:
     def run(self, graph: GraphName, inputs: Mapping[str, Int64Array]) -> None:
         """Runs `graph` on `inputs` (its caches are bound here) and keeps what it tells.
 
+        A target with recurrent layers must be given a sequence's rows in order.
+
         Raises:
             DflashError: ONNX Runtime failed, or what a linear reads is not finite.
         """
         session = self._sessions[graph]
         readers = _readers(session)
         io = session.io_binding()
+        states, start = self._layout.states(graph), inputs[CACHE_START]
+        if states:
+            self._states.begin(range(1), start)
+            reached = {STATE_START: self._states.state_start, ROWS_END: self._states.rows_end}
+            inputs = {**inputs, **reached}
         for name, array in inputs.items():
             bind_array(io.bind_input, name, array)
+        for name in states:
+            shape, address = self._states.shape(name, 1), self._states.address(name, 0)
+            io.bind_input(name, "cpu", 0, np.float32, shape, address)
+            io.bind_output(cache_output(name), "cpu", 0, np.float32, shape, address)
         for name in self._layout.of(graph):
             shape, address = self._caches.shape(name, 1), self._caches.address(name, 0)
             io.bind_input(name, "cpu", 0, np.float32, shape, address)
@@ -61,6 +86,8 @@ class ObservedGraphs:
             session.run_with_iobinding(io)
         except Exception as error:
             raise DflashError(one_line(error), where=f"{graph}.onnx") from error
+        if states:
+            self._states.end(range(1), start, inputs[TOKEN_IDS].shape[1])
         for linears, amax in zip(readers.values(), found[:, 0].tolist(), strict=True):
             if not math.isfinite(amax):
                 raise DflashError(
@@ -90,7 +117,7 @@ class ObservedGraphs:
     def _open(self, folder: Path, graph: GraphName, vocab_size: int) -> ort.InferenceSession:
         path = folder / f"{graph}.onnx"
         session = open_session(path, None)
-        check_session(session, path, graph_tensors(graph, CPU_FORM, self._layout, vocab_size))
+        check_session(session, path, graph_tensors(graph, self._form, self._layout, vocab_size))
         return session
 
 

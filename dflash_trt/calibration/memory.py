@@ -40,8 +40,9 @@ def estimate_memory(target: TargetSpec, draft: DraftSpec | None, positions: int,
     head = target.vocab_size * target.hidden_size
     extra_heads = 0 if draft is None else 2  # the draft's session packs a copy of its own
     caches = sum(layer.kv_elements for spec in specs for layer in spec.sizes.layers)
+    states = sum(layer.recurrent.state_elements for layer in target.sizes.layers if layer.recurrent)
     rows = min(rows, positions)
     widest = 4 * target.sizes.intermediate_size + 8 * target.hidden_size
     activations = rows * (2 * target.vocab_size + widest + 2 * target.sizes.layer.heads * positions)
-    elements = 1.1 * weights + extra_heads * head + caches * positions + activations
+    elements = 1.1 * weights + extra_heads * head + caches * positions + states + activations
     return int(elements * np.dtype(np.float32).itemsize)

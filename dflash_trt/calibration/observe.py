@@ -31,7 +31,6 @@ from dflash_trt.graph.target import build_target
 from dflash_trt.graph.tensors import cache_layout
 from dflash_trt.quantization.linears import refuse_cpu_only
 
-OBSERVED_FORM = GraphForm(observe=True)
 BLOCKS_PER_SEQUENCE = 16
 
 
@@ -125,6 +124,8 @@ def _observe(
     workspace: Path | None,
 ) -> ActivationAmax:
     refuse_cpu_only(target)
+    # A sequence is run once, so that no row is taken back.
+    form = GraphForm(observe=True, replay=1 if target.sizes.has_state else None)
     block_size = 0 if draft is None else draft.block_size
     positions = max(plan.positions(block_size) for plan in plans)
     check_memory(estimate_memory(target, draft, positions, prefill_chunk))
@@ -135,10 +136,10 @@ def _observe(
         weights = {owner: spec.weights for owner, spec in specs.items()}
         folder.place_weights(weights, folder.folder, progress)
         progress.stage("loading in float32", None)
-        _write_graphs(folder, target, draft, positions)
+        _write_graphs(folder, target, draft, positions, form)
         sizes = None if draft is None else draft.sizes
-        layout = cache_layout(OBSERVED_FORM, target.sizes, sizes)
-        graphs = ObservedGraphs(folder.folder, layout, target.vocab_size, positions)
+        layout = cache_layout(form, target.sizes, sizes)
+        graphs = ObservedGraphs(folder.folder, form, layout, target.vocab_size, positions)
         rows = sum(len(plan.sequence) + block_size * len(plan.anchors) for plan in plans)
         progress.stage("observing activations", rows, "tokens")
         for plan in plans:
@@ -155,13 +156,17 @@ def _observe(
 
 
 def _write_graphs(
-    folder: GraphFolder, target: TargetSpec, draft: DraftSpec | None, positions: int
+    folder: GraphFolder,
+    target: TargetSpec,
+    draft: DraftSpec | None,
+    positions: int,
+    form: GraphForm,
 ) -> None:
     tables = folder.write_tables(compute_tables(target, draft, positions))
-    folder.write_graph(build_target(target, draft, tables, folder.locate, OBSERVED_FORM))
+    folder.write_graph(build_target(target, draft, tables, folder.locate, form))
     if draft is not None:
         pair = Pair(target, draft)
-        folder.write_graph(build_draft(pair, tables, folder.locate, OBSERVED_FORM))
+        folder.write_graph(build_draft(pair, tables, folder.locate, form))
 
 
 def _chunks(sequence: Int64Array, size: int) -> Iterator[dict[str, Int64Array]]:

@@ -18,14 +18,18 @@ Windows = tuple[int | None, ...]
 
 @dataclass(frozen=True, slots=True)
 class CpuOnly:
-    """What the CPU executor alone runs, in words for one such model and for many."""
+    """What the CPU executor alone runs, in words for one such model and for many.
+
+    `is_quantised`: it is known which of its linears stand FP8 and NVFP4.
+    """
 
     one: str
     many: str
+    is_quantised: bool
 
 
-HYBRIDS = CpuOnly("a hybrid with recurrent layers", "hybrids with recurrent layers")
-TWO_HEADS = CpuOnly("a Gemma 4 with heads of two kinds", "Gemma 4 with heads of two kinds")
+HYBRIDS = CpuOnly("a hybrid with recurrent layers", "hybrids with recurrent layers", True)
+TWO_HEADS = CpuOnly("a Gemma 4 with heads of two kinds", "Gemma 4 with heads of two kinds", False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,7 +163,7 @@ class DecoderSizes:
 
     @property
     def cpu_only(self) -> CpuOnly | None:
-        """Why engines, deployments and other precisions are refused; None where they are not."""
+        """Why engines and deployments are refused; None where they are not."""
         if self.has_state:
             return HYBRIDS
         return TWO_HEADS if any(layer.norms_values for layer in self.layers) else None

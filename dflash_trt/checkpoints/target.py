@@ -94,7 +94,8 @@ def read_target(folder: str | Path) -> TargetSpec:
     experts = family.experts
     has_packed_experts = experts is not None and "MXFP4" in experts.experts
     quantization = read_quantization(whole, has_packed_experts=has_packed_experts)
-    if (family.is_hybrid or family.is_gemma4) and quantization is not None:
+    has_no_rules = family.is_gemma4 or (family.is_hybrid and experts is not None)
+    if has_no_rules and quantization is not None:
         what = f"is quantised, which {family.name} checkpoints cannot be here yet"
         raise DflashError(what, where=whole.where, fix="pass the checkpoint in bf16")
     sizes = read_sizes(config, family.default_head_dim, family.activation, family.mlp_key)

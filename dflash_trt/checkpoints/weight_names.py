@@ -189,7 +189,10 @@ DRAFT_WEIGHTS: Rules = {
 """The DFlash draft of z-lab's contract: no prefix, no biases, no embedding, no lm_head."""
 
 LINEARS = frozenset(
-    {"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj", "fc", "lm_head"}
+    {
+        *("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"),
+        *("in_proj_qkv", "in_proj_z", "out_proj", "fc", "lm_head"),
+    }
 )
 """Last parts of the roles of matrices that a checkpoint may quantise."""
 

@@ -33,7 +33,9 @@ class KvScales:
     def __init__(self, spec: DecoderSpec) -> None:
         self._roles: dict[str, str] = {}
         self._names: dict[str, str] = {}
-        for layer in range(spec.num_layers):
+        for layer, sizes in enumerate(spec.sizes.layers):
+            if sizes.recurrent is not None:
+                continue
             for kind, suffixes in KV_SCALE_SUFFIXES.items():
                 weight = spec.weights[f"layers.{layer}.{kind}_proj"].name
                 module = weight.removesuffix(f"{kind}_proj.weight")

@@ -6,8 +6,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 from fnmatch import fnmatchcase
+from itertools import chain
 
 from dflash_trt.checkpoints.decoder import DecoderSpec
+from dflash_trt.checkpoints.families import FAMILIES
 from dflash_trt.checkpoints.quantization import NVFP4_BLOCK
 from dflash_trt.checkpoints.quantized_weights import FLOAT_DTYPES
 from dflash_trt.checkpoints.safetensors_header import TensorEntry
@@ -15,10 +17,17 @@ from dflash_trt.checkpoints.target import TargetSpec
 from dflash_trt.core.strict_json import quoted
 from dflash_trt.errors import DflashError
 
-FUSED_GROUPS = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
+FUSED_GROUPS = (
+    ("q_proj", "k_proj", "v_proj"),
+    ("gate_proj", "up_proj"),
+    ("in_proj_qkv", "in_proj_z"),
+)
 """Linears of one input, which servers fuse: they share scales."""
 
-LAYER_LINEARS = (*FUSED_GROUPS[0], "o_proj", *FUSED_GROUPS[1], "down_proj")
+LAYER_LINEARS = (*chain.from_iterable(FUSED_GROUPS), "o_proj", "down_proj", "out_proj")
+RECURRENT_GATES = ("in_proj_b", "in_proj_a")
+"""Linears that stay as they are: what they give is a hybrid's decay and step, which a state adds
+up over the whole text."""
 LM_HEAD = "lm_head"
 FC = "fc"
 EMBEDDING = "embed_tokens"
@@ -107,7 +116,7 @@ def select_linears(spec: DecoderSpec, options: QuantizeOptions) -> Selection:
         raise DflashError("nothing is left to quantize", where="--exclude", usage=True)
     if options.algorithm is Algorithm.NVFP4:
         _check_blocks(spec, linears)
-    return Selection(tuple(linears), tuple(sorted(set(kept))))
+    return Selection(tuple(linears), tuple(sorted({*kept, *_unused_parts(spec)})))
 
 
 def matching_patterns(spec: DecoderSpec, patterns: Iterable[str]) -> tuple[str, ...]:
@@ -123,8 +132,21 @@ def _candidates(spec: DecoderSpec) -> dict[str, str]:
     return {
         role: weight.name.removesuffix(".weight")
         for role, weight in spec.weights.items()
-        if role.rpartition(".")[2] in LAYER_LINEARS or role in (LM_HEAD, FC, EMBEDDING)
+        if role.rpartition(".")[2] in (*LAYER_LINEARS, *RECURRENT_GATES)
+        or role in (LM_HEAD, FC, EMBEDDING)
     }
+
+
+def _unused_parts(spec: DecoderSpec) -> list[str]:
+    """Patterns of the modules that lie beside a target's text model and stay as they are."""
+    parts = {
+        part
+        for family in FAMILIES
+        if isinstance(spec, TargetSpec) and family.name == spec.family
+        for part in family.unused
+    }
+    names = spec.checkpoint.tensors
+    return [f"{part[:-1]}*" for part in parts if any(name.startswith(part) for name in names)]
 
 
 def refuse_quantized(
@@ -154,7 +176,7 @@ def refuse_experts(spec: DecoderSpec) -> None:
 def refuse_cpu_only(spec: DecoderSpec) -> None:
     """Raises DflashError for a family of which it is not known which linears stand FP8 or NVFP4."""
     odd = spec.sizes.cpu_only
-    if odd is not None:
+    if odd is not None and not odd.is_quantised:
         raise DflashError(
             f"is {odd.one}, which is not quantized yet",
             where=spec.checkpoint.path,

@@ -39,7 +39,10 @@ VARIANTS: dict[str, tuple[Any, ...]] = {
         {"dtype": "float16", "heads": 2, "kv_heads": 1, "head_dim": 32, "intermediate": 40},
     ),
     "one_tap": ("qwen3", {"shards": 3}, {"num_layers": 1, "target_layer_ids": [4]}),
+    "hybrid": ("qwen3_5", {"num_layers": 4, "head_dim": 32}, {"target_layer_ids": [0, 3]}),
 }
+HYBRID_BOUND = 1e-3
+"""transformers runs rows of recurrent layers 64 at once, which rounds otherwise."""
 
 
 def sequences(vocab: int = 256, lengths: tuple[int, ...] = LENGTHS) -> list[list[int]]:
@@ -67,7 +70,9 @@ def role_of(name: str, model: Any) -> str:
     """`model.layers.0.self_attn.q_proj` is layers.0.q_proj here."""
     if name == "lm_head":
         return "embed_tokens" if model.config.tie_word_embeddings else name
-    return name.removeprefix("model.").replace(".self_attn", "").replace(".mlp", "")
+    for part in (".self_attn", ".linear_attn", ".mlp"):
+        name = name.replace(part, "")
+    return name.removeprefix("model.")
 
 
 class WatchedDraft(ReferenceDraft):
@@ -97,16 +102,19 @@ class WatchedDraft(ReferenceDraft):
             self.head = max(self.head, float(output.final_hidden[:, 1:].abs().max()))
 
 
-def assert_close(actual: Mapping[str, float], expected: Mapping[str, float]) -> None:
+def assert_close(
+    actual: Mapping[str, float], expected: Mapping[str, float], bound: float = BOUND
+) -> None:
     """Of the linears; caches have a test of their own."""
     assert {role for role in actual if not role.endswith("_cache")} == expected.keys()
     for role, value in expected.items():
-        assert math.isclose(actual[role], value, rel_tol=BOUND), role
+        assert math.isclose(actual[role], value, rel_tol=bound), role
 
 
 @pytest.mark.parametrize("name", VARIANTS)
 def test_every_linear_of_both_models_equals_hooks(make_pair: PairFactory, name: str) -> None:
     built = make_pair(*VARIANTS[name])
+    bound = HYBRID_BOUND if built.pair.target.sizes.has_state else BOUND
     texts = sequences()
     target = load_target(built.folder / "target")  # of its own: hooks stay
     hooks = Hooks(target)
@@ -114,7 +122,7 @@ def test_every_linear_of_both_models_equals_hooks(make_pair: PairFactory, name: 
         for text in texts:
             target(torch.tensor([text]))
     expected = dict(hooks.amax)
-    assert_close(observe_target(built.pair.target, texts, SilentProgress()), expected)
+    assert_close(observe_target(built.pair.target, texts, SilentProgress()), expected, bound)
 
     draft = WatchedDraft.watch(built.folder / "draft", target)
     for text in texts:
@@ -122,8 +130,8 @@ def test_every_linear_of_both_models_equals_hooks(make_pair: PairFactory, name: 
     head = "embed_tokens" if built.pair.target.tie_word_embeddings else "lm_head"
     expected[head] = max(expected[head], draft.head)
     amax = observe_pair(built.pair, texts, SilentProgress())
-    assert_close(amax.target, expected)
-    assert_close(amax.draft, draft.amax)
+    assert_close(amax.target, expected, bound)
+    assert_close(amax.draft, draft.amax, bound)
     # K and V read the features too, Q does not.
     assert amax.draft["layers.0.k_proj"] == amax.draft["layers.0.v_proj"]
     assert amax.draft["layers.0.k_proj"] >= amax.draft["layers.0.q_proj"]

@@ -141,11 +141,11 @@ def test_a_config_without_its_text_part(folder: Path, config: Any) -> None:
         read_target(folder)
 
 
-def test_a_quantised_hybrid(folder: Path, config: Any) -> None:
+def test_a_quantised_mixture(mixture: Path, mixture_config: Any) -> None:
     stated = {"quant_method": "modelopt", "quant_algo": "FP8"}
-    edit_json(folder / "config.json", quantization_config=stated)
-    with refused("is quantised, which qwen3_5 checkpoints cannot be here yet"):
-        read_target(folder)
+    edit_json(mixture / "config.json", quantization_config=stated)
+    with refused("is quantised, which qwen3_5_moe checkpoints cannot be here yet"):
+        read_target(mixture)
 
 
 def test_a_text_export_beside_a_vision_config(tmp_path: Path) -> None:

@@ -6,15 +6,19 @@ from pathlib import Path
 
 import pytest
 
+from dflash_trt.checkpoints.quantized_weights import quantized_linears, read_scalar
 from dflash_trt.checkpoints.sizes import ExpertSizes
+from dflash_trt.checkpoints.target import read_target
 from dflash_trt.cli.main import main
 from dflash_trt.config import data_folder
+from dflash_trt.quantization.linears import LAYER_LINEARS
+from tests.cli.bigram import write_tokenizer
 from tests.pairs import PairFactory, TinyPair
 
 
 @pytest.fixture(scope="module")
 def pair(make_pair: PairFactory) -> TinyPair:
-    target = {"vocab": 64, "num_layers": 4, "head_dim": 32, "vision": True}
+    target = {"vocab": 300, "num_layers": 4, "head_dim": 32, "vision": True}
     return make_pair("qwen3_5", target, {"target_layer_ids": [0, 3]}, max_seq_len=128)
 
 
@@ -61,13 +65,36 @@ def test_a_build_refuses(
     assert not output.exists()
 
 
-def test_quantize_refuses(pair: TinyPair, capfd: pytest.CaptureFixture[str]) -> None:
-    output = pair.folder / "refused"
+def test_quantize_leaves_the_gates_of_the_recurrence(pair: TinyPair) -> None:
+    """They, and what lies beside the text model, are named as what stayed as it was."""
+    output = pair.folder / "quantised"
     texts = pair.folder / "texts.jsonl"
-    texts.write_text('{"prompt": [3, 4, 5]}\n')
+    texts.write_text('{"prompt": "calibrate"}\n')
+    write_tokenizer(pair.folder / "target")
     command = ["quantize", "--checkpoint", str(pair.folder / "target"), "--precision", "nvfp4"]
+    assert main([*command, "--calibration", str(texts), "-o", str(output)]) == 0
+    target = read_target(output)
+    found = {role.rpartition(".")[2] for role in quantized_linears(target.weights)}
+    assert found == set(LAYER_LINEARS)
+    layer = "model.language_model.layers.0.linear_attn"
+    assert target.quantization is not None
+    excluded = set(target.quantization.excluded)
+    assert {f"{layer}.in_proj_a", f"{layer}.in_proj_b", "model.visual*", "mtp*"} <= excluded
+    scales = [target.weights[f"layers.0.in_proj_{one}.input_scale"] for one in ("qkv", "z")]
+    assert len({read_scalar(one) for one in scales}) == 1
+
+
+def test_experts_are_not_quantised(
+    make_pair: PairFactory, capfd: pytest.CaptureFixture[str]
+) -> None:
+    target = {"vocab": 64, "num_layers": 4, "head_dim": 32, "experts": 4}
+    pair = make_pair("qwen3_5_moe", target, {"target_layer_ids": [0, 3]}, max_seq_len=128)
+    texts = pair.folder / "texts.jsonl"
+    texts.write_text('{"prompt": "calibrate"}\n')
+    command = ["quantize", "--checkpoint", str(pair.folder / "target"), "--precision", "nvfp4"]
+    output = pair.folder / "refused"
     assert main([*command, "--calibration", str(texts), "-o", str(output)]) == 1
-    assert "is a hybrid with recurrent layers, which is not quantized yet" in capfd.readouterr().err
+    assert "has experts in floating point, which are not quantized here" in capfd.readouterr().err
     assert not output.exists()
 
 

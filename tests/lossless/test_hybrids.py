@@ -44,9 +44,19 @@ def draw_prompt(length: int, seed: int | random.Random = 7) -> tuple[int, ...]:
     return tuple(rng.randrange(2, 62) for _ in range(length))
 
 
-@pytest.fixture(scope="module", params=["qwen3_5", exhaustive("qwen3_5_moe")])
+TARGETS: dict[str, dict[str, Any]] = {
+    "dense": {"family": "qwen3_5"},
+    "mixture": {"family": "qwen3_5_moe"},
+    "nvfp4": {
+        "family": "qwen3_5",
+        "quantize": {"target": {"algorithm": "NVFP4", "exclude": ["lm_head", "mtp*"]}},
+    },
+}
+
+
+@pytest.fixture(scope="module", params=["dense", exhaustive("mixture")])
 def options(request: pytest.FixtureRequest) -> dict[str, Any]:
-    return {**PAIR, "family": request.param}
+    return {**PAIR, **TARGETS[request.param]}
 
 
 @pytest.fixture(scope="module")
@@ -276,14 +286,16 @@ def test_replayed_answers_count_what_decoding_counted(
     assert measured.acceptance_length is not None and measured.acceptance_length > 1
 
 
-def test_experts_beside_states_keep_every_bit(make_pair: PairFactory) -> None:
-    """Experts that rows choose and one that all share, in pages, with a draft of YaRN as published.
+@pytest.mark.parametrize("target", ["mixture", exhaustive("nvfp4")])
+def test_other_linears_beside_states_keep_every_bit(make_pair: PairFactory, target: str) -> None:
+    """Experts that rows choose and one that all share, in pages, with a draft of YaRN as published;
+    and linears that round what they read.
 
-    The tests above have exhaustive cases of such a target, fitted and linear.
+    The tests above have exhaustive cases of such experts, fitted and linear.
     """
     draft = {**PAIR["draft"], "rope": "yarn64", "block_size_place": "dflash_config"}
     pair = {**PAIR, "draft": draft, "fit_steps": 0, "paging": {"page_size": 8}}
-    executor = open_executor(make_pair("qwen3_5_moe", **pair).bundle, threads=2)
+    executor = open_executor(make_pair(**pair, **TARGETS[target]).bundle, threads=2)
     requests = make_requests(64, 3)[1:]
     expected = run_baseline(executor, requests)
     check_groups(executor, requests, expected, 2, block_size=5, prefill_chunk=17)

@@ -24,7 +24,10 @@ ConfigForm = Literal["modelopt", "nested"]
 Float32 = npt.NDArray[np.float32]
 Tensors = dict[str, torch.Tensor]
 
-LINEARS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj", "fc")
+LINEARS = (
+    *("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj", "fc"),
+    *("in_proj_qkv", "in_proj_z", "out_proj"),
+)
 DOUBT = 1e-6
 """Of typical values: what float32 errs by in a few layers, 13 roundings for 1,000 additions."""
 ACTIVATION_AMAX = 5.0  # below what random activations reach: some of them are clipped
