@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import asdict, replace
 from typing import Any
 
@@ -16,6 +17,19 @@ from dflash_trt.memory.caches import cache_bytes_per_token, state_bytes
 PATTERNS_SHOWN = 4
 PACKED = frozenset(EXPERT_STORAGE.values())
 """Formats of experts whose values share bytes."""
+
+
+_MODEL = re.compile(r"([a-z]+)[-_]?(\d+(?:\.\d+)?)", re.IGNORECASE)
+
+
+def versions_apart(manifest: Manifest) -> tuple[str, str] | None:
+    """The names of target and draft, where they say the same model in other versions."""
+    names = manifest.target.checkpoint, manifest.draft.checkpoint
+    target, draft = map(_MODEL.match, names)
+    if target is None or draft is None:
+        return None
+    is_same = target[1].lower() == draft[1].lower()
+    return names if is_same and target[2] != draft[2] else None
 
 
 def cache_line(manifest: Manifest) -> str:

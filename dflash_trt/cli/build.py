@@ -24,6 +24,7 @@ from dflash_trt.bundle.summary import (
     precision_line,
     quantization_line,
     unscaled_models,
+    versions_apart,
 )
 from dflash_trt.cli.options import FILE, FOLDER, option_group
 from dflash_trt.cli.progress import StageBars, format_size
@@ -233,6 +234,12 @@ def _show_bundle(built: BuiltBundle) -> None:
             click.echo(f"quantised {owner}: {line}")
     if manifest.page_pool is not None or manifest.kv_dtype != "auto":
         click.echo(f"KV caches: {cache_line(manifest)}")
+    if apart := versions_apart(manifest):
+        click.echo(
+            f"note: {apart[0]} is not the version that {apart[1]} is named for: answers stay the "
+            "target's, but few drafts of another version's are accepted",
+            err=True,
+        )
     if unscaled := unscaled_models(manifest):
         click.echo(
             f"note: no scales for an FP8 KV cache are stated for {' and '.join(unscaled)}: 1 is "

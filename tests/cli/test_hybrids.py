@@ -45,6 +45,19 @@ def test_inspect_shows_the_expert_that_all_rows_share(
     assert pair.bundle.manifest.target.sizes.experts == ExpertSizes(4, 3, 96, shared=48)
 
 
+@pytest.mark.parametrize("version", ["3.5", "3.6"])
+def test_a_draft_that_is_named_for_another_version_is_told(
+    pair: TinyPair, tmp_path: Path, version: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    target, draft = tmp_path / f"Qwen{version}-27B", tmp_path / "Qwen3.5-27B-DFlash"
+    target.symlink_to(pair.folder / "target")
+    draft.symlink_to(pair.folder / "draft")
+    given = ["--target-checkpoint", str(target), "--draft-checkpoint", str(draft)]
+    assert main(["build", *given, "-o", str(tmp_path / "bundle")]) == 0
+    told = "Qwen3.6-27B is not the version that Qwen3.5-27B-DFlash is named for"
+    assert (told in capsys.readouterr().err) == (version == "3.6")
+
+
 @pytest.mark.parametrize(
     ("options", "refusal"),
     [
