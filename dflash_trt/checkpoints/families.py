@@ -9,8 +9,10 @@ from typing import Literal
 from dflash_trt.checkpoints.weight_names import (
     ATTENTION_BIASES,
     ATTENTION_WEIGHTS,
+    BESIDE_EXPERTS,
     BODY_WEIGHTS,
     GATED_DELTA_WEIGHTS,
+    GEMMA4_EXPERTS,
     GPT_OSS_BIASES,
     GPT_OSS_EXPERTS,
     GPT_OSS_ROUTER,
@@ -42,8 +44,8 @@ class ExpertRules:
     `routing` is the order of softmax and choice: "chosen" takes the softmax over the chosen
     experts' logits, "all" chooses by a softmax over all. `is_clamped` is gpt-oss's SwiGLU. Of
     `count_keys` (transformers 4 and 5 differ) a config states one. `shared_key` has the width of
-    an expert that every row goes through. `is_normalized`: shares are scaled to a sum of 1 though
-    no config says so.
+    an expert, or an MLP, that every row goes through, `chosen_key` how many a row chooses.
+    `is_normalized`: shares are scaled to a sum of 1 though no config says so.
     """
 
     count_keys: tuple[str, ...]
@@ -53,6 +55,7 @@ class ExpertRules:
     common: Rules
     experts: Mapping[ExpertStorage, Rules]
     shared_key: str | None = None
+    chosen_key: str = "num_experts_per_tok"
     is_normalized: bool = False
 
 
@@ -114,6 +117,19 @@ QWEN3_5_EXPERTS = ExpertRules(
     shared_key="shared_expert_intermediate_size",
     is_normalized=True,
 )
+
+GEMMA4_MIXTURE = ExpertRules(
+    count_keys=("num_experts",),
+    size_key="moe_intermediate_size",
+    routing="all",
+    is_clamped=False,
+    common=BESIDE_EXPERTS,
+    experts=GEMMA4_EXPERTS,
+    shared_key="intermediate_size",
+    chosen_key="top_k_experts",
+    is_normalized=True,
+)
+"""Of a Gemma 4 whose config has them: experts beside the MLP that all rows go through."""
 
 GEMMA_AUDIO = ("model.audio_tower.", "model.embed_audio.")
 """How the names of a Gemma's weights begin that hear."""

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from dflash_trt.checkpoints.config_fields import ConfigFields
+from dflash_trt.checkpoints.families import GEMMA4_MIXTURE, Family
 from dflash_trt.checkpoints.sizes import MAX_HEADS, MAX_WIDTH, DecoderSizes, LayerSizes
 
 FULL_HEAD_DIM = 512
@@ -13,17 +16,20 @@ OF_SMALL_ONES = ("hidden_size_per_layer_input", "num_kv_shared_layers", "use_dou
 
 
 def refuse_relatives(config: ConfigFields) -> None:
-    """Raises DflashError for E2B, E4B and mixtures of experts, and for attention both ways."""
+    """Raises DflashError for E2B and E4B, and for attention both ways."""
     for key in OF_SMALL_ONES:
         if config.values.get(key) not in (None, False, 0):
             fix = "Gemma 4 E2B and E4B, which have it, cannot be targets here"
             raise config.unsupported(key, fix)
-    if config.flag("enable_moe_block", False):
-        fix = "Gemma 4's mixtures of experts (26B-A4B) cannot be targets here yet"
-        raise config.unsupported("enable_moe_block", fix)
     if config.values.get("use_bidirectional_attention") not in (None, "vision"):
         fix = "texts must be causal, as with null or vision"
         raise config.unsupported("use_bidirectional_attention", fix)
+
+
+def with_experts(family: Family, config: ConfigFields) -> Family:
+    """`family`, of a Gemma 4 with experts where its config says so."""
+    has_them = family.is_gemma4 and config.flag("enable_moe_block", False)
+    return replace(family, experts=GEMMA4_MIXTURE) if has_them else family
 
 
 def read_heads_by_kind(config: ConfigFields, sizes: DecoderSizes) -> DecoderSizes:

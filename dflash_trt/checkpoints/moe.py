@@ -69,7 +69,7 @@ def read_expert_sizes(config: ConfigFields, rules: ExpertRules) -> ExpertSizes:
     size = config.integer(rules.size_key, high=MAX_WIDTH)
     count_key = next(filter(config.has, rules.count_keys), rules.count_keys[0])
     experts = config.integer(count_key, low=2, high=MAX_EXPERTS)
-    chosen = config.integer("num_experts_per_tok", high=experts)
+    chosen = config.integer(rules.chosen_key, high=experts)
     shared = 0
     if rules.shared_key is not None:
         shared = config.integer(rules.shared_key, high=MAX_WIDTH)

@@ -23,7 +23,7 @@ from dflash_trt.checkpoints.families import (
     target_rules,
 )
 from dflash_trt.checkpoints.folder import CONFIG_NAME, Checkpoint, open_checkpoint, read_config
-from dflash_trt.checkpoints.gemma4 import read_heads_by_kind, refuse_relatives
+from dflash_trt.checkpoints.gemma4 import read_heads_by_kind, refuse_relatives, with_experts
 from dflash_trt.checkpoints.moe import MoeSpec, read_moe
 from dflash_trt.checkpoints.name_map import match_weights
 from dflash_trt.checkpoints.quantization import read_quantization
@@ -90,6 +90,7 @@ def read_target(folder: str | Path) -> TargetSpec:
     whole = ConfigFields(read_config(folder), folder / CONFIG_NAME)
     family = _find_family(whole)
     config = text_config(whole, family)
+    family = with_experts(family, config)
     _refuse_variants(config, family)
     experts = family.experts
     has_packed_experts = experts is not None and "MXFP4" in experts.experts

@@ -160,6 +160,26 @@ QWEN3_5_MOE_EXPERTS: Mapping[ExpertStorage, Rules] = {
 """All experts of a layer in one tensor [out, in], the rows of gate before those of up; or, as
 transformers writes them, one by one."""
 
+GEMMA4_EXPERTS: Mapping[ExpertStorage, Rules] = {
+    "float": {
+        role: (name.replace(".mlp.", "."), shape)
+        for role, (name, shape) in QWEN3_5_MOE_EXPERTS["float"].items()
+    }
+}
+BESIDE_EXPERTS: Rules = {
+    **{role: rule for role, rule in LAYER_WEIGHTS.items() if ".mlp." in rule[0]},
+    "layers.{i}.router": ("layers.{i}.router.proj.weight", ("experts", "hidden")),
+    "layers.{i}.router_scale": ("layers.{i}.router.scale", ("hidden",)),
+    "layers.{i}.expert_scales": ("layers.{i}.router.per_expert_scale", ("experts",)),
+    "layers.{i}.mlp_norm": ("layers.{i}.post_feedforward_layernorm_1.weight", ("hidden",)),
+    "layers.{i}.experts_norm": ("layers.{i}.pre_feedforward_layernorm_2.weight", ("hidden",)),
+    "layers.{i}.experts_output_norm": (
+        "layers.{i}.post_feedforward_layernorm_2.weight",
+        ("hidden",),
+    ),
+}
+"""Gemma 4's MLP, and the router and the norms of the experts beside it."""
+
 SHARED_EXPERT: Rules = {
     **{
         role.replace("{i}.", "{i}.shared_expert."): (name.replace("mlp.", "mlp.shared_expert."), on)

@@ -55,12 +55,17 @@ def gated_mlp(layer: LayerBuilder, x: str) -> str:
     Where the layer has an output norm, it is taken of what is added to x.
     """
     with layer.b.scope("mlp"):
-        normed = layer.rms_norm(x, "post_attention_layernorm", "norm")
-        gate, up = layer.linear(normed, "gate_proj"), layer.linear(normed, "up_proj")
-        is_silu = layer.spec.activation == "silu"
-        function, name = (swiglu_function(), "swiglu") if is_silu else (geglu_function(), "geglu")
-        (activated,) = layer.b.call(function, [gate, up], name)
-        return _add_output(layer, x, activated, "down_proj", "mlp_output_norm")
+        return _add_output(layer, x, activated(layer, x), "down_proj", "mlp_output_norm")
+
+
+def activated(layer: LayerBuilder, x: str) -> str:
+    """What an MLP's down_proj reads of rows x [T,H]: act(gate(n)) * up(n), n their norm."""
+    normed = layer.rms_norm(x, "post_attention_layernorm", "norm")
+    gate, up = layer.linear(normed, "gate_proj"), layer.linear(normed, "up_proj")
+    is_silu = layer.spec.activation == "silu"
+    function, name = (swiglu_function(), "swiglu") if is_silu else (geglu_function(), "geglu")
+    (result,) = layer.b.call(function, [gate, up], name)
+    return result
 
 
 def attention(layer: LayerBuilder, x: str) -> str:

@@ -13,6 +13,7 @@ from dflash_trt.checkpoints.moe import MoeSpec
 from dflash_trt.graph.expert_weights import ExpertWeights, expert_weights
 from dflash_trt.graph.form import Precision
 from dflash_trt.graph.functions import define, swiglu_function
+from dflash_trt.graph.layers import activated
 from dflash_trt.graph.model_builder import LayerBuilder
 
 MOE = "moe"
@@ -46,11 +47,20 @@ gate = Gather <axis = {axis}> (sides, first)
 up = Gather <axis = {axis}> (sides, second)
 """
 
+# What an expert gives a row, whatever its share.
+_SCALED = """
+    chosen_scales = Gather <axis = 0> (expert_scales, ids)
+    scaled_shares = Mul (shares, chosen_scales)"""
+
 # gate, up [.., I] of one expert to its hidden values.
 _SWIGLU = """
 sigmoid = Sigmoid (gate)
 silu = Mul (gate, sigmoid)
 hidden = Mul (silu, up)
+"""
+_GEGLU = """
+gelu = Gelu <approximate = "tanh"> (gate)
+hidden = Mul (gelu, up)
 """
 _CLAMPED_SWIGLU = """
 gate_low = Min (gate, limit)
@@ -75,7 +85,7 @@ _CPU_COMBINE = """
         is_mine = Equal (ids, e)
         found = NonZero (is_mine)
         hits = Transpose <perm = [1, 0]> (found)
-        share = GatherND (shares, hits)
+        share = GatherND ({shares}, hits)
         rows = Gather <axis = 0> (found, first)
         mine = Gather <axis = 0> (x, rows)
         alone = Unsqueeze (mine, axes_1_2)
@@ -108,29 +118,60 @@ _GATHER_COMBINE = """
     narrow = MatMul (hidden_alone, w_out)
     last = Squeeze (narrow, axis_2)
 {down_bias}
-    share_rows = Unsqueeze (shares, axis_1)
+    share_rows = Unsqueeze ({shares}, axis_1)
     mixed = MatMul (share_rows, result)
     y = Squeeze (mixed, axis_1)"""
 
 
 def mixture_mlp(layer: LayerBuilder, x: str, moe: MoeSpec) -> str:
     """x [T,H] plus what the layer's mixture of experts makes of its norm."""
+    if layer.has("experts_norm"):
+        return _mixture_beside_mlp(layer, x, moe)
     b = layer.b
     with b.scope("mlp"):
         normed = layer.rms_norm(x, "post_attention_layernorm", "norm")
-        inputs = {"x": normed, "router": layer.weight("router")}
-        if layer.has("router.bias"):
-            inputs["router_bias"] = layer.weight("router.bias")
-        stored = expert_weights(layer, moe)
-        inputs |= stored.inputs
-        for name in ("gate_up", "down"):
-            if layer.has(f"experts.{name}.bias"):
-                inputs[f"{name}_bias"] = layer.weight(f"experts.{name}.bias")
-        function = _function(moe, b.form.precision, list(inputs), stored)
-        (mixed,) = b.call(function, list(inputs.values()), MOE)
+        mixed = _mix(layer, moe, {"x": normed, "router": layer.weight("router")})
         if moe.shared:
             mixed = b.node("Add", [mixed, _shared_expert(layer, normed)], "with_shared")
         return b.node("Add", [x, mixed], "residual")
+
+
+def _mixture_beside_mlp(layer: LayerBuilder, x: str, moe: MoeSpec) -> str:
+    """x [T,H] plus the norm of what MLP and experts give, each with norms of its own: Gemma 4's.
+
+    The router reads x too, by a norm without weights, times a scale for each element.
+    """
+    b = layer.b
+    with b.scope("mlp"):
+        dense = layer.linear(activated(layer, x), "down_proj")
+        dense = layer.rms_norm(dense, "mlp_norm", "mlp_norm")
+        normed = layer.rms_norm(x, "experts_norm", "experts_norm")
+        routed = layer.rms_norm(x, "router_scale", "router_norm")
+        root = b.constant("router_root", [], [layer.spec.hidden_size**-0.5])
+        inputs = {
+            "x": normed,
+            "routed": b.node("Mul", [routed, root], "routed"),
+            "router": layer.weight("router"),
+            "expert_scales": layer.weight("expert_scales"),
+        }
+        mixed = layer.rms_norm(_mix(layer, moe, inputs), "experts_output_norm", "experts_out")
+        both = b.node("Add", [dense, mixed], "both")
+        both = layer.rms_norm(both, "mlp_output_norm", "mlp_output_norm")
+        return b.node("Add", [x, both], "residual")
+
+
+def _mix(layer: LayerBuilder, moe: MoeSpec, inputs: dict[str, str]) -> str:
+    """What the experts make of `inputs`, by their names in the function."""
+    if layer.has("router.bias"):
+        inputs["router_bias"] = layer.weight("router.bias")
+    stored = expert_weights(layer, moe)
+    inputs |= stored.inputs
+    for name in ("gate_up", "down"):
+        if layer.has(f"experts.{name}.bias"):
+            inputs[f"{name}_bias"] = layer.weight(f"experts.{name}.bias")
+    is_gelu = layer.spec.activation == "gelu_tanh"
+    function = _function(moe, layer.b.form.precision, list(inputs), stored, is_gelu=is_gelu)
+    return layer.b.call(function, list(inputs.values()), MOE)[0]
 
 
 def _shared_expert(layer: LayerBuilder, x: str) -> str:
@@ -146,23 +187,26 @@ def _shared_expert(layer: LayerBuilder, x: str) -> str:
 
 
 def _function(
-    moe: MoeSpec, precision: Precision, names: list[str], stored: ExpertWeights
+    moe: MoeSpec, precision: Precision, names: list[str], stored: ExpertWeights, *, is_gelu: bool
 ) -> onnx.FunctionProto:
     is_cpu = precision is Precision.FLOAT32
     expert = "e" if is_cpu else "ids"
+    is_scaled, activation = "expert_scales" in names, _GEGLU if is_gelu else _SWIGLU
     combine = (_CPU_COMBINE if is_cpu else _GATHER_COMBINE).format(
         weights=stored.body,
         gate_up_bias=_bias("gate_up_bias", "both", "biased", expert, names),
         split=_SPLIT.format(axis=_split_axis(stored, is_cpu)),
-        activation=_SWIGLU if moe.clamp is None else _CLAMPED_SWIGLU,
+        activation=activation if moe.clamp is None else _CLAMPED_SWIGLU,
+        shares="scaled_shares" if is_scaled else "shares",
         down_bias=_bias("down_bias", "last", "result", expert, names),
     )
     routing = "normalized" if moe.routing == "all" and moe.is_normalized else moe.routing
+    read = ("routed" if "routed" in names else "x", "router", "router_bias")
     text = _FUNCTION.format(
         inputs=", ".join(names),
         constants=_constants(moe, precision, stored),
-        routed=", ".join(name for name in names if name in ("x", "router", "router_bias")),
-        route=_ROUTE[routing],
+        routed=", ".join(name for name in read if name in names),
+        route=_ROUTE[routing] + _SCALED * is_scaled,
         combine=combine,
     )
     overload = "chosen_experts" if is_cpu else "gathered_experts"

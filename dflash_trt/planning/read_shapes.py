@@ -14,7 +14,7 @@ from dflash_trt.checkpoints.draft import (
 )
 from dflash_trt.checkpoints.families import DRAFT_ARCHITECTURES, DRAFT_DEFAULT_HEAD_DIM, find_family
 from dflash_trt.checkpoints.folder import CONFIG_NAME, read_config
-from dflash_trt.checkpoints.gemma4 import read_heads_by_kind
+from dflash_trt.checkpoints.gemma4 import read_heads_by_kind, with_experts
 from dflash_trt.checkpoints.layer_types import SLIDING, read_layer_attention
 from dflash_trt.checkpoints.moe import MAX_EXPERTS, read_expert_sizes
 from dflash_trt.checkpoints.recurrent import read_recurrent
@@ -60,6 +60,7 @@ def read_target_shape(folder: Path) -> ModelShape:
         raise DflashError("is a DFlash draft, not a target", where=whole.where, usage=True)
     family = find_family(architecture)
     config = whole if family is None else text_config(whole, family)
+    family = None if family is None else with_experts(family, config)
     sizes = (
         read_sizes(config, None)
         if family is None

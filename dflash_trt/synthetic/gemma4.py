@@ -1,4 +1,4 @@
-"""Gemma 4 31B with its DFlash draft in their true shapes, as sparse files that take no disk.
+"""Gemma 4 with DFlash drafts in true shapes, as sparse files that take no disk.
 
 Config, names, types and shapes are the published checkpoints', a part of the vision tower included.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from dflash_trt.checkpoints.sizes import LayerSizes
+from dflash_trt.checkpoints.sizes import ExpertSizes, LayerSizes
 from dflash_trt.planning.known_pairs import PairShape, find_pair
 from dflash_trt.synthetic.qwen3 import config_sizes, draft_config, draft_shapes
 from dflash_trt.synthetic.tensors import Tensors, write_checkpoint
@@ -23,11 +23,16 @@ _NORMS = (
     "pre_feedforward_layernorm",
     "post_feedforward_layernorm",
 )
+_EXPERT_NORMS = (
+    "post_feedforward_layernorm_1",
+    "post_feedforward_layernorm_2",
+    "pre_feedforward_layernorm_2",
+)
 
 
-def write_gemma4_31b(folder: Path) -> int:
-    """Writes `folder`/target (sharded) and `folder`/draft; returns the bytes of weights."""
-    pair = find_pair("gemma-4-31b")
+def write_gemma4(folder: Path, name: str) -> int:
+    """Writes the public pair `name`: `folder`/target (sharded) and draft; returns their bytes."""
+    pair = find_pair(name)
     size = write_checkpoint(
         folder / "target", _config(pair), _tensors(pair), random=False, shard_bytes=SHARD_BYTES
     )
@@ -77,6 +82,14 @@ def _config(pair: PairShape) -> dict[str, Any]:
         "use_double_wide_mlp": False,
     }
     del text["hidden_act"]
+    if (experts := sizes.experts) is not None:
+        text |= {
+            "enable_moe_block": True,
+            "intermediate_size": experts.shared,
+            "moe_intermediate_size": experts.intermediate_size,
+            "num_experts": experts.experts,
+            "top_k_experts": experts.chosen,
+        }
     return {
         "architectures": ["Gemma4ForConditionalGeneration"],
         "audio_config": None,
@@ -90,7 +103,9 @@ def _config(pair: PairShape) -> dict[str, Any]:
 
 def _tensors(pair: PairShape) -> Tensors:
     model = pair.target
-    hidden, ffn = model.sizes.hidden_size, model.sizes.mlp_size
+    hidden, ffn, experts = model.sizes.hidden_size, model.sizes.mlp_size, model.experts
+    if experts is not None:
+        ffn = experts.shared
     shapes: dict[str, tuple[int, ...]] = {
         f"{PREFIX}.embed_tokens.weight": (model.vocab, hidden),
         f"{PREFIX}.norm.weight": (hidden,),
@@ -104,10 +119,24 @@ def _tensors(pair: PairShape) -> Tensors:
         "mlp.up_proj.weight": (ffn, hidden),
         "mlp.down_proj.weight": (hidden, ffn),
     }
+    if experts is not None:
+        common |= _mixture(hidden, experts)
     for number, layer in enumerate(model.sizes.layers):
         own = common | _attention(hidden, layer)
         shapes |= {f"{PREFIX}.layers.{number}.{name}": shape for name, shape in own.items()}
     return {name: ("BF16", shape) for name, shape in shapes.items()}
+
+
+def _mixture(hidden: int, experts: ExpertSizes) -> dict[str, tuple[int, ...]]:
+    count, width = experts.experts, experts.intermediate_size
+    return {
+        **{f"{norm}.weight": (hidden,) for norm in _EXPERT_NORMS},
+        "experts.down_proj": (count, hidden, width),
+        "experts.gate_up_proj": (count, 2 * width, hidden),
+        "router.per_expert_scale": (count,),
+        "router.proj.weight": (count, hidden),
+        "router.scale": (hidden,),
+    }
 
 
 def _attention(hidden: int, layer: LayerSizes) -> dict[str, tuple[int, ...]]:

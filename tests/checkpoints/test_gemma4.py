@@ -12,6 +12,7 @@ import pytest
 from dflash_trt.checkpoints.draft import read_draft
 from dflash_trt.checkpoints.pair import check_pair
 from dflash_trt.checkpoints.rope import Proportional, RopeSpec, inverse_frequencies
+from dflash_trt.checkpoints.sizes import ExpertSizes
 from dflash_trt.checkpoints.target import read_target
 from dflash_trt.planning.read_shapes import read_target_shape
 from tests.checkpoints.helpers import edit_json, refused
@@ -97,7 +98,6 @@ def test_ids_that_end_a_text_stand_in_the_whole_config(folder: Path, config: Any
         ({"hidden_size_per_layer_input": 256}, "Gemma 4 E2B and E4B"),
         ({"num_kv_shared_layers": 2}, "Gemma 4 E2B and E4B"),
         ({"use_double_wide_mlp": True}, "Gemma 4 E2B and E4B"),
-        ({"enable_moe_block": True}, "mixtures of experts (26B-A4B)"),
         ({"use_bidirectional_attention": "all"}, "texts must be causal"),
         ({"attention_bias": True}, "it must be false"),
         ({"layer_types": ["sliding_attention"] * 6}, "must end with full_attention"),
@@ -127,6 +127,22 @@ def test_a_draft_caps_logits_as_its_target_does(folder: Path, tmp_path: Path) ->
     edit_json(draft / "config.json", final_logit_softcapping=30.0)
     with refused("final_logit_softcapping 30 is not the target's, which has 12"):
         check_pair(target, read_draft(draft))
+
+
+def test_experts_beside_the_mlp(tmp_path: Path) -> None:
+    folder = write_target(tmp_path / "target", "gemma4_moe", intermediate=40, shared=72)
+    target = read_target(folder)
+    assert target.moe is not None
+    sizes = (target.moe.experts, target.moe.chosen, target.moe.intermediate_size)
+    assert sizes == (8, 3, 40) and target.moe.shared == 72 and target.moe.is_normalized
+    assert target.weights["layers.0.experts.gate_up.rows"].shape == (8, 80, 64)
+    assert target.weights["layers.5.down_proj"].shape == (64, 72)
+    assert target.weights["layers.5.expert_scales"].shape == (8,)
+    assert read_target_shape(folder).sizes.experts == ExpertSizes(8, 3, 40, shared=72)
+    text = json.loads((folder / "config.json").read_text())["text_config"]
+    edit_json(folder / "config.json", text_config=text | {"top_k_experts": 9})
+    with refused("top_k_experts", "from 1 to 8"):
+        read_target(folder)
 
 
 def test_another_architecture_of_the_family(folder: Path, config: Any) -> None:

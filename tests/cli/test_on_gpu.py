@@ -65,8 +65,7 @@ def test_its_commands_are_taken(run: Run, tmp_path: Path, gpu: str) -> None:
 def test_the_first_way_holds_the_most(run: Run) -> None:
     """Of a GPU without profiles of its own; 64 is the most that is counted."""
     for pair, ways in _pairs(run("targets", "--gpu", "gb300", "--json")).items():
-        target = find_pair(pair).target.sizes
-        if target.has_state or pair == "gemma-4-31b":  # they run on the CPU alone
+        if find_pair(pair).target.sizes.cpu_only is not None:
             assert not ways
             continue
         assert ways[0]["users"] == 64 and ways[0]["executor"] == "trtllm", pair

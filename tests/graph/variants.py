@@ -69,6 +69,11 @@ MIXTURES: dict[str, Variant] = {
         {"vocab": 192, "intermediate": 40},
         {"target_layer_ids": [5, 2]},
     ),
+    "gemma4_moe-float32-tied": (
+        "gemma4_moe",
+        {"vocab": 192, "tie": True, "intermediate": 48, "shared": 80},
+        {"target_layer_ids": [2, 5], "intermediate": 96},
+    ),
     "qwen3_moe-float16-sharded-all_experts-not_normalized": (
         "qwen3_moe",
         {

@@ -39,6 +39,7 @@ BLOCKS = (2, 3, 5, 8)
 CHUNKS = (5, 17, 64)
 EXTRA = {
     "gemma4": {"num_layers": 4, "tie": True},
+    "gemma4_moe": {"num_layers": 4, "tie": True, "experts": 4, "chosen": 2, "dtype": "bfloat16"},
     "gpt_oss": {"num_layers": 4, "experts": 4, "chosen": 2, "mxfp4": True, "rope": "yarn"},
 }
 NVFP4 = {owner: {"algorithm": "NVFP4"} for owner in ("target", "draft")}
@@ -71,6 +72,7 @@ def demo_bundle(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
         exhaustive("mistral"),
         exhaustive("gemma3"),
         exhaustive("gemma4"),
+        exhaustive("gemma4_moe"),
         exhaustive("nvfp4"),
     ],
 )

@@ -30,6 +30,7 @@ PUBLISHED = {
     "qwen3.6-35b-a3b": 35e9 * 2,
     "qwen3.5-122b-a10b": 122e9 * 2,
     "gemma-4-31b": 30.7e9 * 2,
+    "gemma-4-26b-a4b": 25.2e9 * 2,
 }
 
 GPT_OSS = {

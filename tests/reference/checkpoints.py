@@ -40,6 +40,7 @@ Family = Literal[
     "mistral",
     "gemma3",
     "gemma4",
+    "gemma4_moe",
     "gpt_oss",
     "qwen3_moe",
     "qwen3_5",
@@ -116,7 +117,7 @@ def write_target(
     experts lie in two tensors, as published, or `separate`, as transformers writes them again;
     `shared` is the width of the one that all rows share. With `vision` it lies as published, in a
     model that sees, beside tensors of that and of its MTP. `keys_are_values` is of a Gemma 4's
-    full layers.
+    full layers; of its mixtures `shared` is the MLP's width.
     """
     folder = Path(folder)
     common: dict[str, Any] = {
@@ -149,8 +150,9 @@ def write_target(
         model = MistralForCausalLM(MistralConfig(**own, sliding_window=window))
     elif family == "gemma3":
         model = Gemma3ForCausalLM(_gemma_config(common, window))
-    elif family == "gemma4":
-        model = make_gemma4(common, window, keys_are_values=keys_are_values)
+    elif family in ("gemma4", "gemma4_moe"):
+        mixture = (experts, chosen, shared) if family == "gemma4_moe" else None
+        model = make_gemma4(common, window, keys_are_values=keys_are_values, experts=mixture)
     elif family == "qwen3_5":
         model = make_hybrid(common, linear, vision=vision)
     elif family == "qwen3_5_moe":
@@ -176,7 +178,7 @@ def write_target(
     if family in ("qwen3_5", "qwen3_5_moe"):
         publish_hybrid(folder, config, dtype, generator)
         return folder
-    if family == "gemma4":
+    if family in ("gemma4", "gemma4_moe"):
         publish_gemma4(folder, config, dtype)
         return folder
     for key in ("rope_parameters", "rope_theta", "rope_scaling", "dtype", "torch_dtype"):
@@ -273,7 +275,7 @@ def _random(
     name: str, shape: Sequence[int], generator: torch.Generator, logit_gain: float = 1.0
 ) -> torch.Tensor:
     """A float32 tensor for the parameter `name`: norms, biases and matrices differ."""
-    if name.endswith("norm.weight"):
+    if name.endswith(("norm.weight", "norm_1.weight", "norm_2.weight", "scale")):
         return torch.rand(list(shape), generator=generator) + 0.5
     values = torch.randn(list(shape), generator=generator)
     if name.endswith("bias"):

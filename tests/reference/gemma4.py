@@ -21,9 +21,18 @@ VISION = {
 KINDS = ("sliding_attention", "sliding_attention", "full_attention")
 
 
-def make_gemma4(common: dict[str, Any], window: int | None, *, keys_are_values: bool) -> Any:
+def make_gemma4(
+    common: dict[str, Any],
+    window: int | None,
+    *,
+    keys_are_values: bool,
+    experts: tuple[int, int, int] | None = None,
+) -> Any:
     """The model of keys that all families have. Every third layer is full, with heads of twice the
-    size; where keys are values it has half as many KV heads. Scalars of layers are not 1."""
+    size; where keys are values it has half as many KV heads. Scalars of layers are not 1.
+
+    `experts`: how many there are, how many a row chooses, and the width of the MLP beside them.
+    """
     layers, size, theta = (
         common["num_hidden_layers"],
         common["head_dim"],
@@ -48,6 +57,10 @@ def make_gemma4(common: dict[str, Any], window: int | None, *, keys_are_values: 
         "sliding_window": window,
         "use_bidirectional_attention": "vision",
     }
+    if experts is not None:
+        text["moe_intermediate_size"], text["enable_moe_block"] = text["intermediate_size"], True
+        keys = ("num_experts", "top_k_experts", "intermediate_size")
+        text |= dict(zip(keys, experts, strict=True))
     tied = common["tie_word_embeddings"]
     model: Any = Gemma4ForConditionalGeneration(
         Gemma4Config(text_config=text, vision_config=VISION, tie_word_embeddings=tied)
