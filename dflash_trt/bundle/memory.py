@@ -22,7 +22,7 @@ class MemoryEstimate:
     output head, which the draft's session packs once more. Engines count as their files weigh.
     Caches count the tokens; linear ones on the CPU may take twice that, paged ones a page more per
     sequence. `target_state` is that of recurrent layers, in slots that hold it at any length, and
-    with pages in two copies for prefixes for each of the bundle's slots.
+    with pages in three copies for prefixes for each of the bundle's slots.
     """
 
     batch: int

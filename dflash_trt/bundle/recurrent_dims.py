@@ -39,6 +39,6 @@ def recurrent_dims(layers: Sequence[LayerSizes]) -> RecurrentDims | None:
 def state_copies(dims: RecurrentDims | None, limits: Limits, pool: PagePool | None) -> int:
     """Copies of a sequence's states, for prefixes that are shared; 0 without pages.
 
-    Every output keeps one; prompts have as many.
+    For every slot one of its prompt's end, one of its output, and one where prompts part.
     """
-    return 0 if dims is None or pool is None else 2 * limits.max_batch
+    return 0 if dims is None or pool is None else 3 * limits.max_batch

@@ -114,6 +114,8 @@ class _Account:
         steps = self.steps.total()
         paying = steps / self._cost(ratios)
         term = paying**steps
+        if not term:  # it is too small for a float, and so are all before the mean
+            return 1.0
         found = 0.0
         for accepted in range(int(self.tokens - steps) + 1):
             found += term
@@ -191,7 +193,10 @@ class LivePacer(FixedPacer):
             credit += UNTIMED_CREDIT - CREDIT
         if account.lost(self._ratios) + self._ratios.at(batch) - 1 > credit:
             return True
-        return account.steps.total() > 0 and account.chance(self._ratios) < DOUBT
+        # What drafts have saved speaks for them: bad luck comes to all in time.
+        if self._saved or not account.steps:
+            return False
+        return account.chance(self._ratios) < DOUBT
 
     def _is_hopeless(self, batch: int) -> bool:
         """Whether a step costs more than a full block could bring, or than may be lost at once."""

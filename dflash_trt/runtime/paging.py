@@ -100,14 +100,16 @@ class _Sequence:
 
     `keys` stand for its tokens up to the end of each full page; they outlive preemption, since
     tokens do. `published` counts the leading pages that others may share, `kept` those up to the
-    last at whose end its state was kept, the latest of its output under `output_key`.
+    last at whose end its state was kept, under `passing_key` if the next one takes its place.
+    `known` counts the leading pages that others had: there prompts part.
     """
 
     page_ids: list[int] = field(default_factory=list)
     keys: list[bytes] = field(default_factory=list)
     published: int = 0
     kept: int = 0
-    output_key: bytes | None = None
+    known: int = 0
+    passing_key: bytes | None = None
 
 
 class PageTables:
@@ -147,7 +149,8 @@ class PageTables:
         sequence = self._sequences.setdefault(state.request_id, _Sequence())
         full = (state.prefill_length - 1) // self._pool.page_size
         self._extend_keys(sequence, state, full)
-        shared = [] if state.scores_prompt else self._share(sequence.keys[:full])
+        keys = [] if state.scores_prompt else sequence.keys[:full]
+        shared, sequence.known = self._share(keys)
         missing = self._pool.cover(end) - len(shared)
         if missing > self._allocator.available:
             self._let_go(shared)
@@ -162,27 +165,40 @@ class PageTables:
             self._states.restore(sequence.keys[len(shared) - 1], slot)
         return True
 
-    def end_chunk(self, start: int, end: int) -> int:
-        """Where a prompt's chunk from `start` ends that may end at `end`: where states are kept,
-        at a page's end, if it reaches one."""
-        last = end // self._pool.page_size * self._pool.page_size
-        return last if self._states is not None and last > start else end
+    def end_chunk(self, state: RequestState, end: int) -> int:
+        """Where the next chunk of a prompt ends that may end at `end`.
+
+        Where states are kept, at a page's end, if it reaches one: where other prompts part from
+        it, else the last one, behind which a token is left to run.
+        """
+        size, start = self._pool.page_size, state.prefilled
+        if self._states is not None:
+            parting = self._sequences[state.request_id].known * size
+            last = min(end, state.prefill_length - 1) // size * size
+            for stop in (parting, last):
+                if start < stop <= end:
+                    return stop
+        return end
 
     def keep_state(self, state: RequestState, slot: int) -> None:
         """Keeps the state at the end of the last page that `state` has filled, to be shared.
 
-        Of a prompt, those at the ends of its chunks; of an output, the last one alone.
+        Of a prompt, those where others part from it and at its end; of an output, the last one.
         """
-        column = state.shareable_length // self._pool.page_size
-        sequence, end = self._sequences[state.request_id], column * self._pool.page_size
+        size = self._pool.page_size
+        column = state.shareable_length // size
+        sequence, end = self._sequences[state.request_id], column * size
         if self._states is None or column <= sequence.kept:
             return
         if self._states.can_keep(slot, end):
             self._extend_keys(sequence, state, column)
             key = sequence.keys[column - 1]
-            self._states.keep(key, slot, instead_of=sequence.output_key)
+            is_new = self._states.keep(key, slot, instead_of=sequence.passing_key)
+            # The same prompt again shares what leaves it a token to run, a longer one all of it.
+            ends = (state.prefill_length - 1) // size, sequence.known
+            stays = column in ends or end == state.prefill_length
             sequence.kept = column
-            sequence.output_key = key if end > state.prefill_length else None
+            sequence.passing_key = key if is_new and not stays else None
 
     def reserve(self, state: RequestState, slot: int, end: int) -> bool:
         """Gives a running request pages up to `end`; False, with nothing changed, if too few."""
@@ -233,19 +249,21 @@ class PageTables:
             self.vacate(state)
         del self._sequences[state.request_id]
 
-    def _share(self, keys: Sequence[bytes]) -> list[int]:
-        """Pages of a prefix, held once more: of those that `keys` stand for, as far as known."""
+    def _share(self, keys: Sequence[bytes]) -> tuple[list[int], int]:
+        """Pages of a prefix, held once more, and how many there are: those that `keys` stand for,
+        as far as they are known. Fewer are held where no state was kept at the end of all."""
         shared: list[int] = []
         for key in keys:
             page = self._allocator.share(key)
             if page is None:
                 break
             shared.append(page)
+        known = len(shared)
         if self._states is not None:
-            kept = self._states.count_leading(keys[: len(shared)])
+            kept = self._states.count_leading(keys[:known])
             self._let_go(shared[kept:])
             del shared[kept:]
-        return shared
+        return shared, known
 
     def _let_go(self, page_ids: Sequence[int]) -> None:
         # The last first: of a prefix, the end is forgotten before the beginning.

@@ -123,7 +123,7 @@ class Scheduler:
         rows = min(self._prefill_chunk, SCORED_ROWS) if state.scores_prompt else self._prefill_chunk
         end = min(start + rows, state.prefill_length)
         if self._paging is not None:
-            end = self._paging.end_chunk(start, end)
+            end = self._paging.end_chunk(state, end)
         return PrefillChunk(
             slot=self.slots.prefill_slot,
             state=state,

@@ -23,9 +23,13 @@ class StateCopies:
         """Whether what `slot` has is a state to go on from at `position`."""
         return self._executor.can_resume(slot, position)
 
-    def keep(self, key: bytes, slot: int, instead_of: bytes | None = None) -> None:
-        """Copies what `slot` has: the state behind the tokens that `key` stands for."""
+    def keep(self, key: bytes, slot: int, instead_of: bytes | None = None) -> bool:
+        """Copies what `slot` has, the state behind the tokens that `key` stands for.
+
+        Returns whether nobody had.
+        """
         copy = self._copy_of.pop(key, None)
+        is_new = copy is None
         if copy is None:
             if instead_of is not None and instead_of in self._copy_of:
                 copy = self._copy_of.pop(instead_of)
@@ -35,6 +39,7 @@ class StateCopies:
                 _, copy = self._copy_of.popitem(last=False)
             self._executor.keep_state(slot, copy)
         self._copy_of[key] = copy
+        return is_new
 
     def restore(self, key: bytes, slot: int) -> None:
         """Gives `slot` the state behind the tokens that `key`, one that is kept, stands for."""

@@ -170,6 +170,26 @@ def test_a_prefix_comes_with_its_state(
     check_shared_prefix(built.open(), paged, (1, 3, 8, 9, 20), prefill_chunk=chunk)
 
 
+@pytest.mark.parametrize("max_batch", [1, exhaustive(4)])
+def test_prompts_share_up_to_where_they_part(
+    built: TinyPair, make_pair: PairFactory, options: dict[str, Any], max_batch: int
+) -> None:
+    """The second one finds out where that is. A prompt of whole pages leaves its last to run."""
+    shape = {**options, "max_batch": max_batch, "paging": {"page_size": 8, "pages": 80}}
+    paged = open_executor(make_pair(**shape).bundle, threads=1)
+    generator = Generator(paged, options=GeneratorOptions(record_logits=True, prefill_chunk=64))
+    stem = draw_prompt(80)
+    prompts = [(*stem, *draw_prompt(9, seed=each)) for each in range(3)]
+    cached = []
+    for prompt in (*prompts, stem, stem):
+        request = Request(prompt_ids=prompt, max_tokens=12, ignore_eos=True)
+        (want,) = run_baseline(built.open(), [request])
+        (got,) = generator.generate([request])
+        assert_same(want, got, f"{len(prompt)} tokens")
+        cached.append(got.statistics.cached_prompt_tokens)
+    assert cached[0] == 0 and cached[2] == 80 and cached[4] == 72, cached
+
+
 def test_a_turn_goes_on_behind_the_last_output(
     built: TinyPair, make_pair: PairFactory, options: dict[str, Any]
 ) -> None:

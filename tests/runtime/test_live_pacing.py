@@ -117,6 +117,17 @@ def test_a_good_draft_that_was_timed_is_kept(ratio: float, kept: float) -> None:
     assert sum(shares) / len(shares) >= kept
 
 
+def test_a_good_draft_is_kept_for_a_long_life() -> None:
+    """Of always drafting, in 4000 tokens, in which bad luck comes more than once."""
+    shares = []
+    for seed in range(12):
+        chance = random.Random(seed)
+        machine = Machine(lambda _: 3.5, draw_from(chance), timed=True)
+        tokens = sum(machine.step() for _ in range(900))
+        shares.append(tokens * 3.5 * len(DEMO) / sum(DEMO) / spent(machine, 3.5))
+    assert sum(shares) / len(shares) >= 0.97
+
+
 def test_a_ratio_that_was_found_wrong_is_corrected() -> None:
     """A stutter at opening made drafts look hopeless."""
     rng = random.Random(9)

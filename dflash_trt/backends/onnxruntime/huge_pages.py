@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 _MAPS = Path("/proc/self/maps")
-_PAGE_SIZE = Path("/sys/kernel/mm/transparent_hugepage/hpage_pmd_size")
+_LARGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage")
 
 # linux/mman.h; the second moves what is there at once, since Linux 6.1.
 _MADV_HUGEPAGE, _MADV_COLLAPSE = 14, 25
@@ -26,14 +26,16 @@ _Range = tuple[int, int]
 def in_huge_pages() -> Iterator[None]:
     """Moves the anonymous memory that is mapped meanwhile to large pages, as far as there are any.
 
-    Nothing changes but speed, and nothing is raised: kernels may lack them or refuse.
+    Nothing changes but speed, and nothing is raised: kernels may lack them or refuse. What other
+    threads map meanwhile is moved as well, and fills its pages.
     """
     size = _page_size()
-    before = _mapped() if size else []
+    before = _mapped() if size else None
     yield
-    if size:
+    after = _mapped() if size else None
+    if before is not None and after is not None:
         libc = ctypes.CDLL(None)
-        for start, end in _without(_mapped(), before):
+        for start, end in _without(after, before):
             first, last = -(-start // size) * size, end // size * size
             if first < last:
                 place = ctypes.c_void_p(first), ctypes.c_size_t(last - first)
@@ -42,24 +44,26 @@ def in_huge_pages() -> Iterator[None]:
 
 
 def _page_size() -> int:
-    """Bytes of a large page; 0 where there are none."""
+    """Bytes of a large page; 0 where there are none, or none are wanted."""
     try:
-        return int(_PAGE_SIZE.read_text(encoding="ascii"))
+        if "[never]" in (_LARGE_PAGES / "enabled").read_text(encoding="ascii"):
+            return 0
+        return int((_LARGE_PAGES / "hpage_pmd_size").read_text(encoding="ascii"))
     except (OSError, ValueError):
         return 0
 
 
-def _mapped() -> list[_Range]:
+def _mapped() -> list[_Range] | None:
     """Where this process has writable memory of no file, ascending: [start, end)."""
     found = []
     try:
-        lines = _MAPS.read_text(encoding="utf-8", errors="replace").splitlines()
+        lines = _MAPS.read_bytes().split(b"\n")  # a file's name may hold whatever else ends lines
     except OSError:
-        return []
-    for line in lines:
+        return None
+    for line in filter(None, lines):
         addresses, rights, _, _, _, *name = line.split(maxsplit=5)
-        if rights == "rw-p" and (not name or name[0] == "[heap]"):
-            start, end = (int(address, 16) for address in addresses.split("-"))
+        if rights == b"rw-p" and (not name or name[0] == b"[heap]"):
+            start, end = (int(address, 16) for address in addresses.split(b"-"))
             found.append((start, end))
     return found
 

@@ -25,6 +25,7 @@ from dflash_perf.bench.base import Figures, Work, bench
 from dflash_perf.bench.bundles import requests_of
 from dflash_perf.bench.repeat import show, spread, spread_of_ratios
 from dflash_trt.bundle.bundle import open_bundle
+from dflash_trt.errors import DflashError
 from dflash_trt.graph.bindings import GRAPH_NAMES
 from dflash_trt.pair import LoadedPair
 from dflash_trt.runtime import Generator, GeneratorOptions, Request, RequestResult, total
@@ -119,6 +120,9 @@ def measure(
     }
     by_batch: Figures = {}
     for size in batch:
+        if size > len(requests):
+            what = f"{size} sequences need as many prompts, and there are {len(requests)}"
+            raise DflashError(what, where="--batch", fix="take fewer", usage=True)
         groups = [requests[at : at + size] for at in range(0, len(requests) - size + 1, size)]
         decode(pairs, groups[0], CLOCKS[clock])  # what is allocated at first is nobody's
         found: dict[str, list[Figures]] = {way: [] for way in pairs}

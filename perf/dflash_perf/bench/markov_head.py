@@ -33,6 +33,7 @@ from dflash_trt.text.task_sets import encode_tasks, name_sources, read_task_sets
 from dflash_trt.training.extras import training_module
 
 KEPT = 16
+LOST, ENDED = -1, -2
 MOST_EPOCHS, PATIENCE = 30, 3
 SAMPLES = 1024
 RATE = 0.01
@@ -43,7 +44,7 @@ class Seen:
     """Of one answer of N anchors and S-1 slots.
 
     `before` [N,S-1] tokens; `ids`, `logits` [N,S-1,KEPT], the likeliest first; `wanted` [N,S-1]
-    the place of the answer's token among `ids`, -1 where it is not, or the answer has ended.
+    the place of the answer's token among `ids`, LOST where it is not, ENDED behind the answer.
     """
 
     before: Int64Array
@@ -59,7 +60,7 @@ def replay(graphs: ReplayGraphs, prompt: Sequence[int], answer: Sequence[int], b
         np.zeros(shape, np.int64),
         np.zeros((*shape, KEPT), np.int64),
         np.zeros((*shape, KEPT), np.float32),
-        np.full(shape, -1, np.int64),
+        np.full(shape, ENDED, np.int64),
     )
     for index, (_, logits, wanted) in enumerate(every_anchor(graphs, prompt, answer, block)):
         best = np.argpartition(-logits, KEPT, axis=1)[:, :KEPT]
@@ -69,7 +70,7 @@ def replay(graphs: ReplayGraphs, prompt: Sequence[int], answer: Sequence[int], b
         slots = len(wanted)
         seen.before[index, :slots] = answer[index : index + slots]
         matches = seen.ids[index, :slots] == wanted[:, None]
-        seen.wanted[index, :slots] = np.where(matches.any(axis=1), matches.argmax(axis=1), -1)
+        seen.wanted[index, :slots] = np.where(matches.any(axis=1), matches.argmax(axis=1), LOST)
     return seen
 
 
@@ -144,6 +145,7 @@ def recall(answers: Sequence[Seen]) -> list[float]:
     reached = np.ones(len(wanted), np.bool_)
     found = []
     for slot in wanted.T:
+        reached = reached & (slot != ENDED)
         found.append(float((slot[reached] >= 0).sum() / max(reached.sum(), 1)))
         reached = reached & (slot == 0)
     return found
@@ -182,6 +184,9 @@ def measure(
         if len(answer) > 1 and not is_looping(answer)
     ]
     graphs.close()
+    if len(seen) < 4:
+        what = f"{len(seen)} answers that do not repeat themselves are too few to learn from"
+        raise DflashError(what, where="--prompts", fix="give more prompts", usage=True)
     halves = seen[::2], seen[1::2]
     plain = mean_tau([walk_loop(one.wanted == 0) for one in seen])
     vocab = opened.manifest.target.vocab_size
