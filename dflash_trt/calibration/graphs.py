@@ -71,12 +71,9 @@ class ObservedGraphs:
             inputs = {**inputs, **reached}
         for name, array in inputs.items():
             bind_array(io.bind_input, name, array)
-        for name in states:
-            shape, address = self._states.shape(name, 1), self._states.address(name, 0)
-            io.bind_input(name, "cpu", 0, np.float32, shape, address)
-            io.bind_output(cache_output(name), "cpu", 0, np.float32, shape, address)
-        for name in self._layout.of(graph):
-            shape, address = self._caches.shape(name, 1), self._caches.address(name, 0)
+        for name in (*states, *self._layout.of(graph)):
+            held = self._states if name in states else self._caches
+            shape, address = held.shape(name, 1), held.address(name, 0)
             io.bind_input(name, "cpu", 0, np.float32, shape, address)
             io.bind_output(cache_output(name), "cpu", 0, np.float32, shape, address)
         found = np.empty((len(readers), 1), np.float32)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, replace
+from typing import Any, Literal
 
 from dflash_trt.checkpoints.weight_names import (
     ATTENTION_BIASES,
@@ -131,8 +131,28 @@ GEMMA4_MIXTURE = ExpertRules(
 )
 """Of a Gemma 4 whose config has them: experts beside the MLP that all rows go through."""
 
-GEMMA_AUDIO = ("model.audio_tower.", "model.embed_audio.")
-"""How the names of a Gemma's weights begin that hear."""
+GEMMA4_BESIDE = ("vision_tower", "embed_vision", "audio_tower", "embed_audio")
+"""What of a Gemma 4 sees and hears."""
+
+QWEN3_5 = Family(
+    "qwen3_5",
+    "Qwen3_5ForConditionalGeneration",
+    qk_norm=True,
+    default_head_dim=256,
+    prefix="model.language_model.",
+    must_be_off=("attention_bias",),
+    is_hybrid=True,
+    text_key="text_config",
+    unused=("model.visual.", "mtp."),
+)
+QWEN3_5_MOE = replace(
+    QWEN3_5,
+    name="qwen3_5_moe",
+    architecture="Qwen3_5MoeForConditionalGeneration",
+    experts=QWEN3_5_EXPERTS,
+)
+TEXT_ALONE: Mapping[str, Any] = {"prefix": "model.", "text_key": None}
+"""Of a family whose text model is the whole."""
 
 FAMILIES: list[Family] = [
     Family(
@@ -180,7 +200,7 @@ FAMILIES: list[Family] = [
         is_gemma=True,
         is_gemma4=True,
         text_key="text_config",
-        unused=("model.vision_tower.", "model.embed_vision.", *GEMMA_AUDIO),
+        unused=tuple(f"model.{part}." for part in GEMMA4_BESIDE),
         activation="gelu_tanh",
         default_tied=True,
     ),
@@ -216,48 +236,10 @@ FAMILIES: list[Family] = [
             experts=QWEN3_MOE_EXPERTS,
         ),
     ),
-    Family(
-        "qwen3_5",
-        "Qwen3_5ForConditionalGeneration",
-        qk_norm=True,
-        default_head_dim=256,
-        prefix="model.language_model.",
-        must_be_off=("attention_bias",),
-        is_hybrid=True,
-        text_key="text_config",
-        unused=("model.visual.", "mtp."),
-    ),
-    Family(
-        "qwen3_5",
-        "Qwen3_5ForCausalLM",
-        qk_norm=True,
-        default_head_dim=256,
-        must_be_off=("attention_bias",),
-        is_hybrid=True,
-        unused=("model.visual.", "mtp."),
-    ),
-    Family(
-        "qwen3_5_moe",
-        "Qwen3_5MoeForConditionalGeneration",
-        qk_norm=True,
-        default_head_dim=256,
-        prefix="model.language_model.",
-        must_be_off=("attention_bias",),
-        is_hybrid=True,
-        text_key="text_config",
-        unused=("model.visual.", "mtp."),
-        experts=QWEN3_5_EXPERTS,
-    ),
-    Family(
-        "qwen3_5_moe",
-        "Qwen3_5MoeForCausalLM",
-        qk_norm=True,
-        default_head_dim=256,
-        must_be_off=("attention_bias",),
-        is_hybrid=True,
-        unused=("model.visual.", "mtp."),
-        experts=QWEN3_5_EXPERTS,
-    ),
+    QWEN3_5,
+    replace(QWEN3_5, architecture="Qwen3_5ForCausalLM", **TEXT_ALONE),
+    QWEN3_5_MOE,
+    replace(QWEN3_5_MOE, architecture="Qwen3_5MoeForCausalLM", **TEXT_ALONE),
 ]
 """All that are known; programs may append their own."""
 

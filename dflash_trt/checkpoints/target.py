@@ -48,6 +48,7 @@ GENERATION_CONFIG_NAME = "generation_config.json"
 MAX_VOCAB = 2**24
 GEMMA_QUERY_SCALAR = 256
 UNSCALED = 1.0
+"""What queries are multiplied by where they are taken as they are."""
 EOS = "eos_token_id"
 TIED_SAMPLE_BYTES = 64 * 1024
 

@@ -178,8 +178,8 @@ def _shared_expert(layer: LayerBuilder, x: str) -> str:
     """What the expert that all rows share makes of x [T,H], times the sigmoid of its gate."""
     b = layer.b
     gate, up = (layer.linear(x, f"shared_expert.{name}_proj") for name in ("gate", "up"))
-    (activated,) = b.call(swiglu_function(), [gate, up], "shared_swiglu")
-    result = layer.linear(activated, "shared_expert.down_proj")
+    (hidden,) = b.call(swiglu_function(), [gate, up], "shared_swiglu")
+    result = layer.linear(hidden, "shared_expert.down_proj")
     # Over whole rows: in a tensor of single numbers, whether ONNX Runtime's Sigmoid takes one in
     # its vectors or behind them depends on how many rows there are, and so may its last bit.
     wide = b.node("Expand", [layer.linear(x, "shared_gate"), b.node("Shape", [x], "shape")], "wide")

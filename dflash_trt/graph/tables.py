@@ -13,16 +13,13 @@ from dflash_trt.checkpoints.draft import DraftSpec
 from dflash_trt.checkpoints.rope import RopeSpec, tables
 from dflash_trt.checkpoints.safetensors_header import TensorEntry
 from dflash_trt.checkpoints.sizes import LayerSizes
-from dflash_trt.checkpoints.target import TargetSpec
+from dflash_trt.checkpoints.target import UNSCALED, TargetSpec
 from dflash_trt.core.arrays import FloatArray
 from dflash_trt.graph.bindings import Owner
 from dflash_trt.graph.model import GraphBuilder
 
 TABLE_KINDS = ("cos", "sin", "q_cos", "q_sin")
 LOCAL = "local"
-UNSCALED = 1.0
-"""What queries are multiplied by where they are taken as they are."""
-
 MAX_STORED_SCALED = 1 << 16
 """Positions beyond which a graph scales the tables itself, which halves a bundle's own bytes."""
 

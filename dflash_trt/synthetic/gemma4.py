@@ -10,8 +10,8 @@ from typing import Any
 
 from dflash_trt.checkpoints.sizes import ExpertSizes, LayerSizes
 from dflash_trt.planning.known_pairs import PairShape, find_pair
-from dflash_trt.synthetic.qwen3 import config_sizes, draft_config, draft_shapes
-from dflash_trt.synthetic.tensors import Tensors, write_checkpoint
+from dflash_trt.synthetic.qwen3 import config_sizes, draft_config, write_sparse
+from dflash_trt.synthetic.tensors import Tensors
 
 SHARD_BYTES = 4_900_000_000
 PREFIX = "model.language_model"
@@ -33,19 +33,13 @@ _EXPERT_NORMS = (
 def write_gemma4(folder: Path, name: str) -> int:
     """Writes the public pair `name`: `folder`/target (sharded) and draft; returns their bytes."""
     pair = find_pair(name)
-    size = write_checkpoint(
-        folder / "target", _config(pair), _tensors(pair), random=False, shard_bytes=SHARD_BYTES
-    )
     config = draft_config(pair, pair.draft.mask_token_id) | {
         "final_logit_softcapping": _CAP,
         "rope_theta": 1_000_000.0,
         "tie_word_embeddings": True,
     }
     config["dflash_config"]["target_layer_ids"] = list(pair.draft.target_layer_ids)
-    tensors: Tensors = {name: ("BF16", shape) for name, shape in draft_shapes(pair.draft).items()}
-    return size + write_checkpoint(
-        folder / "draft", config, tensors, random=False, shard_bytes=SHARD_BYTES
-    )
+    return write_sparse(folder, (_config(pair), _tensors(pair)), pair, config, SHARD_BYTES)
 
 
 def _config(pair: PairShape) -> dict[str, Any]:

@@ -34,6 +34,22 @@ def resize(
     return replace(pair, target=replace(pair.target, sizes=sizes, **both), draft=draft)
 
 
+def write_sparse(
+    folder: Path,
+    target: tuple[dict[str, Any], Tensors],
+    pair: PairShape,
+    draft: dict[str, Any],
+    shard_bytes: int,
+) -> int:
+    """Writes `folder`/target, of a config and tensors, and `folder`/draft, of a config and the
+    bfloat16 tensors of `pair`'s draft, as sparse files; returns the bytes of weights."""
+    tensors: Tensors = {name: ("BF16", shape) for name, shape in draft_shapes(pair.draft).items()}
+    return sum(
+        write_checkpoint(folder / name, *one, random=False, shard_bytes=shard_bytes)
+        for name, one in (("target", target), ("draft", (draft, tensors)))
+    )
+
+
 def write_pair(
     folder: Path, pair: PairShape, *, dtype: str, random: bool, has_kv_scales: bool = False
 ) -> int:

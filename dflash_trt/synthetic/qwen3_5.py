@@ -11,8 +11,8 @@ from typing import Any
 
 from dflash_trt.checkpoints.sizes import RecurrentSizes
 from dflash_trt.planning.known_pairs import PairShape, find_pair
-from dflash_trt.synthetic.qwen3 import attention_shapes, config_sizes, draft_config, draft_shapes
-from dflash_trt.synthetic.tensors import Tensors, write_checkpoint
+from dflash_trt.synthetic.qwen3 import attention_shapes, config_sizes, draft_config, write_sparse
+from dflash_trt.synthetic.tensors import Tensors
 
 SHARD_BYTES = 4_600_000_000
 PREFIX = "model.language_model"
@@ -22,14 +22,8 @@ _EOS, _THETA = 248_044, 10_000_000
 def write_qwen3_5(folder: Path, name: str) -> int:
     """Writes the public pair `name`: `folder`/target (sharded) and draft; returns their bytes."""
     pair = find_pair(name)
-    size = write_checkpoint(
-        folder / "target", _config(pair), _tensors(pair), random=False, shard_bytes=SHARD_BYTES
-    )
-    config = _draft_config(pair)
-    tensors: Tensors = {name: ("BF16", shape) for name, shape in draft_shapes(pair.draft).items()}
-    return size + write_checkpoint(
-        folder / "draft", config, tensors, random=False, shard_bytes=SHARD_BYTES
-    )
+    target = _config(pair), _tensors(pair)
+    return write_sparse(folder, target, pair, _draft_config(pair), SHARD_BYTES)
 
 
 def _draft_config(pair: PairShape) -> dict[str, Any]:

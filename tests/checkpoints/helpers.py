@@ -35,6 +35,19 @@ def edit_json(path: Path, **changes: Any) -> None:
     path.write_text(json.dumps(merged(json.loads(path.read_text()), changes)))
 
 
+def text_config_changer(folder: Path) -> Iterator[Any]:
+    """For a fixture: writes a text config with some keys changed; the original comes back."""
+    path = folder / "config.json"
+    before = path.read_text()
+
+    def change(**changes: Any) -> None:
+        text = json.loads(before)["text_config"] | changes
+        edit_json(path, text_config={key: one for key, one in text.items() if one is not None})
+
+    yield change
+    path.write_text(before)
+
+
 def edit_tensors(file: Path, changes: Tensors) -> None:
     """Replaces, adds or (None) removes tensors of a .safetensors file."""
     tensors = {**load_file(file), **changes}

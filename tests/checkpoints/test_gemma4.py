@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from dflash_trt.checkpoints.rope import Proportional, RopeSpec, inverse_frequenc
 from dflash_trt.checkpoints.sizes import ExpertSizes
 from dflash_trt.checkpoints.target import read_target
 from dflash_trt.planning.read_shapes import read_target_shape
-from tests.checkpoints.helpers import edit_json, refused
+from tests.checkpoints.helpers import edit_json, refused, text_config_changer
 from tests.reference.checkpoints import write_draft, write_target
 
 FULL = {"head_dim": 32, "num_key_value_heads": 1}
@@ -28,17 +29,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def config(folder: Path) -> Any:
-    """Writes a text config with some keys changed; the original comes back."""
-    path = folder / "config.json"
-    before = path.read_text()
-
-    def change(**changes: Any) -> None:
-        text = json.loads(before)["text_config"] | changes
-        edit_json(path, text_config={key: one for key, one in text.items() if one is not None})
-
-    yield change
-    path.write_text(before)
+def config(folder: Path) -> Iterator[Any]:
+    yield from text_config_changer(folder)
 
 
 def test_both_kinds_of_heads_are_read_and_the_tower_let_be(folder: Path) -> None:

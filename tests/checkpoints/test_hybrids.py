@@ -13,7 +13,7 @@ import torch
 from dflash_trt.checkpoints.sizes import ExpertSizes
 from dflash_trt.checkpoints.target import read_target
 from dflash_trt.planning.read_shapes import read_target_shape
-from tests.checkpoints.helpers import edit_json, edit_tensors, refused
+from tests.checkpoints.helpers import edit_json, edit_tensors, refused, text_config_changer
 from tests.reference.checkpoints import write_target
 
 
@@ -29,27 +29,14 @@ def mixture(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_target(made, "qwen3_5_moe", "bfloat16", vision=True, num_layers=4, head_dim=32)
 
 
-def _changer(folder: Path) -> Iterator[Any]:
-    """Writes a text config with some keys changed; the original comes back."""
-    path = folder / "config.json"
-    before = path.read_text()
-
-    def change(**changes: Any) -> None:
-        text = json.loads(before)["text_config"] | changes
-        edit_json(path, text_config={key: one for key, one in text.items() if one is not None})
-
-    yield change
-    path.write_text(before)
-
-
 @pytest.fixture
 def config(folder: Path) -> Iterator[Any]:
-    yield from _changer(folder)
+    yield from text_config_changer(folder)
 
 
 @pytest.fixture
 def mixture_config(mixture: Path) -> Iterator[Any]:
-    yield from _changer(mixture)
+    yield from text_config_changer(mixture)
 
 
 def test_the_text_model_is_read_and_the_rest_let_be(folder: Path) -> None:

@@ -8,6 +8,7 @@ import pytest
 
 from dflash_trt.cli.main import main
 from dflash_trt.config import data_folder
+from tests.cli.refused_builds import REFUSED, check_refused
 from tests.pairs import PairFactory, TinyPair
 
 WORDS = "is a Gemma 4 with heads of two kinds"
@@ -30,24 +31,11 @@ def test_inspect_shows_both_kinds_of_heads(
     assert f"cache   {token:,} + " in shown
 
 
-@pytest.mark.parametrize(
-    ("options", "refusal"),
-    [
-        (("--executor", "tensorrt-rtx"), "for which engines cannot be built yet"),
-        (("--kv-dtype", "fp8"), "for which FP8 KV caches cannot be built yet"),
-    ],
-    ids=str,
-)
+@pytest.mark.parametrize(("options", "refusal"), REFUSED, ids=str)
 def test_a_build_refuses(
     pair: TinyPair, options: tuple[str, ...], refusal: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    output = pair.folder / "refused"
-    folders = ("target", "draft")
-    given = [part for one in folders for part in (f"--{one}-checkpoint", str(pair.folder / one))]
-    assert main(["build", *given, *options, "--max-seq-len", "128", "-o", str(output)]) == 2
-    (line,) = capfd.readouterr().err.strip().splitlines()[-1:]
-    assert WORDS in line and refusal in line
-    assert not output.exists()
+    check_refused(pair, options, capfd, WORDS, refusal)
 
 
 def test_quantize_refuses(pair: TinyPair, capfd: pytest.CaptureFixture[str]) -> None:

@@ -13,6 +13,7 @@ from dflash_trt.cli.main import main
 from dflash_trt.config import data_folder
 from dflash_trt.quantization.linears import LAYER_LINEARS
 from tests.cli.bigram import write_tokenizer
+from tests.cli.refused_builds import REFUSED, check_refused
 from tests.pairs import PairFactory, TinyPair
 
 
@@ -58,24 +59,11 @@ def test_a_draft_that_is_named_for_another_version_is_told(
     assert (told in capsys.readouterr().err) == (version == "3.6")
 
 
-@pytest.mark.parametrize(
-    ("options", "refusal"),
-    [
-        (("--executor", "tensorrt-rtx"), "for which engines cannot be built yet"),
-        (("--kv-dtype", "fp8"), "for which FP8 KV caches cannot be built yet"),
-    ],
-    ids=str,
-)
+@pytest.mark.parametrize(("options", "refusal"), REFUSED, ids=str)
 def test_a_build_refuses(
     pair: TinyPair, options: tuple[str, ...], refusal: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    output = pair.folder / "refused"
-    folders = ("target", "draft")
-    given = [part for one in folders for part in (f"--{one}-checkpoint", str(pair.folder / one))]
-    assert main(["build", *given, *options, "--max-seq-len", "128", "-o", str(output)]) == 2
-    (line,) = capfd.readouterr().err.strip().splitlines()[-1:]
-    assert "is a hybrid with recurrent layers" in line and refusal in line
-    assert not output.exists()
+    check_refused(pair, options, capfd, "is a hybrid with recurrent layers", refusal)
 
 
 def test_quantize_leaves_the_gates_of_the_recurrence(pair: TinyPair) -> None:

@@ -19,17 +19,15 @@ import click
 import numpy as np
 import numpy.typing as npt
 
-from dflash_perf.bench.anchors import every_anchor, mean_tau, walk_loop
+from dflash_perf.bench.anchors import every_anchor, mean_tau, open_dflash, walk_loop
 from dflash_perf.bench.base import Figures, Work, bench
-from dflash_perf.bench.task_acceptance import KeptAnswers, decode_missing
+from dflash_perf.bench.task_acceptance import KeptAnswers, answer_tasks
 from dflash_trt.backends.base import FloatArray, Int64Array
-from dflash_trt.bundle.bundle import open_bundle
 from dflash_trt.errors import DflashError
-from dflash_trt.pair import LoadedPair
 from dflash_trt.replay.edits import Edits
 from dflash_trt.replay.graphs import ReplayGraphs
 from dflash_trt.runtime.loops import is_looping
-from dflash_trt.text.task_sets import encode_tasks, name_sources, read_task_sets
+from dflash_trt.text.task_sets import name_sources, read_task_sets
 from dflash_trt.training.extras import training_module
 
 KEPT = 16
@@ -165,23 +163,16 @@ def measure(
         Path | None, "Keep answers here, as token ids: a run that was killed goes on with them."
     ] = None,
 ) -> Figures:
-    opened = open_bundle(bundle)
-    draft = opened.manifest.draft
-    if draft.kind != "DFlash":
-        what = f"has a {draft.kind} draft, whose slots know the token before already"
-        raise DflashError(what, where=bundle, fix="take a DFlash draft", usage=True)
+    opened = open_dflash(bundle, "slots know the token before already")
     sets = read_task_sets(name_sources(prompts), limit_prompts)
-    with LoadedPair(opened, threads=threads, speculation=False) as pair:
-        tasks = encode_tasks(pair.tokenizer, sets)
-        kept = KeptAnswers(answers_file or work.folder / "answers.jsonl", opened, max_tokens)
-        decode_missing(pair, tasks, kept)
+    kept = KeptAnswers(answers_file or work.folder / "answers.jsonl", opened, max_tokens)
+    _, answers = answer_tasks(sets, kept, threads)
     block = opened.manifest.limits.block_size
     graphs = ReplayGraphs(opened, threads, Edits())
-    known = [(task, kept.known[kept.key(task)]) for task in tasks]
     seen = [
-        replay(graphs, task.ids, answer, block)
-        for task, answer in known
-        if len(answer) > 1 and not is_looping(answer)
+        replay(graphs, one.prompt_ids, one.token_ids, block)
+        for one in answers
+        if len(one.token_ids) > 1 and not is_looping(one.token_ids)
     ]
     graphs.close()
     if len(seen) < 4:

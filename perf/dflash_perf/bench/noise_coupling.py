@@ -19,11 +19,10 @@ import click
 import numpy as np
 import numpy.typing as npt
 
-from dflash_perf.bench.anchors import every_anchor, mean_tau, walk_loop
+from dflash_perf.bench.anchors import every_anchor, mean_tau, open_dflash, walk_loop
 from dflash_perf.bench.base import Figures, Work, bench
 from dflash_perf.bench.bundles import requests_of
 from dflash_trt.backends.base import FloatArray, Int64Array
-from dflash_trt.bundle.bundle import open_bundle
 from dflash_trt.errors import DflashError
 from dflash_trt.graph.bindings import GRAPH_NAMES
 from dflash_trt.pair import LoadedPair
@@ -101,11 +100,7 @@ def measure(
     max_tokens: int = 128,
     limit_prompts: Annotated[int | None, "Take the first of the bundle's."] = None,
 ) -> Figures:
-    opened = open_bundle(bundle)
-    draft = opened.manifest.draft
-    if draft.kind != "DFlash":
-        what = f"has a {draft.kind} draft, whose slots go on from what was chosen before"
-        raise DflashError(what, where=bundle, fix="take a DFlash draft", usage=True)
+    opened = open_dflash(bundle, "slots go on from what was chosen before")
     if min(temperature) <= 0:
         raise DflashError("noise decides nothing at 0", where="--temperature", usage=True)
     block = opened.manifest.limits.block_size

@@ -28,7 +28,7 @@ from dflash_trt.runtime import Request, TokenEvent
 from dflash_trt.runtime.loops import LOOP_TIMES, LOOP_TOKENS, is_looping
 from dflash_trt.runtime.statistics import RequestStatistics, total
 from dflash_trt.text.hub_prompts import is_hub_address
-from dflash_trt.text.task_sets import ALL, Task, encode_tasks, name_sources, read_task_sets
+from dflash_trt.text.task_sets import ALL, Task, TaskSet, encode_tasks, name_sources, read_task_sets
 
 
 def repeats_with_overlap(token_ids: Sequence[int]) -> bool:
@@ -56,11 +56,8 @@ def measure(
     opened = open_bundle(bundle)
     sources = name_sources(prompts)
     sets = read_task_sets(sources, limit_prompts)
-    with LoadedPair(opened, threads=threads, speculation=False) as pair:
-        tasks = encode_tasks(pair.tokenizer, sets)
-        kept = KeptAnswers(answers_file or work.folder / "answers.jsonl", opened, max_tokens)
-        decode_missing(pair, tasks, kept)
-    answers = [Answer(task.ids, kept.known[kept.key(task)], task.set_name) for task in tasks]
+    kept = KeptAnswers(answers_file or work.folder / "answers.jsonl", opened, max_tokens)
+    tasks, answers = answer_tasks(sets, kept, threads)
     limits = opened.manifest.limits
     with Replay(opened, threads=threads, sequences=min(8, limits.max_batch)) as replay:
         counts = replay.measure(answers).per_answer
@@ -88,7 +85,7 @@ class KeptAnswers:
     """Answers in a file, a line for each, by what decides them: the pair, the prompt, the limit."""
 
     def __init__(self, file: Path, bundle: Bundle, max_tokens: int) -> None:
-        self.max_tokens = max_tokens
+        self.bundle, self.max_tokens = bundle, max_tokens
         self._file = file
         self._weights = sorted(_weight_hashes(bundle).values())
         lines = file.read_text("utf-8").splitlines() if file.is_file() else []
@@ -106,7 +103,18 @@ class KeptAnswers:
             file.write(json.dumps({"key": key, "token_ids": self.known[key]}) + "\n")
 
 
-def decode_missing(pair: LoadedPair, tasks: Sequence[Task], kept: KeptAnswers) -> None:
+def answer_tasks(
+    sets: Sequence[TaskSet], kept: KeptAnswers, threads: int
+) -> tuple[list[Task], list[Answer]]:
+    """The prompts of `sets` and the target's answers; what is not kept yet is decoded."""
+    with LoadedPair(kept.bundle, threads=threads, speculation=False) as pair:
+        tasks = encode_tasks(pair.tokenizer, sets)
+        _decode_missing(pair, tasks, kept)
+    answers = [Answer(task.ids, kept.known[kept.key(task)], task.set_name) for task in tasks]
+    return tasks, answers
+
+
+def _decode_missing(pair: LoadedPair, tasks: Sequence[Task], kept: KeptAnswers) -> None:
     """Decodes and keeps what is not kept yet."""
     missing = [task for task in tasks if kept.key(task) not in kept.known]
 
