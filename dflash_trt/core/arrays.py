@@ -7,3 +7,4 @@ import numpy.typing as npt
 
 Int64Array = npt.NDArray[np.int64]
 FloatArray = npt.NDArray[np.float32]
+Float64Array = npt.NDArray[np.float64]

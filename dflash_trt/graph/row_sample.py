@@ -11,11 +11,12 @@ import onnx
 from onnx import numpy_helper
 
 from dflash_trt.graph.functions import define
+from dflash_trt.sampling.noise import GROUP
 
 _ROUNDS = 10
 
 # Shapes: rows [B,R], columns of them [B,R,1], their tokens [B,R,V], sequences [B,1,1], and
-# Philox's words for Q = V / 4 quads of tokens, rounded up.
+# Philox's words for D = V / 512 pairs of groups of tokens, rounded up, which makes N = 2 D groups.
 _ROW_SAMPLE = """
 row_sample (logits, positions, sampling) => (token_ids)
 {{
@@ -83,15 +84,24 @@ row_sample (logits, positions, sampling) => (token_ids)
     behind = Sub (clean_double, highest_double)
     scaled = Div (behind, divisor)
 {words}
-    word = Cast <to = 11> (words)
     half_float = Constant <value_float = 0.5> ()
     half = Cast <to = 11> (half_float)
-    centre = Add (word, half)
     step_float = Constant <value_float = 2.3283064365386963e-10> ()
     step = Cast <to = 11> (step_float)
-    uniform = Mul (centre, step)
-    log_uniform = Log (uniform)
-    exponential = Neg (log_uniform)
+{group_log}
+{token_log}
+    group_size = Cast <to = 11> (group_size_integer)
+    group_exponential = Neg (group_log)
+    least = Div (group_exponential, group_size)
+    excess = Neg (token_log)
+    member = BitwiseAnd (group_words, place_mask)
+    is_member = Equal (member, places)
+    more = Where (is_member, nought, excess)
+    group_exponentials = Add (least, more)
+    in_a_row = Constant <value_ints = [0, 0, -1]> ()
+    exponentials = Reshape (group_exponentials, in_a_row)
+    from_first = Constant <value_ints = [0]> ()
+    exponential = Slice (exponentials, from_first, vocabulary_shape, last_axis)
     log_exponential = Log (exponential)
     noise = Neg (log_exponential)
     noisy = Add (scaled, noise)
@@ -125,56 +135,94 @@ _DECODE = """
 
 _FIRST_WORDS = """
     position_column = Unsqueeze (positions, last_axis)
-    position = Cast <to = 13> (position_column)
-    round_up = Constant <value_int = 3> ()
+    pair_size = Constant <value_int = 512> ()
+    round_up = Constant <value_int = 511> ()
     padded_vocabulary = Add (vocabulary, round_up)
-    four = Constant <value_int = 4> ()
-    quad_count = Div (padded_vocabulary, four)
-    quad_range = Range (zero, quad_count, one)
-    c0_0 = Cast <to = 13> (quad_range)
-    c1_0 = BitwiseAnd (position, low)
-    c2_0 = BitShift <direction = "RIGHT"> (position, word_bits)
+    pair_count = Div (padded_vocabulary, pair_size)
+    pair_end = Add (pair_count, one)
+    pair_range = Range (one, pair_end, one)
+    c0_0 = Cast <to = 13> (pair_range)
+    c1_0 = Cast <to = 13> (position_column)
+    c2_0 = Cast <to = 13> (zero)
     c3_0 = Cast <to = 13> (zero)
-    k0_0 = BitwiseAnd (seed, low)
-    k1_0 = BitShift <direction = "RIGHT"> (seed, word_bits)"""
+    k0_0 = Identity (seed)
+    k1_0 = Cast <to = 13> (zero)"""
 
-# One round of Philox4x32 in uint64, which holds the product of two words.
-_ROUND = """
-    p0_{i} = Mul (c0_{i}, multiplier_0)
-    p1_{i} = Mul (c2_{i}, multiplier_1)
-    h0_{i} = BitShift <direction = "RIGHT"> (p0_{i}, word_bits)
-    h1_{i} = BitShift <direction = "RIGHT"> (p1_{i}, word_bits)
-    x0_{i} = BitwiseXor (h1_{i}, c1_{i})
+# Both halves of the product of two words, of which a uint64 holds one: by halves of 32 bits.
+_PRODUCT = """
+    l{c}_{i} = BitwiseAnd (c{c}_{i}, low)
+    u{c}_{i} = BitShift <direction = "RIGHT"> (c{c}_{i}, half_word)
+    ll{c}_{i} = Mul (l{c}_{i}, multiplier_{c}_low)
+    lu{c}_{i} = Mul (l{c}_{i}, multiplier_{c}_high)
+    ul{c}_{i} = Mul (u{c}_{i}, multiplier_{c}_low)
+    uu{c}_{i} = Mul (u{c}_{i}, multiplier_{c}_high)
+    a{c}_{i} = BitShift <direction = "RIGHT"> (ll{c}_{i}, half_word)
+    b{c}_{i} = BitwiseAnd (lu{c}_{i}, low)
+    n{c}_{i} = Add (a{c}_{i}, b{c}_{i})
+    m{c}_{i} = Add (n{c}_{i}, ul{c}_{i})
+    d{c}_{i} = BitShift <direction = "RIGHT"> (lu{c}_{i}, half_word)
+    e{c}_{i} = BitShift <direction = "RIGHT"> (m{c}_{i}, half_word)
+    f{c}_{i} = Add (d{c}_{i}, e{c}_{i})
+    h{c}_{i} = Add (uu{c}_{i}, f{c}_{i})"""
+
+# One round of Philox4x64; uint64 wraps.
+_ROUND = """{product_0}{product_2}
+    x0_{i} = BitwiseXor (h2_{i}, c1_{i})
     x2_{i} = BitwiseXor (h0_{i}, c3_{i})
     c0_{j} = BitwiseXor (x0_{i}, k0_{i})
-    c1_{j} = BitwiseAnd (p1_{i}, low)
+    c1_{j} = Mul (c2_{i}, multiplier_2)
     c2_{j} = BitwiseXor (x2_{i}, k1_{i})
-    c3_{j} = BitwiseAnd (p0_{i}, low)
-    s0_{i} = Add (k0_{i}, key_step_0)
-    s1_{i} = Add (k1_{i}, key_step_1)
-    k0_{j} = BitwiseAnd (s0_{i}, low)
-    k1_{j} = BitwiseAnd (s1_{i}, low)"""
+    c3_{j} = Mul (c0_{i}, multiplier_0)
+    k0_{j} = Add (k0_{i}, key_step_0)
+    k1_{j} = Add (k1_{i}, key_step_1)"""
 
-# Words [B,R,Q,4] in the order of token ids, cut to the vocabulary.
+# Words [B,R,N,1] of groups, and [B,R,N,256] of their tokens: SplitMix64's outputs.
 _LAST_WORDS = """
     word_axis = Constant <value_ints = [3]> ()
     w0 = Unsqueeze (c0_{n}, word_axis)
     w1 = Unsqueeze (c1_{n}, word_axis)
     w2 = Unsqueeze (c2_{n}, word_axis)
     w3 = Unsqueeze (c3_{n}, word_axis)
-    quads = Concat <axis = 3> (w0, w1, w2, w3)
-    in_a_row = Constant <value_ints = [0, 0, -1]> ()
-    all_words = Reshape (quads, in_a_row)
-    from_first = Constant <value_ints = [0]> ()
-    words = Slice (all_words, from_first, vocabulary_shape, last_axis)"""
+    first_words = Concat <axis = 3> (w0, w2)
+    second_words = Concat <axis = 3> (w1, w3)
+    one_each = Constant <value_ints = [0, 0, -1, 1]> ()
+    group_words = Reshape (first_words, one_each)
+    starts = Reshape (second_words, one_each)
+    s_0 = Add (starts, place_steps)
+    t_0 = BitShift <direction = "RIGHT"> (s_0, mix_shift_0)
+    y_0 = BitwiseXor (s_0, t_0)
+    s_1 = Mul (y_0, mix_factor_0)
+    t_1 = BitShift <direction = "RIGHT"> (s_1, mix_shift_1)
+    y_1 = BitwiseXor (s_1, t_1)
+    s_2 = Mul (y_1, mix_factor_1)
+    t_2 = BitShift <direction = "RIGHT"> (s_2, mix_shift_2)
+    token_words = BitwiseXor (s_2, t_2)"""
+
+_LOG = """
+    {name}_half = BitShift <direction = "RIGHT"> ({name}_words, half_word)
+    {name}_number = Cast <to = 11> ({name}_half)
+    {name}_centre = Add ({name}_number, half)
+    {name}_uniform = Mul ({name}_centre, step)
+    {name}_log = Log ({name}_uniform)"""
 
 _UINT64 = {
     "low": 0xFFFFFFFF,
-    "word_bits": 32,
-    "multiplier_0": 0xD2511F53,
-    "multiplier_1": 0xCD9E8D57,
-    "key_step_0": 0x9E3779B9,
-    "key_step_1": 0xBB67AE85,
+    "half_word": 32,
+    "multiplier_0": 0xD2E7470EE14C6C93,
+    "multiplier_0_low": 0xE14C6C93,
+    "multiplier_0_high": 0xD2E7470E,
+    "multiplier_2": 0xCA5A826395121157,
+    "multiplier_2_low": 0x95121157,
+    "multiplier_2_high": 0xCA5A8263,
+    "key_step_0": 0x9E3779B97F4A7C15,
+    "key_step_1": 0xBB67AE8584CAA73B,
+    "mix_shift_0": 30,
+    "mix_factor_0": 0xBF58476D1CE4E5B9,
+    "mix_shift_1": 27,
+    "mix_factor_1": 0x94D049BB133111EB,
+    "mix_shift_2": 31,
+    "place_mask": GROUP - 1,
+    "group_size_integer": GROUP,
     "mantissa_bits": 52,
     "mantissa_mask": (1 << 52) - 1,
     "exponent_mask": 0x7FF,
@@ -189,12 +237,22 @@ def row_sample_function() -> onnx.FunctionProto:
     sampling/params.py packs them. token_ids int64 [B,R]; -1 where a row holds NaN or +inf, or
     nothing but -inf.
     """
-    rounds = "".join(_ROUND.format(i=i, j=i + 1) for i in range(_ROUNDS))
+    rounds = "".join(_write_round(number) for number in range(_ROUNDS))
     text = _ROW_SAMPLE.format(
         temperature=_DECODE.format(name="temperature"),
         top_p=_DECODE.format(name="top_p"),
         words=_FIRST_WORDS + rounds + _LAST_WORDS.format(n=_ROUNDS),
+        group_log=_LOG.format(name="group"),
+        token_log=_LOG.format(name="token"),
     )
     constants = {name: np.array(value, np.uint64) for name, value in _UINT64.items()}
+    places = np.arange(GROUP, dtype=np.uint64)
+    constants["places"] = places
+    constants["place_steps"] = (places + np.uint64(1)) * np.uint64(_UINT64["key_step_0"])
     constants["powers"] = np.ldexp(1.0, np.maximum(np.arange(0x7FF), 1) - 1075)
     return define(text, {name: numpy_helper.from_array(one) for name, one in constants.items()})
+
+
+def _write_round(number: int) -> str:
+    product_0, product_2 = (_PRODUCT.format(c=c, i=number) for c in (0, 2))
+    return _ROUND.format(product_0=product_0, product_2=product_2, i=number, j=number + 1)

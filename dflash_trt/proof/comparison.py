@@ -21,13 +21,14 @@ from dflash_trt.backends.base import (
     TargetCall,
     hold_positions,
 )
+from dflash_trt.core.arrays import Float64Array
 from dflash_trt.errors import DflashError
 from dflash_trt.runtime.generator import Generator
 from dflash_trt.runtime.options import GeneratorOptions
 from dflash_trt.runtime.request import Request
 from dflash_trt.runtime.scores import sampling_input
 from dflash_trt.runtime.statistics import TotalStatistics, total
-from dflash_trt.sampling.choice import Float64Array, find_highest
+from dflash_trt.sampling.choice import find_highest
 from dflash_trt.sampling.params import SamplingParams
 
 # Logits of a large vocabulary are megabytes a row, in float64 and several times over.

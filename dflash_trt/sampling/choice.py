@@ -12,24 +12,18 @@ from __future__ import annotations
 import math
 
 import numpy as np
-import numpy.typing as npt
 
-from dflash_trt.core.arrays import FloatArray, Int64Array
+from dflash_trt.core.arrays import Float64Array, FloatArray, Int64Array
 from dflash_trt.core.masks import Allowed, TokenMask
 from dflash_trt.errors import DflashError
-from dflash_trt.sampling.noise import LARGEST_NOISE, SMALLEST_NOISE, draw_gumbel, find_lucky
+from dflash_trt.sampling.draw import draw_of_all, scale
+from dflash_trt.sampling.noise import LARGEST_NOISE, SMALLEST_NOISE, draw_gumbel
 from dflash_trt.sampling.params import SamplingParams
 from dflash_trt.sampling.row import LogitRow
 
-Float64Array = npt.NDArray[np.float64]
-
 _NOISE_SPAN = LARGEST_NOISE - SMALLEST_NOISE + 1e-6
-_NEAR = 3.0
-"""Behind the highest, of logits over the temperature: tokens that are drawn first."""
-_NEAREST = 64
-"""Of these where too many are near."""
 _FEW = 256
-"""Tokens whose noise is drawn at once, without a look at which can win."""
+"""Tokens among which a nucleus is looked for first."""
 _TRIES = 4
 _MOST_TEMPERATURE = (1e-3, 1e3)
 """Between these float32 is exact enough for a row's weight."""
@@ -69,7 +63,7 @@ def choose_token(
         _check(highest, position)
         return _draw_listed(ids, logits[ids], highest, position, params)
     if not params.narrows:
-        winner = _draw_of_all(_read(logits, position), position, params, tokens)
+        winner = draw_of_all(_read(logits, position), position, params, tokens)
         if winner is not None:
             return winner
     return _draw(_read(tokens.apply(logits), position), position, params)
@@ -102,7 +96,7 @@ def process(logits: FloatArray, params: SamplingParams, allowed: Allowed | None)
     row = logits.copy() if allowed is None else allowed.tokens().apply(logits)
     if params.greedy:
         return row
-    scaled = _scale(row, float(row.max()), params.temperature)
+    scaled = scale(row, float(row.max()), params.temperature)
     ids = np.arange(len(row), dtype=np.int64)
     ids = _narrow(ids, row, scaled, params)
     processed = np.full(len(row), -np.inf, np.float32)
@@ -177,7 +171,7 @@ def _find_next(logits: FloatArray, winner: int, tokens: TokenMask) -> int:
 def _draw(row: LogitRow, position: int, params: SamplingParams) -> int:
     """The Gumbel-max winner of a row; equal scores go to the lower token id."""
     if not params.narrows:
-        winner = _draw_of_all(row, position, params)
+        winner = draw_of_all(row, position, params)
         assert winner is not None, "without a mask there is one"
         return winner
     temperature, logits = params.temperature, row.logits
@@ -187,7 +181,7 @@ def _draw(row: LogitRow, position: int, params: SamplingParams) -> int:
         ids = row.reaching(_behind(row.highest, math.log(params.min_p) - 1e-3, temperature))
     else:
         ids = _nucleus(row, temperature, params.top_p)
-        return _draw_winner(ids, _scale(logits[ids], row.highest, temperature), position, params)
+        return _draw_winner(ids, scale(logits[ids], row.highest, temperature), position, params)
     return _draw_listed(ids, logits[ids], row.highest, position, params)
 
 
@@ -195,7 +189,7 @@ def _draw_listed(
     ids: Int64Array, logits: FloatArray, highest: float, position: int, params: SamplingParams
 ) -> int:
     """The winner of what min-p, top-k and top-p leave of ascending `ids` [n], by their `logits`."""
-    scaled = _scale(logits, highest, params.temperature)
+    scaled = scale(logits, highest, params.temperature)
     kept = _narrow(np.arange(len(ids), dtype=np.int64), logits, scaled, params)
     return _draw_winner(ids[kept], scaled[kept], position, params)
 
@@ -213,43 +207,6 @@ def _narrow(
     return kept
 
 
-def _draw_of_all(
-    row: LogitRow, position: int, params: SamplingParams, mask: TokenMask | None = None
-) -> int | None:
-    """The winner of a whole row, or of what `mask` leaves of it.
-
-    None where it leaves none of the highest.
-    """
-    logits, highest, temperature = row.logits, row.highest, params.temperature
-    least = _behind(highest, -_NEAR, temperature)
-    near = row.reaching(least)
-    if len(near) > _FEW:
-        near = row.top(_NEAREST)
-        near = np.sort(near[np.argsort(-logits[near], kind="stable")[:_NEAREST]])
-        least = float(logits[near].min())
-    if mask is not None:
-        near = near[mask.have(near)]
-        if not near.size:
-            return None
-        # As of a row in which all else is minus infinity.
-        highest = float(logits[near].max())
-    scores = _scale(logits[near], highest, temperature)
-    scores += draw_gumbel(params.seed, position, near)
-    best = float(scores.max())
-    # The most that noise adds leaves all others behind the best so far; the others are not among
-    # the near, whose noise must make up for the bound.
-    rest = row.reaching(_behind(highest, best - LARGEST_NOISE - 1e-6, temperature))
-    if len(rest) <= len(near):
-        return int(near[np.argmax(scores)])
-    if len(rest) > _FEW:
-        bound = (least - highest) / temperature
-        lucky = find_lucky(params.seed, position, rest, best - bound - 1e-6)
-        rest = np.union1d(near, lucky)
-    if mask is not None:
-        rest = rest[mask.have(rest)]
-    return _draw_winner(rest, _scale(logits[rest], highest, temperature), position, params)
-
-
 def _draw_winner(
     ids: Int64Array, scaled: Float64Array, position: int, params: SamplingParams
 ) -> int:
@@ -260,13 +217,6 @@ def _draw_winner(
     if len(ids) == 1:
         return int(ids[0])
     return int(ids[np.argmax(scaled + draw_gumbel(params.seed, position, ids))])
-
-
-def _scale(logits: FloatArray, highest: float, temperature: float) -> Float64Array:
-    # The maximum becomes 0, so a tiny temperature sends only the others towards -inf.
-    with np.errstate(over="ignore"):
-        scaled: Float64Array = (logits.astype(np.float64) - highest) / temperature
-    return scaled
 
 
 def _behind(highest: float, scaled: float, temperature: float) -> float:
@@ -313,11 +263,11 @@ def _nucleus(row: LogitRow, temperature: float, top_p: float) -> Int64Array:
         while count < vocab_size // 4:
             ids = row.top(count)
             ranked = ids[np.argsort(-logits[ids], kind="stable")]
-            reached = np.cumsum(np.exp(_scale(logits[ranked], row.highest, temperature)))
+            reached = np.cumsum(np.exp(scale(logits[ranked], row.highest, temperature)))
             before = np.concatenate((np.zeros(1), reached[:-1]))
             if np.any(np.abs(before - wanted) <= _SUM_ERROR * wanted):
                 break
             if reached[-1] > wanted * (1 + _SUM_ERROR):
                 return np.sort(ranked[before < wanted])
             count *= 8
-    return _keep_top_p(logits, _scale(logits, row.highest, temperature), top_p)
+    return _keep_top_p(logits, scale(logits, row.highest, temperature), top_p)

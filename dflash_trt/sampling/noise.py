@@ -1,123 +1,136 @@
-"""Counter-based Gumbel noise: Philox4x32-10 of (seed, absolute position, token id).
+"""Counter-based Gumbel noise of (seed, absolute position, token id), drawn by groups of tokens.
 
-This is the definition that kernels repeat (all words are unsigned 32-bit):
+This is the definition that kernels repeat. Words are unsigned 64-bit integers and wrap.
 
-    key     = (seed mod 2^32, seed div 2^32)
-    counter = (token id div 4, position mod 2^32, position div 2^32, TARGET_STREAM)
-    x       = word (token id mod 4) of philox4x32_10(counter, key)
-    u       = (x + 0.5) * 2^-32            exact in float64, strictly inside (0, 1)
-    noise   = -log(-log(u))                float64
+    group   = token id div 256, place = token id mod 256
+    x, k    = words 2 (group mod 2) and 2 (group mod 2) + 1 of philox4x64_10(counter, key)
+              with counter = (1 + group div 2, position, 0, 0) and key = (seed, 0)
+    least   = -log(u(x)) / 256             of the exponentials of a whole group, float64
+    member  = x mod 256                    the place that has it
+    z       = output number `place` (from 0) of SplitMix64 that starts from k
+    e       = least at the place `member`, elsewhere least - log(u(z))
+    noise   = -log(e)
+    u(w)    = (w div 2^32 + 0.5) * 2^-32   exact in float64, strictly inside (0, 1)
+
+Every e is exponential with mean 1 and independent of all others, as if it were drawn alone: the
+least of 256 is exponential with mean 1/256, at each place as likely, and by how much another one
+exceeds it is exponential with mean 1, for it has no memory. No noise of a group is above
+-log(least), so that a draw looks into few groups (sampling/draw.py).
 
 In float32 u could round to 1, and two `log`s would disagree once in about 10^5 draws.
 Philox: Salmon, Moraes, Dror, Shaw, "Parallel random numbers: as easy as 1, 2, 3", SC 2011.
+SplitMix64: Steele, Lea, Flood, "Fast splittable pseudorandom number generators", OOPSLA 2014.
 """
 
 from __future__ import annotations
 
-import math
+import threading
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
+from dflash_trt.core.arrays import Float64Array, Int64Array
+
 WordArray = npt.NDArray[np.uint64]
-Words = tuple[WordArray, WordArray, WordArray, WordArray]
 
-TARGET_STREAM = 0
-"""Last counter word of the target's draws; another kind of draw would take another stream."""
+GROUP = 256
+"""Tokens, by consecutive ids, whose least exponential is drawn for all of them."""
 
-_ROUNDS = 10
-_MULTIPLIERS = (np.uint64(0xD2511F53), np.uint64(0xCD9E8D57))
-_KEY_STEPS = (0x9E3779B9, 0xBB67AE85)
-_LOW = np.uint64(0xFFFFFFFF)
-_WORD_BITS = np.uint64(32)
-_PART = 8192
-"""Words that are drawn at once: what they need fits a core's cache."""
+_SHIFT = GROUP.bit_length() - 1
+_HALF = np.uint64(32)
+_GOLDEN = 0x9E3779B97F4A7C15
+_MIX = (
+    (np.uint64(30), np.uint64(0xBF58476D1CE4E5B9)),
+    (np.uint64(27), np.uint64(0x94D049BB133111EB)),
+)
+_LAST = np.uint64(31)
+_STEPS = np.arange(1, GROUP + 1, dtype=np.uint64) * np.uint64(_GOLDEN)
 
-LARGEST_NOISE = float(-np.log(-np.log(1.0 - 2.0**-33)))
-SMALLEST_NOISE = float(-np.log(-np.log(2.0**-33)))
+LARGEST_NOISE = float(-np.log(-np.log(1.0 - 2.0**-33) / GROUP))
+SMALLEST_NOISE = float(-np.log(-np.log(2.0**-33) / GROUP - np.log(2.0**-33)))
 
 
-def philox4x32(counter: Words, key: tuple[int, int]) -> Words:
-    """Ten rounds of Philox4x32 over counter words that broadcast against each other.
+@dataclass(frozen=True, slots=True, eq=False)
+class GroupNoise:
+    """Noise of the tokens of some groups in a row, at one position.
 
-    Words are 32-bit values held in uint64, so that a product of two fits.
+    `words` uint64 [n,2] are x and k of the groups from number `first` on.
     """
-    c0, c1, c2, c3 = counter
-    k0, k1 = key
-    for _ in range(_ROUNDS):
-        product_0 = c0 * _MULTIPLIERS[0]
-        product_1 = c2 * _MULTIPLIERS[1]
-        c0, c1, c2, c3 = (
-            (product_1 >> _WORD_BITS) ^ c1 ^ np.uint64(k0),
-            product_1 & _LOW,
-            (product_0 >> _WORD_BITS) ^ c3 ^ np.uint64(k1),
-            product_0 & _LOW,
-        )
-        k0 = (k0 + _KEY_STEPS[0]) & 0xFFFFFFFF
-        k1 = (k1 + _KEY_STEPS[1]) & 0xFFFFFFFF
-    return c0, c1, c2, c3
+
+    words: WordArray
+    first: int
+
+    @classmethod
+    def draw(cls, seed: int, position: int, first: int, last: int) -> GroupNoise:
+        """Of the tokens from `first` to `last`, and of those in a group with them.
+
+        `position` is absolute: 0-based in prompt + output.
+        """
+        counter, end = first >> _SHIFT + 1, (last >> _SHIFT + 1) + 1
+        words = _philox.draw(seed, position, counter, 4 * (end - counter))
+        return cls(words.reshape(-1, 2), 2 * counter)
+
+    def least(self) -> Float64Array:
+        """The least exponential of each group [n]."""
+        return _least(self.words[:, 0])
+
+    def of(self, token_ids: Int64Array) -> Float64Array:
+        """Noise [n] of `token_ids` [n]."""
+        x, k = self.words[(token_ids >> _SHIFT) - self.first].T
+        places = token_ids & GROUP - 1
+        more = -np.log(_uniform(_split_mix(k, places)))
+        more[(x & np.uint64(GROUP - 1)).astype(np.int64) == places] = 0.0
+        more += _least(x)
+        noise: Float64Array = np.log(more)
+        return np.negative(noise, out=noise)
 
 
-def draw_gumbel(
-    seed: int, position: int, token_ids: npt.NDArray[np.int64]
-) -> npt.NDArray[np.float64]:
-    """Noise [n] of `token_ids` [n] at one absolute position (0-based in prompt + output)."""
-    word = _draw_words(seed, position, token_ids)
-    uniform = (word.astype(np.float64) + 0.5) * 2.0**-32
-    noise: npt.NDArray[np.float64] = -np.log(-np.log(uniform))
-    return noise
+def draw_gumbel(seed: int, position: int, token_ids: Int64Array) -> Float64Array:
+    """Noise [n] of `token_ids` [n], at least one, at one absolute position."""
+    first, last = int(token_ids.min()), int(token_ids.max())
+    return GroupNoise.draw(seed, position, first, last).of(token_ids)
 
 
-def find_lucky(
-    seed: int, position: int, token_ids: npt.NDArray[np.int64], least: float
-) -> npt.NDArray[np.int64]:
-    """Those of ascending `token_ids` [n] whose noise is at least `least`, ascending.
+class _Philox(threading.local):
+    """NumPy's generator of one thread, set to a key and a counter for each draw."""
 
-    Perhaps also others from the first of them to the last, and a few whose noise is a little less.
-    Noise grows with its word, so that words are compared and no logarithm is taken.
-    """
-    # Two steps of the word, for what rounding does to the bound.
-    bound = np.uint64(max(math.exp(-math.exp(-least)) * 2.0**32 - 2.5, 0.0))
-    if 2 * len(token_ids) > token_ids[-1] - token_ids[0]:
-        return _find_between(seed, position, int(token_ids[0]), int(token_ids[-1]), bound)
-    kept = [
-        part[_draw_words(seed, position, part) >= bound]
-        for part in (token_ids[i : i + _PART] for i in range(0, len(token_ids), _PART))
-    ]
-    return np.concatenate(kept)
+    def __init__(self) -> None:
+        self._generator = np.random.Philox(0)
+        # Nothing is left of the block before, and NumPy counts before it draws one.
+        self._state = self._generator.state | {"buffer_pos": 4, "has_uint32": 0, "uinteger": 0}
+        self._key, self._counter = (self._state["state"][name] for name in ("key", "counter"))
+        self._key[:], self._counter[:] = 0, 0
 
-
-def _find_between(
-    seed: int, position: int, first: int, last: int, bound: np.uint64
-) -> npt.NDArray[np.int64]:
-    """Ascending ids from `first` to `last` whose word is at least `bound`."""
-    kept = []
-    for start in range(first >> 2, (last >> 2) + 1, _PART):
-        quads = np.arange(start, min(start + _PART, (last >> 2) + 1), dtype=np.uint64)
-        for place, words in enumerate(_draw_quads(seed, position, quads)):
-            kept.append(np.flatnonzero(words >= bound) + start << 2 | place)
-    ids = np.sort(np.concatenate(kept))
-    return ids[np.searchsorted(ids, first) : np.searchsorted(ids, last, side="right")]
+    def draw(self, seed: int, position: int, counter: int, count: int) -> WordArray:
+        """`count` words of the blocks with the counters behind (`counter`, position, 0, 0)."""
+        self._key[0], self._counter[0], self._counter[1] = seed, counter, position
+        self._generator.state = self._state
+        words: WordArray = self._generator.random_raw(count)
+        return words
 
 
-def _draw_quads(seed: int, position: int, quads: WordArray) -> Words:
-    """The words [n] of the first, second, third and fourth token of each four."""
-    return philox4x32(
-        (
-            quads,
-            np.array([position & 0xFFFFFFFF], dtype=np.uint64),
-            np.array([position >> 32], dtype=np.uint64),
-            np.array([TARGET_STREAM], dtype=np.uint64),
-        ),
-        (seed & 0xFFFFFFFF, seed >> 32),
-    )
+_philox = _Philox()
 
 
-def _draw_words(seed: int, position: int, token_ids: npt.NDArray[np.int64]) -> WordArray:
-    """The word [n] of each token."""
-    quads = token_ids >> 2
-    # Neighbouring ids share a counter: one Philox call serves up to four tokens.
-    is_new = np.concatenate((np.ones(1, dtype=np.bool_), quads[1:] != quads[:-1]))
-    words = _draw_quads(seed, position, quads[is_new].astype(np.uint64))
-    drawn: WordArray = np.stack(words)[token_ids & 3, np.cumsum(is_new) - 1]
-    return drawn
+def _split_mix(start: WordArray, places: Int64Array) -> WordArray:
+    """The outputs [n] of that number (from 0) of SplitMix64 that starts from `start` [n]."""
+    z = start + _STEPS[places]
+    for shift, factor in _MIX:
+        z ^= z >> shift
+        z *= factor
+    z ^= z >> _LAST
+    return z
+
+
+def _uniform(words: WordArray) -> Float64Array:
+    centre: Float64Array = (words >> _HALF).astype(np.float64)
+    centre += 0.5
+    centre *= 2.0**-32
+    return centre
+
+
+def _least(words: WordArray) -> Float64Array:
+    least: Float64Array = np.log(_uniform(words))
+    least /= -GROUP
+    return least

@@ -12,9 +12,10 @@ from onnx import TensorProto
 from dflash_trt.graph.form import Precision
 from dflash_trt.graph.row_sample import row_sample_function
 from dflash_trt.sampling.choice import choose_tokens
-from dflash_trt.sampling.noise import TARGET_STREAM, draw_gumbel, philox4x32
+from dflash_trt.sampling.noise import GroupNoise, draw_gumbel
 from dflash_trt.sampling.params import SamplingParams, pack_sampling
 from tests.graph.functions import Array, open_function, random
+from tests.sampling.plain_noise import split_mix
 
 pytestmark = pytest.mark.numeric
 
@@ -60,7 +61,7 @@ def random_params(generator: np.random.Generator, vocabulary: int) -> SamplingPa
     )
 
 
-@pytest.mark.parametrize("vocabulary", [2, 3, 64, 301])
+@pytest.mark.parametrize("vocabulary", [2, 3, 64, 513])
 def test_tokens_are_numpys(vocabulary: int) -> None:
     """8,000 rows in all: smooth ones, and such of few values with ties, both zeros and -inf."""
     session = open_body(vocabulary)
@@ -97,24 +98,25 @@ def test_every_way_of_choosing_decides_somewhere() -> None:
         assert (run(session, logits, moved, [full]) != drawn).any()
 
 
-@pytest.mark.parametrize("vocabulary", [1, 4, 7])
-def test_random_words_are_philoxs_bit_for_bit(vocabulary: int) -> None:
-    session = open_body(vocabulary, inner="words")
-    generator = np.random.default_rng(0)
-    positions = generator.integers(0, 2**63 - 1, (len(SEEDS), 50))
+def test_random_words_are_the_definitions_bit_for_bit() -> None:
+    """Of five groups and a part, at the ends of what seeds and positions can be."""
+    vocabulary, generator = 1281, np.random.default_rng(0)
+    positions = generator.integers(0, 2**63 - 1, (len(SEEDS), 10))
     positions[:, :4] = [0, 2**32 - 1, 2**32, 2**63 - 1]
     params = [SamplingParams(seed=seed) for seed in SEEDS]
     logits = np.zeros((*positions.shape, vocabulary), np.float32)
-    words = run(session, logits, positions, params)
-    assert words.dtype == np.uint64
-    tokens = np.arange(vocabulary)
+    x, k = (
+        run(open_body(vocabulary, inner=name), logits, positions, params)
+        for name in ("group_words", "starts")
+    )
+    tokens = run(open_body(vocabulary, inner="token_words"), logits, positions, params)
+    assert x.dtype == k.dtype == tokens.dtype == np.uint64
     for b, row in np.ndindex(positions.shape):
-        position, seed = int(positions[b, row]), SEEDS[b]
-        counter = [tokens >> 2, *(np.full(vocabulary, w) for w in (position & 0xFFFFFFFF,))]
-        counter += [np.full(vocabulary, position >> 32), np.full(vocabulary, TARGET_STREAM)]
-        c0, c1, c2, c3 = (word.astype(np.uint64) for word in counter)
-        drawn = np.stack(philox4x32((c0, c1, c2, c3), (seed & 0xFFFFFFFF, seed >> 32)))
-        assert np.array_equal(words[b, row], drawn[tokens & 3, tokens])
+        groups = GroupNoise.draw(SEEDS[b], int(positions[b, row]), 0, vocabulary - 1)
+        assert np.array_equal(np.concatenate((x[b, row], k[b, row]), axis=1), groups.words)
+        for group, place in ((0, 0), (3, 255), (5, 77)):
+            start = int(groups.words[group, 1])
+            assert int(tokens[b, row, group, place]) == split_mix(start, place)
 
 
 def test_noise_is_the_definitions_to_the_last_places() -> None:

@@ -36,7 +36,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     [pytest.param(0.0, id="greedy", marks=pytest.mark.exhaustive), pytest.param(1.0, id="drawn")],
 )
 def test_calls_are_bound_and_drafts_change_nothing(folder: Path, temperature: float) -> None:
-    sampling = SamplingParams(temperature=temperature, seed=5)
+    sampling = SamplingParams(temperature=temperature, seed=6)
     use = ToolUse((Tool("run", parameters=SCHEMA, strict=True),), must=True, parallel=False)
     free = replace(use, must=False, parallel=True)
     with dflash_trt.load(folder, block_schedule="none") as pair:

@@ -3,6 +3,7 @@
 Program t handles row t of the B·S rows and reads it once for each pass below. The definition is
 dflash_trt/sampling/choice.py and noise.py. Exact noise needs float64 logarithms, slow on most GPUs.
 So a float32 estimate finds candidates first: those within MARGIN of the best include the winner.
+A tile in which no group of tokens can reach it needs no words of its own.
 Probabilities are summed in float32 within a tile of tokens and in float64 across tiles. So the
 nucleus of top-p may differ from NumPy's by a token if its mass is within about 1e-7 of top_p.
 """
@@ -12,7 +13,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-LARGEST_NOISE = tl.constexpr(22.87)  # noise.LARGEST_NOISE, rounded up
+GROUP = tl.constexpr(256)  # noise.GROUP
 MARGIN = tl.constexpr(0.01)
 NO_TOKEN = tl.constexpr(0x7FFFFFFF)
 
@@ -226,24 +227,46 @@ def _find_tie_end(
 
 
 @triton.jit
-def _random_words(seed, position, first, BLOCK: tl.constexpr):
-    """Philox4x32-10 words of (seed, position, token id) for BLOCK tokens; a call gives four."""
-    quad = (first // 4 + tl.arange(0, BLOCK // 4)).to(tl.uint32)
-    low = (position & 0xFFFFFFFF).to(tl.uint32) + tl.zeros_like(quad)
-    high = (position >> 32).to(tl.uint32) + tl.zeros_like(quad)
-    w0, w1, w2, w3 = tl.philox(seed, quad, low, high, tl.zeros_like(quad))
-    return tl.reshape(tl.join(tl.join(w0, w2), tl.join(w1, w3)), (BLOCK,))
+def _group_words(seed, position, first, BLOCK: tl.constexpr):
+    """x and k (uint64) of the groups of BLOCK tokens; a call of Philox gives those of two."""
+    counter = (tl.arange(0, BLOCK // (2 * GROUP)) + first // (2 * GROUP) + 1).to(tl.uint64)
+    zero = tl.zeros_like(counter)
+    w0, w1, w2, w3 = tl.philox(seed, counter, position.to(tl.uint64) + zero, zero, zero)
+    x = tl.reshape(tl.join(w0, w2), (BLOCK // GROUP,))
+    return x, tl.reshape(tl.join(w1, w3), (BLOCK // GROUP,))
 
 
 @triton.jit
-def _estimate_noise(word):
-    """-log(-log((word + 0.5) / 2^32)) in float32, within MARGIN / 4."""
+def _spread(groups, BLOCK: tl.constexpr):
+    """What groups have [BLOCK / GROUP], for each of their tokens [BLOCK]."""
+    return tl.reshape(tl.broadcast_to(groups[:, None], (BLOCK // GROUP, GROUP)), (BLOCK,))
+
+
+@triton.jit
+def _token_words(k, token, BLOCK: tl.constexpr):
+    """The output of SplitMix64 (uint64) for BLOCK tokens, whose groups start it from k."""
+    place = (token % GROUP + 1).to(tl.uint64)
+    word = _spread(k, BLOCK) + place * 0x9E3779B97F4A7C15
+    word = (word ^ (word >> 30)) * 0xBF58476D1CE4E5B9
+    word = (word ^ (word >> 27)) * 0x94D049BB133111EB
+    return word ^ (word >> 31)
+
+
+@triton.jit
+def _estimate_exponential(word):
+    """-log(u(word)) in float32, within MARGIN / 4 of itself."""
     # float32 cannot hold u near 1, but d = 1 - u: -log(1 - d) = d (1 + d/2 …).
-    rest = ((~word).to(tl.float32) + 0.5) * 2.3283064365386963e-10
+    upper = (word >> 32).to(tl.uint32)
+    rest = ((~upper).to(tl.float32) + 0.5) * 2.3283064365386963e-10
     near_one = rest * (1.0 + 0.5 * rest)
-    uniform = (word.to(tl.float32) + 0.5) * 2.3283064365386963e-10
-    exponential = tl.where(rest < 0.002, near_one, -tl.log(tl.minimum(uniform, 0.999)))
-    return -tl.log(exponential)
+    uniform = (upper.to(tl.float32) + 0.5) * 2.3283064365386963e-10
+    return tl.where(rest < 0.002, near_one, -tl.log(tl.minimum(uniform, 0.999)))
+
+
+@triton.jit
+def _exponential(word):
+    """-log(u(word)) in float64."""
+    return -tl.log(((word >> 32).to(tl.float64) + 0.5) * 2.3283064365386963e-10)
 
 
 @triton.jit
@@ -269,18 +292,22 @@ def _draw(
         lowest = border.to(tl.uint32)
         allowed = (key > lowest) | ((key == lowest) & (token < tie_end))
         allowed = allowed & (token < VOCABULARY)
-        near = tl.where(allowed, _scale(value, highest, temperature), float("-inf"))
-        if tl.max(near, axis=0) + LARGEST_NOISE >= estimate - MARGIN:
-            word = _random_words(seed, position, first, BLOCK)
-            near += _estimate_noise(word)
-            estimate = tl.maximum(estimate, tl.max(near, axis=0))
-            if tl.max(near, axis=0) >= estimate - MARGIN:
-                scaled = (value.to(tl.float64) - highest.to(tl.float64)) / temperature
-                uniform = (word.to(tl.float64) + 0.5) * 2.3283064365386963e-10
-                score = scaled - tl.log(-tl.log(uniform))
+        scaled = tl.where(allowed, _scale(value, highest, temperature), float("-inf"))
+        x, k = _group_words(seed, position, first, BLOCK)
+        least = _spread(_estimate_exponential(x) * (1.0 / GROUP), BLOCK)
+        if tl.max(scaled - tl.log(least), axis=0) >= estimate - MARGIN:
+            word = _token_words(k, token, BLOCK)
+            is_member = _spread(x % GROUP, BLOCK) == (token % GROUP).to(tl.uint64)
+            near = scaled - tl.log(least + tl.where(is_member, 0.0, _estimate_exponential(word)))
+            top = tl.max(near, axis=0)
+            estimate = tl.maximum(estimate, top)
+            if top >= estimate - MARGIN:
+                exact = (value.to(tl.float64) - highest.to(tl.float64)) / temperature
+                more = tl.where(is_member, 0.0, _exponential(word))
+                score = exact - tl.log(_spread(_exponential(x) * (1.0 / GROUP), BLOCK) + more)
                 score = tl.where(near >= estimate - MARGIN, score, float("-inf"))
-                top = tl.max(score, axis=0)
-                if top > best:
-                    best = top
-                    winner = tl.min(tl.where(score == top, token, NO_TOKEN), axis=0)
+                highest_score = tl.max(score, axis=0)
+                if highest_score > best:
+                    best = highest_score
+                    winner = tl.min(tl.where(score == highest_score, token, NO_TOKEN), axis=0)
     return winner

@@ -19,6 +19,8 @@ from dflash_plugins.public import public_pairs
 
 TILE = 4096
 """Logits that a program loads at a time, at most."""
+SMALLEST_TILE = 512
+"""Two groups of tokens, whose words Philox gives together (dflash_trt/sampling/noise.py)."""
 
 # How many upper bits of a float32 hold every value of the type: sign, exponent and mantissa.
 # The searches for top-k and top-p bisect over keys, one pass over the row per bit.
@@ -37,7 +39,7 @@ def _launch(specs: Specs, attributes: Attributes, tactic: int) -> Launch:
         extras=(rows,),
         constants={
             "VOCABULARY": size,
-            "BLOCK": min(TILE, max(16, next_power_of_two(size))),
+            "BLOCK": min(TILE, max(SMALLEST_TILE, next_power_of_two(size))),
             "KEY_BITS": _KEY_BITS[specs["logits"].dtype],
         },
         warps=8,

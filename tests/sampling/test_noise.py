@@ -1,0 +1,114 @@
+"""Noise against published vectors and its definition, and as independent as it should be."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from scipy.stats import chisquare, kstest, spearmanr
+
+from dflash_trt.sampling.noise import (
+    GROUP,
+    LARGEST_NOISE,
+    SMALLEST_NOISE,
+    GroupNoise,
+    draw_gumbel,
+)
+from tests.sampling import plain_noise
+
+pytestmark = pytest.mark.numeric
+
+GOLDEN_NOISE = [2.611013659479229, -0.15687130633564386, 6.016810251423049, 0.19152478710397625]
+MEMBER = 5
+
+
+@pytest.mark.parametrize(
+    ("counter", "key", "expected"),
+    [
+        ("0000000000000000 0000000000000000 0000000000000000 0000000000000000",
+         "0000000000000000 0000000000000000",
+         "16554d9eca36314c db20fe9d672d0fdc d7e772cee186176b 7e68b68aec7ba23b"),
+        ("ffffffffffffffff ffffffffffffffff ffffffffffffffff ffffffffffffffff",
+         "ffffffffffffffff ffffffffffffffff",
+         "87b092c3013fe90b 438c3c67be8d0224 9cc7d7c69cd777b6 a09caebf594f0ba0"),
+        ("243f6a8885a308d3 13198a2e03707344 a4093822299f31d0 082efa98ec4e6c89",
+         "452821e638d01377 be5466cf34e90c6c",
+         "a528f45403e61d95 38c72dbd566e9788 a5a1610e72fd18b5 57bd43b5e52b7fe6"),
+    ],
+)  # fmt: skip
+def test_philox_known_answers(counter: str, key: str, expected: str) -> None:
+    """The philox4x64-10 vectors of Random123's kat_vectors file."""
+    words, keys = ([int(word, 16) for word in text.split()] for text in (counter, key))
+    result = plain_noise.philox4x64(tuple(words), tuple(keys))
+    assert " ".join(f"{word:016x}" for word in result) == expected
+
+
+def test_split_mix_known_answers() -> None:
+    """What seed 1234567 gives, as many have published it."""
+    known = [6457827717110365317, 3203168211198807973, 9817491932198370423, 4593380528125082431]
+    assert [plain_noise.split_mix(1234567, number) for number in range(4)] == known
+
+
+def test_noise_is_what_its_definition_says() -> None:
+    """Members of groups and others, at the ends of what a seed and a position can be."""
+    generator = np.random.default_rng(0)
+    for seed, position in ((0, 0), (2**64 - 1, 2**63 - 1), (0x0123_4567_89AB_CDEF, 2**32 + 7)):
+        ids = [0, 1, 255, 256, 511, 512, 151_935, *generator.integers(0, 262_144, 50).tolist()]
+        for group in (0, 1, 593):
+            ids.append(GROUP * group + plain_noise.group_words(seed, position, group)[0] % GROUP)
+        noise = draw_gumbel(seed, position, np.array(ids))
+        expected = [plain_noise.plain_noise(seed, position, token_id) for token_id in ids]
+        np.testing.assert_allclose(noise, expected, rtol=1e-14, atol=1e-15)
+
+
+def test_noise_does_not_depend_on_what_else_is_drawn() -> None:
+    every = draw_gumbel(7, 91, np.arange(5003))
+    for ids in ([5002], [700, 3], [1300, 1301, 4999, 256]):
+        assert np.array_equal(draw_gumbel(7, 91, np.array(ids)), every[ids])
+
+
+def test_noise_is_frozen() -> None:
+    """Golden values: a change here changes every sampled text."""
+    noise = draw_gumbel(42, 1000, np.array([0, 1, MEMBER, 151_935]))
+    assert noise.dtype == np.float64
+    np.testing.assert_allclose(noise, GOLDEN_NOISE, rtol=1e-14)
+
+
+def test_noise_is_bounded() -> None:
+    """By words of all bits and of none, and within a group by its least exponential."""
+    assert draw_of_words(2**64 - 1, 0)[GROUP - 1] == LARGEST_NOISE
+    step = 0x9E3779B97F4A7C15
+    assert draw_of_words(0, 2**64 - step - step)[1] == SMALLEST_NOISE
+    group = GroupNoise.draw(3, 9, 0, 100 * GROUP - 1)
+    noise = group.of(np.arange(100 * GROUP)).reshape(100, GROUP)
+    assert np.array_equal(noise.max(axis=1), -np.log(group.least()))
+
+
+def draw_of_words(x: int, k: int) -> np.ndarray:
+    """Noise of a group by its words."""
+    return GroupNoise(np.array([[x, k]], np.uint64), 0).of(np.arange(GROUP))
+
+
+def test_noise_is_gumbels_and_independent() -> None:
+    """Of the tokens of a group, and of neighbouring groups, positions and seeds."""
+    ids = np.array([0, 1, 2, 130, 255, 256, 511, 512, 3001])
+    draws = np.array([draw_gumbel(5, position, ids) for position in range(4000)])
+    other = np.array([draw_gumbel(6, position, ids[:3]) for position in range(4000)])
+    later = np.roll(draws[:, :3], 1, axis=0)
+    for one in (*draws.T, draws.ravel(), other.ravel()):
+        assert kstest(one, "gumbel_r").pvalue > 1e-3
+    beside = spearmanr(np.concatenate((draws, other, later), axis=1))
+    off = ~np.eye(len(beside.statistic), dtype=bool)
+    # 105 pairs: the least of so many p-values, if all are independent.
+    assert beside.pvalue[off].min() > 1e-5
+    # The joint law of two of a group, in ten shares each.
+    grid = np.floor(10 * np.exp(-np.exp(-draws[:, :2]))).astype(int)
+    assert chisquare(np.bincount(grid @ [10, 1], minlength=100)).pvalue > 1e-3
+    # And its tails: of the most that any of a group has, each place is as likely.
+    whole = [GroupNoise.draw(1, position, 0, GROUP - 1) for position in range(1000)]
+    most = np.array([one.of(np.arange(GROUP)) for one in whole])
+    assert kstest(most.max(axis=1) - np.log(GROUP), "gumbel_r").pvalue > 1e-3
+    places = np.bincount(most.argmax(axis=1) // 16, minlength=16)
+    assert chisquare(places).pvalue > 1e-3
+    seconds = np.sort(most, axis=1)[:, -2]
+    gap = np.exp(-seconds) - np.exp(-most.max(axis=1))  # to the next of 255 exponentials
+    assert kstest(gap * (GROUP - 1), "expon").pvalue > 1e-3
