@@ -11,14 +11,14 @@ from contextlib import aclosing, closing, suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Literal, Self, TypedDict, Unpack
+from typing import Literal, Self, TypedDict, Unpack, cast
 
 from dflash_trt.backends.base import Executor
 from dflash_trt.backends.registry import check_runnable, open_executor
 from dflash_trt.bundle.bundle import Bundle, load_tokenizer, open_bundle
 from dflash_trt.core.limits import Threads
 from dflash_trt.core.validation import check_value
-from dflash_trt.errors import DflashError, nearest, one_line
+from dflash_trt.errors import DflashError, nearest
 from dflash_trt.graph.bindings import GraphName
 from dflash_trt.hardware.cores import AUTO as ALL_CORES
 from dflash_trt.hardware.cores import ThreadChoice, choose_threads
@@ -37,9 +37,9 @@ from dflash_trt.runtime.opening import with_step_ratios
 from dflash_trt.sampling.penalties import Penalties
 from dflash_trt.sampling.rules import TokenRules
 from dflash_trt.speculation.drafters import DFLASH, DrafterKind
-from dflash_trt.text.chat import ChatRenderer, Message
+from dflash_trt.text.chat import ChatRenderer, Message, as_messages
 from dflash_trt.text.grammar import Follower, GrammarCompiler
-from dflash_trt.text.harmony import HarmonyFormat
+from dflash_trt.text.thoughts import AnswerFormat, find_format, open_answer
 from dflash_trt.text.tokenizer import BundleTokenizer
 from dflash_trt.tuning.bundle_schedule import (
     AUTO,
@@ -53,8 +53,8 @@ Prompt = str | Sequence[int] | Sequence[Message]
 """A text as it is, token ids, or a conversation for the chat template: {"role", "content"} each."""
 
 
-class RequestOptions(TypedDict, total=False):
-    """How a prompt is continued, beside its sampling; see `Request`."""
+class _Continuing(TypedDict, total=False):
+    """Of `Request`, beside prompt and sampling."""
 
     max_tokens: int | None
     stop_token_ids: tuple[int, ...]
@@ -68,6 +68,15 @@ class RequestOptions(TypedDict, total=False):
     penalties: Penalties
     rules: TokenRules
     grammar: Follower | None
+
+
+class RequestOptions(_Continuing, total=False):
+    """How a prompt is continued, beside its sampling; see `Request`.
+
+    `template_options` are variables of the chat template, as {"enable_thinking": False}.
+    """
+
+    template_options: Mapping[str, object]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -151,9 +160,9 @@ class LoadedPair:
         return load_tokenizer(self.bundle)
 
     @cached_property
-    def harmony(self) -> HarmonyFormat | None:
-        """What tells an answer from its reasoning, for models that answer in harmony's format."""
-        return HarmonyFormat.find(self.tokenizer.core)
+    def answer_format(self) -> AnswerFormat | None:
+        """What tells an answer from its reasoning, for models that mark it."""
+        return find_format(self.tokenizer.core)
 
     @property
     def executor(self) -> Executor:
@@ -193,13 +202,14 @@ class LoadedPair:
             DflashError: a value that no generator could accept (usage), a prompt that the
                 tokenizer or the chat template refuses.
         """
-        known = list(RequestOptions.__annotations__)
+        known = [*_Continuing.__annotations__, *RequestOptions.__annotations__]
         for key in set(options).difference(known):
             near = " (see SamplingParams)" if hasattr(SamplingParams, key) else nearest(key, known)
             raise DflashError(f"no such option{near}", where=key, usage=True)
-        ids = tuple(self._encode(prompt))
+        variables = options.pop("template_options", {})
+        ids = tuple(self._encode(prompt, variables))
         sampling = SamplingParams() if sampling is None else sampling
-        return Request(prompt_ids=ids, sampling=sampling, **options)
+        return Request(prompt_ids=ids, sampling=sampling, **cast(_Continuing, options))
 
     def check(self, requests: Sequence[Request]) -> None:
         """Raises DflashError (usage) for a request that cannot run, saying which of several."""
@@ -307,10 +317,11 @@ class LoadedPair:
         if not messages or not all(isinstance(one, Mapping) for one in messages):
             what = "must be a list of messages, each with a role and a content"
             raise DflashError(what, where="messages", usage=True)
-        (result,) = self.generate([messages], sampling, **options)
-        if self.harmony is None:
+        request = self.request(messages, sampling, **options)
+        (result,) = self.run([request])
+        if self.answer_format is None:
             return ChatAnswer(text=result.text or "", reasoning=None, result=result)
-        stream = self.harmony.open(options.get("stop_strings", ()))
+        stream = open_answer(self.answer_format, request.stop_strings, request.prompt_ids)
         piece = stream.push(result.token_ids) + stream.flush()
         return ChatAnswer(text=piece.content, reasoning=piece.reasoning, result=result)
 
@@ -335,23 +346,12 @@ class LoadedPair:
             for _, event in events:
                 yield event
 
-    def _encode(self, prompt: Prompt) -> Sequence[int]:
+    def _encode(self, prompt: Prompt, variables: Mapping[str, object]) -> Sequence[int]:
         if isinstance(prompt, str):
             return self.tokenizer.encode(prompt)
-        if not isinstance(prompt, Sequence) or isinstance(prompt, bytes):
-            shown = one_line(repr(prompt), 40)
-            what = f"{shown} is neither a text, nor token ids, nor messages"
-            raise DflashError(what, where="prompt", usage=True)
-        messages = [item for item in prompt if isinstance(item, Mapping)]
-        ids = [item for item in prompt if not isinstance(item, Mapping | str)]
-        if len(ids) == len(prompt):
-            return ids
-        if len(messages) < len(prompt) or not all(map(_is_message, messages)):
-            what = 'messages must have a "role" and a "content" each, both texts'
-            raise DflashError(what, where="prompt", usage=True)
-        return self._encode_chat(messages)
-
-    def _encode_chat(self, messages: Sequence[Message]) -> list[int]:
+        messages = as_messages(prompt)
+        if messages is None:
+            return [one for one in prompt if not isinstance(one, Mapping)]
         with self._rendering:
             if self._renderer is None:
                 self._renderer = self.tokenizer.open_renderer()
@@ -362,7 +362,7 @@ class LoadedPair:
                     fix="pass a text to `generate` instead of messages",
                     usage=True,
                 )
-            text = self._renderer.render(messages)
+            text = self._renderer.render(messages, variables)
         # The template writes the special tokens itself.
         return self.tokenizer.encode(text, special=False)
 
@@ -392,7 +392,3 @@ def load(
     )
     pair.open()
     return pair
-
-
-def _is_message(item: Mapping[str, object]) -> bool:
-    return isinstance(item.get("role"), str) and isinstance(item.get("content"), str)

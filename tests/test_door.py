@@ -33,7 +33,8 @@ from tests.waiting import wait_until
 
 SAMPLED = SamplingParams(temperature=6, top_p=0.9, seed=7)
 PROMPTS = ["cab", "x", "9", "zq", "3", "cé"]  # more than max_batch, some end early
-TEMPLATE = "{% for m in messages %}{{ m.role[0] }}{{ m.content }}{{ eos_token }}{% endfor %}9"
+TEMPLATE = "{% for m in messages %}{{ m.role[0] }}{{ m.content }}{{ eos_token }}{% endfor %}"
+TEMPLATE += "{{ last or 9 }}"
 
 
 @pytest.fixture(scope="module")
@@ -258,6 +259,8 @@ def test_chat(pair: LoadedPair) -> None:
     ids = [token(char) if char != "." else END for char in "uab.ac.ud.9"]
     assert list(pair.request(messages).prompt_ids) == ids
     assert answer.result.statistics.prompt_tokens == len(ids)
+    other = pair.request(messages, template_options={"last": 8})
+    assert list(other.prompt_ids) == [*ids[:-1], token("8")]
     assert "".join(event.text for event in pair.stream(messages, max_tokens=3)) == "012"
     for wrong in (lambda: pair.chat("cab"), lambda: pair.chat([5, 6])):
         with pytest.raises(DflashError, match="messages: "):
@@ -277,7 +280,7 @@ def test_a_chat_tells_reasoning_from_the_answer(
         return [replace(one, token_ids=tuple(written)) for one in real(requests, on_event)]
 
     monkeypatch.setattr(pair, "run", run)
-    pair.__dict__["harmony"] = HarmonyFormat.find(make_harmony())
+    pair.__dict__["answer_format"] = HarmonyFormat.find(make_harmony())
     answer = pair.chat([{"role": "user", "content": "ab"}], max_tokens=1)
     assert (answer.text, answer.reasoning) == ("Four.", "Hm.")
 

@@ -20,6 +20,8 @@ from dflash_trt.runtime import SamplingParams
 from dflash_trt.serving.client.grpc_chat import GrpcChat
 from dflash_trt.serving.client.openai_chat import OpenAiChat
 from dflash_trt.text.chat import Message
+from dflash_trt.text.harmony import HarmonyFormat
+from dflash_trt.text.thoughts import open_answer
 
 NEW = "/new"
 _MOST_CHARACTERS = 16 << 20
@@ -42,7 +44,7 @@ class PairSpeaker:
             raise DflashError(what, where=pair.bundle.folder, fix=fix, usage=True)
         self._pair, self._sampling, self._options = pair, sampling, options
         self._threads = name_threads(pair.bundle.manifest, pair.threads)
-        self._colours = has_colours() and pair.harmony is None
+        self._colours = has_colours() and not isinstance(pair.answer_format, HarmonyFormat)
 
     @property
     def greeting(self) -> str:
@@ -55,14 +57,14 @@ class PairSpeaker:
         return f"{name}; {accepted}, {own}"
 
     def answer(self, messages: Sequence[Message]) -> tuple[str, str]:
-        harmony = self._pair.harmony
-        stops = self._options.get("stop_strings", ())
-        channels = None if harmony is None else lambda: harmony.open(stops)
+        form, stops = self._pair.answer_format, self._options.get("stop_strings", ())
+        prompt = self._pair.request(messages, self._sampling, **self._options).prompt_ids
+        channels = None if form is None else lambda _: open_answer(form, stops, prompt)
         writer = TextWriter(view=self._colours, quiet=False, count=1, channels=channels)
         said, result = "", None
         ids: list[int] = []
         started = time.perf_counter()
-        events = self._pair.stream(messages, self._sampling, **self._options)
+        events = self._pair.stream(prompt, self._sampling, **self._options)
         # A step is not torn apart: the request is cancelled between two of them.
         with closing(events), _noted_interrupt() as interrupted:
             for event in events:
@@ -72,8 +74,8 @@ class PairSpeaker:
                 result = event.result
                 if interrupted():
                     break
-        if harmony is not None:
-            stream = harmony.open(stops)
+        if form is not None:
+            stream = open_answer(form, stops, prompt)
             said = (stream.push(ids) + stream.flush()).content
         seconds = time.perf_counter() - started
         line = f"{len(ids)} tokens, {len(ids) / seconds:,.1f} tokens/s"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
@@ -35,6 +36,7 @@ from dflash_trt.serving.client.client import GenerationRequest
 from dflash_trt.serving.client.grpc_chat import GrpcChat
 from dflash_trt.serving.client.openai_chat import OpenAiChat
 from dflash_trt.speculation.drafters import DFLASH, DrafterKind
+from dflash_trt.text.thoughts import AnswerFormat, TokenReader, open_answer
 from dflash_trt.tuning.break_even import (
     DraftedSteps,
     low_acceptance,
@@ -124,6 +126,7 @@ def command(
     elif max_tokens is None:
         max_tokens = MAX_TOKENS
     grammar = structure.read(ignore_eos=ignore_eos)
+    variables = prompts.template_options
     if url is not None and is_chat:
         refuse_given(context, {"ignore_eos"}, "does not go with --url and --chat")
         server: GrpcChat | OpenAiChat
@@ -133,17 +136,27 @@ def command(
                 raise DflashError("a chat over gRPC needs a template", fix=fix, usage=True)
             tokenizer = load_tokenizer(open_bundle(bundle))
             server = GrpcChat(
-                parse_url(url), tokenizer, sampling, max_tokens=max_tokens, stop_strings=stops
+                parse_url(url),
+                tokenizer,
+                sampling,
+                max_tokens=max_tokens,
+                stop_strings=stops,
+                template_options=variables,
             )
         else:
             limits = {} if max_tokens is None else {"max_tokens": max_tokens}
             stop = {"stop": list(stops)} if stops else {}
-            server = OpenAiChat(url, sampling, {**limits, **stop})
+            told = {"chat_template_kwargs": variables} if variables else {}
+            server = OpenAiChat(url, sampling, {**limits, **stop, **told})
         speaker = ServedSpeaker(server)
         hold_chat(speaker, prompts.system, speaker.greeting)
         return
     if url is not None:
-        refuse_given(context, {"system"}, "does not go with --url: chats go to its OpenAI port")
+        refuse_given(
+            context,
+            {"system", "template_options"},
+            "does not go with --url: chats go to its OpenAI port",
+        )
         address = parse_url(url)
         remote = [
             GenerationRequest(
@@ -172,9 +185,14 @@ def command(
     )
     show_thread_note(pair.schedule, pair.threads)
     if is_chat:
-        options: RequestOptions = {"max_tokens": max_tokens, "stop_strings": stops}
+        options: RequestOptions = {
+            "max_tokens": max_tokens,
+            "stop_strings": stops,
+            "ignore_eos": ignore_eos,
+            "template_options": variables,
+        }
         with pair:
-            talk = PairSpeaker(pair, sampling, {**options, "ignore_eos": ignore_eos})
+            talk = PairSpeaker(pair, sampling, options)
             hold_chat(talk, prompts.system, talk.greeting)
         return
     follower = None if grammar is None else pair.grammars.compile(grammar)
@@ -190,8 +208,9 @@ def command(
         for ids in prompts.encode(pair.tokenizer)
     ]
     is_templated = pair.tokenizer.chat_template is not None and not prompts.raw
-    harmony = pair.harmony if is_templated else None
-    channels = None if harmony is None else partial(harmony.open, stops)
+    form, channels = pair.answer_format if is_templated else None, None
+    if form is not None:
+        channels = partial(_open_answer, form, requests)
     writer = TextWriter(view=view, quiet=as_json, count=len(requests), channels=channels)
     with pair:
         pair.check(requests)
@@ -203,3 +222,8 @@ def command(
     if steps.count and drafter == DFLASH:
         schedule = pair.schedule or own_schedule(pair.bundle)
         show_hint(low_acceptance(steps, schedule_break_even(schedule, steps.block), str(bundle)))
+
+
+def _open_answer(form: AnswerFormat, requests: Sequence[Request], index: int) -> TokenReader:
+    request = requests[index]
+    return open_answer(form, request.stop_strings, request.prompt_ids)

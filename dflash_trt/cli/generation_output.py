@@ -11,9 +11,10 @@ import click
 
 from dflash_trt.cli.options import print_json
 from dflash_trt.runtime import RequestResult, TokenEvent, TotalStatistics, total
-from dflash_trt.text.harmony import HarmonyStream
+from dflash_trt.text.thoughts import TokenReader
 
-OpenChannels = Callable[[], HarmonyStream]
+OpenChannels = Callable[[int], TokenReader]
+"""What tells the answer to the prompt of an index from its reasoning."""
 ACCEPTED, OWN = "green", "yellow"
 """Colours of accepted drafts and of the target's own tokens."""
 _CODES = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]")
@@ -40,7 +41,7 @@ class TextWriter:
     ) -> None:
         self._view = view
         self._channels = channels
-        self._answers = [] if channels is None else [_Answer(channels()) for _ in range(count)]
+        self._answers = [] if channels is None else [_Answer(channels(at)) for at in range(count)]
         self._quiet = quiet
         self._count = count
         self._waiting: dict[int, list[str]] = {}
@@ -101,7 +102,7 @@ class TextWriter:
 class _Answer:
     """An answer whose reasoning has come to an end or not."""
 
-    def __init__(self, stream: HarmonyStream) -> None:
+    def __init__(self, stream: TokenReader) -> None:
         self._stream = stream
         self._reasons = False
 
@@ -122,21 +123,20 @@ def print_results(
     """One request's figures, or all requests' and their total."""
     described: list[dict[str, Any]] = [
         {
-            **_describe_text(result, channels),
+            **_describe_text(result, None if channels is None else channels(index)),
             "token_ids": list(result.token_ids),
             **result.statistics.to_json(),
             "finish_reason": result.finish_reason,
         }
-        for result in results
+        for index, result in enumerate(results)
     ]
     several = {"requests": described, "total": summary.to_json()}
     print_json(described[0] if len(described) == 1 else several)
 
 
-def _describe_text(result: RequestResult, channels: OpenChannels | None) -> dict[str, Any]:
-    if channels is None:
+def _describe_text(result: RequestResult, stream: TokenReader | None) -> dict[str, Any]:
+    if stream is None:
         return {"text": result.text}
-    stream = channels()
     piece = stream.push(result.token_ids) + stream.flush()
     return {"text": piece.content, "reasoning": piece.reasoning}
 

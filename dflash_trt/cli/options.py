@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 from click.core import ParameterSource
 
+from dflash_trt.cli.template_options import TemplateVariables, template_option
 from dflash_trt.core.limits import MAX_THREADS
 from dflash_trt.errors import DflashError
 from dflash_trt.hardware.cores import AUTO, ThreadChoice, available_cores
@@ -87,13 +88,23 @@ class PromptOptions:
     prompt_file: Path | None
     system: str | None
     raw: bool
+    template_options: TemplateVariables
 
     def encode(self, tokenizer: BundleTokenizer) -> list[list[int]]:
         """Token ids of the prompts."""
-        if self.system is not None and (self.raw or tokenizer.chat_template is None):
+        if self.raw or tokenizer.chat_template is None:
             what = "does not go with --raw" if self.raw else "needs a chat template, there is none"
-            raise DflashError(what, where="--system", usage=True)
-        return encode_prompts(tokenizer, self.read(), raw=self.raw, system=self.system)
+            given = {"--system": self.system, "--template-option": self.template_options or None}
+            for option, value in given.items():
+                if value is not None:
+                    raise DflashError(what, where=option, usage=True)
+        return encode_prompts(
+            tokenizer,
+            self.read(),
+            raw=self.raw,
+            system=self.system,
+            variables=self.template_options,
+        )
 
     def read(self) -> list[str]:
         """The prompts as text; "-" is what stands on stdin."""
@@ -179,6 +190,7 @@ prompt_options = option_group(
     ),
     _PROMPT[1],
     click.option("--system", help="A system message before every prompt."),
+    template_option(""),
     _RAW,
 )
 task_options = option_group("prompts", TaskOptions, *_PROMPT, sets_option, limit_option, _RAW)

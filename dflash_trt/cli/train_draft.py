@@ -7,6 +7,7 @@ from typing import Any
 import click
 
 from dflash_trt.cli.options import FOLDER, json_option, option_group, print_json, threads_option
+from dflash_trt.cli.template_options import template_option
 from dflash_trt.cli.training_watch import TerminalWatch
 from dflash_trt.core.limits import MAX_COUNT
 from dflash_trt.errors import DflashError
@@ -24,20 +25,6 @@ from dflash_trt.training.request import (
 )
 
 _COUNT = click.IntRange(1, MAX_COUNT)
-
-
-def _read_variables(
-    context: click.Context, parameter: click.Parameter, values: tuple[str, ...]
-) -> dict[str, bool | str]:
-    """NAME=VALUE of a chat template; true and false are no texts."""
-    found: dict[str, bool | str] = {}
-    for value in values:
-        name, equals, text = value.partition("=")
-        if not equals or not name.isidentifier() or name in found:
-            what = f"{value!r} is not one NAME=VALUE, as enable_thinking=false"
-            raise DflashError(what, where="--template-option", usage=True)
-        found[name] = {"true": True, "false": False}.get(text.lower(), text)
-    return found
 
 
 def _read_taps(
@@ -77,14 +64,8 @@ _data = option_group(
         "accepted.",
     ),
     click.option("--system-prompt", help="Stands before every conversation, as it is served."),
-    click.option(
-        "--template-option",
-        "template_options",
-        multiple=True,
-        metavar="NAME=VALUE",
-        callback=_read_variables,
-        help="Variable of the chat template, as enable_thinking=false: a draft that was trained in "
-        "another thinking mode than is served is worth little; repeatable.",
+    template_option(
+        ": a draft that was trained in another thinking mode than is served is worth little"
     ),
     click.option("--raw", is_flag=True, help="Send prompts without the chat template."),
     click.option(

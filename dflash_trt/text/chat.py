@@ -69,3 +69,26 @@ class ChatRenderer:
     def close(self) -> None:
         """Ends the worker."""
         self._process.close()
+
+
+def as_messages(prompt: Any) -> list[Message] | None:
+    """The messages of a prompt, which is a conversation or token ids; None for ids.
+
+    Raises:
+        DflashError: it is neither, or a message lacks its role or its content (usage).
+    """
+    if not isinstance(prompt, Sequence) or isinstance(prompt, bytes):
+        shown = one_line(repr(prompt), 40)
+        what = f"{shown} is neither a text, nor token ids, nor messages"
+        raise DflashError(what, where="prompt", usage=True)
+    messages = [item for item in prompt if isinstance(item, Mapping)]
+    if not any(isinstance(item, Mapping | str) for item in prompt):
+        return None
+    if len(messages) < len(prompt) or not all(map(_is_message, messages)):
+        what = 'messages must have a "role" and a "content" each, both texts'
+        raise DflashError(what, where="prompt", usage=True)
+    return messages
+
+
+def _is_message(item: Message) -> bool:
+    return isinstance(item.get("role"), str) and isinstance(item.get("content"), str)

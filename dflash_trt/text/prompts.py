@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -129,11 +129,19 @@ def read_stdin() -> str:
 
 
 def encode_prompts(
-    tokenizer: BundleTokenizer, texts: list[str], *, raw: bool, system: str | None = None
+    tokenizer: BundleTokenizer,
+    texts: list[str],
+    *,
+    raw: bool,
+    system: str | None = None,
+    variables: Mapping[str, Any] | None = None,
 ) -> list[list[int]]:
-    """Token ids of prompts, through the chat template where there is one and not `raw`."""
+    """Token ids of prompts, through the chat template where there is one and not `raw`.
+
+    `variables` are the template's own.
+    """
     if tokenizer.chat_template is not None and not raw:
-        return tokenizer.encode_chats(texts, system)
+        return tokenizer.encode_chats(texts, system, variables)
     return [tokenizer.encode(text) for text in texts]
 
 

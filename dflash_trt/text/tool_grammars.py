@@ -26,18 +26,25 @@ preamble: {CHANNEL} "commentary" {MESSAGE} TEXT {END} {START} "assistant"
 
 
 def bind_answer(
-    form: ToolFormat | None, use: ToolUse | None, answer: Grammar | None, *, harmony: bool
+    form: ToolFormat | None,
+    use: ToolUse | None,
+    answer: Grammar | None,
+    *,
+    harmony: bool,
+    thought: str = "",
 ) -> Grammar | None:
     """What an answer must follow that may call as `use` says, or else is `answer`.
 
-    None where it is bound by nothing.
+    None where it is bound by nothing. `thought` are rules of what stands before it.
 
     Raises:
         DflashError: an answer's grammar that cannot stand in another (usage).
     """
     if use is None or form is None:
-        if answer is None or not harmony:
+        if answer is None or not (harmony or thought):
             return answer
+        if thought:
+            return _join(["start: thought answer", thought, _answer(answer)])
         return _join(["start: thought* final", f"{_FINAL} answer", _HARMONY, _answer(answer)])
     is_bound = use.must or not use.parallel or answer is not None
     if not is_bound and not any(one.strict for one in use.callable):
@@ -51,7 +58,15 @@ def bind_answer(
     if answer is not None and not use.must:
         calls.append(_answer(answer))
     rules = {"hermes": _hermes, "llama3": _llama, "harmony": _channels}[form.family]
-    return _join([*rules(form, use, answer), *calls])
+    bound = [*rules(form, use, answer), *calls]
+    if thought:
+        bound = ["start: thought told", thought, *(_tell(rule) for rule in bound)]
+    return _join(bound)
+
+
+def _tell(rule: str) -> str:
+    """The rule that an answer begins with, as one that stands behind another."""
+    return rule.replace("start:", "told:", 1) if rule.startswith("start:") else rule
 
 
 _FINAL = f'final: {CHANNEL} "final" {MESSAGE}'

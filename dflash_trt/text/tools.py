@@ -21,6 +21,8 @@ ToolFamily = Literal["hermes", "llama3", "harmony"]
 _MARKS: dict[ToolFamily, CallMarks] = {"hermes": HERMES, "llama3": LLAMA_3}
 # Calls as XML between the same marks, of Qwen3-Coder and of GLM.
 _OTHER_BODIES = ("<function=", "<arg_key>")
+# Of Gemma 4, whose calls are no JSON.
+_OTHER_MARKS = ("<|tool_call>",)
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +94,7 @@ class ToolFormat:
         if HERMES.opening in template:
             is_json = not any(one in template for one in _OTHER_BODIES)
             return ToolFormat("hermes", False, added) if is_json else None
-        if '"parameters":' in template:
+        if '"parameters":' in template and not any(one in template for one in _OTHER_MARKS):
             return ToolFormat("llama3", False, added)
         return None
 

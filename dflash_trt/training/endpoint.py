@@ -78,6 +78,8 @@ class AnswerServer:
             body["messages"] = [dict(message) for message in row.messages]
             if self._variables:
                 body["chat_template_kwargs"] = self._variables
+            if self._is_ours:  # others may refuse the field
+                body["separate_reasoning"] = False
             reply = self._server.read("/chat/completions", body, _ANSWER_S)
         else:
             reply = self._server.read("/completions", {**body, "prompt": row.text}, _ANSWER_S)
@@ -110,7 +112,9 @@ class AnswerServer:
     def _find_model(self, wanted: str | None) -> str:
         listed = self._server.read("/models", None, _QUESTION_S).get("data")
         found = listed if isinstance(listed, list) else []
-        names = [one.get("id") for one in found if isinstance(one, dict)]
+        described = [one for one in found if isinstance(one, dict)]
+        self._is_ours = any(one.get("owned_by") == "dflash-trt" for one in described)
+        names = [one.get("id") for one in described]
         if wanted is None and len(names) == 1 and isinstance(names[0], str):
             return names[0]
         if wanted in names and wanted is not None:

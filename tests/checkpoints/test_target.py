@@ -83,6 +83,7 @@ def test_saved_rotary_buffers_are_ignored(make_target: MakeCheckpoint) -> None:
         ([3, 4], None, (3, 4)),
         (None, None, ()),
         (3, {"eos_token_id": [7, 8]}, (7, 8)),
+        ([1, 5], {"eos_token_id": [1, 5, 9]}, (1, 5, 9)),
         (3, {"temperature": 0.6}, (3,)),
     ],
 )

@@ -22,7 +22,7 @@ from tests.cli.bigram import write_bigram_pair
 from tests.cli.conftest import Run
 from tests.waiting import PATIENCE_S
 
-TEMPLATE = "{% for m in messages %}{{ m.role[0] }}{{ m.content }}{% endfor %}"
+TEMPLATE = "{% for m in messages %}{{ m.role[0] }}{{ m.content }}{% endfor %}{{ 'k' if thinks }}"
 
 
 @pytest.fixture(scope="module")
@@ -54,6 +54,11 @@ def test_a_system_message_stands_before_each(run: Run, talker: Path, bundle: Pat
     told = run.well(*asked, "--system", "zzz").json["requests"]
     more = [b["prompt_tokens"] - a["prompt_tokens"] for a, b in zip(plain, told, strict=True)]
     assert more == [4, 4]
+    option = ("--template-option", "thinks=true")
+    thought = run.well(*asked, *option).json["requests"]
+    assert [one["prompt_tokens"] for one in thought] == [one["prompt_tokens"] + 1 for one in plain]
+    run(*asked, *option, "--raw").fails(2, "--template-option", "--raw")
+    run(*asked, "--template-option", "thinks").fails(2, "is not one NAME=VALUE")
     run(*asked, "--system", "s", "--raw").fails(2, "--system", "--raw")
     run("generate", bundle, "--prompt", "a", "--system", "s").fails(2, "--system", "template")
 
@@ -144,6 +149,7 @@ def test_with_a_served_model(
     monkeypatch.setenv("OPENAI_API_KEY", "secret")
     _type(monkeypatch, "one\nrefuse\ntwo\nbreak\nnest\n")
     options = ("--system", "s", "--temperature", 0.5, "--max-tokens", 7, "--stop", "zz")
+    options += ("--template-option", "enable_thinking=false")
     shown = run.well("generate", "--chat", "--url", url, *options)
     assert shown.out.replace("hm\n\n", "").split() == ["2one", "4two", "6break6nest"]
     assert "error: " in shown.err and "answers 400" in shown.err and "broke off" in shown.err
@@ -152,6 +158,7 @@ def test_with_a_served_model(
     second = handler.bodies[2]
     assert (second["model"], second["temperature"], second["max_tokens"]) == ("m", 0.5, 7)
     assert second["stop"] == ["zz"] and second["stream"]
+    assert second["chat_template_kwargs"] == {"enable_thinking": False}
     assert [one["role"] for one in second["messages"]] == ["system", "user", "assistant", "user"]
     assert second["messages"][2]["content"] == "2one"
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import sys
 from dataclasses import replace
-from functools import partial
 
 import click
 import pytest
@@ -13,17 +12,22 @@ import pytest
 from dflash_trt.cli.generation_output import OWN, TextWriter, print_results, showable
 from dflash_trt.runtime import TokenEvent, total
 from dflash_trt.text.harmony import HarmonyFormat
+from dflash_trt.text.thoughts import TokenReader, open_answer
 from tests.serving.fronts import result_of
 from tests.text.harmony import ANALYSIS, FINAL, encode, make_harmony
 
 FORM = HarmonyFormat.find(make_harmony())
 assert FORM is not None
-OPEN = partial(FORM.open, ("= ",))
 REASONING = "Simple: 2 + 2, é 🙂."
 
 
+def _open(index: int) -> TokenReader:
+    assert FORM is not None
+    return open_answer(FORM, ("= ",), "")
+
+
 def test_reasoning_stands_before_the_answer(capsys: pytest.CaptureFixture[str]) -> None:
-    writer = TextWriter(view=False, quiet=False, count=1, channels=OPEN)
+    writer = TextWriter(view=False, quiet=False, count=1, channels=_open)
     ids = encode(ANALYSIS + FINAL)
     for index, token_id in enumerate(ids):
         event = TokenEvent(
@@ -65,7 +69,7 @@ def test_no_token_tells_a_terminal_what_to_do(
 def test_json_has_both(capsys: pytest.CaptureFixture[str]) -> None:
     result = replace(result_of("x"), token_ids=tuple(encode(ANALYSIS + FINAL)))
     summary = total([result.statistics], 1.0)
-    print_results([result], summary, OPEN)
+    print_results([result], summary, _open)
     described = json.loads(capsys.readouterr().out)
     assert (described["text"], described["reasoning"]) == ("2 + 2 ", REASONING)
     print_results([result], summary)

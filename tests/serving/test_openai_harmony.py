@@ -168,7 +168,8 @@ def test_calls_of_a_served_pair(tritonserver: TritonServerBinary, tmp_path: Path
         core = pair.tokenizer.core
         form = ToolFormat.find(TOOLS_TEMPLATE, core, harmony=True)
         bound = bind_answer(form, use, None, harmony=True)
-        assert pair.harmony is not None and bound is not None
+        channels = pair.answer_format
+        assert isinstance(channels, harmony.HarmonyFormat) and bound is not None
         # Of what may come first it neither thinks nor writes a preamble.
         unwanted = [at for text, at in core.get_vocab().items() if "analysis".startswith(text)]
         bias = dict.fromkeys([*unwanted, core.token_to_id(harmony.MESSAGE)], -100.0)
@@ -183,7 +184,7 @@ def test_calls_of_a_served_pair(tritonserver: TritonServerBinary, tmp_path: Path
                 grammar=pair.grammars.compile(bound),
             )
             (own,) = pair.run([request])
-            stream = pair.harmony.open((), ["run"])
+            stream = channels.open((), ["run"])
             calls = (stream.push(own.token_ids) + stream.flush()).calls
             expected = "".join(one.arguments for one in calls)
             fields: dict[str, Any] = {"model": model, "messages": ask, "tools": [tool], "seed": 7}

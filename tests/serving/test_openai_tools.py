@@ -232,7 +232,9 @@ def test_parse_helpers_and_samples(tmp_path: Path) -> None:
 
 
 def test_calls_in_a_form_that_is_not_known(tmp_path: Path) -> None:
-    for at, form in enumerate(("[TOOL_CALLS]", "<tool_call><function=")):
+    for at, form in enumerate(
+        ("[TOOL_CALLS]", "<tool_call><function=", '<|tool_call>"parameters":')
+    ):
         with _front(tmp_path / str(at), KNOWS.replace("FORM", form), HERMES_CORE) as front:
             url = front(ScriptedModel())
             status, answer, _ = post(url, "/v1/chat/completions", CHAT)

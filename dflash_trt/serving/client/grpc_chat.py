@@ -9,7 +9,7 @@ from dflash_trt.errors import DflashError
 from dflash_trt.sampling.params import SamplingParams
 from dflash_trt.serving.client.client import GenerationRequest, ServedModel, TextDelta
 from dflash_trt.text.answers import AnswerPiece
-from dflash_trt.text.harmony import HarmonyFormat
+from dflash_trt.text.thoughts import find_format, open_answer
 from dflash_trt.text.tokenizer import BundleTokenizer
 
 
@@ -30,14 +30,16 @@ class GrpcChat:
         *,
         max_tokens: int | None,
         stop_strings: tuple[str, ...],
+        template_options: Mapping[str, bool | str],
     ) -> None:
         renderer = tokenizer.open_renderer()
         if renderer is None:
             fix = "generate --prompt continues a text"
             raise DflashError("its tokenizer has no chat template", fix=fix, usage=True)
-        self._renderer, self._harmony = renderer, HarmonyFormat.find(tokenizer.core)
+        self._renderer, self._answers = renderer, find_format(tokenizer.core)
         self._address, self._sampling = address, sampling
         self._max_tokens, self._stops = max_tokens, stop_strings
+        self._variables = template_options
 
     @property
     def greeting(self) -> str:
@@ -51,14 +53,17 @@ class GrpcChat:
         Raises:
             DflashError: nobody answers, or the server refuses.
         """
+        prompt = self._renderer.render([dict(one) for one in messages], self._variables)
         request = GenerationRequest(
-            prompt=self._renderer.render([dict(one) for one in messages], {}),
+            prompt=prompt,
             max_tokens=self._max_tokens,
             sampling=self._sampling,
             stop_strings=self._stops,
             add_special_tokens=False,
         )
-        channels = None if self._harmony is None else self._harmony.open(self._stops)
+        channels = None
+        if self._answers is not None:
+            channels = open_answer(self._answers, self._stops, prompt)
         with asyncio.Runner() as runner:
             model = runner.run(_connect(self._address))
             deltas = model.stream(request)

@@ -3,23 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from typing import Protocol
 
 from tokenizers import Tokenizer
 
+from dflash_trt.serving.client.client import Prompt
 from dflash_trt.text.answers import AnswerPiece
 from dflash_trt.text.detokenise import TextStream
 from dflash_trt.text.harmony import HarmonyFormat
+from dflash_trt.text.thoughts import AnswerFormat, ThoughtFormat, TokenReader
 from dflash_trt.text.tool_calls import CallStream
 from dflash_trt.text.tools import ToolFormat, ToolUse
-
-
-class TokenReader(Protocol):
-    """What reads token ids, for what the text does not show."""
-
-    def push(self, token_ids: Sequence[int]) -> AnswerPiece: ...
-
-    def flush(self) -> AnswerPiece: ...
 
 
 class AnswerReader:
@@ -67,16 +60,23 @@ class _MarkedText:
 def open_reader(
     tokenizer: Tokenizer,
     stop_strings: Sequence[str],
-    harmony: HarmonyFormat | None,
+    answers: AnswerFormat | frozenset[int] | None,
     form: ToolFormat | None,
     use: ToolUse | None,
+    prompt: Prompt,
 ) -> AnswerReader:
-    """A reader of one answer of a chat, which may call as `use` says."""
-    if harmony is not None:
+    """A reader of one answer to a chat's prompt, which may call as `use` says.
+
+    `answers` tells its reasoning apart; or is what marks it, which is text then.
+    """
+    if isinstance(answers, HarmonyFormat):
         names = [] if use is None else [one.name for one in use.callable]
-        return AnswerReader(harmony.open(stop_strings, names))
-    if use is None or form is None:
-        return AnswerReader()
-    marks = form.hidden_marks(tokenizer)
+        return AnswerReader(answers.open(stop_strings, names))
+    calls, marks = None, frozenset[int]()
+    if use is not None and form is not None:
+        calls, marks = form.open(use), form.hidden_marks(tokenizer)
+    if isinstance(answers, ThoughtFormat):
+        return AnswerReader(answers.open(stop_strings, prompt, marks), calls)
+    marks |= answers or frozenset()
     tokens = _MarkedText(tokenizer, stop_strings, marks) if marks else None
-    return AnswerReader(tokens, form.open(use))
+    return AnswerReader(tokens, calls)

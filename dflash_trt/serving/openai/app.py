@@ -28,22 +28,24 @@ from dflash_trt.serving.openai.figures import FrontFigures
 from dflash_trt.serving.openai.merging import merge
 from dflash_trt.serving.openai.reply import ReplyWriter, error_event
 from dflash_trt.serving.openai.request import CompletionRequest, read_chat, read_completion
+from dflash_trt.serving.openai.templates import check_variables
 from dflash_trt.serving.openai.tokenization import (
+    TokenizeRequest,
     detokenize,
     read_detokenize,
     read_tokenize,
     tokenize,
 )
-from dflash_trt.text.chat import ChatRenderer, Message
+from dflash_trt.text.chat import ChatRenderer
 from dflash_trt.text.grammar import Grammar
 from dflash_trt.text.harmony import HarmonyFormat
+from dflash_trt.text.thoughts import AnswerFormat, ThoughtFormat
 from dflash_trt.text.token_bytes import TokenBytes
 from dflash_trt.text.tokenizer import BundleTokenizer
 from dflash_trt.text.tokenizer_calls import decode
 from dflash_trt.text.tool_grammars import bind_answer
 from dflash_trt.text.tools import ToolFormat, ToolUse
 
-EFFORT = "reasoning_effort"
 _NOT_TEXT = "text is all that the model takes and makes"
 _NO_STORE = "nothing is kept of a request after its answer"
 _NO_SCORES = "the model makes text, no vectors and no scores; its logprobs are in completions"
@@ -90,7 +92,7 @@ class OpenAiApp:
     `tokenizer` and `max_seq_len` are those of the model.
 
     `figures` are for Prometheus; requests come through a `Gate`, which counts them there.
-    `harmony` tells answers from reasoning in the chats of a model that has channels.
+    `answers` tells answers from reasoning in the chats of a model that marks it.
     """
 
     models: tuple[str, ...]
@@ -98,7 +100,7 @@ class OpenAiApp:
     renderer: ChatRenderer | None
     tokenizer: BundleTokenizer
     max_seq_len: int
-    harmony: HarmonyFormat | None = None
+    answers: AnswerFormat | None = None
     figures: FrontFigures = field(default_factory=FrontFigures)
     render_thread: ThreadPoolExecutor = field(
         default_factory=lambda: ThreadPoolExecutor(1, thread_name_prefix="chat-template")
@@ -114,9 +116,14 @@ class OpenAiApp:
     def __post_init__(self) -> None:
         object.__setattr__(self, "token_bytes", TokenBytes(self.tokenizer.core))
         if self.renderer is not None:
-            is_harmony, template = self.harmony is not None, self.renderer.template
-            form = ToolFormat.find(template, self.tokenizer.core, harmony=is_harmony)
+            template, core = self.renderer.template, self.tokenizer.core
+            form = ToolFormat.find(template, core, harmony=self.is_harmony)
             object.__setattr__(self, "tool_format", form)
+
+    @property
+    def is_harmony(self) -> bool:
+        """Whether the model has harmony's channels."""
+        return isinstance(self.answers, HarmonyFormat)
 
     def starlette(self) -> Starlette:
         """The application."""
@@ -169,10 +176,10 @@ class OpenAiApp:
     async def chat(self, request: Request) -> Response:
         asked = await self.bodies.read(request, read_chat)
         self._check_model(asked.model)
-        prompt = await _unless_gone(
-            request, self._render(asked.model, asked.messages, asked.reasoning_effort, asked.tools)
-        )
-        grammar = self._bind(asked.tools, asked.generation.grammar)
+        if self.is_harmony and not asked.separates_reasoning:
+            raise ApiError("channels are always told apart", param="separate_reasoning")
+        prompt = await _unless_gone(request, self._render(asked.model, asked))
+        grammar = self._bind(asked.tools, asked.generation.grammar, prompt)
         generation = replace(asked.generation, prompt=prompt, grammar=grammar)
         return await self._answer(request, replace(asked, generation=generation))
 
@@ -181,8 +188,7 @@ class OpenAiApp:
         model = self._check_model(asked.model)
         text = asked.prompt
         if asked.messages:
-            work = self._render(model, asked.messages, None, asked.tools)
-            text = await _unless_gone(request, work)
+            text = await _unless_gone(request, self._render(model, asked))
         return await self._in_token_thread(tokenize, asked, text, self.max_seq_len)
 
     async def detokenize(self, request: Request) -> Response:
@@ -200,8 +206,8 @@ class OpenAiApp:
         outputs = asked.outputs()
         leads = [await self._read_prompt(one.prompt) if asked.echo else "" for one in outputs]
         readers = [self._open_reader(asked) for _ in outputs]
-        has_channels = asked.is_chat and self.harmony is not None
-        writer = ReplyWriter(asked, readers, leads, self.token_bytes, has_channels=has_channels)
+        reasons = asked.separates_reasoning and self.answers is not None
+        writer = ReplyWriter(asked, readers, leads, self.token_bytes, reasons=reasons)
         record, samples = request.state.record, asked.samples
         deltas = merge(
             [
@@ -219,13 +225,20 @@ class OpenAiApp:
     def _open_reader(self, asked: CompletionRequest) -> AnswerReader:
         if not asked.is_chat:
             return AnswerReader()
-        core, stops = self.tokenizer.core, asked.generation.stop_strings
-        return open_reader(core, stops, self.harmony, self.tool_format, asked.tools)
+        core, generation = self.tokenizer.core, asked.generation
+        answers: AnswerFormat | frozenset[int] | None = self.answers
+        if isinstance(answers, ThoughtFormat) and not asked.separates_reasoning:
+            answers = answers.marks_shown
+        form, stops, prompt = self.tool_format, generation.stop_strings, generation.prompt
+        return open_reader(core, stops, answers, form, asked.tools, prompt)
 
-    def _bind(self, use: ToolUse | None, answer: Grammar | None) -> Grammar | None:
-        """The grammar of a chat's answer."""
+    def _bind(self, use: ToolUse | None, answer: Grammar | None, prompt: str) -> Grammar | None:
+        """The grammar of a chat's answer, which stands behind its reasoning."""
+        answers = self.answers
+        thought = answers.grammar(prompt) if isinstance(answers, ThoughtFormat) else ""
+        harmony = self.is_harmony
         try:
-            return bind_answer(self.tool_format, use, answer, harmony=self.harmony is not None)
+            return bind_answer(self.tool_format, use, answer, harmony=harmony, thought=thought)
         except DflashError as error:
             param = "response_format" if use is None else "tools"
             raise ApiError(error.what, param=param) from error
@@ -238,23 +251,18 @@ class OpenAiApp:
             self.token_thread, decode, self.tokenizer.core, prompt
         )
 
-    async def _render(
-        self, model: str, messages: tuple[Message, ...], effort: str | None, use: ToolUse | None
-    ) -> str:
+    async def _render(self, model: str, asked: CompletionRequest | TokenizeRequest) -> str:
         if self.renderer is None:
             what = f"{model} has no chat template; use /v1/completions"
             raise ApiError(what, param="messages")
-        variables: dict[str, Any] = {}
+        check_variables(model, self.renderer, asked.variables)
+        messages, use, variables = asked.messages, asked.tools, dict(asked.variables)
         if self.tool_format is not None:
             messages, tools = self.tool_format.prepare(messages, use)
             variables |= {} if tools is None else {"tools": tools}
         elif use is not None:
             what = f"the chat template of {model} has calls in no form that is known here"
             raise ApiError(what, param="tools")
-        if effort is not None:
-            if not self.renderer.knows(EFFORT):
-                raise ApiError(f"{model} reasons at no given effort", param=EFFORT)
-            variables[EFFORT] = effort
         prompt = await asyncio.get_running_loop().run_in_executor(
             self.render_thread, self.renderer.render, messages, variables
         )

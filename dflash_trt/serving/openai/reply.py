@@ -27,7 +27,7 @@ class ReplyWriter:
 
     Args:
         readers: of each choice, what tells its content from its reasoning and its calls.
-        has_channels: replies say what the reasoning was.
+        reasons: replies say what the reasoning was.
         leads: of each choice, the text that it begins with: the prompt, where it is echoed.
     """
 
@@ -38,13 +38,13 @@ class ReplyWriter:
         leads: Sequence[str],
         tokens: TokenBytes,
         *,
-        has_channels: bool,
+        reasons: bool,
     ) -> None:
         self._chat, self._samples = asked.is_chat, asked.samples
         self._include_usage, self._prompt_top = asked.include_usage, asked.prompt_logprobs
         self._tokens = tokens
         self._choices = [
-            _Choice(index, asked, reader, lead, tokens, has_channels=has_channels)
+            _Choice(index, asked, reader, lead, tokens, reasons=reasons)
             for index, (reader, lead) in enumerate(zip(readers, leads, strict=True))
         ]
         self._results: dict[int, RequestResult] = {}
@@ -122,10 +122,10 @@ class _Choice:
         lead: str,
         tokens: TokenBytes,
         *,
-        has_channels: bool,
+        reasons: bool,
     ) -> None:
         self._index, self._chat, self._reader, self._lead = index, asked.is_chat, reader, lead
-        self._has_channels, self._has_called = has_channels, False
+        self._reasons, self._has_called = reasons, False
         self._logprobs: LogprobsWriter | None = None
         self._tokens, self._prompt_top = tokens, asked.prompt_logprobs
         self._echoes = asked.echo
@@ -185,7 +185,7 @@ class _Choice:
     def _message(self, result: RequestResult) -> dict[str, Any]:
         whole = self._reader.push(result.text or "", result.token_ids) + self._reader.flush()
         message: dict[str, Any] = {"content": whole.content}
-        if self._has_channels:
+        if self._reasons:
             message["reasoning_content"] = whole.reasoning or None
         if whole.calls:
             self._has_called = True

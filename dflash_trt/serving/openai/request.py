@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from dflash_trt.core.strict_json import quoted
@@ -24,6 +24,7 @@ from dflash_trt.serving.openai.messages import read_messages
 from dflash_trt.serving.openai.prompts import check_choices, check_text, read_prompts
 from dflash_trt.serving.openai.structured import FIELDS as STRUCTURED
 from dflash_trt.serving.openai.structured import read_structure
+from dflash_trt.serving.openai.templates import EFFORT, VARIABLES, read_variables
 from dflash_trt.serving.openai.tools import FIELDS as TOOLS
 from dflash_trt.serving.openai.tools import read_tools
 from dflash_trt.text.chat import Message
@@ -32,7 +33,6 @@ from dflash_trt.text.tools import ToolUse
 
 MAX_STOPS = 4
 DEFAULT_COMPLETION_TOKENS = 16  # OpenAI's; a chat's default is the end of the context
-EFFORTS = ("low", "medium", "high")
 
 _UNDERSTOOD = (
     "model stream stream_options max_tokens temperature top_p seed stop n "
@@ -43,7 +43,8 @@ _UNDERSTOOD = (
     # They change nothing about an answer.
     "user metadata safety_identifier prompt_cache_key"
 ).split()
-_CHAT = {*_UNDERSTOOD, "messages", "max_completion_tokens", "reasoning_effort"} | {
+_CHAT = {*_UNDERSTOOD, "messages", "max_completion_tokens", EFFORT, VARIABLES} | {
+    "separate_reasoning",
     "logprobs",
     "top_logprobs",
     *STRUCTURED,
@@ -79,7 +80,8 @@ class CompletionRequest:
         echo: a completion's texts begin with their prompts.
         prompt_logprobs: so many alternatives of each token of a prompt are shown; None: nothing is.
         messages: of a chat, at least one; none of a completion.
-        reasoning_effort: of a chat; None leaves it to the template.
+        variables: of a chat's template.
+        separates_reasoning: a chat's reply tells it from the content, where the model marks it.
         tools: that a chat's answer may call; None where there are none.
         include_usage: a stream ends with the token counts.
     """
@@ -92,7 +94,8 @@ class CompletionRequest:
     echo: bool = False
     prompt_logprobs: int | None = None
     messages: tuple[Message, ...] = ()
-    reasoning_effort: str | None = None
+    variables: Mapping[str, Any] = field(default_factory=dict)
+    separates_reasoning: bool = False
     tools: ToolUse | None = None
 
     @property
@@ -148,15 +151,14 @@ def read_chat(body: Any) -> CompletionRequest:
     fields = open_fields(body, _CHAT, _NEUTRAL_CHAT)
     messages = read_messages(fields)
     max_tokens = _read_count(fields, "max_completion_tokens")
-    effort = fields.get("reasoning_effort")
-    if effort is not None and effort not in EFFORTS:
-        raise ApiError(f"must be one of {', '.join(EFFORTS)}", param="reasoning_effort")
     older = _read_count(fields, "max_tokens")
     if max_tokens is not None and older is not None and max_tokens != older:
         raise ApiError("differs from max_completion_tokens", param="max_tokens")
     return CompletionRequest(
         messages=messages,
-        reasoning_effort=effort,
+        variables=read_variables(fields),
+        # SGLang's name and default.
+        separates_reasoning=read_flag({"separate_reasoning": True} | fields, "separate_reasoning"),
         tools=read_tools(fields),
         **_read_common(
             fields, None, older if max_tokens is None else max_tokens, read_chat_logprobs(fields)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from dflash_trt.errors import DflashError, one_line
 from dflash_trt.serving.openai.figures import FrontFigures
 from dflash_trt.serving.openai.options import FrontOptions
-from dflash_trt.text.harmony import HarmonyFormat
+from dflash_trt.text.thoughts import find_format
 from dflash_trt.text.tokenizer import BundleTokenizer
 
 if TYPE_CHECKING:
@@ -66,7 +66,7 @@ class OpenAiServer:
             self._renderer,
             tokenizer,
             max_seq_len,
-            HarmonyFormat.find(tokenizer.core),
+            find_format(tokenizer.core),
             figures,
         )
         self._requests = Cuttable(Gate(app.starlette(), options, figures))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,6 +10,7 @@ from dflash_trt.serving.openai.errors import ApiError
 from dflash_trt.serving.openai.messages import read_messages
 from dflash_trt.serving.openai.prompts import check_text
 from dflash_trt.serving.openai.request import open_fields, read_flag
+from dflash_trt.serving.openai.templates import VARIABLES, read_variables
 from dflash_trt.serving.openai.tools import read_tools
 from dflash_trt.text.chat import Message
 from dflash_trt.text.tokenizer import BundleTokenizer
@@ -26,6 +28,7 @@ class TokenizeRequest:
     Args:
         model: None where the client named none.
         tools: that the chat's template is told of.
+        variables: of the chat's template.
         special: the tokenizer adds its own special tokens; a chat's template writes them itself.
         strings: each token as the vocabulary spells it is asked too.
     """
@@ -34,6 +37,7 @@ class TokenizeRequest:
     prompt: str
     messages: tuple[Message, ...]
     tools: ToolUse | None
+    variables: Mapping[str, Any]
     special: bool
     strings: bool
 
@@ -54,17 +58,20 @@ def read_tokenize(body: Any) -> TokenizeRequest:
     """
     neutral = {"add_generation_prompt": (True,), "continue_final_message": (False,)}
     names = {"model", "prompt", "messages", "add_special_tokens", "return_token_strs", "tools"}
+    names.add(VARIABLES)
     fields = open_fields(body, names, neutral)
     is_chat = "messages" in fields
     if is_chat and "prompt" in fields:
         raise ApiError("goes without messages", param="prompt")
-    if not is_chat and fields.get("tools"):
-        raise ApiError("goes with messages only", param="tools")
+    for name in ("tools", VARIABLES):
+        if not is_chat and fields.get(name):
+            raise ApiError("goes with messages only", param=name)
     return TokenizeRequest(
         model=_read_model(fields),
         prompt="" if is_chat else check_text(fields.get("prompt"), "prompt", empty=True),
         messages=read_messages(fields) if is_chat else (),
         tools=read_tools({"tools": fields.get("tools", [])}),
+        variables=read_variables(fields),
         special=read_flag({"add_special_tokens": not is_chat} | fields, "add_special_tokens"),
         strings=read_flag(fields, "return_token_strs"),
     )
