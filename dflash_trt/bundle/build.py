@@ -178,7 +178,6 @@ def _check_kind(pair: Pair, options: BuildOptions) -> None:
         (kernels and not draft.has_kernel_caches, pair.draft, draft.title, kept, linear),
         (quantised and not draft.is_quantised, pair.draft, draft.title, both, first),
         (engines and is_odd, pair.target, kind, "engines", as_it_is),
-        (quantised and odd is not None and not odd.is_quantised, pair.target, kind, both, as_it_is),
         (fp8 and is_odd, pair.target, kind, "FP8 KV caches", as_it_is),
     )
     for is_refused, spec, title, what, fix in refused:

@@ -29,7 +29,6 @@ from dflash_trt.graph.form import GraphForm
 from dflash_trt.graph.tables import compute_tables
 from dflash_trt.graph.target import build_target
 from dflash_trt.graph.tensors import cache_layout
-from dflash_trt.quantization.linears import refuse_cpu_only
 
 BLOCKS_PER_SEQUENCE = 16
 
@@ -123,7 +122,6 @@ def _observe(
     prefill_chunk: int,
     workspace: Path | None,
 ) -> ActivationAmax:
-    refuse_cpu_only(target)
     # A sequence is run once, so that no row is taken back.
     form = GraphForm(observe=True, replay=1 if target.sizes.has_state else None)
     block_size = 0 if draft is None else draft.block_size

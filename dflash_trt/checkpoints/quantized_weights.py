@@ -129,6 +129,10 @@ def check_quantized(weights: Mapping[str, TensorEntry], quantization: Quantizati
             _check_expert(entry, role, quantization)
             continue
         algorithm = QUANTIZED_DTYPES.get(entry.dtype) if is_linear(role) else None
+        if ".experts." in role and entry.dtype in QUANTIZED_DTYPES:
+            what = f"it is an expert's in {QUANTIZED_DTYPES[entry.dtype]}, which is not read here"
+            fix = "use a checkpoint whose experts are in floating point, or gpt-oss's in MXFP4"
+            raise entry.error(what, fix)
         if algorithm is None and entry.dtype not in FLOAT_DTYPES:
             fix = SUPPORTED if is_linear(role) else f"it must be {', '.join(FLOAT_DTYPES)}"
             raise entry.error(f"its dtype {entry.dtype} is not supported here", fix)

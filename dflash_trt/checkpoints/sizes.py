@@ -18,18 +18,14 @@ Windows = tuple[int | None, ...]
 
 @dataclass(frozen=True, slots=True)
 class CpuOnly:
-    """What the CPU executor alone runs, in words for one such model and for many.
-
-    `is_quantised`: it is known which of its linears stand FP8 and NVFP4.
-    """
+    """What the CPU executor alone runs, in words for one such model and for many."""
 
     one: str
     many: str
-    is_quantised: bool
 
 
-HYBRIDS = CpuOnly("a hybrid with recurrent layers", "hybrids with recurrent layers", True)
-TWO_HEADS = CpuOnly("a Gemma 4 with heads of two kinds", "Gemma 4 with heads of two kinds", False)
+HYBRIDS = CpuOnly("a hybrid with recurrent layers", "hybrids with recurrent layers")
+TWO_HEADS = CpuOnly("a Gemma 4 with heads of two kinds", "Gemma 4 with heads of two kinds")
 
 
 @dataclass(frozen=True, slots=True)

@@ -96,10 +96,6 @@ def read_target(folder: str | Path) -> TargetSpec:
     experts = family.experts
     has_packed_experts = experts is not None and "MXFP4" in experts.experts
     quantization = read_quantization(whole, has_packed_experts=has_packed_experts)
-    has_no_rules = family.is_gemma4 or (family.is_hybrid and experts is not None)
-    if has_no_rules and quantization is not None:
-        what = f"is quantised, which {family.name} checkpoints cannot be here yet"
-        raise DflashError(what, where=whole.where, fix="pass the checkpoint in bf16")
     sizes = read_sizes(config, family.default_head_dim, family.activation, family.mlp_key)
     rms_norm_eps = config.number("rms_norm_eps", NORM_EPS, high=1.0)
     max_positions = config.integer("max_position_embeddings")

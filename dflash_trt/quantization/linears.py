@@ -25,9 +25,11 @@ FUSED_GROUPS = (
 """Linears of one input, which servers fuse: they share scales."""
 
 LAYER_LINEARS = (*chain.from_iterable(FUSED_GROUPS), "o_proj", "down_proj", "out_proj")
-RECURRENT_GATES = ("in_proj_b", "in_proj_a")
-"""Linears that stay as they are: what they give is a hybrid's decay and step, which a state adds
-up over the whole text."""
+GATES = ("in_proj_b", "in_proj_a", "router", "shared_gate")
+"""Linears that stay as they are: what a hybrid's give is its decay and step, which a state adds
+up over the whole text; those of experts choose and weigh them."""
+ALL_EXPERTS = "*.experts.*"
+"""A pattern of every expert's modules."""
 LM_HEAD = "lm_head"
 FC = "fc"
 EMBEDDING = "embed_tokens"
@@ -83,13 +85,15 @@ def select_linears(spec: DecoderSpec, options: QuantizeOptions) -> Selection:
     """What `options` asks to quantise of a model.
 
     Raises:
-        DflashError: the model is quantised already, is a mixture of experts, has no such head or
-            `fc`, a pattern matches nothing, nothing is left, or an input size has no whole NVFP4
-            blocks.
+        DflashError: the model is quantised already, has experts that are not excluded, has no
+            such head or `fc`, no V whose scale was asked for, a pattern matches nothing, nothing
+            is left, or an input size has no whole NVFP4 blocks.
     """
     refuse_quantized(spec)
-    refuse_experts(spec)
-    refuse_cpu_only(spec)
+    expert_patterns = _exclude_experts(spec, options.exclude)
+    if options.kv_scales and any(layer.keys_are_values for layer in spec.sizes.layers):
+        what = "K and V of some layers are one projection, whose FP8 caches are not known"
+        raise DflashError(what, where="--kv-scales", fix="leave it out", usage=True)
     wanted = _wanted_outside_layers(spec, options)
     linears: list[Linear] = []
     kept: list[str] = []
@@ -116,12 +120,13 @@ def select_linears(spec: DecoderSpec, options: QuantizeOptions) -> Selection:
         raise DflashError("nothing is left to quantize", where="--exclude", usage=True)
     if options.algorithm is Algorithm.NVFP4:
         _check_blocks(spec, linears)
-    return Selection(tuple(linears), tuple(sorted({*kept, *_unused_parts(spec)})))
+    kept += [*expert_patterns, *_unused_parts(spec)]
+    return Selection(tuple(linears), tuple(sorted({*kept})))
 
 
 def matching_patterns(spec: DecoderSpec, patterns: Iterable[str]) -> tuple[str, ...]:
     """Those of `patterns` that match a module of the model which could be quantised."""
-    modules = _candidates(spec).values()
+    modules = (*_candidates(spec).values(), *_expert_modules(spec))
     return tuple(
         pattern for pattern in patterns if any(fnmatchcase(module, pattern) for module in modules)
     )
@@ -132,8 +137,7 @@ def _candidates(spec: DecoderSpec) -> dict[str, str]:
     return {
         role: weight.name.removesuffix(".weight")
         for role, weight in spec.weights.items()
-        if role.rpartition(".")[2] in (*LAYER_LINEARS, *RECURRENT_GATES)
-        or role in (LM_HEAD, FC, EMBEDDING)
+        if role.rpartition(".")[2] in (*LAYER_LINEARS, *GATES) or role in (LM_HEAD, FC, EMBEDDING)
     }
 
 
@@ -163,25 +167,33 @@ def refuse_quantized(
             raise DflashError(what, where=spec.checkpoint.path, fix=fix)
 
 
-def refuse_experts(spec: DecoderSpec) -> None:
-    """Raises DflashError for a mixture of experts: without those, next to nothing is quantised."""
-    if isinstance(spec, TargetSpec) and spec.moe is not None:
+def _expert_modules(spec: DecoderSpec) -> list[str]:
+    """Modules of experts, which are in floating point wherever linears are quantised."""
+    return [
+        weight.name.removesuffix(".weight")
+        for role, weight in spec.weights.items()
+        if ".experts." in role
+    ]
+
+
+def _exclude_experts(spec: DecoderSpec, patterns: Iterable[str]) -> list[str]:
+    """Those of `patterns` that exclude experts.
+
+    Raises DflashError where some are left: nearly all weights of a mixture would stay as they are,
+    which nobody expects who did not say so.
+    """
+    modules = _expert_modules(spec)
+    found = [one for one in patterns if any(fnmatchcase(module, one) for module in modules)]
+    if not all(any(fnmatchcase(module, one) for one in found) for module in modules):
+        fix = f"add --exclude '{ALL_EXPERTS}' to quantize the linears beside them"
+        if isinstance(spec, TargetSpec) and spec.moe is not None and spec.moe.clamp is not None:
+            fix = "of gpt-oss, use the published checkpoint with MXFP4 experts"
         raise DflashError(
             "has experts in floating point, which are not quantized here",
             where=spec.checkpoint.path,
-            fix="of gpt-oss, use the published checkpoint with MXFP4 experts",
+            fix=fix,
         )
-
-
-def refuse_cpu_only(spec: DecoderSpec) -> None:
-    """Raises DflashError for a family of which it is not known which linears stand FP8 or NVFP4."""
-    odd = spec.sizes.cpu_only
-    if odd is not None and not odd.is_quantised:
-        raise DflashError(
-            f"is {odd.one}, which is not quantized yet",
-            where=spec.checkpoint.path,
-            fix="build it as it is",
-        )
+    return found
 
 
 def _wanted_outside_layers(spec: DecoderSpec, options: QuantizeOptions) -> list[str]:

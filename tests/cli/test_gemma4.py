@@ -6,8 +6,11 @@ from pathlib import Path
 
 import pytest
 
+from dflash_trt.checkpoints.quantized_weights import quantized_linears
+from dflash_trt.checkpoints.target import read_target
 from dflash_trt.cli.main import main
 from dflash_trt.config import data_folder
+from tests.cli.bigram import write_tokenizer
 from tests.cli.refused_builds import REFUSED, check_refused
 from tests.pairs import PairFactory, TinyPair
 
@@ -16,7 +19,7 @@ WORDS = "is a Gemma 4 with heads of two kinds"
 
 @pytest.fixture(scope="module")
 def pair(make_pair: PairFactory) -> TinyPair:
-    target = {"vocab": 64, "num_layers": 3, "tie": True}
+    target = {"vocab": 300, "num_layers": 3, "tie": True}
     return make_pair("gemma4", target, {"target_layer_ids": [0, 2]}, max_seq_len=128)
 
 
@@ -38,13 +41,18 @@ def test_a_build_refuses(
     check_refused(pair, options, capfd, WORDS, refusal)
 
 
-def test_quantize_refuses(pair: TinyPair, capfd: pytest.CaptureFixture[str]) -> None:
-    output, texts = pair.folder / "refused", pair.folder / "texts.jsonl"
-    texts.write_text('{"prompt": [3, 4, 5]}\n')
+def test_quantize_takes_every_linear(pair: TinyPair, capfd: pytest.CaptureFixture[str]) -> None:
+    """What K and V share is one; an FP8 cache of it has no scales."""
+    output, texts = pair.folder / "quantised", pair.folder / "texts.jsonl"
+    texts.write_text('{"prompt": "calibrate"}\n')
+    write_tokenizer(pair.folder / "target")
     command = ["quantize", "--checkpoint", str(pair.folder / "target"), "--precision", "fp8"]
-    assert main([*command, "--calibration", str(texts), "-o", str(output)]) == 1
-    assert f"{WORDS}, which is not quantized yet" in capfd.readouterr().err
-    assert not output.exists()
+    command += ["--calibration", str(texts), "-o", str(output)]
+    assert main([*command, "--kv-scales"]) == 2
+    assert "K and V of some layers are one projection" in capfd.readouterr().err
+    assert main(command) == 0
+    found = quantized_linears(read_target(output).weights)
+    assert len(found) == 3 * 7 - 1 and "layers.2.v_proj" not in found
 
 
 def test_a_deployment_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -11,7 +11,7 @@ from dflash_trt.checkpoints.sizes import ExpertSizes
 from dflash_trt.checkpoints.target import read_target
 from dflash_trt.cli.main import main
 from dflash_trt.config import data_folder
-from dflash_trt.quantization.linears import LAYER_LINEARS
+from dflash_trt.quantization.linears import ALL_EXPERTS, LAYER_LINEARS
 from tests.cli.bigram import write_tokenizer
 from tests.cli.refused_builds import REFUSED, check_refused
 from tests.pairs import PairFactory, TinyPair
@@ -85,18 +85,32 @@ def test_quantize_leaves_the_gates_of_the_recurrence(pair: TinyPair) -> None:
     assert len({read_scalar(one) for one in scales}) == 1
 
 
-def test_experts_are_not_quantised(
+def test_experts_stay_as_they_are_where_that_is_said(
     make_pair: PairFactory, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    target = {"vocab": 64, "num_layers": 4, "head_dim": 32, "experts": 4}
+    target = {"vocab": 300, "num_layers": 4, "head_dim": 32, "experts": 4}
     pair = make_pair("qwen3_5_moe", target, {"target_layer_ids": [0, 3]}, max_seq_len=128)
     texts = pair.folder / "texts.jsonl"
     texts.write_text('{"prompt": "calibrate"}\n')
     command = ["quantize", "--checkpoint", str(pair.folder / "target"), "--precision", "nvfp4"]
     output = pair.folder / "refused"
     assert main([*command, "--calibration", str(texts), "-o", str(output)]) == 1
-    assert "has experts in floating point, which are not quantized here" in capfd.readouterr().err
+    refusal = capfd.readouterr().err
+    assert "has experts in floating point, which are not quantized here" in refusal
+    assert "add --exclude '*.experts.*' to quantize the linears beside them" in refusal
     assert not output.exists()
+    write_tokenizer(pair.folder / "target")
+    some = ["--calibration", str(texts), "-o", str(output), "--exclude"]
+    assert main([*command, *some, "*.layers.0.mlp.experts.*"]) == 1
+    assert main([*command, *some, ALL_EXPERTS]) == 0
+    spec = read_target(output)
+    found = {role.partition(".")[2].partition(".")[2] for role in quantized_linears(spec.weights)}
+    assert {f"shared_expert.{one}_proj" for one in ("gate", "up", "down")} <= found
+    assert not any("experts" in one for one in found)
+    assert spec.quantization is not None
+    layer = "model.layers.0.mlp"
+    stay = {f"{layer}.gate", f"{layer}.shared_expert_gate", ALL_EXPERTS}
+    assert stay <= {*spec.quantization.excluded}
 
 
 def test_tune_refuses_a_fallback_that_leaves_gaps(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,13 +9,11 @@ import pytest
 import torch
 
 from dflash_trt.backends.base import Scores, TargetCall, TargetGraph
-from tests.covering import exhaustive
 from tests.graph.runner import chunks, tokens
 from tests.pairs import PairFactory
 from tests.reference.checkpoints import Family
 from tests.reference.compare import max_relative_error
 from tests.reference.generate import forward_with_taps
-from tests.reference.quantized import load_quantized_target, quantized_modules
 
 pytestmark = pytest.mark.numeric
 
@@ -78,44 +75,3 @@ def test_logits_and_features_of_every_row_equal_those_of_transformers(
                 for slot in range(BATCH)
             ]
             assert max_relative_error(np.stack(held), expected[:, :, -1]) <= BOUND
-
-
-QUANTISED_ROWS, SEEDS = 4, 200
-QUANTISED_BOUND = 1e-5
-"""No value is rounded to another code, so what is left is the order of sums."""
-
-
-@pytest.mark.parametrize("algorithm", [exhaustive("FP8"), "NVFP4"])
-def test_quantised_linears_equal_an_independent_evaluation(
-    make_pair: PairFactory, algorithm: str, tmp_path: Path
-) -> None:
-    """Row by row in transformers, over rows that no linear rounds near a midpoint of two codes.
-
-    Attention, recurrent projections and MLPs are quantised; the gates of the recurrence are not.
-    """
-    target = {"vocab": 96, "num_layers": 4, "head_dim": 32}
-    quantize = {"target": {"algorithm": algorithm, "exclude": ["lm_head", "mtp*"]}}
-    built = make_pair("qwen3_5", target, {"target_layer_ids": [0, 3]}, quantize=quantize)
-    modules = quantized_modules(built.folder / "target")
-    kinds = {name.rpartition(".")[2] for name in modules}
-    assert {"in_proj_qkv", "in_proj_z", "out_proj", "q_proj", "down_proj"} <= kinds
-    assert not {"in_proj_a", "in_proj_b", "lm_head"} & kinds
-    model = load_quantized_target(built.folder / "target", tmp_path / "plain", modules)
-    for seed in range(SEEDS):
-        ids = np.random.default_rng(seed).integers(0, 96, (1, QUANTISED_ROWS))
-        cache, want = None, []
-        for row in range(QUANTISED_ROWS):
-            given = torch.tensor(ids[:, row : row + 1])
-            with torch.no_grad():
-                output = model(given, past_key_values=cache, use_cache=True)
-            cache = output.past_key_values
-            want.append(output.logits)
-        if not sum(linear.take_doubts() for linear in modules.values()):
-            break
-    else:
-        pytest.fail("rows of every seed are rounded near a midpoint")
-    picked = np.arange(QUANTISED_ROWS)[None]
-    call = TargetCall("target", 0, ids, np.zeros(1, np.int64), picked, Scores.LOGITS)
-    logits = built.open().forward(call).logits
-    assert logits is not None
-    assert max_relative_error(logits, torch.cat(want, dim=1)) <= QUANTISED_BOUND

@@ -51,6 +51,15 @@ TARGETS: dict[str, dict[str, Any]] = {
         "family": "qwen3_5",
         "quantize": {"target": {"algorithm": "NVFP4", "exclude": ["lm_head", "mtp*"]}},
     },
+    "mixture-fp8": {
+        "family": "qwen3_5_moe",
+        "quantize": {"target": {"algorithm": "FP8", "exclude": ["lm_head", "mtp*", "*.experts.*"]}},
+    },
+    "gemma-fp8": {
+        "family": "gemma4_moe",
+        "target": {"vocab": 64, "num_layers": 4, "experts": 4, "tie": True},
+        "quantize": {"target": {"algorithm": "FP8", "exclude": ["lm_head", "mtp*", "*.experts.*"]}},
+    },
 }
 
 
@@ -306,7 +315,9 @@ def test_replayed_answers_count_what_decoding_counted(
     assert measured.acceptance_length is not None and measured.acceptance_length > 1
 
 
-@pytest.mark.parametrize("target", ["mixture", exhaustive("nvfp4")])
+@pytest.mark.parametrize(
+    "target", ["mixture", *map(exhaustive, ("nvfp4", "mixture-fp8", "gemma-fp8"))]
+)
 def test_other_linears_beside_states_keep_every_bit(make_pair: PairFactory, target: str) -> None:
     """Experts that rows choose and one that all share, in pages, with a draft of YaRN as published;
     and linears that round what they read.
@@ -315,7 +326,7 @@ def test_other_linears_beside_states_keep_every_bit(make_pair: PairFactory, targ
     """
     draft = {**PAIR["draft"], "rope": "yarn64", "block_size_place": "dflash_config"}
     pair = {**PAIR, "draft": draft, "fit_steps": 0, "paging": {"page_size": 8}}
-    executor = open_executor(make_pair(**pair, **TARGETS[target]).bundle, threads=2)
+    executor = open_executor(make_pair(**pair | TARGETS[target]).bundle, threads=2)
     requests = make_requests(64, 3)[1:]
     expected = run_baseline(executor, requests)
     check_groups(executor, requests, expected, 2, block_size=5, prefill_chunk=17)
