@@ -38,6 +38,9 @@ class Gpu:
         link_gpus: how many GPUs that link joins.
         node_gpus: how many one machine has.
         source: where the figures are from.
+        sms: multiprocessors. This and the next two are None where no source states them.
+        boost_hz: their highest clock.
+        l2_bytes: of the L2 cache.
     """
 
     name: str
@@ -53,6 +56,9 @@ class Gpu:
     link_gpus: int
     node_gpus: int
     source: str
+    sms: int | None = None
+    boost_hz: float | None = None
+    l2_bytes: int | None = None
 
     def flops(self, precision: MathPrecision) -> float:
         """Dense FLOP/s in `precision`, or in the next wider one that the tensor cores have."""
@@ -85,6 +91,7 @@ class Arch:
         plain_shared_bytes: the most of one block that opts in to nothing.
         registers, thread_registers: the most 32-bit registers of one block, and of one thread.
         threads: the most of one block.
+        sm_shared_bytes, sm_threads: what all resident blocks of a multiprocessor share.
         ptx: the highest version of PTX that drivers are given, as (8, 8).
         ptx_cuda: the oldest CUDA version whose drivers know it, likewise.
         source, limits_source: where the figures are from; those of every architecture.
@@ -102,6 +109,8 @@ class Arch:
     registers: int = 0
     thread_registers: int = 0
     threads: int = 0
+    sm_shared_bytes: int = 0
+    sm_threads: int = 0
     ptx: tuple[int, int] = (0, 0)
     ptx_cuda: tuple[int, int] = (0, 0)
     source: str = ""
@@ -181,7 +190,7 @@ def _read(path: Path) -> _Table:
         raw = common | own
         gpus = [_gpu(name, gpu, fields) for gpu, fields in raw.pop("gpus").items()]
         table.gpus.update({gpu.name: gpu for gpu in gpus})
-        for kind in ("shared", "plain_shared"):
+        for kind in ("shared", "plain_shared", "sm_shared"):
             raw[f"{kind}_bytes"] = raw.pop(f"{kind}_kib") * 1024
         table.arches[name] = Arch(
             name=name,
@@ -204,5 +213,7 @@ def _gpu(arch: str, name: str, raw: dict[str, Any]) -> Gpu:
         fp4=tflops.get("fp4"),
         link_bandwidth=raw.pop("link_gb") * 1e9,
         node_gpus=raw.pop("node_gpus", raw["link_gpus"]),
+        boost_hz=raw.pop("boost_ghz") * 1e9 if "boost_ghz" in raw else None,
+        l2_bytes=raw.pop("l2_mb") * 10**6 if "l2_mb" in raw else None,
         **raw,
     )
