@@ -26,6 +26,7 @@ from dflash_plugins.kv_cache_update import accuracy as kv_cache_update_accuracy
 from dflash_plugins.kv_cache_update import benchmark as kv_cache_update_benchmark
 from dflash_plugins.kv_feature_injection import accuracy as kv_feature_injection_accuracy
 from dflash_plugins.kv_feature_injection import benchmark as kv_feature_injection_benchmark
+from dflash_plugins.roofline.kernels import Predictor, open_predictor
 from dflash_plugins.row_sample import accuracy as row_sample_accuracy
 from dflash_plugins.row_sample import benchmark as row_sample_benchmark
 from dflash_plugins.table import FOLDERS
@@ -74,7 +75,8 @@ def check(device: Device, driver: Any, folders: Sequence[str], torch: Any = None
         return record
     runner = TorchRunner(torch, launcher)
     copy = runner.copy_bytes_per_second()
-    rows = [row for folder in folders for row in measure(folder, torch, runner, copy)]
+    predict = open_predictor(device, user_cache_file("kernels"))
+    rows = [row for folder in folders for row in measure(folder, torch, runner, copy, predict)]
     return record | {"copy_bytes_per_second": copy, "speed": rows}
 
 
@@ -97,10 +99,13 @@ def check_accuracy(folder: str, device: Device, launcher: KernelLauncher) -> Ite
     return found
 
 
-def measure(folder: str, torch: Any, runner: TorchRunner, copy: float) -> Iterator[dict[str, Any]]:
+def measure(
+    folder: str, torch: Any, runner: TorchRunner, copy: float, predict: Predictor | None = None
+) -> Iterator[dict[str, Any]]:
     """One operation's measurements; a case that does not fit the GPU's memory gets an error row.
 
-    `copy` is the bandwidth of a copy, bytes/s. Any part of the rows is spread over all of them.
+    `copy` is the bandwidth of a copy, bytes/s; `predict` has what the roofline makes of the GPU.
+    Any part of the rows is spread over all of them.
     """
     _, benchmark = CHECKS[folder]
     for point in spread(benchmark.points()):
@@ -110,6 +115,8 @@ def measure(folder: str, torch: Any, runner: TorchRunner, copy: float) -> Iterat
             row = {"operation": folder, "case": point.name, "error": "out of memory"}
         if "bytes_per_second" in row:
             row["of_copy"] = row["bytes_per_second"] / copy
+        if "seconds" in row and predict and (predicted := predict(point)) is not None:
+            row["predicted_seconds"] = predicted.seconds
         torch.cuda.empty_cache()
         yield row
 
@@ -142,6 +149,8 @@ def describe_speed(row: dict[str, Any]) -> str:
     if "seconds" not in row:
         return str(row["error"])
     figures = [f"{row['seconds'] * 1e6:,.1f} µs"]
+    if "predicted_seconds" in row:
+        figures.append(f"predicted {row['predicted_seconds'] * 1e6:,.1f}")
     if "of_copy" in row:
         figures.append(f"{row['of_copy']:.0%} of copy")
     if "flops_per_second" in row:

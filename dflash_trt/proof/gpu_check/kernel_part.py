@@ -12,8 +12,10 @@ from typing import Any
 
 from dflash_plugins.check import check_accuracy, describe_speed, measure, open_launcher
 from dflash_plugins.compile import check_compiler
+from dflash_plugins.roofline.kernels import open_predictor
 from dflash_plugins.testing.gpu import KernelLauncher, TorchRunner, load_driver
 
+from dflash_trt.core.user_cache import user_cache_file
 from dflash_trt.errors import DflashError, one_line
 from dflash_trt.hardware.device import Device
 from dflash_trt.proof.gpu_check.probe import OutOfTimeError, PartSkippedError, Probe
@@ -41,16 +43,17 @@ def check_kernels(folder: str, setting: Setting) -> Iterator[Probe]:
 
 
 def measure_kernels(folder: str, setting: Setting) -> Iterator[Probe]:
-    """The time of one operation's kernels beside a copy's bandwidth and their rivals' times."""
+    """The time of one operation's kernels beside what the roofline predicts and their rivals'."""
     torch = load_torch()
     with closing(Device()) as device:
         runner = TorchRunner(torch, _open(device))
         runner.is_quick = not setting.is_long
         copy = runner.copy_bytes_per_second()
+        predict = open_predictor(device, user_cache_file("kernels"))
         rival = _flashinfer() if setting.is_long else "left to --long"
         detail = f"a copy reaches {copy / 1e9:,.0f} GB/s; FlashInfer is {rival}"
         yield Probe(name="what is compared", passed=None, detail=detail, figures={"copy": copy})
-        for row in measure(folder, torch, runner, copy):
+        for row in measure(folder, torch, runner, copy, predict):
             name = f"time of {row['operation']}, {row['case']}"
             yield Probe(name=name, passed=None, detail=describe_speed(row), figures=row)
             if not setting.has(POINT_SECONDS):
