@@ -178,8 +178,9 @@ def test_the_table_says_time_share_and_limit_of_what_was_asked_for() -> None:
     assert "row_sample, top-k 20, top-p 0.95" in outcome.output
     assert "launch_us = 1.28" in outcome.output and "RRZE-HPC/gpu-benches" in outcome.output
     rows = json.loads(_run(*words, "--json").output)
-    assert {row["kernel"] for row in rows} == {command.ATTENTION, *command.SMALL}
+    assert {row["kernel"] for row in rows} == {command.ATTENTION, *command.SMALL_KERNELS}
     assert all(row["predicted_seconds"] > 1e-6 for row in rows)
+    assert all(0 < row["predicted_step_share"] < 1 for row in rows[1:])
     (alone,) = json.loads(_run(*words, "--json", "--kernel", "block_attention").output)
     assert 0 < alone["predicted_share"] < 1 and alone["required_bytes"] > 32 << 20
 
@@ -202,6 +203,8 @@ def test_the_errors_need_no_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
         (["--pair", "qwen3"], "--pair: 'qwen3' is not known (nearest: 'qwen3-8b'); choose of "),
         (["--kernel", "acept"], "--kernel: 'acept' is not known (nearest: 'accept'); choose of "),
         (["--batch", "0"], "Invalid value for '--batch'"),
+        (["--check", "--gpu", "h200"], "--gpu: --check prints every published measurement"),
+        (["--kernel", "accept", "--paged"], "--paged: is for block_attention, which --kernel"),
     ],
 )
 def test_what_is_not_known_is_refused_with_the_nearest(words: list[str], message: str) -> None:

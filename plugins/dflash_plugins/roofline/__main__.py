@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import click
@@ -17,8 +18,8 @@ from dflash_plugins.compile import check_compiler
 from dflash_plugins.operation import DType
 from dflash_plugins.public import public_pairs
 from dflash_plugins.roofline.published import published_times
-from dflash_plugins.roofline.rates import find_rates
-from dflash_plugins.roofline.steps import STEP_PAIR, step_parts
+from dflash_plugins.roofline.rates import GpuRates, find_rates
+from dflash_plugins.roofline.steps import SMALL_KERNELS, step_parts
 from dflash_plugins.roofline.table import (
     AttentionCell,
     attention_cells,
@@ -29,13 +30,12 @@ from dflash_plugins.roofline.table import (
     describe_steps,
 )
 from dflash_trt.core.user_cache import user_cache_file
-from dflash_trt.errors import DflashError, nearest, one_line
+from dflash_trt.errors import DflashError, nearest, one_line, refuse_options
 
 GPUS = ("h200", "b200", "b300", "rtx-pro-6000")
 BATCHES, CONTEXTS = (1, 8, 64), (512, 2048, 8192, 32_768, 131_072)
-STEP_BATCHES, STEP_CONTEXT = (1, 32), 4096
+STEP_BATCHES, STEP_CONTEXTS = (1, 32), (4096,)
 ATTENTION = "block_attention"
-SMALL = ("accept", "kv_cache_update", "kv_feature_injection", "row_sample")
 CACHES = {"bf16": DType.BFLOAT16, "fp8": DType.FLOAT8}
 
 
@@ -52,17 +52,57 @@ def _known(where: str, names: Sequence[str], known: Sequence[str]) -> list[str]:
     return list(names or known)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Asked:
+    """What to predict: names that are known."""
+
+    gpus: list[GpuRates]
+    pairs: list[str]
+    kernels: list[str]
+    batches: tuple[int, ...]
+    contexts: tuple[int, ...]
+    cache: str
+    paged: bool
+
+    def tables(self) -> Iterator[tuple[list[str], list[dict[str, Any]], list[AttentionCell]]]:
+        """Of every GPU and pair: lines for a terminal, the same as JSON, cells of attention."""
+        folder = user_cache_file("kernels")
+        for one in self.gpus:
+            for pair in self.pairs:
+                if ATTENTION in self.kernels:
+                    cells = list(
+                        attention_cells(
+                            one,
+                            pair,
+                            self.batches or BATCHES,
+                            self.contexts or CONTEXTS,
+                            folder,
+                            cache=CACHES[self.cache],
+                            is_paged=self.paged,
+                        )
+                    )
+                    yield list(describe_attention(cells)), [x.as_json() for x in cells], cells
+                if set(SMALL_KERNELS) & set(self.kernels):
+                    parts = [
+                        part
+                        for context in self.contexts or STEP_CONTEXTS
+                        for part in step_parts(
+                            one, pair, self.kernels, self.batches or STEP_BATCHES, context, folder
+                        )
+                    ]
+                    rows = [part.as_json(one.name) for part in parts]
+                    yield list(describe_steps(one, parts)), rows, []
+
+
 @click.command(help=(__doc__ or "").partition("\n")[0])
 @click.option("--gpu", "gpus", multiple=True, help=f"One of {', '.join(GPUS)} …; repeatable.")
-@click.option("--pair", "pairs", multiple=True, help="Of public pairs, those heads; repeatable.")
+@click.option("--pair", "pairs", multiple=True, help="A public pair's heads; repeatable.")
 @click.option("--kernel", "kernels", multiple=True, help="Only this one; repeatable.")
 @click.option("--batch", "batches", multiple=True, type=click.IntRange(1, 1024), help="Sequences.")
 @click.option(
     "--context", "contexts", multiple=True, type=click.IntRange(1, 1 << 20), help="Tokens."
 )
-@click.option(
-    "--cache", type=click.Choice(list(CACHES)), default="bf16", help="Attention's caches."
-)
+@click.option("--cache", type=click.Choice(list(CACHES)), help="Attention's caches; bf16 unasked.")
 @click.option("--paged", is_flag=True, help="Attention over paged caches.")
 @click.option("--check", is_flag=True, help="The errors on published measurements, and no more.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
@@ -72,60 +112,49 @@ def main(
     kernels: tuple[str, ...],
     batches: tuple[int, ...],
     contexts: tuple[int, ...],
-    cache: str,
+    cache: str | None,
     paged: bool,
     check: bool,
     as_json: bool,
 ) -> None:
     try:
         if check:
+            given = {"--gpu": gpus, "--pair": pairs, "--kernel": kernels, "--batch": batches}
+            given |= {"--context": contexts}
+            refuse_options(given, "--check prints every published measurement; leave this out")
             _print_check(as_json)
             return
-        rates = [find_rates(name) for name in gpus or GPUS]
-        named = _known("--pair", pairs, list(public_pairs()))
-        chosen = _known("--kernel", kernels, (ATTENTION, *SMALL))
+        asked = _Asked(
+            gpus=[find_rates(name) for name in gpus or GPUS],
+            pairs=_known("--pair", pairs, list(public_pairs())),
+            kernels=_known("--kernel", kernels, (ATTENTION, *SMALL_KERNELS)),
+            batches=batches,
+            contexts=contexts,
+            cache=cache or "bf16",
+            paged=paged,
+        )
+        if ATTENTION not in asked.kernels:
+            given_forms = {"--cache": cache, "--paged": paged}
+            refuse_options(given_forms, f"is for {ATTENTION}, which --kernel leaves out")
         check_compiler()
-        folder = user_cache_file("kernels")
-        cells: list[AttentionCell] = []
-        rows: list[dict[str, Any]] = []
-        lines: list[str] = []
-        for one in rates:
-            for pair in named if ATTENTION in chosen else ():
-                found = list(
-                    attention_cells(
-                        one,
-                        pair,
-                        batches or BATCHES,
-                        contexts or CONTEXTS,
-                        folder,
-                        cache=CACHES[cache],
-                        is_paged=paged,
-                    )
-                )
-                cells += found
-                rows += [cell.as_json() for cell in found]
-                lines += [*describe_attention(found), ""]
-            if STEP_PAIR in named and set(chosen) & set(SMALL):
-                tokens = contexts[0] if contexts else STEP_CONTEXT
-                every = step_parts(one, batches or STEP_BATCHES, tokens, folder)
-                parts = [part for part in every if part.kernel in chosen]
-                rows += [part.as_json(one.name) for part in parts]
-                lines += [*describe_steps(one, parts, tokens), ""]
+        _print_tables(asked, as_json)
     except DflashError as error:
         click.echo(f"Error: {error.message}", err=True)
         raise click.exceptions.Exit(error.exit_code) from error
+
+
+def _print_tables(asked: _Asked, as_json: bool) -> None:
+    """As they are computed: the first of each kernel is compiled, which takes a second."""
+    cells: list[AttentionCell] = []
+    rows: list[dict[str, Any]] = []
+    for lines, own, found in asked.tables():
+        cells, rows = cells + found, rows + own
+        if not as_json:
+            click.echo("\n".join([*lines, ""]))
     if as_json:
         click.echo(json.dumps(rows, indent=2))
         return
-    for line in _all_lines(lines, cells):
-        click.echo(line)
-
-
-def _all_lines(lines: Sequence[str], cells: Sequence[AttentionCell]) -> Iterator[str]:
-    yield from lines
-    yield from describe_classes(cells)
-    yield ""
-    yield from describe_formula()
+    click.echo("\n".join([*describe_classes(cells), "", *describe_formula()]))
 
 
 def _print_check(as_json: bool) -> None:
@@ -133,8 +162,7 @@ def _print_check(as_json: bool) -> None:
     if as_json:
         click.echo(json.dumps([one.as_json() for one in times], indent=2))
         return
-    for line in describe_errors(times):
-        click.echo(line)
+    click.echo("\n".join(describe_errors(times)))
 
 
 if __name__ == "__main__":

@@ -1,13 +1,15 @@
-"""What the small kernels add to a step of Qwen3-8B: their time, and the share of the step.
+"""What the small kernels add to a step of a public pair: their time, and the share of the step.
 
 The step is the least that it can be: weights and K and V read once at the bandwidth that streaming
-reaches, without launches, products or a host. So a share is the most that it can be.
+reaches, without launches, products or a host; of experts as many as one row chooses. So a share is
+the most that it can be.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import cycle, islice
 from pathlib import Path
 from typing import Any
 
@@ -21,21 +23,27 @@ from dflash_plugins.roofline.kernels import predict_point
 from dflash_plugins.roofline.rates import GpuRates
 from dflash_plugins.row_sample.benchmark import SAMPLING, SamplePoint
 from dflash_plugins.row_sample.launch import make_case as sample_case
-from dflash_trt.config import PublishedDecoder
+from dflash_trt.config import PublishedDecoder, PublishedPair, PublishedTarget
 from dflash_trt.core.limits import PAGE_SIZE
+from dflash_trt.memory.shape import FORMATS
 
-STEP_PAIR = "qwen3-8b"
-"""Its target and its draft are dense, in bfloat16."""
+SMALL_KERNELS = ("accept", "kv_cache_update", "kv_feature_injection", "row_sample")
 ITEM_BYTES = 2
+"""Of what is not quantised, and of K and V."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepPart:
-    """Kernels of one name in a step: `count` launches of `seconds` together, of a step's least."""
+    """Kernels of one name in a step of `pair`: `count` launches, of `seconds` together.
 
+    `what` tells forms and uses of one kernel apart. `step_seconds` is the least of the whole step.
+    """
+
+    pair: str
     kernel: str
     what: str
     batch: int
+    context: int
     count: int
     seconds: float
     step_seconds: float
@@ -49,8 +57,9 @@ class StepPart:
             "kernel": self.kernel,
             "what": self.what,
             "gpu": gpu,
-            "pair": STEP_PAIR,
+            "pair": self.pair,
             "batch": self.batch,
+            "context": self.context,
             "launches": self.count,
             "predicted_seconds": self.seconds,
             "predicted_step_share": self.share,
@@ -58,70 +67,88 @@ class StepPart:
 
 
 def step_parts(
-    rates: GpuRates, batches: tuple[int, ...], context: int, folder: Path
+    rates: GpuRates,
+    pair: str,
+    kernels: Sequence[str],
+    batches: Sequence[int],
+    context: int,
+    folder: Path,
 ) -> Iterator[StepPart]:
-    """Every small kernel of a step, for each batch, with sequences of `context` tokens."""
-    pair = public_pairs()[STEP_PAIR]
-    draft, target = pair.draft, pair.target
+    """Those of `kernels` in a step of each batch, with sequences of `context` tokens."""
+    shape = public_pairs()[pair]
     for batch in batches:
-        rows = draft.block_size
-        least = step_seconds(rates, batch, context)
-        plain = WriteShape(
-            batch=batch,
-            rows=rows,
-            kv_heads=draft.kv_heads,
-            head_dim=draft.head_dim,
-            length=-(-(context + rows) // PAGE_SIZE) * PAGE_SIZE,
-        )
-        paged = WriteShape(
-            batch=plain.batch,
-            rows=plain.rows,
-            kv_heads=plain.kv_heads,
-            head_dim=plain.head_dim,
-            length=plain.length,
-            page_size=PAGE_SIZE,
-        )
-        logits = sample_case(
-            "", dtype=DType.BFLOAT16, batch=batch, rows=rows, vocabulary=target.vocab
-        )
-        layers = target.layers + draft.layers
-        points = [
-            ("accept", "", 1, accept_case("", batch=batch, rows=rows)),
-            ("kv_feature_injection", "linear", draft.layers, injection_case("", plain)),
-            ("kv_feature_injection", "paged", draft.layers, injection_case("", paged)),
-            ("kv_cache_update", "paged", layers, update_case("", paged)),
-            *(("row_sample", way, 1, SamplePoint(logits, one)) for way, one in SAMPLING.items()),
-        ]
-        for kernel, what, count, point in points:
+        least = step_seconds(rates, shape, batch, context)
+        for kernel, what, count, point in _points(shape, batch, context):
+            if kernel not in kernels:
+                continue
             time = predict_point(point, rates, folder)
             assert time is not None
             yield StepPart(
+                pair=pair,
                 kernel=kernel,
                 what=what,
                 batch=batch,
+                context=context,
                 count=count,
                 seconds=count * time.seconds,
                 step_seconds=least,
             )
 
 
-def step_seconds(rates: GpuRates, batch: int, context: int) -> float:
+def _points(pair: PublishedPair, batch: int, context: int) -> Iterator[tuple[str, str, int, Any]]:
+    """Kernel, form, launches of a step, and the point: one of each layer that has it."""
+    draft, target = pair.draft, pair.target
+    rows = draft.block_size
+    plain = WriteShape(
+        batch=batch,
+        rows=rows,
+        kv_heads=draft.kv_heads,
+        head_dim=draft.head_dim,
+        length=-(-(context + rows) // PAGE_SIZE) * PAGE_SIZE,
+    )
+    paged = replace(plain, page_size=PAGE_SIZE)
+    yield "accept", "", 1, accept_case("", batch=batch, rows=rows)
+    yield "kv_feature_injection", "linear", draft.layers, injection_case("", plain)
+    yield "kv_feature_injection", "paged", draft.layers, injection_case("", paged)
+    yield "kv_cache_update", "paged", target.layers + draft.layers, update_case("", paged)
+    logits = sample_case("", dtype=DType.BFLOAT16, batch=batch, rows=rows, vocabulary=target.vocab)
+    for way, sampling in SAMPLING.items():
+        yield "row_sample", way, 1, SamplePoint(logits, sampling)
+
+
+def step_seconds(rates: GpuRates, pair: PublishedPair, batch: int, context: int) -> float:
     """The least that a step can take: what it reads, at the bandwidth that streaming reaches."""
-    pair = public_pairs()[STEP_PAIR]
     draft, target = pair.draft, pair.target
     # The draft borrows the target's head, and its fc takes the layers that it taps.
-    weights = _layer_weights(target) + _layer_weights(draft) + 2 * target.vocab * target.hidden
-    weights += len(draft.target_layer_ids) * target.hidden * draft.hidden
-    cache = batch * context * (_cache_elements(target) + _cache_elements(draft))
-    return ITEM_BYTES * (weights + cache) / rates.reach
+    others = 2 * target.vocab * target.hidden
+    others += len(draft.target_layer_ids) * target.hidden * draft.hidden
+    weights = _target_bytes(target) + _dense_bytes(draft) + ITEM_BYTES * others
+    caches = batch * (_cache_bytes(target, context) + _cache_bytes(draft, context))
+    return (weights + caches) / rates.reach
 
 
-def _layer_weights(decoder: PublishedDecoder) -> int:
-    """Of all layers of a dense decoder: q, k, v, o, gate, up and down."""
-    attention = 2 * (decoder.heads + decoder.kv_heads) * decoder.head_dim
-    return decoder.layers * decoder.hidden * (attention + 3 * decoder.intermediate)
+def _attention_bytes(decoder: PublishedDecoder) -> int:
+    """q, k, v and o of all layers."""
+    elements = 2 * (decoder.heads + decoder.kv_heads) * decoder.head_dim
+    return ITEM_BYTES * decoder.layers * decoder.hidden * elements
 
 
-def _cache_elements(decoder: PublishedDecoder) -> int:
-    """Elements of K and V of one position, in all layers."""
-    return 2 * decoder.layers * decoder.kv_heads * decoder.head_dim
+def _dense_bytes(decoder: PublishedDecoder) -> int:
+    """All layers of a dense decoder."""
+    mlp = 3 * decoder.hidden * decoder.intermediate
+    return _attention_bytes(decoder) + ITEM_BYTES * decoder.layers * mlp
+
+
+def _target_bytes(target: PublishedTarget) -> float:
+    """All layers of a target, with as many experts of each as one row chooses."""
+    if target.experts_per_token is None:
+        return _dense_bytes(target)
+    chosen = target.layers * target.experts_per_token * 3 * target.hidden * target.intermediate
+    return _attention_bytes(target) + FORMATS[target.mlp_format].bytes(chosen)
+
+
+def _cache_bytes(decoder: PublishedDecoder, context: int) -> int:
+    """K and V that a sequence's rows see, in all layers."""
+    windows = islice(cycle(decoder.windows), decoder.layers)
+    seen = sum(min(context, window) if window else context for window in windows)
+    return 2 * ITEM_BYTES * seen * decoder.kv_heads * decoder.head_dim

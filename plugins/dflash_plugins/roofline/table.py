@@ -15,7 +15,7 @@ from dflash_plugins.roofline.kernels import predict_point
 from dflash_plugins.roofline.model import PredictedTime
 from dflash_plugins.roofline.published import PublishedTime
 from dflash_plugins.roofline.rates import GpuRates, latency_source, read_constants
-from dflash_plugins.roofline.steps import STEP_PAIR, StepPart
+from dflash_plugins.roofline.steps import StepPart
 from dflash_trt.core.limits import PAGE_SIZE
 
 MB = 10**6
@@ -123,14 +123,14 @@ def describe_classes(cells: Iterable[AttentionCell]) -> Iterator[str]:
         yield f"block_attention, {title}: {'; '.join(parts)}"
 
 
-def describe_steps(rates: GpuRates, parts: Sequence[StepPart], context: int) -> Iterator[str]:
-    """The small kernels of a step, and their share of the least that it can take."""
-    yield f"step of {STEP_PAIR}, {rates.title}, {context:,} tokens: predictions"
+def describe_steps(rates: GpuRates, parts: Sequence[StepPart]) -> Iterator[str]:
+    """The small kernels of a pair's step, and their share of the least that it can take."""
+    yield f"a step, {rates.title}, {parts[0].pair}: predictions"
     for part in parts:
         name = f"{part.kernel}{f', {part.what}' if part.what else ''}"
         yield (
-            f"  batch {part.batch:3}  {name:44} {part.count:2} × "
-            f"{part.seconds / part.count * 1e6:8.1f} µs  {part.share:6.1%} of "
+            f"  batch {part.batch:3} × {part.context:7,}  {name:36} {part.count:3} × "
+            f"{part.seconds / part.count * 1e6:8,.1f} µs  {part.share:6.1%} of "
             f"{part.step_seconds * 1e3:.2f} ms"
         )
 
