@@ -38,10 +38,11 @@ class _Options:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Checkpoints(_Options):
-    """Folders to use instead of what the configuration names."""
+    """Folders to use instead of what the configuration names; a `coupling` of the draft's."""
 
     target_checkpoint: Path | None = None
     draft_checkpoint: Path | None = None
+    coupling: Path | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -17,9 +17,8 @@ from dflash_trt.bundle.manifest import (
     BundleFile,
     Manifest,
     Origin,
-    draft_dims,
-    target_dims,
 )
+from dflash_trt.bundle.pair_dims import draft_dims, target_dims
 from dflash_trt.bundle.quantize import PairQuantization, plan_quantization, quantize_pair
 from dflash_trt.bundle.staging import staged_folder
 from dflash_trt.checkpoints.decoder import DecoderSpec
@@ -59,7 +58,8 @@ class BuildOptions:
 
     `engines` None makes a bundle for the CPU, which runs the graphs themselves; `quantization`
     None builds the checkpoints as they are. `page_size` None gives linear KV caches, `pages` None
-    as many as all full sequences need. Engines need plugins for paged and for FP8 caches.
+    as many as all full sequences need. Engines need plugins for paged and for FP8 caches, and for
+    drafts that share the target's noise with a `sharpness` each (see sampling/coupling.py).
     """
 
     copy_weights: bool = False
@@ -70,6 +70,7 @@ class BuildOptions:
     page_size: int | None = None
     pages: int | None = None
     cache_dtype: CacheDtype = CacheDtype.COMPUTE
+    sharpness: tuple[float, ...] = ()
 
 
 def build_bundle(
@@ -106,6 +107,7 @@ def build_bundle(
         page_size=None if pool is None else pool.page_size,
         cache_dtype=options.cache_dtype,
         replay=limits.block_size if pair.target.sizes.has_state else None,
+        sharpness=options.sharpness[: limits.block_size - 1] or None,
     )
     libraries = {library: version(library) for library in LIBRARIES}
     if options.engines is not None:
@@ -149,7 +151,7 @@ def build_bundle(
             executor="cpu" if options.engines is None else options.engines.library.executor,
             compute_dtype=form.precision.value,
             target=target_dims(pair),
-            draft=draft_dims(pair),
+            draft=draft_dims(pair, form.sharpness or ()),
             limits=limits,
             weights=origin,
             tokenizer=has_tokenizer,

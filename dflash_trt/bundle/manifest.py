@@ -2,39 +2,30 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import replace
 from pathlib import Path, PurePosixPath
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field, field_validator, model_validator
 
 from dflash_trt.backends.tensorrt.library import OperationForm
-from dflash_trt.bundle.full_dims import FullDims, full_dims
-from dflash_trt.bundle.recurrent_dims import RecurrentDims, recurrent_dims
-from dflash_trt.checkpoints.decoder import DecoderSpec
+from dflash_trt.bundle.full_dims import FullDims
+from dflash_trt.bundle.recurrent_dims import RecurrentDims
 from dflash_trt.checkpoints.draft_kinds import TRAITS, DraftKind, DraftTraits
-from dflash_trt.checkpoints.pair import Pair
 from dflash_trt.checkpoints.quantization import LinearFormat
-from dflash_trt.checkpoints.quantized_weights import (
-    count_parameters,
-    is_kv_scale,
-    is_scale,
-    quantized_linears,
-)
 from dflash_trt.checkpoints.sizes import (
     MAX_LAYERS,
     DecoderSizes,
     ExpertSizes,
     LayerSizes,
 )
-from dflash_trt.checkpoints.target import TargetSpec
 from dflash_trt.core.files import FileKind, exists
 from dflash_trt.core.limits import Limits, PagePool
 from dflash_trt.core.validation import StrictRecord, read_record
-from dflash_trt.errors import DflashError, printable
+from dflash_trt.errors import DflashError
 from dflash_trt.graph.bindings import GraphName
 from dflash_trt.graph.form import CacheDtype, GraphForm, Precision
+from dflash_trt.speculation.coupling import Sharpness
 
 MANIFEST_NAME = "manifest.json"
 TOKENIZER_FOLDER = "tokenizer"
@@ -147,7 +138,8 @@ class TargetDims(ModelDims):
 class DraftDims(ModelDims):
     """`token_count` is how many tokens the draft chooses among; None is all of them.
 
-    `anchor_drafts`: the anchor's slot drafts too, as in DeepSpec's layout.
+    `anchor_drafts`: the anchor's slot drafts too, as in DeepSpec's layout. `sharpness`: of each
+    draft that shares the target's noise (sampling/coupling.py).
     """
 
     kind: DraftKind = "DFlash"
@@ -158,6 +150,7 @@ class DraftDims(ModelDims):
     layer_windows: list[int | None]
     layer_causal: list[bool]
     token_count: Positive | None = None
+    sharpness: list[Sharpness] = Field(default_factory=list, exclude_if=lambda one: not one)
 
     @property
     def traits(self) -> DraftTraits:
@@ -261,6 +254,7 @@ class Manifest(StrictRecord):
             cache_dtype=CacheDtype(self.kv_dtype),
             draws=engines is not None and engines.draws,
             replay=None if self.target.recurrent is None else self.limits.block_size,
+            sharpness=tuple(self.draft.sharpness) or None,
         )
 
     @model_validator(mode="after")
@@ -296,88 +290,6 @@ class Manifest(StrictRecord):
             if engine.path not in known or engine.summary not in known:
                 raise ValueError(f"the {engine.graph} engine is not among the files")
         return self
-
-
-def target_dims(pair: Pair) -> TargetDims:
-    """The target's part of a manifest."""
-    target = pair.target
-    return TargetDims(
-        **_decoder_dims(target),
-        family=target.family,
-        layer_windows=list(target.layer_windows) if any(target.layer_windows) else [],
-        has_sinks=target.has_sinks,
-        experts=_expert_dims(target),
-        recurrent=recurrent_dims(target.sizes.layers),
-        full=full_dims(target.sizes),
-        vocab_size=target.vocab_size,
-        max_position_embeddings=target.max_position_embeddings,
-        eos_token_ids=list(target.eos_token_ids),
-    )
-
-
-def _expert_dims(target: TargetSpec) -> ExpertDims | None:
-    moe = target.moe
-    if moe is None:
-        return None
-    stored = {role: entry for role, entry in target.weights.items() if ".experts." in role}
-    dtypes = sorted({entry.dtype for entry in stored.values()})
-    return ExpertDims(
-        experts=moe.experts,
-        chosen=moe.chosen,
-        intermediate_size=moe.intermediate_size,
-        shared=moe.shared,
-        storage_dtype=moe.storage if moe.storage != "float" else "/".join(dtypes),
-        parameters=count_parameters(stored),
-        weight_bytes=sum(entry.length for entry in stored.values()),
-    )
-
-
-def draft_dims(pair: Pair) -> DraftDims:
-    """The draft's part of a manifest."""
-    draft, ids = pair.draft, pair.draft_token_ids
-    return DraftDims(
-        **_decoder_dims(draft),
-        kind=draft.kind,
-        anchor_drafts=draft.anchor_drafts,
-        trained_block_size=draft.block_size,
-        mask_token_id=draft.mask_token_id,
-        target_layer_ids=list(draft.target_layer_ids),
-        layer_windows=list(draft.layer_windows),
-        layer_causal=list(draft.layer_causal),
-        token_count=None if ids is None else len(ids),
-    )
-
-
-def _decoder_dims(spec: DecoderSpec) -> dict[str, Any]:
-    """The fields of ModelDims."""
-    sizes = spec.sizes
-    return {
-        "layers": len(sizes.layers),
-        "hidden_size": sizes.hidden_size,
-        "heads": sizes.layer.heads,
-        "kv_heads": sizes.layer.kv_heads,
-        "head_dim": sizes.layer.head_dim,
-        "intermediate_size": sizes.intermediate_size,
-        "parameters": count_parameters(spec.weights),
-        "weight_bytes": sum(entry.length for entry in spec.weights.values()),
-        "storage_dtypes": sorted(
-            {entry.dtype for role, entry in spec.weights.items() if not is_scale(role)}
-        ),
-        "checkpoint": printable(spec.checkpoint.path.name),
-        "quantization": _quantization(spec),
-    }
-
-
-def _quantization(spec: DecoderSpec) -> QuantizationSummary | None:
-    stated = spec.quantization
-    if stated is None:
-        return None
-    return QuantizationSummary(
-        linears=dict(Counter(quantized_linears(spec.weights).values())),
-        excluded=[printable(one) for one in stated.excluded],
-        kv_cache=stated.kv_cache_algorithm,
-        kv_scales=sum(map(is_kv_scale, spec.checkpoint.tensors)),
-    )
 
 
 def read_manifest(folder: Path) -> Manifest:

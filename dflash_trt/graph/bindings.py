@@ -2,7 +2,7 @@
 
 B sequences in a call, S rows each, T = B·S rows flattened, R logit rows per sequence,
 H hidden size, D head size, V vocabulary, M cache length, P positions in a RoPE table,
-C columns of a page table.
+C columns of a page table, N drafts of a block (S - 1).
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ NEW_TOKENS = "new_tokens"
 NEW_START = "new_start"
 NEXT_BLOCK_IDS = "next_block_ids"
 DRAFT_TOKEN_IDS = "token_ids"
+DRAFT_LOGITS = "draft_logits"
 
 OBSERVED_PREFIX = "amax/"
 # Twice the largest top-k that they serve: narrow logits often tie, and a tie of the k-th and the

@@ -10,6 +10,7 @@ from dflash_trt.checkpoints.pair import Pair
 from dflash_trt.checkpoints.safetensors_header import TensorEntry
 from dflash_trt.graph.bindings import BLOCK_IDS, CACHE_START, DRAFT_TOKEN_IDS
 from dflash_trt.graph.draft_head import choose_among
+from dflash_trt.graph.drawing import couple_drafts
 from dflash_trt.graph.eagle_chain import EagleChain
 from dflash_trt.graph.form import CPU_FORM, GraphForm
 from dflash_trt.graph.layers import attention, embed, gated_mlp
@@ -37,11 +38,13 @@ def build_draft(
     target, draft = pair.target, pair.draft
     b = GraphBuilder("draft", locate, form)
     layout = cache_layout(form, target.sizes, draft.sizes)
-    declare(b, graph_tensors("draft", form, layout, target.vocab_size))
+    ids = pair.draft_token_ids
+    choices = target.vocab_size if ids is None else len(ids)
+    declare(b, graph_tensors("draft", form, layout, choices))
     if draft.traits.is_chain:
         return _build_chain(b, pair, tables)
-    ids = _drafting_slots(b) if draft.anchor_drafts else BLOCK_IDS
-    rows = Rows(b, ids, CACHE_START)
+    drafting = _drafting_slots(b) if draft.anchor_drafts else BLOCK_IDS
+    rows = Rows(b, drafting, CACHE_START)
     model = ModelBuilder(b, "draft", draft, rows, RopeTables(draft_tables(target, draft), tables))
     head = ModelBuilder(b, "target", target, rows, RopeTables("target", tables))
     x = embed(head)
@@ -62,6 +65,8 @@ def build_draft(
             choice = b.node("Gather", [token_ids, choice], "chosen_ids", axis=0)
         shape = b.node("Concat", [rows.batch, b.integers(-1)], "drafts_shape", axis=0)
         drafts = b.node("Reshape", [choice, shape], "drafts")
+        if form.sharpness is not None:
+            drafts = couple_drafts(b, rows, logits, drafts, anchor_drafts=draft.anchor_drafts)
         _write_drafts(b, drafts)
     return b.finish()
 

@@ -54,6 +54,8 @@ class GraphForm:
             rounded values, a narrow one their codes: the same numbers.
         replay: rows that a call may take back of those before it, which models with recurrent
             state keep (see gated_delta.py); None for models without.
+        sharpness: by draft of a block, how sharply it follows its logits where it is drawn with the
+            target's own noise (see sampling/coupling.py); None for the likeliest tokens alone.
     """
 
     precision: Precision = Precision.FLOAT32
@@ -64,6 +66,7 @@ class GraphForm:
     pages: int | None = None
     cache_dtype: CacheDtype = CacheDtype.COMPUTE
     replay: int | None = None
+    sharpness: tuple[float, ...] | None = None
 
     @property
     def is_paged(self) -> bool:

@@ -24,6 +24,7 @@ from dflash_trt.graph.bindings import (
     CANDIDATE_LOGITS,
     CANDIDATES,
     CHOICE_IDS,
+    DRAFT_LOGITS,
     DRAFT_TOKEN_IDS,
     KV,
     LOGIT_ROWS,
@@ -188,8 +189,8 @@ def graph_tensors(
 ) -> tuple[GraphTensor, ...]:
     """Every input of `graph` in its order, then every output in its.
 
-    `layout` has the shapes of caches as stored. `form` says whether a target tells candidates,
-    unless `has_candidates` does.
+    `layout` has the shapes of caches as stored; `vocab_size` is what a graph chooses among. `form`
+    says whether a target tells candidates, unless `has_candidates` does.
     """
     if has_candidates is None:
         has_candidates = form.has_candidates
@@ -199,6 +200,10 @@ def graph_tensors(
     outputs: list[_NamedTensor]
     if graph == "draft":
         outputs = [(DRAFT_TOKEN_IDS, int64, ("B", "S"))]
+        if form.sharpness is not None and form.draws:
+            inputs.append((SAMPLING, int64, ("B", 4)))
+        elif form.sharpness is not None:
+            outputs.append((DRAFT_LOGITS, TensorProto.FLOAT, ("B", "N", vocab_size)))
     else:
         inputs.append((LOGIT_ROWS, int64, rows))
         outputs = [(CHOICE_IDS, int64, rows), (LOGITS, TensorProto.FLOAT, (*rows, vocab_size))]

@@ -4,41 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from dflash_perf.bench.anchors import mean_tau, walk_loop
 from dflash_perf.bench.markov_head import KEPT, FittedHead, Seen, recall
-from dflash_perf.bench.noise_coupling import LIKELIEST, SHARPNESS, Hits, choose, fit
 from dflash_perf.bench.row_cuts import Chain, ReachCalibration, simulate
 from dflash_perf.bench.served_demo import read_named_bundles
 from dflash_perf.bench.two_checkouts import interval
 
 from dflash_trt.errors import DflashError
-from dflash_trt.sampling.choice import choose_tokens
-from dflash_trt.sampling.params import SamplingParams
-
-
-def test_with_the_targets_own_logits_the_noise_draws_its_token() -> None:
-    """With sharpness 1, at every position; without noise the likeliest is drafted."""
-    sampling = SamplingParams(temperature=0.8, seed=11)
-    logits = np.random.default_rng(1).normal(size=(7, 50)).astype(np.float32)
-    logits[:, 9] = -np.inf
-    drafts = choose(logits, sampling, position=30)
-    wanted = choose_tokens(logits, np.arange(30, 37), sampling)
-    np.testing.assert_array_equal(drafts[:, SHARPNESS.index(1.0)], wanted)
-    np.testing.assert_array_equal(drafts[:, LIKELIEST], logits.argmax(axis=1))
-    assert (wanted != logits.argmax(axis=1)).any() and not (drafts == 9).any()
-
-
-def test_sharpness_is_fitted_where_the_slots_before_were_right() -> None:
-    right = np.zeros((6, 2, len(SHARPNESS)), np.bool_)
-    right[:, 0, 1] = True  # always in slot 1
-    right[:3, 0, LIKELIEST] = True
-    right[:4, 1, 2] = True
-    right[3:, 1, LIKELIEST] = True
-    hits = Hits(right)
-    assert fit([hits]) == [1, 2]
-    assert hits.walk([1, 2]) == (6, 2)  # anchors 0 and 3
-    assert hits.walk([LIKELIEST, LIKELIEST]) == (6, 4)
-    assert mean_tau([hits.walk([1, 2])]) == 3.0
+from dflash_trt.replay.anchors import mean_tau, walk_loop
 
 
 def test_a_markov_head_learns_what_follows_what() -> None:

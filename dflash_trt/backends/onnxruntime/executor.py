@@ -8,7 +8,7 @@ A step is then two `run` calls and a handful of integers written.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -35,6 +35,7 @@ from dflash_trt.graph.bindings import (
     BLOCK_IDS,
     CACHE_START,
     CHOICE_IDS,
+    DRAFT_LOGITS,
     DRAFT_TOKEN_IDS,
     LOGIT_ROWS,
     LOGITS,
@@ -110,7 +111,7 @@ class OnnxRuntimeExecutor:
     def speculate(self, call: StepCall) -> SpeculationOutput:
         blocks = call.block_ids(self.limits.mask_token_id)
         given = {BLOCK_IDS: blocks, LOGIT_ROWS: np.arange(call.rows)}
-        arrays = self._run(("draft", "target"), call, given, call.revise)
+        arrays = self._run(("draft", "target"), call, given)
         return SpeculationOutput(arrays[TOKEN_IDS], arrays[CHOICE_IDS], arrays.get(LOGITS))
 
     def move_slot(self, source: int, destination: int, length: int) -> None:
@@ -177,11 +178,8 @@ class OnnxRuntimeExecutor:
         graphs: tuple[GraphName, ...],
         call: TargetCall | StepCall,
         given: dict[str, Int64Array],
-        revise: Callable[[Int64Array], None] | None = None,
     ) -> dict[str, npt.NDArray[Any]]:
         """Runs `graphs` in turn on the inputs `given`; inputs and outputs by name.
-
-        `revise` is shown what the draft made.
 
         Raises:
             ValueError: the call is outside the limits; nothing has been touched.
@@ -192,10 +190,14 @@ class OnnxRuntimeExecutor:
         self.states.begin(call.slots, call.starts)
         columns, picked = self._hold(ends, call.rows), given[LOGIT_ROWS].shape[-1]
         axes = {"B": call.batch, "S": call.rows, "R": picked, "C": columns}
-        key = (graphs, call.first_slot, *axes.values(), call.scores is Scores.NONE)
+        axes["N"] = call.rows - 1
+        unwanted = {LOGITS} if call.scores is Scores.NONE else set()
+        if not isinstance(call, StepCall) or call.couple is None:
+            unwanted.add(DRAFT_LOGITS)
+        key = (graphs, call.first_slot, *axes.values(), *sorted(unwanted))
         bound = self._bindings.get(key)
         if bound is None:
-            bound = self._bindings[key] = self._bind(graphs, call, axes)
+            bound = self._bindings[key] = self._bind(graphs, call, axes, unwanted)
         self._bindings.move_to_end(key)
         if len(self._bindings) > MAX_BINDINGS:
             self._bindings.popitem(last=False)
@@ -214,13 +216,17 @@ class OnnxRuntimeExecutor:
                 self._session(graph).run_with_iobinding(io)
             except Exception as error:
                 raise DflashError(one_line(error), where=f"{graph}.onnx") from error
-            if graph == "draft" and revise is not None:
-                revise(bound.arrays[DRAFT_TOKEN_IDS])
+            if isinstance(call, StepCall) and graph == "draft":
+                _change_drafts(call, bound.arrays)
         self.states.end(call.slots, call.starts, call.rows)
         return bound.arrays
 
     def _bind(
-        self, graphs: tuple[GraphName, ...], call: TargetCall | StepCall, axes: Mapping[str, int]
+        self,
+        graphs: tuple[GraphName, ...],
+        call: TargetCall | StepCall,
+        axes: Mapping[str, int],
+        unwanted: Collection[str],
     ) -> _BoundCall:
         ids = np.empty((call.batch, call.rows), np.int64)
         bound = _BoundCall([], {DRAFT_TOKEN_IDS: ids, TOKEN_IDS: ids})
@@ -236,7 +242,7 @@ class OnnxRuntimeExecutor:
                         shape = held.shape(cache, call.batch)
                         places[cache] = shape, held.address(cache, call.first_slot)
                     bind(one.name, "cpu", 0, np.float32, *places[cache])
-                elif one.name != LOGITS or call.scores is not Scores.NONE:
+                elif one.name not in unwanted:
                     array = bound.arrays.setdefault(one.name, np.empty(one.sized(axes), one.dtype))
                     bind_array(bind, one.name, array)
             bound.passes.append((graph, io))
@@ -244,8 +250,14 @@ class OnnxRuntimeExecutor:
 
     def _tensors(self, graph: GraphName) -> tuple[GraphTensor, ...]:
         pool = self.limits.page_pool
-        form = GraphForm(page_size=None if pool is None else pool.page_size)
-        return graph_tensors(graph, form, self._layout, self.limits.vocab_size)
+        coupling, choices = self.limits.coupling, self.limits.vocab_size
+        if graph == "draft" and coupling is not None and coupling.token_ids is not None:
+            choices = len(coupling.token_ids)
+        form = GraphForm(
+            page_size=None if pool is None else pool.page_size,
+            sharpness=None if coupling is None else coupling.sharpness,
+        )
+        return graph_tensors(graph, form, self._layout, choices)
 
     def _session(self, graph: GraphName) -> ort.InferenceSession:
         """Opens a graph at its first use: plain generation never loads the draft."""
@@ -255,3 +267,11 @@ class OnnxRuntimeExecutor:
             check_session(session, path, self._tensors(graph))
             self._sessions[graph] = session
         return self._sessions[graph]
+
+
+def _change_drafts(call: StepCall, arrays: Mapping[str, npt.NDArray[Any]]) -> None:
+    """Lets the caller change what the draft made before it is verified."""
+    if call.couple is not None:
+        call.couple(arrays[DRAFT_TOKEN_IDS], arrays[DRAFT_LOGITS])
+    if call.revise is not None:
+        call.revise(arrays[DRAFT_TOKEN_IDS])

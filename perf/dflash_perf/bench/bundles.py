@@ -7,10 +7,20 @@ from collections.abc import Iterable
 from itertools import islice
 from pathlib import Path
 
-from dflash_trt.bundle.bundle import Bundle, load_tokenizer
+from dflash_trt.bundle.bundle import Bundle, load_tokenizer, open_bundle
 from dflash_trt.errors import DflashError
 from dflash_trt.runtime import Generator, Request, SamplingParams
 from dflash_trt.text.prompts import encode_prompts, read_prompts
+
+
+def open_dflash(bundle: Path, others: str) -> Bundle:
+    """Opens a bundle whose draft is DFlash; DflashError (usage) for one whose `others`."""
+    opened = open_bundle(bundle)
+    kind = opened.manifest.draft.kind
+    if kind != "DFlash":
+        what = f"has a {kind} draft, whose {others}"
+        raise DflashError(what, where=bundle, fix="take a DFlash draft", usage=True)
+    return opened
 
 
 def prompt_file(bundle: Bundle) -> Path:

@@ -60,6 +60,7 @@ def measure(
     block: Annotated[tuple[int, ...], "Rows of a verify step."] = (4, 8),
     max_tokens: int = 128,
     speed_tokens: Annotated[int, "Of an answer that is timed."] = 64,
+    speed_temperature: Annotated[float, "Of answers that are timed."] = 0.0,
     least_requests: int = 16,
 ) -> Figures:
     opened = read_named_bundles(draft, None)
@@ -78,7 +79,7 @@ def measure(
             f"{greedy['acceptance_length']:.2f} greedy, {drawn['acceptance_length']:.2f} at T 1"
         )
     first = next(iter(pairs.values()))
-    requests = requests_of(first.bundle, speed_tokens)
+    requests = requests_of(first.bundle, speed_tokens, speed_temperature)
     ways = {PLAIN: (first, GeneratorOptions(speculation=False))}
     ways |= {
         f"{name}, block {rows}": (pair, GeneratorOptions(block_size=rows))

@@ -19,11 +19,12 @@ import click
 import numpy as np
 import numpy.typing as npt
 
-from dflash_perf.bench.anchors import every_anchor, mean_tau, open_dflash, walk_loop
 from dflash_perf.bench.base import Figures, Work, bench
+from dflash_perf.bench.bundles import open_dflash
 from dflash_perf.bench.task_acceptance import KeptAnswers, answer_tasks
 from dflash_trt.backends.base import FloatArray, Int64Array
 from dflash_trt.errors import DflashError
+from dflash_trt.replay.anchors import every_anchor, mean_tau, walk_loop
 from dflash_trt.replay.edits import Edits
 from dflash_trt.replay.graphs import ReplayGraphs
 from dflash_trt.runtime.loops import is_looping

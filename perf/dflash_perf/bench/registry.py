@@ -14,7 +14,6 @@ from dflash_perf.bench import (  # noqa: F401
     kinds_compared,
     live_drafts,
     markov_head,
-    noise_coupling,
     paged_cost,
     planner_fit,
     quantization_quality,

@@ -18,13 +18,13 @@ import click
 import numpy as np
 import numpy.typing as npt
 
-from dflash_perf.bench.anchors import every_anchor
 from dflash_perf.bench.base import Figures, Work, bench
 from dflash_perf.bench.bundles import requests_of
 from dflash_trt.bundle.bundle import open_bundle
 from dflash_trt.errors import DflashError
 from dflash_trt.graph.bindings import GRAPH_NAMES
 from dflash_trt.pair import LoadedPair
+from dflash_trt.replay.anchors import every_anchor
 from dflash_trt.replay.edits import Edits
 from dflash_trt.replay.graphs import ReplayGraphs
 from dflash_trt.speculation.prediction import StepPrediction

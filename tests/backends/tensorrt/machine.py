@@ -123,4 +123,10 @@ def engine_form(length: int, limits: ExecutorLimits, *, draws: bool = False) -> 
     """The form of float32 graphs that stand for engines of `limits`."""
     pool = limits.page_pool
     pages = (None, None) if pool is None else (pool.page_size, pool.pages)
-    return GraphForm(cache_length=length, page_size=pages[0], pages=pages[1], draws=draws)
+    return GraphForm(
+        cache_length=length,
+        page_size=pages[0],
+        pages=pages[1],
+        draws=draws,
+        sharpness=None if limits.coupling is None else limits.coupling.sharpness,
+    )

@@ -1,30 +1,17 @@
-"""For benchmarks by replay: what a bundle's draft says behind every token of a known answer."""
+"""What a draft says behind every token of a known answer, and the loop over what was right."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 
 from dflash_trt.backends.base import FloatArray, Int64Array
-from dflash_trt.bundle.bundle import Bundle, open_bundle
-from dflash_trt.errors import DflashError
 from dflash_trt.replay.graphs import ReplayGraphs
 
 TOGETHER = 16
 """Anchors of one answer in a draft pass."""
-
-
-def open_dflash(bundle: Path, others: str) -> Bundle:
-    """Opens a bundle whose draft is DFlash; DflashError (usage) for one whose `others`."""
-    opened = open_bundle(bundle)
-    kind = opened.manifest.draft.kind
-    if kind != "DFlash":
-        what = f"has a {kind} draft, whose {others}"
-        raise DflashError(what, where=bundle, fix="take a DFlash draft", usage=True)
-    return opened
 
 
 def every_anchor(
