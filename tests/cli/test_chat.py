@@ -67,7 +67,7 @@ def test_a_conversation_is_remembered(
     run: Run, talker: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _type(monkeypatch, "x\n\nb\n/new\n7\n")
-    shown = run.well("generate", talker, "--chat", "--max-tokens", 4)
+    shown = run.well("generate", talker, "--chat", "--max-tokens", 4, "--block-schedule", "none")
     assert shown.out == "yz\nabab\n8901\n"
     lines = [line for line in shown.err.splitlines() if "tokens/s" in line]
     assert len(lines) == 3 and "acceptance length 1.50" in lines[1]
