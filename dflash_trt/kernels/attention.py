@@ -15,7 +15,7 @@ BLOCK_ATTENTION = "block_attention"
 SPLIT_ATTENTION = f"{BLOCK_ATTENTION}_split"
 """What the names of all attention kernels begin with, and those of kernels that leave shares."""
 
-HEAD_DIMS = (64, 128, 256)
+HEAD_DIMS = (64, 128, 256, 512)
 """Head sizes that there are attention kernels for."""
 
 RUN = 512

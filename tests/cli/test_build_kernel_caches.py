@@ -165,5 +165,5 @@ def test_a_head_size_without_kernels_is_refused(
     """The shipped demo pairs have one too, 32."""
     for config, size in ((engine_config, 16), ("demo", 32)):
         piece = f"head size {size} has no kernel over paged or FP8 caches"
-        build(config, *FULL, *CACHES[caches], "--plugins").fails(2, piece, "64, 128, 256")
+        build(config, *FULL, *CACHES[caches], "--plugins").fails(2, piece, "64, 128, 256, 512")
     assert not full.handed

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 from dflash_plugins.block_attention.accuracy import accuracy_cases, check_bits, check_case
-from dflash_plugins.block_attention.cases import AttentionShape, make_cases
+from dflash_plugins.block_attention.cases import AttentionShape, make_cases, wide_shapes
 from dflash_plugins.block_attention.inputs import Inputs, attend, expect, make_inputs
 from dflash_plugins.block_attention.launch import (
     BLOCK,
@@ -37,7 +37,8 @@ from tests.plugins.conftest import check_attention
 pytestmark = pytest.mark.numeric
 
 # Query heads, KV heads, head size: the groups of public pairs, one head, groups of no power of 2.
-HEADS = [(4, 1, 128), (8, 1, 128), (8, 1, 64), (2, 1, 256), (1, 1, 64), (6, 2, 64), (16, 1, 64)]
+HEADS = [(4, 1, 128), (8, 1, 128), (8, 1, 64), (2, 1, 256), (6, 1, 256), (8, 1, 512)]
+HEADS += [(1, 1, 64), (6, 2, 64), (16, 1, 64)]
 NARROW = (DType.BFLOAT16, DType.FLOAT8)
 
 
@@ -85,18 +86,34 @@ def test_kernel_is_within_its_bound(
     check_attention(interpreter.run, shape, make_inputs(shape, lengths, **options))
 
 
+WIDE = wide_shapes(1536)
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("is_paged", [False, True])
+@pytest.mark.parametrize("name", WIDE)
+def test_wide_heads_of_public_targets(interpreter: Interpreter, name: str, is_paged: bool) -> None:
+    """Three rows, and more positions than a window or a share has. Gemma 4 does not scale q."""
+    form = {"compute": DType.FLOAT16, "cache": DType.FLOAT16, "page_size": 24 if is_paged else None}
+    shape = replace(WIDE[name], **form)
+    lengths = [1100 if shape.window else RUN + 20]
+    sizes = {"score_size": shape.head_dim**0.5} if name.startswith("gemma") else {}
+    check_attention(interpreter.run, shape, make_inputs(shape, lengths, 3, **sizes))
+
+
 @pytest.mark.parametrize(
     ("head_dim", "lengths", "changes"),
     [
         (64, [64, 65, 160], {"cache": DType.FLOAT8, "page_size": 24}),
         (128, [RUN + 10], {"length": 2 * RUN}),
-        (256, [70, 160], {"window": 9}),
+        exhaustive(256, [70, 160], {"window": 9}),
+        (512, [70, 160], {"window": 9, "page_size": 24}),
     ],
 )
 def test_the_floor_computes_the_same(
     interpreter: Interpreter, head_dim: int, lengths: list[int], changes: dict[str, Any]
 ) -> None:
-    """A program has the rows of a block of one head, of half of one, or of a quarter."""
+    """A program has the rows of a block of one head, or of a half of one to an eighth."""
     shape = replace(shaped(2, 1, head_dim, 160, block_size=64, is_causal=True), **changes)
     inputs = make_inputs(shape, lengths, has_sinks=True)
     check_attention(partial(interpreter.run, tactic=FLOOR), shape, inputs)
@@ -178,7 +195,7 @@ def test_the_bound_sees_float32_computed_as_less(heads: tuple[int, int, int]) ->
 
 
 def test_what_no_kernel_does_is_refused() -> None:
-    with pytest.raises(DflashError, match="head size 96, only 64, 128, 256"):
+    with pytest.raises(DflashError, match="head size 96, only 64, 128, 256, 512"):
         make_cases("", shaped(head_dim=96), batch=1)[0].launch()
     with pytest.raises(DflashError, match="4 query heads do not divide among 3 KV heads"):
         make_cases("", shaped(kv_heads=3), batch=1)[0].launch()

@@ -43,6 +43,7 @@ def accuracy_cases() -> list[AccuracyCase]:
         "heads of 64": AttentionShape(16, 2, 64, 4 * RUN),
         "heads of 128": AttentionShape(8, 2, 128, 4 * RUN, block_size=16),
         "heads of 256": AttentionShape(8, 2, 256, 4 * RUN, block_size=16),
+        "heads of 512": AttentionShape(8, 1, 512, 4 * RUN, block_size=16),
     }
     lengths = (16, 64, 65, RUN, RUN + 1, 1500, 4 * RUN)
     found = []

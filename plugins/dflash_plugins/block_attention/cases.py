@@ -8,10 +8,10 @@ from typing import Any
 from dflash_plugins.block_attention.launch import MERGE, OPERATIONS
 from dflash_plugins.kv_caches import cache_specs
 from dflash_plugins.operation import Case, DType, TensorSpec
-from dflash_plugins.public import public_pairs
+from dflash_plugins.public import public_pairs, wide_targets
 from dflash_trt.config import PublishedPair
 from dflash_trt.core.limits import PAGE_SIZE
-from dflash_trt.kernels.attention import most_splits, needs_split
+from dflash_trt.kernels.attention import RUN, most_splits, needs_split
 
 LENGTH = 131_072
 """Positions of the longest cache that kernels are compiled for."""
@@ -49,6 +49,30 @@ def draft_shape(pair: PublishedPair, length: int) -> AttentionShape:
     )
 
 
+def wide_shapes(length: int) -> dict[str, AttentionShape]:
+    """Attentions of targets with heads of 256 and 512, over caches of `length` positions.
+
+    Gemma 4 has two kinds of layers: heads of 256 within a window, and of 512 for all positions.
+    """
+    found = {}
+    for name, target in wide_targets().items():
+        shape = AttentionShape(
+            target.heads,
+            target.kv_heads,
+            target.head_dim,
+            length,
+            block_size=16,
+            window=max(target.windows, default=0),
+            is_causal=True,
+        )
+        found[f"{name} target{' window' if shape.window else ''}"] = shape
+        if (full := target.full) is not None:
+            found[f"{name} target"] = replace(
+                shape, window=0, kv_heads=full.kv_heads, head_dim=full.head_dim
+            )
+    return found
+
+
 def make_cases(
     name: str, shape: AttentionShape, *, batch: int, rows: int | None = None
 ) -> list[Case]:
@@ -75,7 +99,7 @@ def make_cases(
 
 
 def main_cases() -> list[Case]:
-    """Each operation with the heads of public pairs, or with heads of 256.
+    """Each operation with the heads of public pairs.
 
     Targets are causal, in verify steps and prefill alike. First are Qwen3-Coder's, whose groups of
     8 heads of 128 make the largest programs.
@@ -97,13 +121,19 @@ def main_cases() -> list[Case]:
         for name, shape in targets.items()
         for form, changes in forms.items()
     }
-    wide = AttentionShape(16, 4, 256, LENGTH, block_size=16)
     shapes |= {
         "qwen3-8b draft paged fp8": replace(draft, **forms["paged fp8"]),
         "gpt-oss draft window": replace(small, window=window),
-        "heads of 256": wide,
-        "heads of 256 window paged": replace(wide, window=window, **paged),
     }
+    wide = wide_shapes(LENGTH)
+    for name in ("qwen3.5-27b target", "gemma-4-31b target window", "gemma-4-31b target"):
+        shapes |= {name: wide[name]} | {
+            f"{name} {form}": replace(wide[name], **changes) for form, changes in forms.items()
+        }
+    for name in ("qwen3.5-27b target", "gemma-4-31b target"):
+        shapes[f"{name} of {RUN} positions"] = replace(wide[name], length=RUN)
     firsts = [make_cases(name, shape, batch=8)[0] for name, shape in shapes.items()]
-    merge = make_cases("gpt-oss target", targets["gpt-oss target"], batch=8)[1]
-    return [*firsts, merge, *make_cases("qwen3-8b draft", draft, batch=8)]
+    of_merge = {"gpt-oss target": targets["gpt-oss target"]}
+    of_merge["gemma-4-31b target"] = wide["gemma-4-31b target"]
+    merges = [make_cases(name, shape, batch=8)[1] for name, shape in of_merge.items()]
+    return [*firsts, *merges, *make_cases("qwen3-8b draft", draft, batch=8)]

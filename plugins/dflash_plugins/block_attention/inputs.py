@@ -23,18 +23,20 @@ def make_inputs(
     rows: int | None = None,
     *,
     has_sinks: bool = False,
+    score_size: float = 2.0,
     seed: int = 0,
 ) -> Inputs:
     """Random inputs: sequence b has lengths[b] cached positions, the last `rows` its query rows.
 
     All other positions are NaN, as are positions before the window and free pages. A page table
-    names a free page past the sequence's last one.
+    names a free page past the sequence's last one. `score_size` is the standard deviation of
+    scores; sqrt(D) is that of a model that does not scale q.
     """
     generator = np.random.default_rng(seed)
     rows = rows or shape.block_size
     batch, size, dtype = len(lengths), shape.head_dim, shape.compute.numpy
     q_shape = (batch, shape.query_heads, rows, size)
-    q = generator.standard_normal(q_shape) * 2 / np.sqrt(size)
+    q = generator.standard_normal(q_shape) * score_size / np.sqrt(size)
     inputs: Inputs = {"q": q.astype(dtype)}
     caches = {name: _cache(generator, shape, lengths, rows) for name in ("k_cache", "v_cache")}
     inputs["key_value_lengths"] = np.array(lengths, np.int32)

@@ -40,7 +40,7 @@ FLOOR_ROW_ELEMENTS = 32 * 128
 
 def tile_positions(head_dim: int) -> int:
     """Cache positions per iteration of the kernel's loop: at most 16 KiB of K in 16 bits."""
-    return 64 if head_dim <= 128 else 32
+    return min(64, 64 * 128 // head_dim)
 
 
 def _warps(program_rows: int, head_dim: int, is_paged: bool) -> int:
