@@ -227,7 +227,8 @@ def _deployment(name: str, pair: PairShape, profile: str, precision: Format | No
 
 def _engines(config: BuildConfig, pair: PairShape, card: Card) -> Iterator[Way | str]:
     """One way for each library that builds engines for `card`, as little quantised as fits."""
-    if (odd := pair.target.sizes.cpu_only) is not None:
+    odd = pair.target.sizes.cpu_only
+    if odd is not None and not odd.has_engines:
         yield f"engines of {odd.many} cannot be built yet"
         return
     arch = arches().get(card.arch)
@@ -237,7 +238,7 @@ def _engines(config: BuildConfig, pair: PairShape, card: Card) -> Iterator[Way |
     for library in LIBRARIES.values():
         if arch.name not in library_arches(library):
             continue
-        plugins = arch.kernels is not None and not library.is_rtx
+        plugins = arch.kernels is not None and not library.is_rtx and odd is None
         for precision in _precisions(pair, arch.formats):
             users = _engine_users(config, pair, card, precision, plugins=plugins)
             if users:
@@ -302,8 +303,9 @@ def _engine_bytes(
         target = target.in_format(precision)
         draft = replace(draft, model=draft.model.in_format(precision))
     weights = shape_weight_bytes(target, draft)
-    form = GraphForm(precision=Precision.BFLOAT16, draws=plugins)
     block = config.block_size or draft.block_size
+    replay = block if target.sizes.has_state else None
+    form = GraphForm(precision=Precision.BFLOAT16, draws=plugins, replay=replay)
     limits = Limits(batch, config.max_seq_len, block, config.prefill_chunk)
     took = engine_memory(target.sizes, draft.model.sizes, weights, limits, form, splits=plugins)
     return took.total + took.rows * target.vocab * LOGITS_ITEM_BYTES + RUNTIME_BYTES

@@ -168,6 +168,7 @@ def build_bundle(
 def _check_kind(pair: Pair, options: BuildOptions) -> None:
     """Refuses what has no graph for the kind of draft or target; DflashError (usage)."""
     engines, quantised = options.engines is not None, options.quantization is not None
+    plugins = options.engines is not None and options.engines.plugins
     fp8 = options.cache_dtype is CacheDtype.FP8
     draft, odd, both = pair.draft.traits, pair.target.sizes.cpu_only, "quantising the pair"
     is_odd, kind = odd is not None, "" if odd is None else odd.one
@@ -179,7 +180,21 @@ def _check_kind(pair: Pair, options: BuildOptions) -> None:
     refused: tuple[tuple[bool, DecoderSpec, str, str, str], ...] = (
         (kernels and not draft.has_kernel_caches, pair.draft, draft.title, kept, linear),
         (quantised and not draft.is_quantised, pair.draft, draft.title, both, first),
-        (engines and is_odd, pair.target, kind, "engines", as_it_is),
+        (
+            engines and odd is not None and not odd.has_engines,
+            pair.target,
+            kind,
+            "engines",
+            as_it_is,
+        ),
+        (kernels and is_odd, pair.target, kind, kept, linear),
+        (
+            plugins and is_odd,
+            pair.target,
+            kind,
+            "engines with kernels of ours",
+            "leave out --plugins",
+        ),
         (fp8 and is_odd, pair.target, kind, "FP8 KV caches", as_it_is),
     )
     for is_refused, spec, title, what, fix in refused:

@@ -70,10 +70,12 @@ def check_engines(
         experts = ""
         if took.gathered:
             experts = f" and {took.gathered:,} of experts gathered for {took.rows} rows"
+        states = f" and {took.states:,} of recurrent states" if took.states else ""
         split = f" and {took.shares:,} of attention's shares" if took.shares else ""
         raise DflashError(
             f"{weights:,} bytes of weights and {took.caches:,} of {held} ({shown} positions)"
-            f"{experts}{split} exceed the largest {options.arch.name} device, {largest:,} bytes",
+            f"{states}{experts}{split} exceed the largest {options.arch.name} device, "
+            f"{largest:,} bytes",
             fix=fix,
             usage=True,
         )

@@ -12,6 +12,7 @@ from dflash_trt.checkpoints.kv_scales import are_fp8
 from dflash_trt.checkpoints.moe import EXPERT_STORAGE
 from dflash_trt.errors import first_few
 from dflash_trt.graph.form import Precision
+from dflash_trt.graph.gated_delta_groups import group_rows
 from dflash_trt.memory.caches import cache_bytes_per_token, state_bytes
 
 PATTERNS_SHOWN = 4
@@ -174,10 +175,14 @@ def recurrent_line(manifest: Manifest) -> str | None:
         return None
     held = state_bytes(manifest.target.sizes, manifest.graph_form)
     shared = "as are prefixes' in copies" if manifest.page_pool else "prefixes are not shared"
+    form = ""
+    if manifest.executor != "cpu":
+        rows = group_rows(manifest.limits.block_size)
+        form = f"; decomposed, {rows} rows at once (no recurrent kernel is used)"
     return (
         f"{len(one.layers)} of {manifest.target.layers} layers are Gated DeltaNet, "
         f"{one.key_heads}/{one.value_heads} heads × {one.head_dim}: {held:,} bytes of state and "
-        f"rows a sequence; {shared}"
+        f"rows a sequence; {shared}{form}"
     )
 
 

@@ -18,13 +18,17 @@ Windows = tuple[int | None, ...]
 
 @dataclass(frozen=True, slots=True)
 class CpuOnly:
-    """What the CPU executor alone runs, in words for one such model and for many."""
+    """What kernels and deployments do not take, in words for one such model and for many.
+
+    `has_engines`: TensorRT's own layers run it, over linear caches of the compute type.
+    """
 
     one: str
     many: str
+    has_engines: bool = False
 
 
-HYBRIDS = CpuOnly("a hybrid with recurrent layers", "hybrids with recurrent layers")
+HYBRIDS = CpuOnly("a hybrid with recurrent layers", "hybrids with recurrent layers", True)
 TWO_HEADS = CpuOnly("a Gemma 4 with heads of two kinds", "Gemma 4 with heads of two kinds")
 
 

@@ -15,6 +15,9 @@ if TYPE_CHECKING:
     from dflash_trt.building.on_gpu import PairOnGpu
     from dflash_trt.hardware.card import Card
 
+OPTIONS_SHOWN = 72
+"""Characters of a way's options in one line of the table, which has 120."""
+
 
 @click.command("targets")
 @click.option(
@@ -91,7 +94,9 @@ def _pair_table(pairs: list[PairOnGpu]) -> Iterator[str]:
         for way in pair.main_ways():
             users = f"{way.users} × {way.context:,}"
             form = way.precision if way.is_native else f"{way.precision} as bf16"
-            rows.append((*first, str(way.gpus), users, form, " ".join(way.options)))
+            options, *more = _option_lines(way.options)
+            rows.append((*first, str(way.gpus), users, form, options))
+            rows += [("", "", "", "", "", line) for line in more]
             first = ("", "")
         for obstacle in () if pair.ways else pair.obstacles:
             rows.append((*first, "–", obstacle))
@@ -107,6 +112,16 @@ def _pair_table(pairs: list[PairOnGpu]) -> Iterator[str]:
             for number, (cell, width) in enumerate(zip(row, widths, strict=False))
         ]
         yield "  ".join(cells).rstrip()
+
+
+def _option_lines(options: tuple[str, ...]) -> list[str]:
+    """Options in one line, or where that is long those of the precision in a second."""
+    whole = " ".join(options)
+    if len(whole) <= OPTIONS_SHOWN or "--precision" not in options:
+        return [whole]
+    begin = options.index("--precision")
+    end = options.index("--calibration") + 2
+    return [" ".join(options[:begin] + options[end:]), " ".join(options[begin:end])]
 
 
 def _next_steps(card: Card, pairs: list[PairOnGpu]) -> Iterator[str]:

@@ -82,6 +82,11 @@ class GraphForm:
         return self.is_fp8 and self.precision is not Precision.FLOAT32
 
     @property
+    def is_native(self) -> bool:
+        """Whether TensorRT runs the graph: its own operations, where ONNX Runtime has others."""
+        return self.precision is not Precision.FLOAT32
+
+    @property
     def has_kernel_caches(self) -> bool:
         """Whether only this project's kernels, not TensorRT's, write and read the caches."""
         return self.precision is not Precision.FLOAT32 and (self.is_paged or self.is_fp8)

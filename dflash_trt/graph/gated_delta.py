@@ -7,11 +7,16 @@ ones have left to it; see docs/design/recurrent-state.md.
 
 from __future__ import annotations
 
+import math
+
 import onnx
 
 from dflash_trt.checkpoints.sizes import RecurrentSizes
 from dflash_trt.graph.form import GraphForm
 from dflash_trt.graph.functions import define
+
+ALIGNED_ELEMENTS = 64
+"""256 bytes of float32."""
 
 # Old rows stand before the call's: index j of them is position cache_start - L + j, and lies in
 # `rows` at j + cache_start - rows_end. What is left to replay differs by sequence: the shorter ones
@@ -126,9 +131,16 @@ gated_delta_step (new_rows, kernel, time_bias, decay, rows, state, start, state_
 
 
 def kept_rows(form: GraphForm, sizes: RecurrentSizes) -> int:
-    """L, the rows that a sequence keeps of a layer: what is replayed, and what those convolve."""
+    """L, the rows that a sequence keeps of a layer: what is replayed, and what those convolve.
+
+    In engines more, until a sequence's rows fill whole `ALIGNED_ELEMENTS`, as TensorRT wants slots.
+    """
     assert form.replay is not None, "a form of a model without recurrent state"
-    return form.replay + sizes.kernel - 1
+    least = form.replay + sizes.kernel - 1
+    if not form.is_native:
+        return least
+    step = ALIGNED_ELEMENTS // math.gcd(ALIGNED_ELEMENTS, sizes.row_elements)
+    return -(-least // step) * step
 
 
 def gated_delta_function(form: GraphForm, sizes: RecurrentSizes) -> onnx.FunctionProto:

@@ -69,20 +69,22 @@ class CacheShape:
 class StateShape:
     """The state of a recurrent layer of the target, [heads, D, D] of a sequence, and its rows.
 
-    `kept_rows` of `row_elements` each lie before the position that a sequence has reached.
+    `kept_rows` of `row_elements` each lie before the position that a sequence has reached. In
+    engines they `have_heads`, an axis of one, since TensorRT updates only what has K's four.
     """
 
     heads: int
     head_dim: int
     kept_rows: int
     row_elements: int
+    have_heads: bool = False
 
     @property
     def sizes(self) -> dict[CacheKind, tuple[int, ...]]:
         """Of one sequence, by kind."""
         return {
             "state": (self.heads, self.head_dim, self.head_dim),
-            "rows": (self.kept_rows, self.row_elements),
+            "rows": (*(1,) * self.have_heads, self.kept_rows, self.row_elements),
         }
 
 
@@ -137,7 +139,7 @@ def _shape(layer: LayerSizes, form: GraphForm, *, has_room: bool) -> CacheShape 
     if one is None:
         return CacheShape(layer.kv_heads, cache_head_dim(layer.head_dim, has_room, form))
     kept = kept_rows(form, one)
-    return StateShape(one.value_heads, one.head_dim, kept, one.row_elements)
+    return StateShape(one.value_heads, one.head_dim, kept, one.row_elements, form.is_native)
 
 
 _NamedTensor = tuple[str, int, tuple[Dim, ...]]

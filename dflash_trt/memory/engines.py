@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from dflash_trt.checkpoints.sizes import DecoderSizes
 from dflash_trt.core.limits import Limits, PagePool
 from dflash_trt.graph.form import GraphForm
-from dflash_trt.memory.caches import cache_bytes_per_token, engine_cache_length
+from dflash_trt.memory.caches import cache_bytes_per_token, engine_cache_length, state_bytes
 from dflash_trt.memory.gpus import ONE_GPU
 from dflash_trt.memory.shape import FORMATS, DraftShape, ModelShape
 from dflash_trt.memory.weights import (
@@ -25,12 +25,14 @@ class EngineMemory:
 
     Args:
         caches: of both models, `positions` of each, allocated whole.
+        states: of recurrent layers, of every sequence.
         gathered: of the experts that the `rows` of the widest pass choose, one layer's.
         shares: of split attention, where kernels of ours are to split it.
     """
 
     weights: int
     caches: int
+    states: int
     gathered: int
     shares: int
     positions: int
@@ -38,7 +40,7 @@ class EngineMemory:
 
     @property
     def total(self) -> int:
-        return self.weights + self.caches + self.gathered + self.shares
+        return self.weights + self.caches + self.states + self.gathered + self.shares
 
 
 def engine_memory(
@@ -63,6 +65,7 @@ def engine_memory(
     return EngineMemory(
         weights=weights,
         caches=positions * sum(cache_bytes_per_token(sizes, form) for sizes in (target, draft)),
+        states=limits.max_batch * state_bytes(target, form),
         gathered=rows * gathered_bytes(target, form.precision.item_bytes),
         shares=split_scratch(target, draft, limits, form, capacity) if splits else 0,
         positions=positions,

@@ -1,4 +1,4 @@
-"""What `build` refuses of targets that the CPU alone runs."""
+"""What `build` refuses of targets of the newest families."""
 
 from __future__ import annotations
 
@@ -7,9 +7,20 @@ import pytest
 from dflash_trt.cli.main import main
 from tests.pairs import TinyPair
 
+_RTX = ("--executor", "tensorrt-rtx", "--arch", "sm_120")
 REFUSED = [
-    (("--executor", "tensorrt-rtx"), "for which engines cannot be built yet"),
     (("--kv-dtype", "fp8"), "for which FP8 KV caches cannot be built yet"),
+]
+NO_ENGINES = [(_RTX, "for which engines cannot be built yet")]
+NO_KERNELS = [
+    (
+        ("--executor", "tensorrt", "--arch", "sm_120", "--plugins"),
+        "for which engines with kernels of ours cannot be built yet; leave out --plugins",
+    ),
+    (
+        ("--executor", "tensorrt", "--arch", "sm_120", "--plugins", "--kv-layout", "paged"),
+        "for which engines with paged or FP8 caches cannot be built yet",
+    ),
 ]
 
 

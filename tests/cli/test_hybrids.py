@@ -13,7 +13,7 @@ from dflash_trt.cli.main import main
 from dflash_trt.config import data_folder
 from dflash_trt.quantization.linears import ALL_EXPERTS, LAYER_LINEARS
 from tests.cli.bigram import write_tokenizer
-from tests.cli.refused_builds import REFUSED, check_refused
+from tests.cli.refused_builds import NO_KERNELS, REFUSED, check_refused
 from tests.pairs import PairFactory, TinyPair
 
 
@@ -32,6 +32,27 @@ def test_inspect_counts_the_states(pair: TinyPair, capsys: pytest.CaptureFixture
     assert ", states " in shown
     token = 2 * 2 * 32 * 4  # of the one layer that has K and V
     assert f"cache   {token:,} + " in shown
+
+
+def test_inspect_says_what_engines_decompose(
+    pair: TinyPair, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Rows of a sequence's state fill whole 256 bytes, five more here."""
+    from tests.standins.stub_builder import StubBuilder
+
+    output = tmp_path / "bundle"
+    given = [
+        part for one in ("target", "draft") for part in (f"--{one}-checkpoint", pair.folder / one)
+    ]
+    options = ["--executor", "tensorrt-rtx", "--arch", "sm_120", "--max-seq-len", "128"]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("tensorrt_rtx.Builder", StubBuilder)
+        assert main(["build", *map(str, given), *options, "-o", str(output)]) == 0
+    assert main(["inspect", str(output)]) == 0
+    shown = capsys.readouterr().out
+    held = 3 * 4 * (4 * 16 * 16 + (8 + 8) * (2 * 2 * 16 + 4 * 16 + 2 * 4))
+    assert f"{held:,} bytes of state and rows a sequence" in shown
+    assert "; decomposed, 32 rows at once (no recurrent kernel is used)" in shown
 
 
 def test_inspect_shows_the_expert_that_all_rows_share(
@@ -59,7 +80,7 @@ def test_a_draft_that_is_named_for_another_version_is_told(
     assert (told in capsys.readouterr().err) == (version == "3.6")
 
 
-@pytest.mark.parametrize(("options", "refusal"), REFUSED, ids=str)
+@pytest.mark.parametrize(("options", "refusal"), [*REFUSED, *NO_KERNELS], ids=str)
 def test_a_build_refuses(
     pair: TinyPair, options: tuple[str, ...], refusal: str, capfd: pytest.CaptureFixture[str]
 ) -> None:

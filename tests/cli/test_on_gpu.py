@@ -66,7 +66,7 @@ def test_the_first_way_holds_the_most(run: Run) -> None:
     """Of a GPU without profiles of its own; 64 is the most that is counted."""
     for pair, ways in _pairs(run("targets", "--gpu", "gb300", "--json")).items():
         if find_pair(pair).target.sizes.cpu_only is not None:
-            assert not ways
+            assert {way["executor"] for way in ways} <= {"tensorrt"}, "no deployments yet"
             continue
         assert ways[0]["users"] == 64 and ways[0]["executor"] == "trtllm", pair
     for ways in _pairs(run("targets", "--gpu", "l40s", "--json")).values():

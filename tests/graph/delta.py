@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -10,9 +10,10 @@ import onnxruntime as ort
 from onnx import TensorProto, helper
 
 from dflash_trt.checkpoints.sizes import RecurrentSizes
-from dflash_trt.graph.form import GraphForm
+from dflash_trt.graph.form import GraphForm, Precision
 from dflash_trt.graph.functions import CONTRIB_DOMAIN, DFLASH_DOMAIN, IR_VERSION, OPSET
 from dflash_trt.graph.gated_delta import gated_delta_function, kept_rows
+from dflash_trt.graph.gated_delta_groups import gated_delta_groups_function
 
 FloatArray = npt.NDArray[np.float32]
 Int64Array = npt.NDArray[np.int64]
@@ -42,11 +43,12 @@ class Held:
 
 @dataclass
 class DeltaStep:
-    """The function over float32 arrays, with random weights."""
+    """The function over float32 arrays, with random weights; `in_groups` as engines have it."""
 
     sizes: RecurrentSizes
     replay: int
     seed: int = 0
+    in_groups: bool = False
     weights: dict[str, FloatArray] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -57,8 +59,10 @@ class DeltaStep:
             "time_bias": self.normal(heads),
             "decay": -np.exp(self.normal(heads)),
         }
-        form = GraphForm(replay=self.replay)
-        function = gated_delta_function(form, sizes)
+        form, define = GraphForm(replay=self.replay), gated_delta_function
+        if self.in_groups:
+            form, define = replace(form, precision=Precision.FLOAT16), gated_delta_groups_function
+        function = define(form, sizes)
         self.kept = kept_rows(form, sizes)
         floats = {"new_rows": 3, **dict.fromkeys(WEIGHTS, 1), "rows": 3, "state": 4}
         floats["kernel"] = 3

@@ -1,33 +1,25 @@
-"""States of recurrent layers on the host, float32, and how far each sequence's have come."""
+"""States of recurrent layers on the host, float32."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
-import numpy as np
-
 from dflash_trt.backends.base import Int64Array
 from dflash_trt.backends.onnxruntime.caches import allocate_zeros
+from dflash_trt.backends.state_positions import StatePositions
 
 
-class RecurrentStates:
+class RecurrentStates(StatePositions):
     """What each slot's sequence has in recurrent layers, by graph input name.
-
-    A call that wrote S rows from `start` on leaves states at max(start, start + S - replay) and
-    rows up to start + S: whatever it drafted may be rejected, and the next call may begin anywhere
-    between. It may also begin at 0, which is another sequence; nothing need be cleared for it.
 
     Args:
         shapes: of one sequence.
-        slots: those of the executor, and behind them those of copies.
-        replay: rows that a call may take back.
+        slots, replay: see StatePositions.
     """
 
     def __init__(self, shapes: Mapping[str, tuple[int, ...]], slots: int, replay: int) -> None:
-        self._replay = replay
+        super().__init__(slots, replay)
         self._arrays = allocate_zeros({name: (slots, *size) for name, size in shapes.items()})
-        self.state_start = np.zeros(slots, np.int64)
-        self.rows_end = np.zeros(slots, np.int64)
 
     def __contains__(self, name: str) -> bool:
         return name in self._arrays
@@ -36,34 +28,9 @@ class RecurrentStates:
         return bool(self._arrays)
 
     def begin(self, slots: range, starts: Int64Array) -> None:
-        """Checks that rows may follow at `starts`; until `end`, none may.
-
-        Raises:
-            ValueError: a slot's state has gone past a start, or its rows end before it. Nothing
-                has been touched.
-        """
-        if not self:
-            return
-        part, is_new = slice(slots.start, slots.stop), starts == 0
-        fits = (self.state_start[part] <= starts) & (starts <= self.rows_end[part]) | is_new
-        if not fits.all():
-            index = int(fits.argmin())
-            slot, start = slots[index], int(starts[index])
-            first, last = self.state_start[slot], self.rows_end[slot]
-            raise ValueError(f"slot {slot} can go on at {first} … {last} or 0, not at {start}")
-        self.state_start[part][is_new] = 0
-        self.rows_end[part][is_new] = 0
-
-    def end(self, slots: range, starts: Int64Array, rows: int) -> None:
-        """Says that `rows` rows have been written from `starts` on."""
-        part = slice(slots.start, slots.stop)
-        self.rows_end[part] = starts + rows
-        self.state_start[part] = np.maximum(starts, starts + rows - self._replay)
-
-    def lose(self, slots: range) -> None:
-        """Says that a call over `slots` broke off: their sequences can only begin again."""
-        part = slice(slots.start, slots.stop)
-        self.state_start[part], self.rows_end[part] = 1, 0
+        """As StatePositions has it; nothing where the target has no such layers."""
+        if self:
+            super().begin(slots, starts)
 
     def shape(self, name: str, batch: int) -> list[int]:
         """Shape of a range of `batch` slots."""
@@ -78,9 +45,4 @@ class RecurrentStates:
         """Copies what a slot has to another."""
         for array in self._arrays.values():
             array[destination] = array[source]
-        self.state_start[destination] = self.state_start[source]
-        self.rows_end[destination] = self.rows_end[source]
-
-    def clear(self, slot: int) -> None:
-        """Forgets a slot's sequence."""
-        self.state_start[slot] = self.rows_end[slot] = 0
+        super().move(source, destination)

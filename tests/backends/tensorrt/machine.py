@@ -123,10 +123,12 @@ def engine_form(length: int, limits: ExecutorLimits, *, draws: bool = False) -> 
     """The form of float32 graphs that stand for engines of `limits`."""
     pool = limits.page_pool
     pages = (None, None) if pool is None else (pool.page_size, pool.pages)
+    replay = limits.block_size if limits.has_state else None
     return GraphForm(
         cache_length=length,
         page_size=pages[0],
         pages=pages[1],
         draws=draws,
+        replay=replay,
         sharpness=None if limits.coupling is None else limits.coupling.sharpness,
     )

@@ -51,6 +51,8 @@ from dflash_trt.errors import DflashError
 from dflash_trt.graph.bindings import GraphName, Owner
 from dflash_trt.graph.caches import cache_head_dim
 from dflash_trt.graph.form import CPU_FORM, GraphForm, Precision
+from dflash_trt.graph.gated_delta import ALIGNED_ELEMENTS
+from dflash_trt.graph.gated_delta_groups import GROUPS
 from dflash_trt.hardware.device import Device
 from dflash_trt.hardware.gpus import Arch
 from dflash_trt.kernels.attention import HEAD_DIMS
@@ -135,6 +137,7 @@ def check_buildable(
                     fix=f"{', '.join(able)} can; --executor cpu runs it anywhere",
                     usage=True,
                 )
+        _check_states(owner, spec)
         if form.has_kernel_caches:
             _check_kernels(owner, spec.head_dim)
             continue
@@ -145,6 +148,17 @@ def check_buildable(
                 f"the {owner}'s head size {size}{room} has no fused "
                 f"attention in {library.name}, which takes multiples of "
                 f"{FUSED_HEAD_DIMS.step} from {FUSED_HEAD_DIMS.start} to {FUSED_HEAD_DIMS[-1]}",
+                fix="build with --executor cpu",
+            )
+
+
+def _check_states(owner: Owner, spec: DecoderSpec) -> None:
+    """A slot's state begins where TensorRT lets a tensor begin."""
+    for layer in spec.sizes.kinds():
+        if layer.recurrent is not None and layer.recurrent.state_elements % ALIGNED_ELEMENTS:
+            raise DflashError(
+                f"the {owner}'s recurrent states of {layer.recurrent.state_elements} elements "
+                f"fill no whole {ALIGNED_ELEMENTS}, as TensorRT's tensors do",
                 fix="build with --executor cpu",
             )
 
@@ -254,7 +268,8 @@ def _build_with(
     path = folder / options.folder / f"{graph}.engine"
     path.parent.mkdir(parents=True, exist_ok=True)
     built = profiles(graph, limits)
-    config = _configure(trt, builder, network, options, built)
+    has_states = any(node.op_type == GROUPS for node in handed.graph.node)
+    config = _configure(trt, builder, network, options, built, has_states=has_states)
     timings = None if library.is_rtx else _TimingCache(trt, config, options)
     with path.open("wb") as file:
         writer = make_writer(trt, file)
@@ -300,7 +315,13 @@ class _TimingCache:
 
 
 def _configure(
-    trt: Any, builder: Any, network: Any, options: EngineOptions, wanted: list[Profile]
+    trt: Any,
+    builder: Any,
+    network: Any,
+    options: EngineOptions,
+    wanted: list[Profile],
+    *,
+    has_states: bool,
 ) -> Any:
     config, arch = builder.create_builder_config(), options.arch
     if options.library.is_rtx:
@@ -313,6 +334,9 @@ def _configure(
         config.set_compute_capability(capability, 0)
         # A step is captured into a CUDA graph, in which nothing may allocate.
         config.set_flag(trt.BuilderFlag.REQUIRE_USER_ALLOCATION)
+    if has_states:
+        # A state is float32 because it sums up a whole text; TF32 has 10 bits of it.
+        config.clear_flag(trt.BuilderFlag.TF32)
     if options.plugins:
         config.set_preview_feature(trt.PreviewFeature.ALIASED_PLUGIN_IO_10_03, True)
     for profile in wanted:

@@ -17,6 +17,7 @@ import numpy.typing as npt
 
 from dflash_trt.backends.base import Scores
 from dflash_trt.backends.tensorrt.run.device_caches import DeviceCaches, DevicePages
+from dflash_trt.backends.tensorrt.run.device_states import DeviceStates
 from dflash_trt.backends.tensorrt.run.engines import EngineBundle, EngineContext, Pass
 from dflash_trt.graph.bindings import (
     ACCEPTED,
@@ -32,7 +33,9 @@ from dflash_trt.graph.bindings import (
     NEW_TOKENS,
     NEXT_BLOCK_IDS,
     PAGE_TABLE,
+    ROWS_END,
     SAMPLING,
+    STATE_START,
     TOKEN_IDS,
     GraphName,
 )
@@ -45,7 +48,8 @@ Graphs = tuple[GraphName, ...]
 STEP: Graphs = ("draft", "target")
 """A draft pass, and a verify pass that reads the draft's output where it lies."""
 
-INPUTS = (BLOCK_IDS, TOKEN_IDS, CACHE_START, LOGIT_ROWS, PAGE_TABLE, SAMPLING)
+STATE_PLACES = (STATE_START, ROWS_END)
+INPUTS = (BLOCK_IDS, TOKEN_IDS, CACHE_START, LOGIT_ROWS, PAGE_TABLE, SAMPLING, *STATE_PLACES)
 COPIED_OUTPUTS = (DRAFT_TOKEN_IDS, CHOICE_IDS, NEXT_BLOCK_IDS, NEW_START)
 """What every call copies back."""
 
@@ -221,6 +225,7 @@ class Binder:
 
     bundle: EngineBundle
     caches: DeviceCaches | DevicePages
+    states: DeviceStates | None
     inputs: int
     outputs: int
     logits: int
@@ -235,10 +240,15 @@ class Binder:
         for graph, table in tables.items():
             shapes = {one.name: one.sized(axes) for one in table if one.is_input}
             addresses = {
-                one.name: self.caches.address(one.updates or one.name, first_slot)
+                one.name: self._cache_address(one.updates or one.name, first_slot)
                 if one.role in (Role.CACHE, Role.UPDATED_CACHE)
                 else places[one.name]
                 for one in table
             }
             passes.append(Pass(graph, axes, shapes, addresses))
         return BoundCall(tuple(passes), inputs, outputs)
+
+    def _cache_address(self, name: str, first_slot: int) -> int:
+        if self.states is not None and name in self.states:
+            return self.states.address(name, first_slot)
+        return self.caches.address(name, first_slot)

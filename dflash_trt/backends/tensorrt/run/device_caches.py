@@ -41,7 +41,7 @@ class DeviceCaches:
             raise DflashError(
                 f"caches of {length} positions leave slots unaligned", fix="build the bundle again"
             )
-        offsets, self.nbytes = _lay_out({name: slots * size for name, size in sizes.items()})
+        offsets, self.nbytes = lay_out({name: slots * size for name, size in sizes.items()})
         base = device.allocate(self.nbytes, f"linear caches ({slots} × {length} positions)")
         # Attention weighs unused positions with zero, and zero times NaN would not be zero.
         device.clear(base, self.nbytes)
@@ -122,7 +122,7 @@ class DevicePages(PageBindings):
             for name, fixed in shapes.items()
         }
         sizes = {name: (pool.pages + 1) * size for name, size in page_bytes.items()}
-        offsets, self.nbytes = _lay_out(sizes)
+        offsets, self.nbytes = lay_out(sizes)
         base = device.allocate(
             self.nbytes,
             f"paged caches ({pool.pages} pages of {pool.page_size} positions)",
@@ -164,7 +164,7 @@ def allocate_caches(bundle: EngineBundle, device: Device) -> DeviceCaches | Devi
     return DevicePages(device, shapes, slots, pool, columns=columns, item_bytes=item_bytes)
 
 
-def _lay_out(sizes: Mapping[str, int]) -> tuple[dict[str, int], int]:
+def lay_out(sizes: Mapping[str, int]) -> tuple[dict[str, int], int]:
     """Offsets of aligned blocks of these sizes one after another, and the bytes of all."""
     offsets, end = {}, 0
     for name, size in sizes.items():

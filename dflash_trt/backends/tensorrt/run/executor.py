@@ -44,6 +44,7 @@ from dflash_trt.backends.tensorrt.run.device_caches import (
     DevicePages,
     allocate_caches,
 )
+from dflash_trt.backends.tensorrt.run.device_states import allocate_states
 from dflash_trt.backends.tensorrt.run.engines import EngineBundle, Loader
 from dflash_trt.backends.tensorrt.run.lookahead import Lookahead, Step
 from dflash_trt.backends.tensorrt.run.padding import Frame, SlotRows
@@ -59,10 +60,13 @@ from dflash_trt.graph.bindings import (
     NEW_START,
     NEXT_BLOCK_IDS,
     PAGE_TABLE,
+    ROWS_END,
     SAMPLING,
+    STATE_START,
     TOKEN_IDS,
     GraphName,
 )
+from dflash_trt.graph.gated_delta_groups import IDLE
 from dflash_trt.hardware.device import Device, HostBytes
 
 WARM_UP_SECONDS = 60.0
@@ -77,7 +81,7 @@ class TensorRtExecutor:
         loader: opens engine files with the library that built them.
 
     `runner` and `lookahead` tell what was captured and begun ahead, `caches` what they take,
-    `binder` where calls find everything.
+    `states` the recurrent layers' (None without), `binder` where calls find everything.
 
     Raises:
         DflashError: the device has no room for caches and buffers.
@@ -95,6 +99,7 @@ class TensorRtExecutor:
         self._is_waited_for = True
         self._closed = False
         self.caches = allocate_caches(bundle, device)
+        self.states = allocate_states(bundle, device)
         block, chunk = limits.block_size, limits.prefill_chunk
         decode = {"B": limits.max_batch, "S": block, "R": block}
         prefill = {"B": 1, "S": chunk, "R": min(block, chunk)}
@@ -113,6 +118,7 @@ class TensorRtExecutor:
         self.binder = Binder(
             bundle,
             self.caches,
+            self.states,
             inputs=self._inputs.address,
             outputs=self._results.address,
             logits=self._logits,
@@ -151,6 +157,7 @@ class TensorRtExecutor:
         self._enter_call()
         logits = self._enqueue(bound, call, frame, scores, ends)
         choices = self._finish(bound)[frame.live]
+        self._settle(call)
         return TargetOutput(choices, logits, self._candidates(bound, frame, scores))
 
     def speculate(self, call: StepCall) -> SpeculationOutput:
@@ -168,6 +175,7 @@ class TensorRtExecutor:
         if at_once:
             self._go_on(step)
         choices = self._finish(bound)[frame.live]
+        self._settle(call)
         self.lookahead.know()
         if goes_on and not at_once:
             self._go_on_apart(step)
@@ -188,6 +196,8 @@ class TensorRtExecutor:
         self.lookahead.drop()
         self.caches.clear(destination, self._rows.replace(destination, length))
         self.caches.move(source, destination, length)
+        if self.states is not None:
+            self.states.move(source, destination)
 
     def release_slots(self, first_free: int) -> None:
         """Clears what the slots held; the caches' memory stays as it is."""
@@ -195,6 +205,8 @@ class TensorRtExecutor:
         for slot in range(first_free, self.limits.max_batch):
             if self._rows.is_held(slot):
                 self.caches.clear(slot, self._rows.replace(slot, 0))
+                if self.states is not None:
+                    self.states.clear(slot)
 
     def close(self) -> None:
         if self._closed:
@@ -245,6 +257,8 @@ class TensorRtExecutor:
         self._rows.hold(ends)
         self._fill(bound, call, frame, self._inputs.host)
         self._inputs.upload(bound.inputs.size)
+        if self.states is not None:
+            self.states.lose(call.slots)
         self.runner.run(bound, is_step=call.is_step)
         logits = None
         if scores is Scores.LOGITS:
@@ -274,6 +288,12 @@ class TensorRtExecutor:
         starts[...] = frame.starts
         starts[frame.live] = call.starts
         self._rows.note(frame, starts)
+        if self.states is not None:
+            positions = {STATE_START: self.states.state_start, ROWS_END: self.states.rows_end}
+            for name, held in positions.items():
+                view = bound.inputs.view(host, name)
+                view[...] = IDLE
+                view[frame.live] = held[call.slots.start : call.slots.stop]
         if self._pages is not None:
             self._pages.fill(bound.inputs.view(host, PAGE_TABLE), call.slots)
 
@@ -338,6 +358,11 @@ class TensorRtExecutor:
         ids, values = (self._read(bound, name) for name in (CANDIDATE_IDS, CANDIDATE_LOGITS))
         return Candidates(ids[frame.live], values[frame.live], read_row)
 
+    def _settle(self, call: TargetCall | StepCall) -> None:
+        """Notes how far a call that has been waited for took recurrent states."""
+        if self.states is not None:
+            self.states.end(call.slots, call.starts, call.rows)
+
     def _known(self, scores: Scores) -> Scores:
         """What serves `scores`: engines that draw have no candidates, but whole rows."""
         return Scores.LOGITS if scores and self.limits.draws else scores
@@ -368,4 +393,6 @@ class TensorRtExecutor:
         ends = self.limits.check(call)
         if self._pages is not None:
             self._pages.check(ends)
+        if self.states is not None:
+            self.states.begin(call.slots, call.starts)
         return ends

@@ -56,6 +56,9 @@ class SlotRows:
     Idle rows lie only where no sequence has written, and are left to be zeroed before the slot's
     own next call. In paged caches they lie on the page that is nobody's, or behind a sequence's own
     rows, and are left as they are, since kernels read no row that a sequence does not hold.
+
+    A recurrent state takes every row of a sequence's own call, so there chunks run as they are.
+    Idle sequences change no state.
     """
 
     def __init__(self, limits: ExecutorLimits) -> None:
@@ -64,7 +67,8 @@ class SlotRows:
         self._held = [0] * limits.max_batch
         self._idle_ends = [0] * limits.max_batch
         self._batches = padded_sizes(1, limits.max_batch)
-        self._chunks = padded_sizes(SMALLEST_CHUNK, limits.prefill_chunk)
+        smallest = limits.prefill_chunk if limits.has_state else SMALLEST_CHUNK
+        self._chunks = padded_sizes(smallest, limits.prefill_chunk)
 
     def frame(self, call: TargetCall | StepCall) -> Frame:
         """What `call` runs as; as it is, if there is no place for idle rows."""
@@ -146,6 +150,8 @@ class SlotRows:
 
     def _pad_chunk(self, slot: int, start: int, rows: int) -> int:
         """Rows to run a chunk with: more, if nothing lies behind it and they fit."""
+        if self._limits.has_state:
+            return rows
         size = next((size for size in self._chunks if size >= rows), rows)
         fits = start + size <= self._limits.max_seq_len and start + rows >= self._held[slot]
         return size if fits else rows

@@ -195,6 +195,29 @@ def test_a_chain_builds_with_native_attention(
     assert found == {"target": (2, 4 + 4), "draft": (7, 4), "target_only": (2, 4)}
 
 
+@pytest.mark.exhaustive
+def test_recurrent_layers_build_in_groups(
+    make_pair: PairFactory, build_engines: BuildEngines
+) -> None:
+    """A loop for each, whose state and rows TensorRT updates in place like K and V."""
+    target = {"head_dim": 32, "num_layers": 4}
+    pair = make_pair("qwen3_5", target, {"head_dim": 64, "target_layer_ids": [0, 3]}).pair
+    bundle = build_engines(pair, BF16)
+    engines = bundle.manifest.engines
+    assert engines is not None and engines.arch == "sm_120"
+    for one in engines.files:
+        summary = json.loads((bundle.folder / one.summary).read_text())
+        layers = summary["layers"]
+        assert "SOFTMAX" not in layers and layers["KV_CACHE_UPDATE"] == one.cache_updates
+        if one.graph != "draft":
+            assert one.operations["gated_delta_groups"] == "function"
+            assert layers["RECURRENCE"] == layers["TRIP_LIMIT"] == 3
+            assert one.fused_attentions == 1
+            kinds = {t["name"]: t["dtype"] for t in summary["inputs"]}
+            assert kinds["target_state_0"] == kinds["target_rows_0"] == "FLOAT"
+            assert {"state_start", "rows_end"} <= kinds.keys()
+
+
 @pytest.mark.parametrize(
     ("arguments", "limits", "message"),
     [

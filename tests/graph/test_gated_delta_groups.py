@@ -1,0 +1,120 @@
+"""The recurrence in groups, as engines have it: float64's numbers, however a text is cut."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from dflash_trt.graph import gated_delta_groups
+from dflash_trt.graph.gated_delta_groups import IDLE, SMALLEST_GROUP, group_rows
+from tests.covering import exhaustive
+from tests.graph.delta import DeltaStep, FloatArray
+from tests.graph.test_gated_delta import SHAPES, check_cuts
+from tests.reference.compare import assert_bitwise_equal, max_relative_error
+
+LENGTH = 3 * SMALLEST_GROUP + 5
+BOUND = 1e-5
+
+
+def make_step(name: str, replay: int) -> DeltaStep:
+    return DeltaStep(SHAPES[name], replay, seed=replay, in_groups=True)
+
+
+def assert_close(got: FloatArray, want: FloatArray, what: str) -> None:
+    assert np.abs(got - want).max() <= BOUND, f"{what} differ"
+
+
+@pytest.mark.numeric
+@pytest.mark.parametrize("name", SHAPES)
+def test_numbers_are_those_of_a_float64_recurrence(name: str) -> None:
+    """Of one key again and again too, all of it taken and nothing forgotten."""
+    step, sizes = make_step(name, 8), SHAPES[name]
+    rows = step.normal(2, LENGTH, sizes.row_elements)
+    rows[1] = rows[1, :1]
+    rows[1, :, sizes.channels :] = np.repeat([9, -30], sizes.value_heads)
+    y, _ = step.run(rows, np.zeros(2, np.int64), step.fresh(2))
+    for got, sequence in zip(y, rows, strict=True):
+        assert max_relative_error(got, step.reference(sequence)) <= BOUND
+
+
+@pytest.mark.numeric
+@pytest.mark.parametrize(
+    ("name", "replay"),
+    [
+        ("as_9b", 8),
+        *(exhaustive(name, replay) for name in SHAPES for replay in (2, 7, 16, 20)),
+    ],
+)
+def test_chunks_blocks_rejections_and_slots_change_no_number(name: str, replay: int) -> None:
+    check_cuts(make_step(name, replay), 4, assert_close)
+
+
+FAULTS = {
+    "the convolution forgets what was before": (
+        "is_placed = GreaterOrEqual (old_places, zero)",
+        "taken = Unsqueeze (state_start, second)\n"
+        "    is_placed = GreaterOrEqual (old_places, taken)",
+    ),
+    "the state takes rows that may be rejected": (
+        "cut = Add (starts, settled)",
+        "cut = Add (starts, count)",
+    ),
+    "rows that the state has are run again": (
+        "is_live = GreaterOrEqual (places, state_starts)",
+        "is_live = Equal (places, places)",
+    ),
+    "a slot begins with its last sequence's state": (
+        "state_before = Where (is_fresh_state, nothing, state)",
+        "state_before = Identity (state)",
+    ),
+    "old rows lie where the last call began": (
+        "shifted = Add (index_row, shift)",
+        "none = Sub (shift, shift)\n    shifted = Add (index_row, none)",
+    ),
+    "a group begins with what the first one did": (
+        "s_added = MatMul (k_of, update)",
+        "added = MatMul (k_of, update)\n        s_added = Sub (added, added)",
+    ),
+}
+
+
+@pytest.mark.numeric
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_fault_is_seen(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    before, after = FAULTS[fault]
+    monkeypatch.setattr(gated_delta_groups, "define", broken_define(before, after))
+    with pytest.raises(AssertionError, match="differ"):
+        check_cuts(make_step("as_9b", 8), 4, assert_close)
+
+
+def broken_define(before: str, after: str) -> object:
+    whole = gated_delta_groups.define
+
+    def define(text: str, *rest: object) -> object:
+        assert text.count(before) == 1
+        return whole(text.replace(before, after), *rest)  # type: ignore[arg-type]
+
+    return define
+
+
+@pytest.mark.parametrize("rows", [1, 8, 40])
+def test_an_idle_sequence_keeps_every_bit(rows: int) -> None:
+    """Beside one that runs, whose bits do not depend on it."""
+    step = make_step("as_9b", 8)
+    held = step.fresh(2)
+    held.state_start[:], held.rows_end[:] = 30, 34
+    held.rows_end[1] = IDLE
+    x, starts = step.normal(2, rows, step.sizes.row_elements), np.array([32, 900])
+    y, after = step.run(x, starts, held)
+    assert_bitwise_equal(after.state[1], held.state[1], "state")
+    assert_bitwise_equal(after.rows[1], held.rows[1], "rows")
+    alone, _ = step.run(x[:1], starts[:1], held.pick([0]))
+    assert_bitwise_equal(y[:1], alone, "rows of the other")
+    assert not np.array_equal(after.state[0], held.state[0]) or rows <= 2
+
+
+def test_a_step_is_one_group() -> None:
+    for replay in (2, 16, 17, 31, 64):
+        size = group_rows(replay)
+        assert 2 * replay <= size and size & (size - 1) == 0
+        assert size == SMALLEST_GROUP or size < 4 * replay
