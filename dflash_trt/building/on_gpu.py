@@ -227,10 +227,7 @@ def _deployment(name: str, pair: PairShape, profile: str, precision: Format | No
 
 def _engines(config: BuildConfig, pair: PairShape, card: Card) -> Iterator[Way | str]:
     """One way for each library that builds engines for `card`, as little quantised as fits."""
-    odd = pair.target.sizes.cpu_only
-    if odd is not None and not odd.has_engines:
-        yield f"engines of {odd.many} cannot be built yet"
-        return
+    is_usual = pair.target.sizes.unusual is None
     arch = arches().get(card.arch)
     if arch is None:
         yield f"nothing is known of {card.arch}"
@@ -238,7 +235,7 @@ def _engines(config: BuildConfig, pair: PairShape, card: Card) -> Iterator[Way |
     for library in LIBRARIES.values():
         if arch.name not in library_arches(library):
             continue
-        plugins = arch.kernels is not None and not library.is_rtx and odd is None
+        plugins = arch.kernels is not None and not library.is_rtx and is_usual
         for precision in _precisions(pair, arch.formats):
             users = _engine_users(config, pair, card, precision, plugins=plugins)
             if users:

@@ -60,7 +60,7 @@ def check_engines(
         levers = {
             "--kv-pages": pool is not None,
             "--max-batch": pool is None or took.shares > 0,
-            "prefill_chunk": took.gathered > 0,
+            "prefill_chunk": took.gathered + took.scores > 0,
             "--max-seq-len": pool is None,
         }
         *others, last = [name for name, helps in levers.items() if helps]
@@ -71,10 +71,11 @@ def check_engines(
         if took.gathered:
             experts = f" and {took.gathered:,} of experts gathered for {took.rows} rows"
         states = f" and {took.states:,} of recurrent states" if took.states else ""
+        scores = f" and {took.scores:,} of decomposed attention" if took.scores else ""
         split = f" and {took.shares:,} of attention's shares" if took.shares else ""
         raise DflashError(
             f"{weights:,} bytes of weights and {took.caches:,} of {held} ({shown} positions)"
-            f"{states}{experts}{split} exceed the largest {options.arch.name} device, "
+            f"{states}{experts}{split}{scores} exceed the largest {options.arch.name} device, "
             f"{largest:,} bytes",
             fix=fix,
             usage=True,

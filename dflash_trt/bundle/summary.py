@@ -11,8 +11,9 @@ from dflash_trt.bundle.memory import cache_bytes, estimate_memory
 from dflash_trt.checkpoints.kv_scales import are_fp8
 from dflash_trt.checkpoints.moe import EXPERT_STORAGE
 from dflash_trt.errors import first_few
+from dflash_trt.graph.decomposed_attention import DECOMPOSED
 from dflash_trt.graph.form import Precision
-from dflash_trt.graph.gated_delta_groups import group_rows
+from dflash_trt.graph.gated_delta_groups import GROUPS, group_rows
 from dflash_trt.memory.caches import cache_bytes_per_token, state_bytes
 
 PATTERNS_SHOWN = 4
@@ -152,8 +153,9 @@ def experts_line(manifest: Manifest) -> str | None:
     )
 
 
-def attention_line(target: TargetDims) -> str | None:
+def attention_line(manifest: Manifest) -> str | None:
     """The target's windows, sinks and heads of a second kind; None where layers are plain."""
+    target = manifest.target
     sliding = [window for window in target.layer_windows if window is not None]
     parts = []
     if sliding:
@@ -164,7 +166,10 @@ def attention_line(target: TargetDims) -> str | None:
     if (full := target.full) is not None:
         values = ", K and V of one projection" * full.keys_are_values
         heads = f"{target.heads}/{full.kv_heads} × {full.head_dim}"
-        parts.append(f"those that see everything have heads {heads}{values}")
+        form = ""
+        if _runs(manifest, DECOMPOSED):
+            form = ", their attention decomposed (no fused kernel has such heads)"
+        parts.append(f"those that see everything have heads {heads}{values}{form}")
     return "; ".join(parts) or None
 
 
@@ -176,7 +181,7 @@ def recurrent_line(manifest: Manifest) -> str | None:
     held = state_bytes(manifest.target.sizes, manifest.graph_form)
     shared = "as are prefixes' in copies" if manifest.page_pool else "prefixes are not shared"
     form = ""
-    if manifest.executor != "cpu":
+    if _runs(manifest, GROUPS):
         rows = group_rows(manifest.limits.block_size)
         form = f"; decomposed, {rows} rows at once (no recurrent kernel is used)"
     return (
@@ -184,6 +189,12 @@ def recurrent_line(manifest: Manifest) -> str | None:
         f"{one.key_heads}/{one.value_heads} heads × {one.head_dim}: {held:,} bytes of state and "
         f"rows a sequence; {shared}{form}"
     )
+
+
+def _runs(manifest: Manifest, function: str) -> bool:
+    """Whether engines were built of graphs that call `function`."""
+    files = [] if manifest.engines is None else manifest.engines.files
+    return any(name.startswith(function) for one in files for name in one.operations)
 
 
 def draft_tokens_line(manifest: Manifest) -> str | None:

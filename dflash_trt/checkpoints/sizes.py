@@ -17,19 +17,15 @@ Windows = tuple[int | None, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class CpuOnly:
-    """What kernels and deployments do not take, in words for one such model and for many.
-
-    `has_engines`: TensorRT's own layers run it, over linear caches of the compute type.
-    """
+class Unusual:
+    """What neither kernels of ours nor deployments take, in words for one such model and many."""
 
     one: str
     many: str
-    has_engines: bool = False
 
 
-HYBRIDS = CpuOnly("a hybrid with recurrent layers", "hybrids with recurrent layers", True)
-TWO_HEADS = CpuOnly("a Gemma 4 with heads of two kinds", "Gemma 4 with heads of two kinds")
+HYBRIDS = Unusual("a hybrid with recurrent layers", "hybrids with recurrent layers")
+TWO_HEADS = Unusual("a Gemma 4 with heads of two kinds", "Gemma 4 with heads of two kinds")
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,8 +158,8 @@ class DecoderSizes:
         return any(layer.recurrent is not None for layer in self.layers)
 
     @property
-    def cpu_only(self) -> CpuOnly | None:
-        """Why engines and deployments are refused; None where they are not."""
+    def unusual(self) -> Unusual | None:
+        """Why our kernels and deployments are refused; None where they are not."""
         if self.has_state:
             return HYBRIDS
         return TWO_HEADS if any(layer.norms_values for layer in self.layers) else None

@@ -103,7 +103,7 @@ def describe_bundle(manifest: Manifest, memory: MemoryEstimate) -> list[str]:
         f"{manifest.executor} ({manifest.compute_dtype} compute), by {manifest.created_by}",
         f"target  {_dims(target)}, vocabulary {target.vocab_size:,}",
         *_indented(experts_line(manifest)),
-        *_indented(attention_line(target)),
+        *_indented(attention_line(manifest)),
         *_indented(recurrent_line(manifest)),
         *_indented(quantization_line(target, manifest.kv_dtype)),
         f"draft   {_dims(draft)}, {_block(draft)}",

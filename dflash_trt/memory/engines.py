@@ -16,7 +16,7 @@ from dflash_trt.memory.weights import (
     target_weight_bytes,
     vocab_bytes,
 )
-from dflash_trt.memory.workspace import split_scratch
+from dflash_trt.memory.workspace import decomposed_scratch, split_scratch
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,6 +28,7 @@ class EngineMemory:
         states: of recurrent layers, of every sequence.
         gathered: of the experts that the `rows` of the widest pass choose, one layer's.
         shares: of split attention, where kernels of ours are to split it.
+        scores: of one layer's attention where no kernel computes it.
     """
 
     weights: int
@@ -35,12 +36,13 @@ class EngineMemory:
     states: int
     gathered: int
     shares: int
+    scores: int
     positions: int
     rows: int
 
     @property
     def total(self) -> int:
-        return self.weights + self.caches + self.states + self.gathered + self.shares
+        return self.weights + self.caches + self.states + self.gathered + self.shares + self.scores
 
 
 def engine_memory(
@@ -68,6 +70,7 @@ def engine_memory(
         states=limits.max_batch * state_bytes(target, form),
         gathered=rows * gathered_bytes(target, form.precision.item_bytes),
         shares=split_scratch(target, draft, limits, form, capacity) if splits else 0,
+        scores=decomposed_scratch(target, limits, capacity),
         positions=positions,
         rows=rows,
     )

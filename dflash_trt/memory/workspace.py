@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dflash_trt.checkpoints.sizes import DecoderSizes
 from dflash_trt.core.limits import Limits
+from dflash_trt.graph.caches.native import is_decomposed
 from dflash_trt.graph.form import GraphForm
 from dflash_trt.kernels.attention import scratch_bytes
 from dflash_trt.memory.shape import ModelShape
@@ -48,4 +49,21 @@ def split_scratch(
         for heads, head_dim, window in {
             (layer.heads, layer.head_dim, layer.window) for layer in sizes.layers
         }
+    )
+
+
+def decomposed_scratch(target: DecoderSizes, limits: Limits, capacity: int) -> int:
+    """Bytes that attention takes that is written out, in the largest call of engines.
+
+    Of one layer: scores and their shares in float32, the shares once more in the compute type, and
+    the keys in float32.
+    """
+    calls = [(limits.max_batch, limits.block_size), (1, limits.prefill_chunk)]
+    return max(
+        batch
+        * capacity
+        * (rows * layer.heads * 10 + layer.kv_heads * layer.head_dim * 4)
+        * is_decomposed(layer)
+        for batch, rows in calls
+        for layer in target.kinds()
     )

@@ -122,7 +122,7 @@ def plan_deployment(
         gpu = find_gpu(profile.gpu)
     except DflashError as error:
         raise refusal(error.what, where, error.fix) from error
-    if (odd := pair.target.sizes.cpu_only) is not None:
+    if (odd := pair.target.sizes.unusual) is not None:
         what = f"{odd.many} have no deployment"
         raise refusal(what, where, "build it for --executor cpu")
     llm = read_options(profile.llm_args, f"{where}, llm_args", options.llm_args)

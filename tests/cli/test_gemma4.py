@@ -11,7 +11,7 @@ from dflash_trt.checkpoints.target import read_target
 from dflash_trt.cli.main import main
 from dflash_trt.config import data_folder
 from tests.cli.bigram import write_tokenizer
-from tests.cli.refused_builds import NO_ENGINES, REFUSED, check_refused
+from tests.cli.refused_builds import NO_KERNELS, REFUSED, build_stub, check_refused
 from tests.pairs import PairFactory, TinyPair
 
 WORDS = "is a Gemma 4 with heads of two kinds"
@@ -34,7 +34,18 @@ def test_inspect_shows_both_kinds_of_heads(
     assert f"cache   {token:,} + " in shown
 
 
-@pytest.mark.parametrize(("options", "refusal"), [*REFUSED, *NO_ENGINES], ids=str)
+def test_inspect_says_what_engines_decompose(
+    pair: TinyPair, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Where no kernel has heads of 32."""
+    bundle = build_stub(pair, tmp_path / "bundle", largest=16)
+    assert main(["inspect", str(bundle)]) == 0
+    shown = capsys.readouterr().out
+    assert "one projection, their attention decomposed (no fused kernel has such heads)" in shown
+    assert "decomposed_attention_4_1_32 function" in shown
+
+
+@pytest.mark.parametrize(("options", "refusal"), [*REFUSED, *NO_KERNELS], ids=str)
 def test_a_build_refuses(
     pair: TinyPair, options: tuple[str, ...], refusal: str, capfd: pytest.CaptureFixture[str]
 ) -> None:

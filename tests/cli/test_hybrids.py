@@ -13,7 +13,7 @@ from dflash_trt.cli.main import main
 from dflash_trt.config import data_folder
 from dflash_trt.quantization.linears import ALL_EXPERTS, LAYER_LINEARS
 from tests.cli.bigram import write_tokenizer
-from tests.cli.refused_builds import NO_KERNELS, REFUSED, check_refused
+from tests.cli.refused_builds import NO_KERNELS, REFUSED, build_stub, check_refused
 from tests.pairs import PairFactory, TinyPair
 
 
@@ -38,16 +38,7 @@ def test_inspect_says_what_engines_decompose(
     pair: TinyPair, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Rows of a sequence's state fill whole 256 bytes, five more here."""
-    from tests.standins.stub_builder import StubBuilder
-
-    output = tmp_path / "bundle"
-    given = [
-        part for one in ("target", "draft") for part in (f"--{one}-checkpoint", pair.folder / one)
-    ]
-    options = ["--executor", "tensorrt-rtx", "--arch", "sm_120", "--max-seq-len", "128"]
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("tensorrt_rtx.Builder", StubBuilder)
-        assert main(["build", *map(str, given), *options, "-o", str(output)]) == 0
+    output = build_stub(pair, tmp_path / "bundle")
     assert main(["inspect", str(output)]) == 0
     shown = capsys.readouterr().out
     held = 3 * 4 * (4 * 16 * 16 + (8 + 8) * (2 * 2 * 16 + 4 * 16 + 2 * 4))

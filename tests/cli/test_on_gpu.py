@@ -65,7 +65,7 @@ def test_its_commands_are_taken(run: Run, tmp_path: Path, gpu: str) -> None:
 def test_the_first_way_holds_the_most(run: Run) -> None:
     """Of a GPU without profiles of its own; 64 is the most that is counted."""
     for pair, ways in _pairs(run("targets", "--gpu", "gb300", "--json")).items():
-        if find_pair(pair).target.sizes.cpu_only is not None:
+        if find_pair(pair).target.sizes.unusual is not None:
             assert {way["executor"] for way in ways} <= {"tensorrt"}, "no deployments yet"
             continue
         assert ways[0]["users"] == 64 and ways[0]["executor"] == "trtllm", pair

@@ -7,12 +7,12 @@ from dflash_trt.graph.caches.linear import LinearStrategy
 from dflash_trt.graph.caches.native import NativeStrategy
 from dflash_trt.graph.caches.paged import PagedStrategy
 from dflash_trt.graph.caches.strategy import CacheStrategy
-from dflash_trt.graph.form import GraphForm, Precision
+from dflash_trt.graph.form import GraphForm
 
 
 def cache_strategy(form: GraphForm) -> CacheStrategy:
     """What graphs of `form` do: of ONNX Runtime's in float32, else of TensorRT's."""
-    if form.precision is not Precision.FLOAT32:
+    if form.is_native:
         return KernelStrategy(form) if form.has_kernel_caches else NativeStrategy(form)
     return PagedStrategy(form) if form.is_paged else LinearStrategy(form)
 

@@ -17,9 +17,11 @@ from typing import ClassVar
 
 from onnx import TensorProto
 
+from dflash_trt.checkpoints.sizes import LayerSizes
 from dflash_trt.graph.bindings import KV
 from dflash_trt.graph.caches.linear import linear_length, plain_attention
 from dflash_trt.graph.caches.strategy import CacheStrategy, scatter_rows
+from dflash_trt.graph.decomposed_attention import decomposed_attention
 from dflash_trt.graph.functions import attention_facts, attention_function
 from dflash_trt.graph.model_builder import LayerBuilder
 from dflash_trt.graph.rows import Rows
@@ -27,8 +29,20 @@ from dflash_trt.graph.rows import Rows
 # TensorRT's kernels take head sizes that are multiples of 8.
 SINK_DIMS = 8
 
+# What TensorRT-RTX 1.7 has fused attention kernels for; TensorRT's are not known.
+FUSED_HEAD_DIMS = range(16, 257, 8)
+
 _LOGIT_PARTS = 3
 """Numbers that a chain's logit is the sum of: one of the compute type has 8 to 11 bits of it."""
+
+
+def is_decomposed(layer: LayerSizes) -> bool:
+    """Whether a layer's attention is written out, since no kernel has heads as large.
+
+    Of causal ones without sinks, whose mask says all: what else a cache has room for lies behind.
+    """
+    is_plain = layer.recurrent is None and layer.is_causal and not layer.has_sinks
+    return is_plain and layer.head_dim > FUSED_HEAD_DIMS[-1]
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +56,9 @@ class NativeStrategy(CacheStrategy):
         if sizes.has_sinks:
             return _attend_with_sinks(layer, q, k, v)
         caches = scatter_rows(layer, k, v)
+        if is_decomposed(sizes):
+            mask = layer.rows.window_mask(sizes.window, sizes.is_causal, linear_length(layer))
+            return decomposed_attention(layer, q, caches, mask)
         function, operands, attributes = plain_attention(layer, q, caches, linear_length(layer))
         facts = attention_facts(
             sizes.heads, sizes.head_dim, causal=sizes.is_causal, window=sizes.window

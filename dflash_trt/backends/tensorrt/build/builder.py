@@ -50,15 +50,13 @@ from dflash_trt.core.user_cache import read_cache, user_cache_file, write_cache
 from dflash_trt.errors import DflashError
 from dflash_trt.graph.bindings import GraphName, Owner
 from dflash_trt.graph.caches import cache_head_dim
+from dflash_trt.graph.caches.native import FUSED_HEAD_DIMS, is_decomposed
 from dflash_trt.graph.form import CPU_FORM, GraphForm, Precision
 from dflash_trt.graph.gated_delta import ALIGNED_ELEMENTS
 from dflash_trt.graph.gated_delta_groups import GROUPS
 from dflash_trt.hardware.device import Device
 from dflash_trt.hardware.gpus import Arch
 from dflash_trt.kernels.attention import HEAD_DIMS
-
-# What TensorRT-RTX 1.7 has fused attention kernels for; TensorRT's are not known.
-FUSED_HEAD_DIMS = range(16, 257, 8)
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,8 +139,16 @@ def check_buildable(
         if form.has_kernel_caches:
             _check_kernels(owner, spec.head_dim)
             continue
-        size = cache_head_dim(spec.head_dim, spec.sizes.needs_sink_room, form)
-        room = " with room for a sink" if size > spec.head_dim else ""
+        _check_fused(library, owner, spec, form)
+
+
+def _check_fused(library: Library, owner: Owner, spec: DecoderSpec, form: GraphForm) -> None:
+    """Attention has a fused kernel in every layer, or is written out there."""
+    for layer in spec.sizes.layers:
+        if layer.recurrent is not None or is_decomposed(layer):
+            continue
+        size = cache_head_dim(layer.head_dim, spec.sizes.needs_sink_room, form)
+        room = " with room for a sink" if size > layer.head_dim else ""
         if size not in FUSED_HEAD_DIMS:
             raise DflashError(
                 f"the {owner}'s head size {size}{room} has no fused "

@@ -12,6 +12,7 @@ from onnx import TensorProto
 
 from dflash_trt.checkpoints.quantization import LinearFormat
 from dflash_trt.errors import DflashError, first_few
+from dflash_trt.graph.decomposed_attention import DECOMPOSED
 from dflash_trt.graph.moe import MOE
 
 ATTENTION, MASK, CAUSAL_KIND = "TRT_Attention", 3, "causal_kind"
@@ -107,8 +108,8 @@ def check_network(
     outputs = {output.name for output in model.graph.output}
     caches = [value.name for value in model.graph.input if f"{value.name}_out" in outputs]
     updates = Counter(summary.cache_updates)
-    routers = sum(node.op_type == MOE for node in model.graph.node)
-    softmaxes = sum(summary.layers.get(kind, 0) for kind in SOFTMAX_LAYERS) - routers
+    own = sum(node.op_type in (MOE, DECOMPOSED) for node in model.graph.node)
+    softmaxes = sum(summary.layers.get(kind, 0) for kind in SOFTMAX_LAYERS) - own
     unlike = [
         name
         for name, algorithm in _wanted_products(model).items()

@@ -218,6 +218,28 @@ def test_recurrent_layers_build_in_groups(
             assert {"state_start", "rows_end"} <= kinds.keys()
 
 
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("family", ["gemma4", "gemma4_moe"])
+def test_heads_of_512_build_decomposed(
+    family: str, make_pair: PairFactory, build_engines: BuildEngines
+) -> None:
+    """Those of 256 beside them have fused attention, and both kinds caches of their own shape."""
+    target = {"head_dim": 256, "num_layers": 3, "tie": True}
+    bundle = build_engines(make_pair(family, target, {"head_dim": 64, **TWO_TAPS}).pair, BF16)
+    engines = bundle.manifest.engines
+    assert engines is not None and engines.arch == "sm_120"
+    for one in engines.files:
+        summary = json.loads((bundle.folder / one.summary).read_text())
+        assert one.fused_attentions == 2
+        if one.graph != "draft":
+            routers = 3 * (family == "gemma4_moe")
+            assert one.operations["decomposed_attention_4_1_512"] == "function"
+            assert summary["layers"]["SOFTMAX"] == 1 + routers
+            shapes = {t["name"]: t["shape"][1:] for t in summary["inputs"]}
+            assert shapes["target_k_1"] == [2, 256, 256]
+            assert shapes["target_k_2"] == [1, 256, 512]
+
+
 @pytest.mark.parametrize(
     ("arguments", "limits", "message"),
     [
