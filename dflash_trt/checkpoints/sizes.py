@@ -158,11 +158,16 @@ class DecoderSizes:
         return any(layer.recurrent is not None for layer in self.layers)
 
     @property
+    def has_full_heads(self) -> bool:
+        """Whether layers that see everything have heads of their own, as a Gemma 4's do."""
+        return any(layer.norms_values for layer in self.layers)
+
+    @property
     def unusual(self) -> Unusual | None:
         """Why our kernels and deployments are refused; None where they are not."""
         if self.has_state:
             return HYBRIDS
-        return TWO_HEADS if any(layer.norms_values for layer in self.layers) else None
+        return TWO_HEADS if self.has_full_heads else None
 
     @property
     def needs_sink_room(self) -> bool:

@@ -40,6 +40,17 @@ def planned_state_bytes(sizes: DecoderSizes, layout: GpuLayout = ONE_GPU) -> flo
     return STATE_ITEM_BYTES * elements / layout.attention_ways
 
 
+def deployed_state_bytes(sizes: DecoderSizes, drafts: int, layout: GpuLayout = ONE_GPU) -> float:
+    """Bytes on one GPU of a sequence's states under TensorRT-LLM, which keeps them row by row.
+
+    Beside the state in float32, and the rows of the convolution in bf16, its buffers for DFlash
+    hold those of 2 × `drafts` rows (pull request 13782).
+    """
+    layers = [layer.recurrent for layer in sizes.layers if layer.recurrent is not None]
+    rows = sum(one.channels * (one.kernel - 1) for one in layers) / layout.attention_ways
+    return (1 + 2 * drafts) * (planned_state_bytes(sizes, layout) + KV_ITEM_BYTES * rows)
+
+
 def engine_cache_length(limits: Limits, target: DecoderSizes, form: GraphForm) -> int:
     """M of engines of graphs of `form`, whose own cache length is not used.
 

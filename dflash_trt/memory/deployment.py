@@ -1,7 +1,8 @@
 """Memory of one GPU under TensorRT-LLM: weights, the draft's context, what is left for KV cache.
 
 TensorRT-LLM reserves the draft's context whole beside the KV cache's pool, which is a share of the
-free memory (`free_gpu_memory_fraction`). The share here leaves room for both.
+free memory (`free_gpu_memory_fraction`), and the states of recurrent layers of all its sequences.
+The share here leaves room for them.
 """
 
 from __future__ import annotations
@@ -11,7 +12,11 @@ from dataclasses import dataclass, replace
 
 from dflash_trt.errors import DflashError
 from dflash_trt.hardware.gpus import Gpu
-from dflash_trt.memory.caches import dense_draft_context_bytes, kv_bytes
+from dflash_trt.memory.caches import (
+    dense_draft_context_bytes,
+    deployed_state_bytes,
+    kv_bytes,
+)
 from dflash_trt.memory.gpus import GpuLayout
 from dflash_trt.memory.shape import DraftShape, ModelShape
 from dflash_trt.memory.weights import draft_weight_bytes, target_weight_bytes
@@ -30,6 +35,7 @@ class MemoryBudget:
     Args:
         weights: target's and draft's share.
         draft_context: reserved whole at start.
+        states: of recurrent layers, of max_batch sequences.
         fraction: `free_gpu_memory_fraction` that leaves room for it.
         kv_pool: at least so much for the target's KV cache.
         kv_sequence: of a sequence of max_seq_len tokens.
@@ -38,6 +44,7 @@ class MemoryBudget:
     gpu_memory: int
     weights: int
     draft_context: int
+    states: int
     fraction: float
     kv_pool: int
     kv_sequence: int
@@ -65,6 +72,7 @@ class DeploymentSize:
     page_tokens: int | None
     max_batch: int
     max_seq_len: int
+    max_draft_len: int
 
 
 def draft_context_bytes(size: DeploymentSize) -> int:
@@ -99,10 +107,11 @@ def plan_memory(size: DeploymentSize, where: str) -> MemoryBudget:
         key=lambda batch: not _fits(_budget(replace(size, max_batch=batch))),
     )
     fix = f"pass --max-batch {most} or less, or " if most else ""
+    states = f"{budget.states:,} the recurrent states, " if budget.states else ""
     raise DflashError(
         f"the draft context of {size.max_batch} × {size.max_seq_len} tokens takes "
-        f"{budget.draft_context:,} bytes a GPU, the weights {budget.weights:,}, and a {gpu.title} "
-        f"has {budget.gpu_memory:,}, which leaves too little for the KV cache",
+        f"{budget.draft_context:,} bytes a GPU, {states}the weights {budget.weights:,}, and a "
+        f"{gpu.title} has {budget.gpu_memory:,}, which leaves too little for the KV cache",
         where=where,
         fix=f"{fix}lower --max-seq-len",
         usage=True,
@@ -114,14 +123,17 @@ def _budget(size: DeploymentSize) -> MemoryBudget:
     weights = int(target_weight_bytes(size.target, layout) + draft_weight_bytes(size.draft, layout))
     free = max(1, gpu.memory_bytes - weights - RUNTIME_BYTES)
     context = draft_context_bytes(size)
-    share = min(DEFAULT_FRACTION, 1 - context / (CONTEXT_SHARE * free))
+    sequence = deployed_state_bytes(size.target.sizes, size.max_draft_len, layout)
+    states = int(size.max_batch * sequence)
+    share = min(DEFAULT_FRACTION, 1 - (context / CONTEXT_SHARE + states) / free)
     fraction = max(0.0, int(share * 100) / 100)
     return MemoryBudget(
         gpu_memory=gpu.memory_bytes,
         weights=weights,
         draft_context=context,
+        states=states,
         fraction=fraction,
-        kv_pool=max(0, int(fraction * (free - context))),
+        kv_pool=max(0, int(fraction * (free - context - states))),
         kv_sequence=int(kv_bytes(size.target.sizes, size.max_seq_len, layout, size.kv_item_bytes)),
     )
 

@@ -56,6 +56,10 @@ class GpuLayout:
                     where="--tensor-parallel",
                     usage=True,
                 )
+            recurrent = layer.recurrent
+            if recurrent is not None and recurrent.key_heads % ways:
+                what = f"{ways} GPUs do not divide {recurrent.key_heads} heads of recurrent layers"
+                raise DflashError(what, where="--tensor-parallel", usage=True)
         experts = models[0].experts
         if self.attention == "data" and (experts is None or experts.experts % self.gpus):
             count = "no" if experts is None else f"{experts.experts}"

@@ -92,6 +92,8 @@ def serve_arguments(plan: DeploymentPlan, sources: Sources, variant: Variant) ->
         arguments["gpus_per_node"] = profile.gpus // profile.nodes
     if sources.target.revision is not None:
         arguments["revision"] = sources.target.revision
+    # The baseline leaves room for recurrent states too, though it needs fewer.
+    counts = variant in OF_BLOCKS or plan.memory.states > 0
     arguments |= {
         "max_batch_size": plan.max_batch,
         "max_seq_len": plan.max_seq_len,
@@ -101,9 +103,9 @@ def serve_arguments(plan: DeploymentPlan, sources: Sources, variant: Variant) ->
         "kv_cache_config": {
             # Where a prefix-cache hit would starve the drafter, nobody reuses prefixes.
             "enable_block_reuse": plan.recompute_tail is not None,
-            "free_gpu_memory_fraction": (
-                plan.memory.fraction if variant in OF_BLOCKS else DEFAULT_FRACTION
-            ),
+            "free_gpu_memory_fraction": plan.memory.fraction if counts else DEFAULT_FRACTION,
+            # Rounded, a state would carry each row's error to the end of the text.
+            **({"mamba_ssm_cache_dtype": "float32"} if plan.pair.target.sizes.has_state else {}),
             **options.given("kv_cache_config"),
         },
         **options.given_outside(),

@@ -18,6 +18,7 @@ from dflash_trt.trtllm.options import OPTION, LlmOptions, read_options
 from dflash_trt.trtllm.rules import (
     check_backend,
     check_caches,
+    check_documented,
     check_experts,
     check_parallelism,
     check_parser,
@@ -122,9 +123,7 @@ def plan_deployment(
         gpu = find_gpu(profile.gpu)
     except DflashError as error:
         raise refusal(error.what, where, error.fix) from error
-    if (odd := pair.target.sizes.unusual) is not None:
-        what = f"{odd.many} have no deployment"
-        raise refusal(what, where, "build it for --executor cpu")
+    check_documented(pair.target, where)
     llm = read_options(profile.llm_args, f"{where}, llm_args", options.llm_args)
     given = [text.partition("=")[0] for text in options.llm_args]
 
@@ -188,6 +187,7 @@ def plan_deployment(
                 page_tokens=None if backend == "VANILLA" else cache.tokens_per_block,
                 max_batch=config.max_batch,
                 max_seq_len=config.max_seq_len,
+                max_draft_len=block - 1,
             ),
             where,
         ),
@@ -246,8 +246,16 @@ def _read_schedule(path: Path | None, max_batch: int, longest: int) -> dict[int,
 def _choose_tail(version: Version, options: LlmOptions, pair: PairShape, where: str) -> int | None:
     """See `DeploymentPlan.recompute_tail`."""
     asked, windows = options.speculative_config.context_recompute_tail, pair.target.has_windows
-    dspark = pair.draft.markov_rank > 0
-    reuses = version.recomputes_tail and not windows and not dspark
+    dspark, recurrent = pair.draft.markov_rank > 0, pair.target.sizes.has_state
+    reuses = version.recomputes_tail and not (windows or dspark or recurrent)
     tail = ALL_TOKENS if reuses and asked is None else asked
-    check_tail(tail, reuses=reuses, version=version, windows=windows, where=where, dspark=dspark)
+    check_tail(
+        tail,
+        reuses=reuses,
+        version=version,
+        windows=windows,
+        where=where,
+        dspark=dspark,
+        recurrent=recurrent,
+    )
     return tail

@@ -48,6 +48,7 @@ class Memory(StrictRecord):
     gpu_memory: Bytes
     weights: Bytes
     draft_context: Bytes
+    states: Bytes = 0
     fraction: Annotated[float, Field(ge=0, le=1)]
     kv_pool: Bytes
     kv_sequence: Bytes
@@ -67,6 +68,7 @@ class Deployment(StrictRecord):
         architecture: of the target, as its config.json calls it, where that is known.
         experts: what the target's experts are stored in; None where it is dense.
         windows: whether the target has layers with sliding windows.
+        recurrent: whether it has recurrent ones.
         llm_args: what the profile and the command line set besides.
     """
 
@@ -89,6 +91,7 @@ class Deployment(StrictRecord):
     architecture: str | None
     experts: FormatName | None
     windows: bool
+    recurrent: bool = False
     attention_backend: AttentionBackend
     llm_args: dict[str, Any]
     memory: Memory
@@ -140,6 +143,7 @@ def check_deployment(folder: Path, deployment: Deployment) -> int:
                 version=version,
                 windows=deployment.windows,
                 dspark=isinstance(speculation, DSparkConfig),
+                recurrent=deployment.recurrent,
                 where=str(path),
             )
         dtype, page = cache.get("dtype", "auto"), cache.get("tokens_per_block", PAGE_TOKENS)

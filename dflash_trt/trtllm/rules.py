@@ -21,12 +21,30 @@ from dflash_trt.trtllm.support import (
     default_moe_backend,
     moe_backends,
 )
-from dflash_trt.trtllm.versions import Version
+from dflash_trt.trtllm.versions import VERSIONS, Version
 
 
 def refusal(what: str, where: str | Path, fix: str | None = None) -> DflashError:
     """The error of a deployment that cannot be: always one of usage."""
     return DflashError(what, where=where, fix=fix, usage=True)
+
+
+def check_documented(target: ModelShape, where: str) -> None:
+    """Raises DflashError for a target with which no known version documents DFlash.
+
+    Sources: the feature matrix of its supported models; pull request 13782 for dense hybrids, which
+    both versions here have.
+    """
+    family = None
+    if target.sizes.has_state and target.experts is not None:
+        family = "Qwen3.5's mixtures of experts"
+    elif target.sizes.has_full_heads:
+        family = "Gemma 4"
+    if family is None:
+        return
+    what = f"TensorRT-LLM documents no DFlash for {family}"
+    versions = " nor ".join(VERSIONS)
+    raise refusal(what, where, f"neither {versions} does; build it for --executor cpu")
 
 
 def choose_backend(arch: str) -> AttentionBackend:
@@ -94,6 +112,7 @@ def check_tail(
     windows: bool,
     where: str,
     dspark: bool = False,
+    recurrent: bool = False,
 ) -> None:
     """Raises DflashError where a prefix-cache hit would starve the drafter.
 
@@ -105,8 +124,10 @@ def check_tail(
         reuses: whether the KV cache hands out known prefixes.
         windows: whether the target has layers with sliding windows.
         dspark: whether the draft is DSpark's, of which no version documents that it is fed again.
+        recurrent: whether the target has recurrent layers: the same, since their state would have
+            to be that of the tail's beginning.
     """
-    able = version.recomputes_tail and not windows and not dspark
+    able = version.recomputes_tail and not (windows or dspark or recurrent)
     if able and reuses and not tail:
         what = "context_recompute_tail 0 leaves a drafter without the prompts that are known"
         raise refusal(what, where, "pass 2048, say")
@@ -115,6 +136,8 @@ def check_tail(
     what = f"TensorRT-LLM {version.name} has no context_recompute_tail"
     if dspark:
         what = "DSpark has no context_recompute_tail"
+    elif recurrent:
+        what = "a target with recurrent layers does not take context_recompute_tail"
     elif version.recomputes_tail:
         what = "a target with sliding windows does not take context_recompute_tail"
     fix = "leave it out: prefixes are not reused then"

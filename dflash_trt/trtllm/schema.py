@@ -164,6 +164,7 @@ class _KvCache(Section):
     dtype: Literal["auto", "float16", "bfloat16", "float32", "fp8", "fp8_ds_mla", "nvfp4"] = "auto"
     tokens_per_block: Positive = PAGE_TOKENS
     host_cache_size: NonNegative | None = None
+    mamba_ssm_cache_dtype: Literal["auto", "float16", "bfloat16", "float32"] = "auto"
 
 
 KvCache = create_model(
@@ -177,7 +178,7 @@ KvCache = create_model(
         "kv_events_config kv_pool_rebalance_check_interval kv_pool_rebalance_cooldown_secs "
         "kv_pool_rebalance_min_sampled_kv_caches kv_pool_rebalance_moving_average_decay "
         "kv_pool_rebalance_ratio_threshold kv_pool_rebalance_target_ratio_update_interval "
-        "mamba_ssm_cache_dtype mamba_ssm_philox_rounds mamba_ssm_stochastic_rounding "
+        "mamba_ssm_philox_rounds mamba_ssm_stochastic_rounding "
         "mamba_state_cache_interval mamba_state_config max_attention_window max_gpu_total_bytes "
         "max_util_for_resume pool_ratio secondary_offload_min_priority sink_token_length "
         "use_kv_cache_manager_v2 use_uvm"

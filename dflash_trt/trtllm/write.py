@@ -90,6 +90,7 @@ def write_deployment(
         architecture=plan.pair.architecture,
         experts=plan.pair.target.experts_format,
         windows=plan.pair.target.has_windows,
+        recurrent=plan.pair.target.sizes.has_state,
         attention_backend=plan.backend,
         llm_args=plan.options.model_dump(exclude_unset=True),
         memory=Memory(**asdict(plan.memory), sequences=plan.memory.sequences),

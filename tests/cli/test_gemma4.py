@@ -71,4 +71,6 @@ def test_a_deployment_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[s
     (tmp_path / "pair.yaml").write_text(published + "profiles: {h100x1: {gpu: h100}}\n")
     command = ["build", "--target", str(tmp_path / "pair.yaml"), "--executor", "trtllm"]
     assert main([*command, "--profile", "h100x1", "-o", str(tmp_path / "out")]) == 2
-    assert "Gemma 4 with heads of two kinds have no deployment" in capsys.readouterr().err
+    refusal = capsys.readouterr().err
+    assert "TensorRT-LLM documents no DFlash for Gemma 4" in refusal
+    assert "neither 1.3.0rc27 nor 1.4.0rc1 does" in refusal

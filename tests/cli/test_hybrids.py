@@ -132,10 +132,13 @@ def test_tune_refuses_a_fallback_that_leaves_gaps(
     assert "recurrent state cannot fill" in capsys.readouterr().err
 
 
-def test_a_deployment_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_deployment_of_a_mixture_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     profile = "profiles: {h100x1: {gpu: h100}}\n"
-    published = (data_folder("build_configs") / "qwen3.5-27b.yaml").read_text()
+    published = (data_folder("build_configs") / "qwen3.5-35b-a3b.yaml").read_text()
     (tmp_path / "pair.yaml").write_text(published + profile)
     command = ["build", "--target", str(tmp_path / "pair.yaml"), "--executor", "trtllm"]
     assert main([*command, "--profile", "h100x1", "-o", str(tmp_path / "out")]) == 2
-    assert "hybrids with recurrent layers have no deployment" in capsys.readouterr().err
+    refusal = capsys.readouterr().err
+    assert "documents no DFlash for Qwen3.5's mixtures of experts" in refusal

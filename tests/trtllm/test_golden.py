@@ -19,6 +19,7 @@ CASES: dict[tuple[str, str], list[str]] = {
     ("qwen3-8b", "h100x1"): ["--llm-arg", "speculative_config.context_recompute_tail=2048"],
     ("qwen3-8b", "b200x1"): ["--trtllm-version", "1.3.0rc27", "--block-schedule", "SCHEDULE"],
     ("qwen3-coder-30b-a3b", "rtx-pro-6000x1"): [],
+    ("qwen3.5-27b", "h200x1"): [],
 }
 
 

@@ -164,6 +164,12 @@ def test_a_cache_in_fp8_holds_twice_as_much(run: Run, tmp_path: Path) -> None:
         ),
         ("qwen3-8b", "gpu: b200", f"{SPECULATION}: {{context_recompute_tail: 0}}", ["pass 2048"]),
         (
+            "qwen3.5-27b",
+            "gpu: b200",
+            f"{SPECULATION}: {{context_recompute_tail: 64}}",
+            ["recurrent layers does not take"],
+        ),
+        (
             "gpt-oss-20b",
             "gpu: b200",
             f"{SPECULATION}: {{context_recompute_tail: 64}}",

@@ -51,6 +51,19 @@ def _own(tmp_path: Path, profile: str, name: str = "qwen3-8b") -> list[object]:
             "the weights take 66,737,479,680 bytes a GPU, of 32,000,000,000",
         ),
         (
+            "qwen3.5-27b",
+            "gpu: h100, max_batch: 4, max_seq_len: 8192",
+            [],
+            # 31 states of 48 layers, in float32, and what each convolution keeps in bf16.
+            f"{4 * 31 * 48 * (4 * 48 * 128 * 128 + 2 * 3 * 10240):,} the recurrent states",
+        ),
+        (
+            "qwen3.5-27b",
+            "gpu: h100, gpus: 32, tensor_parallel: 32",
+            [],
+            "attention heads",
+        ),
+        (
             "qwen3-8b",
             "gpu: b200, max_batch: 512, max_seq_len: 32768",
             ["--attention-backend", "VANILLA"],
