@@ -17,6 +17,7 @@ from dflash_trt.checkpoints.draft import read_draft
 from dflash_trt.checkpoints.draft_tokens import DRAFT_TOKENS_NAME, write_draft_tokens
 from dflash_trt.errors import DflashError
 from dflash_trt.replay import Answer, Replay
+from tests.covering import exhaustive
 from tests.pairs import PairFactory, TinyPair, bundle_pair
 
 PROMPTS = [[3, 1, 4, 1, 5, 9, 2, 6], [2, 7, 1, 8, 2, 8]]
@@ -36,7 +37,7 @@ def cut(pair: TinyPair, ids: list[int], **options: Any) -> TinyPair:
         (pair.folder / "draft" / DRAFT_TOKENS_NAME).unlink()
 
 
-@pytest.mark.parametrize("name", PAIRS)
+@pytest.mark.parametrize("name", ["tied", exhaustive("bfloat16"), "quantised"])
 def test_it_drafts_the_likeliest_of_its_tokens(name: str, make_pair: PairFactory) -> None:
     whole = make_pair(**PAIRS[name], max_batch=3)
     ids = sorted(np.random.default_rng(1).choice(256, 200, replace=False).tolist())

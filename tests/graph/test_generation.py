@@ -46,10 +46,13 @@ MIXTURES: dict[str, dict[str, Any]] = {
     },
 }
 
+DAILY = ("llama", "gpt_oss")
+
 
 @pytest.mark.parametrize(
     ("name", "batch"),
-    [(name, 4) for name in PAIRS]
+    [(name, 4) for name in DAILY]
+    + [exhaustive(name, 4) for name in PAIRS if name not in DAILY]
     + [exhaustive(name, batch) for name in ("gpt_oss", "qwen3_moe") for batch in (1, 8)],
 )
 def test_speculation_emits_the_tokens_that_transformers_does(

@@ -28,6 +28,7 @@ from dflash_trt.runtime import (
 )
 from dflash_trt.sampling.rules import TokenRules
 from dflash_trt.text.grammar import Grammar, GrammarCompiler
+from tests.covering import exhaustive
 from tests.pairs import PairFactory
 from tests.standins.executor import FakeExecutor
 from tests.standins.paged_executor import PagedFakeExecutor
@@ -111,7 +112,7 @@ def check_all(make: Callable[[int, bool], Executor], sampling: SamplingParams) -
             assert 66 not in one.token_ids
 
 
-@pytest.mark.parametrize("base", BASES)
+@pytest.mark.parametrize("base", ["greedy", "drawn", exhaustive("narrow")])
 def test_no_answer_depends_on_how_it_is_decoded(base: str) -> None:
     def make(slots: int, is_paged: bool) -> Executor:
         sizes: dict[str, Any] = {"max_batch": slots, "max_seq_len": LENGTH, "vocab_size": VOCAB}
@@ -123,7 +124,7 @@ def test_no_answer_depends_on_how_it_is_decoded(base: str) -> None:
 
 
 @pytest.mark.exhaustive
-@pytest.mark.parametrize("base", BASES)
+@pytest.mark.parametrize("base", ["greedy", "drawn", exhaustive("narrow")])
 def test_nor_does_a_bit_of_a_pairs_own_logits(base: str, make_pair: PairFactory) -> None:
     target: dict[str, Any] = {"vocab": VOCAB}
 

@@ -115,7 +115,7 @@ def test_batching_the_baseline_keeps_every_bit(case: Case, batch: int) -> None:
     check_groups(case.executor, case.requests, case.expected, batch, **options)
 
 
-@pytest.mark.parametrize("seed", [0, 1, 2, *map(exhaustive, range(3, 8))])
+@pytest.mark.parametrize("seed", [0, *map(exhaustive, range(1, 8))])
 def test_admissions_and_cancellations_in_flight_keep_every_bit(case: Case, seed: int) -> None:
     """Requests come and go at random; whatever a request has said is what it says alone."""
     rng = random.Random(seed)

@@ -23,6 +23,7 @@ from dflash_trt.bundle.bundle import Bundle
 from dflash_trt.graph.form import CacheDtype, Precision
 from dflash_trt.runtime import Generator, GeneratorOptions, Request
 from tests.backends.steps import random_ids, run_chunks
+from tests.covering import exhaustive
 from tests.lossless.runs import count_tokens, run_traffic
 from tests.pairs import TWO_KINDS, PairFactory, TinyPair, write_bundle
 from tests.standins.cuda import FakeCuda
@@ -87,7 +88,7 @@ def make_requests(seed: int) -> list[Request]:
 
 
 @pytest.mark.covering(1)
-@pytest.mark.parametrize("name", FORMS)
+@pytest.mark.parametrize("name", ["paged fp8", *map(exhaustive, ("paged", "fp8"))])
 def test_any_traffic_keeps_every_token(
     built: TinyPair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
