@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import time
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ from dflash_trt.replay import Answer, Replay
 from dflash_trt.runtime import Generator, GeneratorOptions, Request, RequestResult, SamplingParams
 from tests.covering import exhaustive
 from tests.inspection import poison_free_pages, pools
+from tests.lossless.hybrid_campaign import run_campaign
 from tests.lossless.runs import (
     OUTPUT,
     assert_same,
@@ -264,6 +266,14 @@ def test_any_traffic_over_shared_prefixes_keeps_every_bit(
     results = run_traffic(Generator(paged, options=settings), requests, expected, rng, cancels=0.02)
     cached = [result.statistics.cached_prompt_tokens or 0 for result in results]
     assert sum(map(bool, cached)) > 3
+
+
+@pytest.mark.exhaustive
+def test_a_minute_of_random_traffic_keeps_every_bit(make_pair: PairFactory) -> None:
+    """Dense and mixtures, linear and paged; perf/results has a run of 2,160 sequences."""
+    ends = time.monotonic() + 60
+    met = run_campaign(make_pair, 7, lambda met: time.monotonic() < ends)
+    assert met.sequences > 50 and met.counts["drafts rejected"] < met.counts["drafts"]
 
 
 def test_prompt_lookup_keeps_every_bit(
