@@ -73,6 +73,10 @@ class Proportional:
     turned: float
     factor: float = 1.0
 
+    def count_turned(self, head_dim: int) -> int:
+        """Pairs of a head that turn."""
+        return int(self.turned * head_dim // 2)
+
 
 @dataclass(frozen=True, slots=True)
 class RopeSpec:
@@ -183,7 +187,7 @@ def inverse_frequencies(spec: RopeSpec, head_dim: int) -> FloatArray:
     if isinstance(spec.scaling, YarnScaling):
         return _scale_yarn(spec.scaling, spec.theta, powers, frequencies)
     if isinstance(spec.scaling, Proportional):
-        turning = np.arange(head_dim // 2) < int(spec.scaling.turned * head_dim // 2)
+        turning = np.arange(head_dim // 2) < spec.scaling.count_turned(head_dim)
         return np.where(turning, frequencies / np.float32(spec.scaling.factor), np.float32(0))
     return frequencies if spec.scaling is None else _scale_llama3(spec.scaling, frequencies)
 

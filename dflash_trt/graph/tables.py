@@ -10,7 +10,7 @@ import numpy as np
 
 from dflash_trt.checkpoints.decoder import DecoderSpec
 from dflash_trt.checkpoints.draft import DraftSpec
-from dflash_trt.checkpoints.rope import RopeSpec, tables
+from dflash_trt.checkpoints.rope import Proportional, RopeSpec, tables
 from dflash_trt.checkpoints.safetensors_header import TensorEntry
 from dflash_trt.checkpoints.sizes import LayerSizes
 from dflash_trt.checkpoints.target import UNSCALED, TargetSpec
@@ -31,7 +31,8 @@ def compute_tables(
 
     `q_cos` and `q_sin` are `cos` and `sin` times 1/sqrt(D), so that rotating a query also scales
     it for attention. Tables of more than `MAX_STORED_SCALED` positions have none, those of a part
-    of each head, which cannot scale the rest, and those of queries that nothing scales.
+    of each head, which cannot scale the rest, and those of queries that nothing scales. Of the
+    latter columns that do not turn are not stored either: a graph adds them (cos 1, sin 0).
     """
     computed = _compute("target", target, target.rope, target.sizes.full_layer, positions)
     if draft is not None and draft_tables(target, draft) == "draft":
@@ -54,10 +55,12 @@ class RopeTables:
     owner: str
     entries: Mapping[str, TensorEntry]
     query_scale: float | None = None
+    still: int = 0
+    """Columns that are not stored."""
 
     def local(self) -> RopeTables:
         """Those of layers with a window, of a model that has others for them."""
-        return replace(self, owner=f"{self.owner}.{LOCAL}")
+        return replace(self, owner=f"{self.owner}.{LOCAL}", still=0)
 
     def keys(self, b: GraphBuilder) -> list[str]:
         """cos and sin [P,D/2] for keys."""
@@ -72,8 +75,16 @@ class RopeTables:
     def _stored(self, b: GraphBuilder, kind: str) -> str:
         name = f"rope.{self.owner}.{kind}"
         if name in self.entries:
-            return b.weight(name, self.entries[name])
+            stored = b.weight(name, self.entries[name])
+            if not self.still:
+                return stored
+            return b.once(f"{name}.whole", lambda: self._whole(b, stored, kind))
         return b.once(name, lambda: self._scaled(b, kind))
+
+    def _whole(self, b: GraphBuilder, stored: str, kind: str) -> str:
+        """A table with its columns that do not turn."""
+        rest = b.constant(f"rope.still.{kind}", [], [1.0 if kind == "cos" else 0.0])
+        return b.node("Pad", [stored, b.integers(0, 0, 0, self.still), rest], f"{kind}_whole")
 
     def _scaled(self, b: GraphBuilder, kind: str) -> str:
         """A table of queries, in float32 before it is narrowed, as a stored one is."""
@@ -92,10 +103,20 @@ def _compute(
     owner: str, spec: DecoderSpec, rope: RopeSpec, layer: LayerSizes, positions: int
 ) -> dict[str, FloatArray]:
     cos, sin = tables(rope, spec.rotary_dim or layer.head_dim, positions)
+    if rope is spec.rope and (still := still_columns(spec)):
+        cos, sin = (np.ascontiguousarray(one[:, :-still]) for one in (cos, sin))
     arrays, scale = [cos, sin], np.float32(_scale(layer.head_dim, spec.query_scale))
     if positions <= MAX_STORED_SCALED and spec.rotary_dim is None and scale != UNSCALED:
         arrays += [cos * scale, sin * scale]
     return {f"rope.{owner}.{kind}": a for kind, a in zip(TABLE_KINDS, arrays, strict=False)}
+
+
+def still_columns(spec: DecoderSpec) -> int:
+    """Columns of a model's tables that do not turn, at their end, and are not stored."""
+    scaling, half = spec.rope.scaling, spec.sizes.full_layer.head_dim // 2
+    if spec.query_scale != UNSCALED or not isinstance(scaling, Proportional):
+        return 0
+    return half - max(1, scaling.count_turned(2 * half))
 
 
 def query_scale(spec: DecoderSpec) -> float:

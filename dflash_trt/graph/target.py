@@ -32,7 +32,7 @@ from dflash_trt.graph.model import GraphBuilder
 from dflash_trt.graph.model_builder import ModelBuilder
 from dflash_trt.graph.moe import mixture_mlp
 from dflash_trt.graph.rows import Rows
-from dflash_trt.graph.tables import RopeTables, draft_tables
+from dflash_trt.graph.tables import RopeTables, draft_tables, still_columns
 from dflash_trt.graph.tensors import cache_layout, declare, graph_tensors
 
 LAYER_SCALAR = "layer_scalar"
@@ -55,7 +55,7 @@ def build_target(
     layout = cache_layout(form, target.sizes, None if draft is None else draft.sizes)
     declare(b, graph_tensors(name, form, layout, target.vocab_size))
     rows = Rows(b, TOKEN_IDS, CACHE_START)
-    ropes = RopeTables("target", tables, target.query_scale)
+    ropes = RopeTables("target", tables, target.query_scale, still_columns(target))
     model = ModelBuilder(b, "target", target, rows, ropes)
     x = embedded = embed(model)
     taps: dict[int, str] = {}
