@@ -22,6 +22,8 @@ from dflash_plugins.accept import accuracy as accept_accuracy
 from dflash_plugins.accept import benchmark as accept_benchmark
 from dflash_plugins.block_attention import accuracy as block_attention_accuracy
 from dflash_plugins.block_attention import benchmark as block_attention_benchmark
+from dflash_plugins.gated_delta_step import accuracy as gated_delta_step_accuracy
+from dflash_plugins.gated_delta_step import benchmark as gated_delta_step_benchmark
 from dflash_plugins.kv_cache_update import accuracy as kv_cache_update_accuracy
 from dflash_plugins.kv_cache_update import benchmark as kv_cache_update_benchmark
 from dflash_plugins.kv_feature_injection import accuracy as kv_feature_injection_accuracy
@@ -46,6 +48,7 @@ RECORDED = ("dflash-trt", "numpy", "cuda-python", "triton", "torch")
 CHECKS: dict[str, tuple[Any, Any]] = {
     "accept": (accept_accuracy, accept_benchmark),
     "block_attention": (block_attention_accuracy, block_attention_benchmark),
+    "gated_delta_step": (gated_delta_step_accuracy, gated_delta_step_benchmark),
     "kv_cache_update": (kv_cache_update_accuracy, kv_cache_update_benchmark),
     "kv_feature_injection": (kv_feature_injection_accuracy, kv_feature_injection_benchmark),
     "row_sample": (row_sample_accuracy, row_sample_benchmark),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from functools import cache
 
+from dflash_trt.checkpoints.sizes import RecurrentSizes
 from dflash_trt.config import PublishedPair, PublishedTarget, load_config
 
 _PAIRS = {"qwen3-8b": "qwen3-8b", "gpt-oss": "gpt-oss-20b", "qwen3-coder": "qwen3-coder-30b-a3b"}
@@ -39,3 +40,14 @@ def wide_targets() -> dict[str, PublishedTarget]:
     """
     shapes = {name: load_config(name)[0].shape for name in _WIDE_TARGETS}
     return {name: shape.target for name, shape in shapes.items() if shape is not None}
+
+
+@cache
+def recurrences() -> dict[str, RecurrentSizes]:
+    """Gated DeltaNet layers of public hybrids, by the name of their configuration."""
+    found = {name: target.recurrent for name, target in wide_targets().items()}
+    return {
+        name: RecurrentSizes(one.key_heads, one.value_heads, one.head_dim, one.kernel)
+        for name, one in found.items()
+        if one is not None
+    }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -20,9 +20,11 @@ from dflash_plugins.registration import PluginRegistration
 from dflash_plugins.table import main_cases, operations
 
 from dflash_trt.backends.tensorrt.build.plugins import plugin_name
+from dflash_trt.checkpoints.sizes import RecurrentSizes
 from dflash_trt.errors import DflashError
 from dflash_trt.graph.block_attention import block_attention_function
 from dflash_trt.graph.form import CacheDtype, GraphForm
+from dflash_trt.graph.gated_delta import gated_delta_function
 from dflash_trt.graph.kv_cache_update import kv_cache_update_function
 from dflash_trt.graph.kv_feature_injection import kv_feature_injection_function
 from dflash_trt.kernels.arches import kernel_arches
@@ -59,6 +61,12 @@ DYNAMIC = {
     "page_table": (0, 1),
     "logits": (0, 1),
     "sampling": (0,),
+    "new_rows": (0, 1),
+    "rows": (0,),
+    "state": (0,),
+    "start": (0,),
+    "state_start": (0,),
+    "rows_end": (0,),
     "token_ids": (0, 1),
     "choice_ids": (0, 1),
     "cache_start": (0,),
@@ -272,6 +280,7 @@ def test_what_is_timed_is_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
     [
         *product((kv_cache_update_function, block_attention_function), KERNEL_FORMS),
         *product((kv_feature_injection_function,), [GraphForm(), *KERNEL_FORMS]),
+        (partial(gated_delta_function, sizes=RecurrentSizes(2, 4, 128, 4)), GraphForm(replay=16)),
     ],
 )
 def test_operands_are_the_kernels(

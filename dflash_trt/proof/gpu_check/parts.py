@@ -23,7 +23,7 @@ LONG_SECONDS = 3600
 
 # Nobody knows yet how long TensorRT takes to choose tactics for a pair.
 ENGINE_SECONDS = 180
-ACCURACY_SECONDS = {"block_attention": 90, "row_sample": 40}
+ACCURACY_SECONDS = {"block_attention": 90, "gated_delta_step": 60, "row_sample": 40}
 SPEED_SECONDS = {"block_attention": 90}
 
 

@@ -1,0 +1,120 @@
+"""The accuracy check of `gated_delta_step` on a GPU: float64's numbers, and bits."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+
+from dflash_plugins.gated_delta_step.launch import make_case
+from dflash_plugins.gated_delta_step.reference import expect
+from dflash_plugins.operation import Case, DType
+from dflash_plugins.public import recurrences
+from dflash_plugins.testing.guarded import Arrays, Run
+from dflash_plugins.testing.numeric import Accuracy, Array, assert_same_bits, attempt, judge
+from dflash_plugins.testing.spread import spread
+from dflash_trt.checkpoints.sizes import RecurrentSizes
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A sequence's `start`, rows before it that are run again, rows after it that were rejected."""
+
+    start: int
+    pending: int = 0
+    rejected: int = 0
+
+
+PLACES = (Place(0), Place(2, 2), Place(40), Place(50, 16), Place(61, 3, 13), Place(70, 1, 5))
+"""A fresh slot, one whose state has taken nothing, nothing to replay, the most, and rejections."""
+
+BITS_SIZES = RecurrentSizes(1, 2, 128, 4)
+
+
+def public_groups(key_heads: int) -> list[RecurrentSizes]:
+    """`key_heads` of each public hybrid, with their value heads: the others are more programs."""
+    groups = sorted({one.value_heads // one.key_heads for one in recurrences().values()})
+    return [RecurrentSizes(key_heads, key_heads * group, 128, 4) for group in groups]
+
+
+def make_inputs(case: Case, places: Sequence[Place], seed: int = 0) -> dict[str, Array]:
+    """Random inputs of `case`; what no row may depend on is NaN.
+
+    That is what a fresh slot's last sequence left, rows that were rejected, and those that neither
+    the replay nor its convolution reaches.
+    """
+    generator = np.random.default_rng(seed)
+    inputs = {
+        name: generator.standard_normal(spec.shape).astype(spec.dtype.numpy)
+        for name, spec in case.inputs.items()
+        if spec.dtype is not DType.INT64
+    }
+    inputs["kernel"] *= np.float32(0.5)
+    inputs["decay"] = -np.exp(inputs["decay"])
+    starts = np.array([place.start for place in places])
+    settled = starts - [place.pending for place in places]
+    ends = starts + [place.rejected for place in places]
+    inputs |= {"start": starts, "state_start": settled, "rows_end": ends}
+    held, taps = inputs["rows"].shape[1], inputs["kernel"].shape[2]
+    for b, place in enumerate(places):
+        positions = np.arange(ends[b] - held, ends[b])
+        needed = (positions >= max(0, settled[b] - taps + 1)) & (positions < place.start)
+        inputs["rows"][b, ~needed] = np.nan
+        if settled[b] == 0:
+            inputs["state"][b] = np.nan
+    return inputs
+
+
+def check_accuracy(run: Run) -> Iterator[Accuracy]:
+    """Public heads, steps of 1 to 16 rows and chunks, rows in three types; then bits."""
+    types = (DType.FLOAT32, DType.BFLOAT16, DType.FLOAT16)
+    points = [
+        (sizes, count, dtype)
+        for sizes in public_groups(2)
+        for count in (1, 5, 16, 17, 100)
+        for dtype in types
+    ]
+    for sizes, count, dtype in spread(points):
+        heads = f"{sizes.key_heads}/{sizes.value_heads} heads"
+        title = f"gated_delta_step, {heads}, {count} rows in {dtype.kernel_name}"
+        case = make_case(title, sizes, batch=len(PLACES), count=count, dtype=dtype)
+        yield from attempt(title, partial(check_case, run, case))
+    yield from attempt("gated_delta_step, bits", partial(check_bits, run))
+
+
+def check_case(run: Run, case: Case) -> list[Accuracy]:
+    """y and the state against float64, and the rows that are kept."""
+    inputs = make_inputs(case, PLACES)
+    outputs, expected = run("gated_delta_step", inputs, {}), expect(inputs)
+    assert_same_bits(outputs["rows_out"], expected.rows_out)
+    state = outputs["state_out"], expected.state_out, expected.state_bound
+    return [
+        judge(case.name, outputs["y"], expected.y, expected.y_bound),
+        judge(f"{case.name}, state", *state),
+    ]
+
+
+def check_bits(run: Run, sizes: RecurrentSizes = BITS_SIZES) -> Accuracy:
+    """Whether a text has the same bits in one call and in several, with rejected rows between."""
+    replay, length = 8, 40
+    case = make_case("", sizes, batch=1, count=length, replay=replay)
+    inputs = make_inputs(case, [Place(0)])
+    whole = run("gated_delta_step", inputs, {})["y"]
+    found, at = [], 0
+    held: Arrays = {name: inputs[name] for name in ("rows", "state")}
+    settled = end = 0
+    for count, kept in ((11, 11), (8, 3), (5, 1), (8, 8), (1, 1), (8, 8), (8, 8)):
+        new = inputs["new_rows"][:, at : at + count].copy()
+        new[:, kept:] = 3.0
+        starts = {"start": at, "state_start": settled, "rows_end": end}
+        places = {name: np.array([value]) for name, value in starts.items()}
+        outputs = run("gated_delta_step", {**inputs, **held, **places, "new_rows": new}, {})
+        if outputs["y"][:, :kept].tobytes() != whole[:, at : at + kept].tobytes():
+            found.append(f"rows from {at} on depend on how the text is cut")
+        held = {"rows": outputs["rows_out"], "state": outputs["state_out"]}
+        settled, end = max(at, at + count - replay), at + count
+        at += kept
+    mismatch = "; ".join(found) or None
+    return Accuracy("gated_delta_step, bits", float(len(found)), 0.0, mismatch)

@@ -1,0 +1,115 @@
+"""The launch of `gated_delta_step`: a warp for 8 columns of a value head's state."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from dflash_plugins.operation import (
+    Attributes,
+    Case,
+    DType,
+    Launch,
+    Operation,
+    Specs,
+    TensorSpec,
+    fixed,
+    next_power_of_two,
+)
+from dflash_plugins.public import recurrences
+from dflash_trt.checkpoints.sizes import RecurrentSizes
+from dflash_trt.errors import DflashError
+
+COLUMNS = 8
+"""Columns of the state of one program: 128 rows of them are 32 registers a thread of a warp."""
+
+HEAD_DIMS = (16, 32, 64, 128)
+"""Head sizes that there are kernels for; all public hybrids have 128."""
+
+MOST_TAPS = 4
+
+
+def _describe(specs: Specs, attributes: Attributes) -> Mapping[str, TensorSpec]:
+    new_rows, (_, heads, size, _) = specs["new_rows"], specs["state"].shape
+    batch, count, _ = new_rows.shape
+    return {
+        "y": TensorSpec(new_rows.dtype, (batch, count, heads * size)),
+        "rows_out": specs["rows"],
+    }
+
+
+def _launch(specs: Specs, attributes: Attributes, tactic: int) -> Launch:
+    batch, count, _ = specs["new_rows"].shape
+    heads = fixed(specs["state"].shape[1], "the number of value heads")
+    size = fixed(specs["state"].shape[2], "the head size")
+    channels = fixed(specs["kernel"].shape[0], "the number of channels")
+    taps = fixed(specs["kernel"].shape[2], "the convolution's length")
+    held = fixed(specs["rows"].shape[1], "the number of rows that are kept")
+    key_heads = (channels // size - heads) // 2
+    if size not in HEAD_DIMS:
+        known = ", ".join(map(str, HEAD_DIMS))
+        raise DflashError(f"gated_delta_step has no kernel for head size {size}, only {known}")
+    if taps > MOST_TAPS:
+        raise DflashError(f"gated_delta_step convolves up to {MOST_TAPS} rows, not {taps}")
+    return Launch(
+        grid=(heads * size // COLUMNS, batch, 1),
+        extras=(count,),
+        constants={
+            "KEY_HEADS": key_heads,
+            "VALUE_HEADS": heads,
+            "HEAD_DIM": size,
+            "TAPS": taps,
+            "HELD": held,
+            "HELD_BLOCK": next_power_of_two(held),
+            "COLUMNS": COLUMNS,
+        },
+        warps=1,
+        stages=1,
+    )
+
+
+INPUTS = "new_rows kernel time_bias decay rows state start state_start rows_end"
+
+OPERATIONS = (
+    Operation(
+        name="gated_delta_step",
+        kernel="gated_delta_step",
+        inputs=tuple(INPUTS.split()),
+        extras=("count",),
+        outputs=("y", "state_out", "rows_out"),
+        aliases={"state_out": "state"},
+        describe=_describe,
+        launch=_launch,
+    ),
+)
+
+
+def make_case(
+    name: str,
+    sizes: RecurrentSizes,
+    *,
+    batch: int,
+    count: int,
+    replay: int = 16,
+    dtype: DType = DType.FLOAT32,
+) -> Case:
+    """`count` rows of `dtype` a sequence; a later call may take back `replay` of them."""
+    width, heads = sizes.row_elements, sizes.value_heads
+    places = TensorSpec(DType.INT64, (batch,))
+    inputs = {
+        "new_rows": TensorSpec(dtype, (batch, count, width)),
+        "kernel": TensorSpec(DType.FLOAT32, (sizes.channels, 1, sizes.kernel)),
+        "time_bias": TensorSpec(DType.FLOAT32, (heads,)),
+        "decay": TensorSpec(DType.FLOAT32, (heads,)),
+        "rows": TensorSpec(DType.FLOAT32, (batch, replay + sizes.kernel - 1, width)),
+        "state": TensorSpec(DType.FLOAT32, (batch, heads, sizes.head_dim, sizes.head_dim)),
+        **dict.fromkeys(("start", "state_start", "rows_end"), places),
+    }
+    return Case(name, OPERATIONS[0], inputs)
+
+
+def main_cases() -> list[Case]:
+    """The heads of every public hybrid, the most first; and rows in bfloat16."""
+    found = sorted(recurrences().items(), key=lambda one: -one[1].value_heads)
+    cases = [make_case(name, sizes, batch=8, count=16) for name, sizes in found]
+    name, sizes = found[0]
+    return [*cases, make_case(f"{name} bf16", sizes, batch=8, count=16, dtype=DType.BFLOAT16)]

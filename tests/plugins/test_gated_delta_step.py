@@ -1,0 +1,133 @@
+"""The kernel of Gated DeltaNet layers, interpreted, against its definition and in float64."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+from dflash_plugins.gated_delta_step.accuracy import (
+    PLACES,
+    Place,
+    check_bits,
+    check_case,
+    make_inputs,
+    public_groups,
+)
+from dflash_plugins.gated_delta_step.launch import make_case
+from dflash_plugins.gated_delta_step.reference import expect
+from dflash_plugins.operation import Attributes, DType
+from dflash_plugins.testing.guarded import Arrays
+from dflash_plugins.testing.interpreter import Interpreter
+from dflash_plugins.testing.numeric import Array, assert_close, assert_same_bits
+
+from dflash_trt.checkpoints.sizes import RecurrentSizes
+from dflash_trt.errors import DflashError
+from tests.covering import exhaustive
+from tests.graph.delta import DeltaStep, FloatArray, Held, Int64Array
+from tests.graph.test_gated_delta import check_cuts
+
+pytestmark = pytest.mark.numeric
+
+SMALL = RecurrentSizes(1, 1, 16, 4)
+NAME = "gated_delta_step"
+
+
+@pytest.mark.parametrize(
+    ("sizes", "count", "places"),
+    [
+        (SMALL, 3, PLACES[::2]),
+        exhaustive(SMALL, 1, PLACES),
+        exhaustive(SMALL, 20, PLACES),
+        exhaustive(RecurrentSizes(2, 4, 16, 2), 4, PLACES),
+        exhaustive(RecurrentSizes(2, 2, 32, 3), 17, PLACES[2:4]),
+        *(exhaustive(sizes, 2, PLACES[4:]) for sizes in public_groups(1)),
+    ],
+)
+def test_kernel_is_its_definition_and_within_its_bound(
+    interpreter: Interpreter, sizes: RecurrentSizes, count: int, places: Sequence[Place]
+) -> None:
+    """What a row must not depend on is NaN for the kernel. The definition multiplies it by 0."""
+    case = make_case("", sizes, batch=len(places), count=count)
+    inputs = make_inputs(case, places)
+    outputs, expected = interpreter.run(NAME, inputs), expect(inputs)
+    check(outputs, expected)
+    step = DeltaStep(sizes, 16)
+    step.weights = {name: inputs[name] for name in step.weights}
+    rows, state = (np.nan_to_num(inputs[name]) for name in ("rows", "state"))
+    held = Held(rows, state, inputs["state_start"], inputs["rows_end"])
+    y, after = step.run(inputs["new_rows"], inputs["start"], held)
+    assert_close(y, expected.y, expected.y_bound)
+    assert_close(after.state, expected.state_out, expected.state_bound)
+    assert_same_bits(np.nan_to_num(outputs["rows_out"]), after.rows)
+
+
+def check(outputs: Mapping[str, Array], expected: Any) -> None:
+    assert_close(outputs["y"], expected.y, expected.y_bound)
+    assert_close(outputs["state_out"], expected.state_out, expected.state_bound)
+    assert_same_bits(outputs["rows_out"], expected.rows_out)
+
+
+@pytest.mark.exhaustive
+def test_rows_in_float16(interpreter: Interpreter) -> None:
+    """Are kept in float32, and so is the state."""
+    case = make_case("", SMALL, batch=len(PLACES), count=5, dtype=DType.FLOAT16)
+    inputs = make_inputs(case, PLACES)
+    outputs = interpreter.run(NAME, inputs)
+    assert outputs["y"].dtype == np.float16
+    check(outputs, expect(inputs))
+
+
+@dataclass
+class KernelStep(DeltaStep):
+    """The definition's harness over the kernel."""
+
+    interpreter: Interpreter | None = None
+
+    def run(self, new_rows: FloatArray, starts: Int64Array, held: Held) -> tuple[FloatArray, Held]:
+        assert self.interpreter is not None
+        inputs = {"new_rows": new_rows, **self.weights, "rows": held.rows, "state": held.state}
+        inputs |= {"start": starts, "state_start": held.state_start, "rows_end": held.rows_end}
+        outputs = self.interpreter.run(NAME, inputs)
+        ends = starts + new_rows.shape[1]
+        starts = np.maximum(starts, ends - self.replay)
+        return outputs["y"], Held(outputs["rows_out"], outputs["state_out"], starts, ends)
+
+
+@pytest.mark.exhaustive
+def test_chunks_blocks_rejections_and_slots_change_no_bit(interpreter: Interpreter) -> None:
+    check_cuts(KernelStep(SMALL, 7, interpreter=interpreter), 1)
+
+
+def test_a_wrong_kernel_is_noticed(interpreter: Interpreter) -> None:
+    """One that forgets a row of its replay; and products of float16, by the bound alone."""
+    case = make_case("", SMALL, batch=len(PLACES), count=1)
+
+    def forgetful(name: str, inputs: Arrays, attributes: Attributes) -> Arrays:
+        ahead = np.minimum(inputs["state_start"] + 1, inputs["start"])
+        return interpreter.run(name, {**inputs, "state_start": ahead}, attributes)
+
+    found = check_case(forgetful, case)
+    assert all(one.mismatch is not None for one in found)
+    inputs = make_inputs(case, PLACES)
+    expected = expect(inputs)
+    for name in ("new_rows", "state", "kernel"):
+        narrow = inputs | {name: inputs[name].astype(np.float16).astype(np.float32)}
+        with pytest.raises(AssertionError, match="first at"):
+            assert_close(expect(narrow).y, expected.y, expected.y_bound)
+
+
+@pytest.mark.exhaustive
+def test_the_check_on_a_gpu_asks_for_what_the_kernel_does(interpreter: Interpreter) -> None:
+    assert check_bits(interpreter.run, SMALL).mismatch is None
+
+
+def test_what_no_kernel_does_is_refused() -> None:
+    for sizes, reason in (
+        (RecurrentSizes(1, 1, 96, 4), "head size 96, only 16, 32, 64, 128"),
+        (RecurrentSizes(1, 1, 128, 5), "convolves up to 4 rows, not 5"),
+    ):
+        with pytest.raises(DflashError, match=reason):
+            make_case("", sizes, batch=1, count=1).launch()
