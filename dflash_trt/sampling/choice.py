@@ -16,19 +16,16 @@ import numpy as np
 from dflash_trt.core.arrays import Float64Array, FloatArray, Int64Array
 from dflash_trt.core.masks import Allowed, TokenMask
 from dflash_trt.errors import DflashError
-from dflash_trt.sampling.draw import draw_of_all, scale
-from dflash_trt.sampling.noise import LARGEST_NOISE, SMALLEST_NOISE, draw_gumbel
+from dflash_trt.sampling.draw import Draw, draw_listed, find_highest_allowed, scale
 from dflash_trt.sampling.params import SamplingParams
 from dflash_trt.sampling.row import LogitRow
 
-_NOISE_SPAN = LARGEST_NOISE - SMALLEST_NOISE + 1e-6
-_FEW = 256
-"""Tokens among which a nucleus is looked for first."""
 _TRIES = 4
-_MOST_TEMPERATURE = (1e-3, 1e3)
-"""Between these float32 is exact enough for a row's weight."""
-_SUM_ERROR = 3e-5
-"""Relative, of the weight of a row in float32, and of what is left out of it."""
+_SPARE = 64
+"""Tokens that a mask may take from a top k before the row is masked."""
+_USUAL = 1e-3, 1e3
+"""Temperatures between which float32 is exact enough for bounds and a row's weight."""
+_MOST_LOGIT = 1e30
 
 
 def choose_tokens(logits: FloatArray, positions: Int64Array, params: SamplingParams) -> Int64Array:
@@ -56,17 +53,19 @@ def choose_token(
     if params.greedy:
         return _choose_likeliest(logits, position, allowed)
     if allowed is None:
-        return _draw(_read(logits, position), position, params)
+        winner = _draw(_read(logits, position), position, params)
+        assert winner is not None, "without a mask there is one"
+        return winner
     tokens = allowed.tokens()
     if (ids := tokens.few()) is not None:
         highest = float(logits[ids].max())
         _check(highest, position)
         return _draw_listed(ids, logits[ids], highest, position, params)
-    if not params.narrows:
-        winner = draw_of_all(_read(logits, position), position, params, tokens)
-        if winner is not None:
-            return winner
-    return _draw(_read(tokens.apply(logits), position), position, params)
+    winner = _draw(_read(logits, position), position, params, tokens)
+    if winner is None:
+        winner = _draw(_read(tokens.apply(logits), position), position, params)
+    assert winner is not None, "without a mask there is one"
+    return winner
 
 
 def choose_candidate(
@@ -168,21 +167,35 @@ def _find_next(logits: FloatArray, winner: int, tokens: TokenMask) -> int:
     return int(np.argmax(tokens.apply(logits)))
 
 
-def _draw(row: LogitRow, position: int, params: SamplingParams) -> int:
-    """The Gumbel-max winner of a row; equal scores go to the lower token id."""
-    if not params.narrows:
-        winner = draw_of_all(row, position, params)
-        assert winner is not None, "without a mask there is one"
-        return winner
-    temperature, logits = params.temperature, row.logits
-    if params.top_k is not None:
-        ids = row.top(params.top_k)
-    elif params.min_p:
-        ids = row.reaching(_behind(row.highest, math.log(params.min_p) - 1e-3, temperature))
+def _draw(
+    row: LogitRow, position: int, params: SamplingParams, mask: TokenMask | None = None
+) -> int | None:
+    """The Gumbel-max winner of a row, or of what `mask` leaves of it; of equals the lowest id.
+
+    None where another look at a row that is masked must decide.
+    """
+    highest = find_highest_allowed(row, mask)
+    if highest is None:
+        return None
+    _check(highest, position)
+    logits, temperature, top_k = row.logits, params.temperature, params.top_k
+    if top_k is None and not params.min_p:
+        is_usual = _USUAL[0] < temperature < _USUAL[1] and abs(highest) < _MOST_LOGIT
+        if is_usual:
+            draw = Draw(row, highest, position, params, mask)
+            winner = draw.winner() if params.top_p == 1 else draw.winner_of_nucleus()
+            if winner is not None or mask is not None:
+                return winner
+        ids = np.arange(len(logits), dtype=np.int64)
+    elif top_k is not None:
+        ids = row.top(top_k if mask is None else top_k + _SPARE)
     else:
-        ids = _nucleus(row, temperature, params.top_p)
-        return _draw_winner(ids, scale(logits[ids], row.highest, temperature), position, params)
-    return _draw_listed(ids, logits[ids], row.highest, position, params)
+        ids = row.reaching(_behind(highest, math.log(params.min_p) - 1e-3, temperature))
+    if mask is not None:
+        ids = ids[mask.have(ids)]
+        if top_k is not None and len(ids) < top_k:
+            return None
+    return _draw_listed(ids, logits[ids], highest, position, params)
 
 
 def _draw_listed(
@@ -191,7 +204,7 @@ def _draw_listed(
     """The winner of what min-p, top-k and top-p leave of ascending `ids` [n], by their `logits`."""
     scaled = scale(logits, highest, params.temperature)
     kept = _narrow(np.arange(len(ids), dtype=np.int64), logits, scaled, params)
-    return _draw_winner(ids[kept], scaled[kept], position, params)
+    return draw_listed(ids[kept], scaled[kept], position, params)
 
 
 def _narrow(
@@ -205,18 +218,6 @@ def _narrow(
     if params.top_p < 1:
         kept = kept[_keep_top_p(logits[kept], scaled[kept], params.top_p)]
     return kept
-
-
-def _draw_winner(
-    ids: Int64Array, scaled: Float64Array, position: int, params: SamplingParams
-) -> int:
-    """The token of ascending `ids` [n] whose `scaled` logit and noise are the most together."""
-    # Noise is bounded, so a token this far behind cannot win: the same answer, fewer draws.
-    reachable = np.flatnonzero(scaled >= scaled.max() - _NOISE_SPAN)
-    ids, scaled = ids[reachable], scaled[reachable]
-    if len(ids) == 1:
-        return int(ids[0])
-    return int(ids[np.argmax(scaled + draw_gumbel(params.seed, position, ids))])
 
 
 def _behind(highest: float, scaled: float, temperature: float) -> float:
@@ -245,29 +246,3 @@ def _keep_top_p(logits: FloatArray, scaled: Float64Array, top_p: float) -> Int64
     reached = np.cumsum(np.exp(scaled[ranked]))
     before = np.concatenate((np.zeros(1), reached[:-1]))
     return np.sort(ranked[before < top_p * reached[-1]])
-
-
-def _nucleus(row: LogitRow, temperature: float, top_p: float) -> Int64Array:
-    """Ascending ids of the nucleus of a whole row: what `_keep_top_p` says, mostly of few tokens.
-
-    The row's weight is known up to its rounding in float32; where that leaves open who is in the
-    nucleus, all of the row is ranked.
-    """
-    logits, vocab_size = row.logits, len(row.logits)
-    count = _FEW
-    if _MOST_TEMPERATURE[0] < temperature < _MOST_TEMPERATURE[1] and vocab_size > 4 * count:
-        with np.errstate(over="ignore"):
-            behind = logits - np.float32(row.highest)
-            behind *= np.float32(1 / temperature)
-        wanted = top_p * float(np.exp(behind, out=behind).sum())
-        while count < vocab_size // 4:
-            ids = row.top(count)
-            ranked = ids[np.argsort(-logits[ids], kind="stable")]
-            reached = np.cumsum(np.exp(scale(logits[ranked], row.highest, temperature)))
-            before = np.concatenate((np.zeros(1), reached[:-1]))
-            if np.any(np.abs(before - wanted) <= _SUM_ERROR * wanted):
-                break
-            if reached[-1] > wanted * (1 + _SUM_ERROR):
-                return np.sort(ranked[before < wanted])
-            count *= 8
-    return _keep_top_p(logits, scale(logits, row.highest, temperature), top_p)

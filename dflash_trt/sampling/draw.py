@@ -1,4 +1,4 @@
-"""The winner of a whole row: the token whose logit and noise are the most together.
+"""Which token of a row noise lifts above all others: the whole of it, or what is ranked first.
 
 No token gets ahead of its logit and the bound of its group's noise, so that only a few hundred
 tokens need noise of their own. Bounds are computed as scores are, in the same order and in
@@ -8,62 +8,168 @@ float64; what roundings of the last places do to them is far below `_SLACK`.
 from __future__ import annotations
 
 import numpy as np
+import numpy.typing as npt
 
-from dflash_trt.core.arrays import Float64Array, FloatArray
+from dflash_trt.core.arrays import Float64Array, FloatArray, Int64Array
 from dflash_trt.core.masks import TokenMask
-from dflash_trt.sampling.noise import SMALLEST_NOISE, GroupNoise
+from dflash_trt.sampling.noise import LARGEST_NOISE, SMALLEST_NOISE, GroupNoise, draw_gumbel
 from dflash_trt.sampling.params import SamplingParams
-from dflash_trt.sampling.row import LogitRow
+from dflash_trt.sampling.row import LogitRow, ids_in
 
 _FIRST_GROUPS = 24
 """Groups, by the bounds of their scores, that are looked into first."""
 _HIGHEST = 16
 _SLACK = 1e-6
+_NOISE_SPAN = LARGEST_NOISE - SMALLEST_NOISE + _SLACK
+_LEAST_TEMPERATURE = 1e-200
+"""From here on nothing that is divided by it overflows."""
+_BODY = 3.0
+"""Behind the highest, of logits over the temperature: what is weighed of a row at first."""
+_SUM_ERROR = 3e-5
+"""Relative, of the weight of a row in float32, and of what is left out of it."""
+_EXACT_ERROR = 1e-9
 
 
 def scale(logits: FloatArray, highest: float, temperature: float) -> Float64Array:
     """`logits`, in float64, divided by the temperature; the highest of them becomes 0."""
-    # The maximum is 0, so a tiny temperature sends only the others towards -inf.
-    with np.errstate(over="ignore"):
-        scaled: Float64Array = (logits.astype(np.float64) - highest) / temperature
+    scaled = logits.astype(np.float64)
+    scaled -= highest
+    if temperature < _LEAST_TEMPERATURE:
+        # The maximum is 0, so this sends only the others towards -inf.
+        with np.errstate(over="ignore"):
+            scaled /= temperature
+    else:
+        scaled /= temperature
     return scaled
 
 
-def draw_of_all(
-    row: LogitRow, position: int, params: SamplingParams, mask: TokenMask | None = None
-) -> int | None:
-    """The winner of a whole row, or of what `mask` leaves of it; on a tie the lowest id.
+def draw_listed(
+    ids: Int64Array, scaled: Float64Array, position: int, params: SamplingParams
+) -> int:
+    """The token of ascending `ids` [n] whose `scaled` logit and noise are the most together."""
+    # Noise is bounded, so a token this far behind cannot win: the same answer, fewer draws.
+    reachable = (scaled >= scaled.max() - _NOISE_SPAN).nonzero()[0]
+    ids, scaled = ids[reachable], scaled[reachable]
+    if len(ids) == 1:
+        return int(ids[0])
+    scaled += draw_gumbel(params.seed, position, ids)
+    return int(ids[scaled.argmax()])
 
-    None where it leaves none of the highest.
+
+def find_highest_allowed(row: LogitRow, mask: TokenMask | None) -> float | None:
+    """The highest logit of what `mask` allows; None where it allows none of the highest."""
+    if mask is None or mask.has(row.likeliest()):
+        return row.highest
+    top = row.top(_HIGHEST)
+    top = top[mask.have(top)]
+    return float(row.logits[top].max()) if top.size else None
+
+
+class Draw:
+    """A draw from a whole row, or from what a mask leaves of it: as if all else were -inf.
+
+    `highest` is the highest logit that may come.
     """
-    highest = row.highest
-    if mask is not None:
-        top = row.top(_HIGHEST)
-        top = top[mask.have(top)]
-        if not top.size:
-            return None
-        # As of a row in which all else is minus infinity.
-        highest = float(row.logits[top].max())
-    noise = GroupNoise.draw(params.seed, position, 0, len(row.logits) - 1)
-    bounds = -np.log(noise.least())[: len(row.peaks)]
-    reach = scale(row.peaks, highest, params.temperature)
-    reach += bounds
-    first = max(len(reach) - _FIRST_GROUPS, 0)
-    least = float(np.partition(reach, first)[first])
-    while True:
-        groups = np.flatnonzero(reach >= least - _SLACK)
-        ids, logits = row.open(groups)
-        scaled = scale(logits, highest, params.temperature)
-        near = scaled + bounds[groups, None] >= least - _SLACK
-        ids, scaled = ids[near], scaled[near]
+
+    def __init__(
+        self,
+        row: LogitRow,
+        highest: float,
+        position: int,
+        params: SamplingParams,
+        mask: TokenMask | None = None,
+    ) -> None:
+        self._row, self._highest, self._mask, self._params = row, highest, mask, params
+        self._noise = GroupNoise.draw(params.seed, position, 0, len(row.logits) - 1)
+        self._least = self._noise.least()[: len(row.peaks)]
+        self._bounds = np.log(self._least)
+        self._reach = scale(row.peaks, highest, params.temperature)
+        self._reach -= self._bounds
+        self._allows_likeliest = mask is None or mask.has(row.likeliest())
+        self._weight: float | None = None
+
+    def winner(self, last: int | None = None) -> int:
+        """The token of the highest score, of equals the lowest id; or of those before `last`.
+
+        These are ranked by logit, the lower id first among equals; there must be one.
+        """
+        reach, row = self._reach, self._row
+        least = SMALLEST_NOISE  # which the highest token's score is never below
+        if self._allows_likeliest:
+            least = self._noise.about(row.likeliest()) - _SLACK
+        if last is not None:
+            reach = np.where(row.peaks >= row.logits[last], reach, -np.inf)
+        groups = (reach >= least).nonzero()[0]
+        if len(groups) > _FIRST_GROUPS:
+            some = reach[groups]
+            order = some.argpartition(len(some) - _FIRST_GROUPS)[-_FIRST_GROUPS:]
+            groups, least = np.sort(groups[order]), float(some[order[0]])
+        while True:
+            ids = self._find(groups, least - _SLACK, last)
+            if ids.size:
+                scores = scale(row.logits[ids], self._highest, self._params.temperature)
+                scores += self._noise.of(ids, self._least)
+                winner = int(scores.argmax())
+                if scores[winner] >= least + _SLACK:
+                    return int(ids[winner])
+                least = float(scores[winner]) - 2 * _SLACK
+            else:
+                least = SMALLEST_NOISE - _SLACK
+            groups = (reach >= least - _SLACK).nonzero()[0]
+
+    def winner_of_nucleus(self) -> int | None:
+        """That of the likeliest tokens whose probability reaches `top_p`.
+
+        The nucleus is what is ranked first: a winner in it is its winner, and if one is not, then
+        it is among what is ranked before that. None where rounding leaves open what is in it.
+        """
+        token = self.winner()
+        while not (is_in := self._is_in_nucleus(token)):
+            if is_in is None:
+                return None
+            token = self.winner(token)
+        return token
+
+    def _find(self, groups: Int64Array, least: float, last: int | None) -> Int64Array:
+        """Ascending ids of what may come in ascending `groups` and may reach a score of `least`."""
+        temperature = self._params.temperature
+        wanted = self._bounds[groups]
+        wanted += least
+        wanted *= temperature
+        wanted += self._highest - 1e-5 * (1.0 + abs(self._highest) + 64.0 * temperature)
+        ids = ids_in(groups, self._row.open(groups) >= wanted.astype(np.float32)[:, None])
+        if last is not None:
+            ids = ids[self._is_before(ids, last)]
+        return ids if self._mask is None else ids[self._mask.have(ids)]
+
+    def _is_before(self, ids: Int64Array, last: int) -> npt.NDArray[np.bool_]:
+        logits, border = self._row.logits[ids], self._row.logits[last]
+        before: npt.NDArray[np.bool_] = (logits > border) | (logits == border) & (ids < last)
+        return before
+
+    def _is_in_nucleus(self, token: int) -> bool | None:
+        """Whether the tokens before `token` weigh less than top_p of all; None: nobody knows."""
+        row, mask, params = self._row, self._mask, self._params
+        if token == row.likeliest():
+            return True
+        body = self._highest - _BODY * params.temperature
+        ids = row.reaching(min(float(row.logits[token]), body))
         if mask is not None:
-            allowed = mask.have(ids)
-            ids, scaled = ids[allowed], scaled[allowed]
-        if not ids.size:
-            least = SMALLEST_NOISE  # which the highest token reaches
-            continue
-        scaled += noise.of(ids)
-        winner = int(np.argmax(scaled))
-        if scaled[winner] >= least:
-            return int(ids[winner])
-        least = float(scaled[winner])
+            ids = ids[mask.have(ids)]
+        weights = np.exp(scale(row.logits[ids], self._highest, params.temperature))
+        before = float(weights[self._is_before(ids, token)].sum())
+        if before < params.top_p * float(weights.sum()) * (1 - _EXACT_ERROR):
+            return True
+        if self._weight is None:
+            logits = row.logits if mask is None else mask.apply(row.logits)
+            self._weight = _weigh(logits, self._highest, params.temperature)
+        wanted = params.top_p * self._weight
+        return None if abs(before - wanted) <= _SUM_ERROR * wanted else before < wanted
+
+
+def _weigh(logits: FloatArray, highest: float, temperature: float) -> float:
+    """The weight of a row, up to _SUM_ERROR: in float32."""
+    with np.errstate(over="ignore"):
+        behind = logits - np.float32(highest)
+        behind *= np.float32(1 / temperature)
+    return float(np.exp(behind, out=behind).sum())

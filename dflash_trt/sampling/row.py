@@ -10,11 +10,14 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
+import numpy.typing as npt
 
 from dflash_trt.core.arrays import FloatArray, Int64Array
 from dflash_trt.sampling.noise import GROUP
 
 _MANY = 4  # groups: beyond a quarter of them, a look at the whole row is cheaper
+_SHIFT = np.array(GROUP.bit_length() - 1, np.int64)
+_PLACE = np.array(GROUP - 1, np.int64)
 _LOWEST = float(np.finfo(np.float32).min)
 
 
@@ -30,20 +33,22 @@ class LogitRow:
     def read(cls, logits: FloatArray) -> LogitRow:
         """The row of `logits` [V], of which it keeps a view."""
         peaks: FloatArray = np.maximum.reduceat(logits, _starts(len(logits)))
-        return cls(logits, peaks, float(peaks.max()))
+        return cls(logits, peaks, float(peaks[peaks.argmax()]))
 
-    def open(self, groups: Int64Array) -> tuple[Int64Array, FloatArray]:
-        """Ids [n,GROUP] and logits [n,GROUP] of the tokens of `groups` [n], by their numbers.
+    def likeliest(self) -> int:
+        """The token of the highest logit, of equals the lowest id."""
+        first = int(self.peaks.argmax()) * GROUP
+        return first + int(self.logits[first : first + GROUP].argmax())
 
-        Ids past the vocabulary have minus infinity.
-        """
-        ids = (groups * GROUP)[:, None] + np.arange(GROUP)
-        if len(groups) and groups.max() < len(self.logits) // GROUP:
-            whole = len(self.logits) // GROUP * GROUP
-            return ids, self.logits[:whole].reshape(-1, GROUP)[groups]
-        logits = self.logits.take(ids, mode="clip")
-        logits[ids >= len(self.logits)] = -np.inf
-        return ids, logits
+    def open(self, groups: Int64Array) -> FloatArray:
+        """Logits [n,GROUP] of ascending `groups` [n]; past the vocabulary, minus infinity."""
+        whole = len(self.logits) // GROUP
+        table = self.logits[: whole * GROUP].reshape(-1, GROUP)
+        if not len(groups) or groups[-1] < whole:
+            return table.take(groups, axis=0)
+        last = np.full((1, GROUP), -np.inf, np.float32)
+        last[0, : len(self.logits) - whole * GROUP] = self.logits[whole * GROUP :]
+        return np.concatenate((table.take(groups[:-1], axis=0), last))
 
     def reaching(self, least: float) -> Int64Array:
         """Ascending ids of all tokens whose logit is at least `least`, and of few below it."""
@@ -51,9 +56,7 @@ class LogitRow:
         groups = np.flatnonzero(self.peaks >= bound)
         if _MANY * len(groups) > len(self.peaks):
             return np.flatnonzero(self.logits >= bound)
-        ids, logits = self.open(groups)
-        reached: Int64Array = ids[logits >= bound]
-        return reached
+        return ids_in(groups, self.open(groups) >= bound)
 
     def top(self, count: int) -> Int64Array:
         """Ascending ids of `count` highest tokens and of all that reach the least of these.
@@ -65,6 +68,14 @@ class LogitRow:
         # So many groups have a token that high.
         high = self.peaks if count <= len(self.peaks) else self.logits
         return self.reaching(float(np.partition(high, -count)[-count]))
+
+
+def ids_in(groups: Int64Array, flags: npt.NDArray[np.bool_]) -> Int64Array:
+    """The tokens of `groups` [n] that have a flag of [n,GROUP]."""
+    found: Int64Array = flags.ravel().nonzero()[0]
+    ids: Int64Array = np.left_shift(groups, _SHIFT)[np.right_shift(found, _SHIFT)]
+    ids += np.bitwise_and(found, _PLACE)
+    return ids
 
 
 @lru_cache(maxsize=16)

@@ -178,7 +178,13 @@ def test_what_is_allowed_is_chosen_from() -> None:
         flags[7] = True
         for position, row in enumerate(rows):
             masked = np.where(flags, row, np.float32(-np.inf))
-            for one in ({}, {"temperature": 0.9}, {"temperature": 1.0, "top_p": 0.9}):
+            for one in (
+                {},
+                {"temperature": 0.9},
+                {"temperature": 1.0, "top_p": 0.9},
+                {"temperature": 1.0, "top_k": 40},
+                {"temperature": 2.0, "min_p": 0.05, "top_p": 0.9},
+            ):
                 params = SamplingParams(seed=2, **one)
                 for is_narrow in (False, True):
                     chosen = choose_token(row, position, params, Some(flags, is_narrow))

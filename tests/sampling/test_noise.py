@@ -59,6 +59,8 @@ def test_noise_is_what_its_definition_says() -> None:
         noise = draw_gumbel(seed, position, np.array(ids))
         expected = [plain_noise.plain_noise(seed, position, token_id) for token_id in ids]
         np.testing.assert_allclose(noise, expected, rtol=1e-14, atol=1e-15)
+        about = [GroupNoise.draw(seed, position, one, one).about(one) for one in ids]
+        np.testing.assert_allclose(about, expected, rtol=1e-12, atol=1e-13)
 
 
 def test_noise_does_not_depend_on_what_else_is_drawn() -> None:
