@@ -56,6 +56,14 @@ def choose_token(
         winner = _draw(_read(logits, position), position, params)
         assert winner is not None, "without a mask there is one"
         return winner
+    if not (allowed.is_narrow or params.narrows):
+        # What wins among all tokens wins among those that may come, if it may, and if the same one
+        # is the highest: so that nobody has to say it of all.
+        row = _read(logits, position)
+        if allowed.allows(row.likeliest()):
+            winner = _draw(row, position, params)
+            if winner is not None and allowed.allows(winner):
+                return winner
     tokens = allowed.tokens()
     if (ids := tokens.few()) is not None:
         highest = float(logits[ids].max())
