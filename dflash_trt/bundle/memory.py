@@ -11,7 +11,12 @@ from dflash_trt.graph.form import Precision
 from dflash_trt.hardware.gpus import Gpu
 from dflash_trt.kernels.attention import SPLIT_ATTENTION
 from dflash_trt.memory.caches import USUAL_CONTEXTS, cache_bytes_per_token, state_bytes
-from dflash_trt.memory.workspace import LOGITS_ITEM_BYTES, RUNTIME_BYTES, split_scratch
+from dflash_trt.memory.workspace import (
+    LOGITS_ITEM_BYTES,
+    RUNTIME_BYTES,
+    decomposed_scratch,
+    split_scratch,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +104,8 @@ class BundleFit:
 
     Args:
         weights: of target and draft, a head that the draft holds of its own included.
-        workspace: runtime, the logits of a full batch of blocks, the shares of split attention.
+        workspace: runtime, the logits of a full batch of blocks, the shares of split attention,
+            the scores of decomposed attention.
         token: of both caches, for one token of one sequence.
         users: by context, sequences of so many tokens.
     """
@@ -126,6 +132,9 @@ def fit_bundle(manifest: Manifest, gpu: Gpu, context: int) -> BundleFit:
     rows = manifest.limits.max_batch * manifest.limits.block_size
     workspace = RUNTIME_BYTES + rows * manifest.target.vocab_size * LOGITS_ITEM_BYTES
     workspace += bundle_scratch(manifest)
+    if manifest.engines is not None:
+        capacity = manifest.engines.cache_length
+        workspace += decomposed_scratch(manifest.target.sizes, manifest.limits, capacity)
     token = one.target_cache + one.draft_cache
     free = max(0, gpu.memory_bytes - weights - workspace)
     longest = manifest.target.max_position_embeddings

@@ -43,6 +43,7 @@ def test_inspect_says_what_engines_decompose(
     shown = capsys.readouterr().out
     held = 3 * 4 * (4 * 16 * 16 + (8 + 8) * (2 * 2 * 16 + 4 * 16 + 2 * 4))
     assert f"{held:,} bytes of state and rows a sequence" in shown
+    assert ", recurrent states " in shown
     assert "; decomposed, 32 rows at once (no recurrent kernel is used)" in shown
 
 
