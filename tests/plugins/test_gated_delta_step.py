@@ -16,7 +16,7 @@ from dflash_plugins.gated_delta_step.accuracy import (
     make_inputs,
     public_groups,
 )
-from dflash_plugins.gated_delta_step.launch import make_case
+from dflash_plugins.gated_delta_step.launch import PREFILL, make_case
 from dflash_plugins.gated_delta_step.reference import expect
 from dflash_plugins.operation import Attributes, DType
 from dflash_plugins.testing.guarded import Arrays
@@ -70,6 +70,35 @@ def check(outputs: Mapping[str, Array], expected: Any) -> None:
     assert_same_bits(outputs["rows_out"], expected.rows_out)
 
 
+@pytest.mark.parametrize(
+    ("sizes", "count", "places"),
+    [
+        (SMALL, 19, PLACES[4:5]),
+        exhaustive(SMALL, 40, PLACES),
+        exhaustive(RecurrentSizes(2, 4, 32, 2), 4, PLACES),
+        *(exhaustive(sizes, 18, PLACES[4:]) for sizes in public_groups(1)),
+    ],
+)
+def test_the_prefill_form_computes_the_same(
+    interpreter: Interpreter, sizes: RecurrentSizes, count: int, places: Sequence[Place]
+) -> None:
+    """Replayed rows and new ones in one chunk, and a state that is kept between two chunks."""
+    case = make_case("", sizes, batch=len(places), count=count)
+    inputs = make_inputs(case, places)
+    check(interpreter.run(NAME, inputs, tactic=PREFILL), expect(inputs))
+
+
+@pytest.mark.exhaustive
+def test_repeated_rows_and_strong_decays_by_chunks(interpreter: Interpreter) -> None:
+    """Equal keys make the largest terms of its system; a decay to nothing cancels no other."""
+    case = make_case("", SMALL, batch=2, count=40)
+    inputs = make_inputs(case, PLACES[2:4])
+    inputs["new_rows"][0] = inputs["new_rows"][0, :1]
+    inputs["new_rows"][0, :, -2:] = [4.0, -9.0]
+    inputs["new_rows"][1, ::5, -1] = 300.0
+    check(interpreter.run(NAME, inputs, tactic=PREFILL), expect(inputs))
+
+
 @pytest.mark.exhaustive
 def test_rows_in_float16(interpreter: Interpreter) -> None:
     """Are kept in float32, and so is the state."""
@@ -105,9 +134,9 @@ def test_a_wrong_kernel_is_noticed(interpreter: Interpreter) -> None:
     """One that forgets a row of its replay; and products of float16, by the bound alone."""
     case = make_case("", SMALL, batch=len(PLACES), count=1)
 
-    def forgetful(name: str, inputs: Arrays, attributes: Attributes) -> Arrays:
+    def forgetful(name: str, inputs: Arrays, attributes: Attributes, tactic: int) -> Arrays:
         ahead = np.minimum(inputs["state_start"] + 1, inputs["start"])
-        return interpreter.run(name, {**inputs, "state_start": ahead}, attributes)
+        return interpreter.run(name, {**inputs, "state_start": ahead}, attributes, tactic)
 
     found = check_case(forgetful, case)
     assert all(one.mismatch is not None for one in found)

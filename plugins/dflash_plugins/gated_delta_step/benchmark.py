@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from dflash_plugins.gated_delta_step.accuracy import Place, make_inputs
-from dflash_plugins.gated_delta_step.launch import make_case
+from dflash_plugins.gated_delta_step.launch import PREFILL, make_case
 from dflash_plugins.operation import Case, DType
 from dflash_plugins.public import recurrences
 from dflash_plugins.testing.gpu import TorchRunner
@@ -28,7 +28,7 @@ def points() -> list[Case]:
 
 
 def measure(torch: Any, case: Case, runner: TorchRunner) -> dict[str, Any]:
-    """Seconds of the kernel; the bytes are the state, read and written once, and all rows.
+    """Seconds row by row, and by chunks; the bytes are the state, moved twice, and all rows.
 
     PyTorch has no such operation.
     """
@@ -38,4 +38,5 @@ def measure(torch: Any, case: Case, runner: TorchRunner) -> dict[str, Any]:
     tensors = runner.upload(make_inputs(case, [Place(count + held, pending)] * batch))
     size = 2 * case.inputs["state"].nbytes + 2 * case.inputs["rows"].nbytes
     size += case.inputs["new_rows"].nbytes + case.outputs["y"].nbytes
-    return runner.measure(case, tensors, {}, size)
+    by_chunks, _ = runner.prepare(case, tensors, PREFILL)
+    return runner.measure(case, tensors, {"by chunks": by_chunks}, size)

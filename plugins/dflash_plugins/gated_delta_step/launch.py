@@ -1,4 +1,8 @@
-"""The launch of `gated_delta_step`: a warp for 8 columns of a value head's state."""
+"""The launch of `gated_delta_step`: a program for some columns of a value head's state.
+
+Tactic 0 goes row by row, by one warp. Tactic 1, the prefill form, takes CHUNK rows at once: their
+products are matrices', and what they wait for, they wait for together. It rounds otherwise.
+"""
 
 from __future__ import annotations
 
@@ -19,8 +23,14 @@ from dflash_plugins.public import recurrences
 from dflash_trt.checkpoints.sizes import RecurrentSizes
 from dflash_trt.errors import DflashError
 
-COLUMNS = 8
-"""Columns of the state of one program: 128 rows of them are 32 registers a thread of a warp."""
+TACTICS = STEP, PREFILL = range(2)
+
+COLUMNS, WARPS = (8, 32), (1, 8)
+"""Of a program, by tactic: 128 rows of 8 columns are 32 registers a thread of one warp. The chunks'
+rows of q and k lie in registers beside them, so those have more warps for their columns."""
+
+CHUNK = 16
+"""Rows that the prefill form takes at once; 32 spill."""
 
 HEAD_DIMS = (16, 32, 64, 128)
 """Head sizes that there are kernels for; all public hybrids have 128."""
@@ -50,8 +60,9 @@ def _launch(specs: Specs, attributes: Attributes, tactic: int) -> Launch:
         raise DflashError(f"gated_delta_step has no kernel for head size {size}, only {known}")
     if taps > MOST_TAPS:
         raise DflashError(f"gated_delta_step convolves up to {MOST_TAPS} rows, not {taps}")
+    columns = min(COLUMNS[tactic], size)
     return Launch(
-        grid=(heads * size // COLUMNS, batch, 1),
+        grid=(heads * size // columns, batch, 1),
         extras=(count,),
         constants={
             "KEY_HEADS": key_heads,
@@ -60,9 +71,11 @@ def _launch(specs: Specs, attributes: Attributes, tactic: int) -> Launch:
             "TAPS": taps,
             "HELD": held,
             "HELD_BLOCK": next_power_of_two(held),
-            "COLUMNS": COLUMNS,
+            "COLUMNS": columns,
+            "CHUNK": CHUNK if tactic == PREFILL else 1,
+            "SLICES": max(1, size // 16),
         },
-        warps=1,
+        warps=WARPS[tactic],
         stages=1,
     )
 
@@ -79,6 +92,7 @@ OPERATIONS = (
         aliases={"state_out": "state"},
         describe=_describe,
         launch=_launch,
+        tactics=len(TACTICS),
     ),
 )
 
@@ -109,7 +123,8 @@ def make_case(
 
 def main_cases() -> list[Case]:
     """The heads of every public hybrid, the most first; and rows in bfloat16."""
-    found = sorted(recurrences().items(), key=lambda one: -one[1].value_heads)
-    cases = [make_case(name, sizes, batch=8, count=16) for name, sizes in found]
-    name, sizes = found[0]
+    names = {sizes: name for name, sizes in recurrences().items()}
+    found = sorted(names, key=lambda one: -one.value_heads)
+    cases = [make_case(names[sizes], sizes, batch=8, count=16) for sizes in found]
+    sizes, name = found[0], names[found[0]]
     return [*cases, make_case(f"{name} bf16", sizes, batch=8, count=16, dtype=DType.BFLOAT16)]
