@@ -17,6 +17,7 @@ from dflash_trt.checkpoints.draft import read_draft
 from dflash_trt.checkpoints.draft_tokens import DRAFT_TOKENS_NAME, write_draft_tokens
 from dflash_trt.errors import DflashError
 from dflash_trt.replay import Answer, Replay
+from dflash_trt.runtime import SamplingParams
 from tests.covering import exhaustive
 from tests.pairs import PairFactory, TinyPair, bundle_pair
 
@@ -26,6 +27,8 @@ PAIRS: dict[str, dict[str, Any]] = {
     "bfloat16": {"target": {"dtype": "bfloat16"}, "fit_steps": 60},
     "quantised": {"quantize": {"target": {"algorithm": "FP8"}, "draft": {"algorithm": "FP8"}}},
 }
+
+SAMPLED = SamplingParams(temperature=0.9, seed=3)
 
 
 def cut(pair: TinyPair, ids: list[int], **options: Any) -> TinyPair:
@@ -46,11 +49,17 @@ def test_it_drafts_the_likeliest_of_its_tokens(name: str, make_pair: PairFactory
         answers = [Answer(ids, one.token_ids) for ids, one in zip(PROMPTS, expected, strict=True)]
         with Replay(whole.bundle) as replay:
             before = replay.measure(answers)
-    cut_pair = cut(whole, ids)
+    sharpness = (1.5,) * 7 if name == "tied" else ()
+    cut_pair = cut(whole, ids, sharpness=sharpness)
     assert cut_pair.bundle.manifest.draft.token_count == 200
     with dflash_trt.load(cut_pair.bundle.folder, block_schedule="none") as pair:
         found = pair.generate(PROMPTS, max_tokens=40)
         plain = pair.generate(PROMPTS, max_tokens=40, speculate=False)
+        drawn, alone = (
+            [one.token_ids for one in pair.generate(PROMPTS, SAMPLED, max_tokens=40, speculate=on)]
+            for on in (True, False)
+        )
+    assert drawn == alone
     tokens = [one.token_ids for one in found]
     assert tokens == [one.token_ids for one in plain] == [one.token_ids for one in expected]
     with Replay(cut_pair.bundle) as replay:
