@@ -181,7 +181,7 @@ def _read_sharpness(
     """That of each draft of a block; empty where the likeliest tokens are drafted.
 
     Raises:
-        DflashError: no coupling or too short a one, a draft or engines that share no noise (usage).
+        DflashError: no coupling or another block's, a draft or engines that share no noise (usage).
     """
     if file is None:
         return ()
@@ -194,7 +194,7 @@ def _read_sharpness(
     draft = pair.draft
     check_couples(draft.traits, draft.checkpoint.path)
     sharpness = Coupling.read(file).sharpness
-    if len(sharpness) < draft.block_size - 1:
+    if len(sharpness) != draft.block_size - 1:
         what = f"is for blocks of {len(sharpness) + 1}, the draft's has {draft.block_size}"
         fix = "run `dflash-trt couple` on a bundle of this pair"
     if what is not None:

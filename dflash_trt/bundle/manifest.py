@@ -263,6 +263,10 @@ class Manifest(StrictRecord):
             raise ValueError("limits.block_size exceeds draft.trained_block_size")
         if self.draft.mask_token_id >= self.target.vocab_size:
             raise ValueError("draft.mask_token_id is outside the vocabulary")
+        if self.draft.sharpness and not self.draft.traits.couples:
+            raise ValueError(f"draft.sharpness does not go with {self.draft.traits.title}")
+        if self.draft.sharpness and len(self.draft.sharpness) != self.limits.block_size - 1:
+            raise ValueError("draft.sharpness is not one for each draft of limits.block_size")
         if (self.engines is None) != (self.executor == "cpu"):
             raise ValueError(f"engines do not go with executor {self.executor}")
         if (self.compute_dtype == "float32") != (self.executor == "cpu"):

@@ -40,11 +40,24 @@ class DraftCoupling:
         `likeliest` [n] are the highest of each row; `sampling` must not be greedy. Tokens that
         would need rare noise are left out, which costs a draft now and then.
         """
-        sharpness = np.asarray(self.sharpness[: len(logits)], np.float64)
-        (slots,) = np.nonzero(sharpness < LIKELIEST)
+        sharpness, highest = np.asarray(self.sharpness[: len(logits)]), logits.max(axis=1)
+        # A damaged draft's rows stay as they are: what they say is checked like any other draft.
+        (slots,) = np.nonzero((sharpness < LIKELIEST) & np.isfinite(highest))
         if not len(slots):
             return likeliest.copy()
-        scale, highest = sharpness / sampling.temperature, logits.max(axis=1)
+        with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
+            return self._draw(logits, likeliest, highest, slots, sampling, position)
+
+    def _draw(
+        self,
+        logits: FloatArray,
+        likeliest: Int64Array,
+        highest: FloatArray,
+        slots: Int64Array,
+        sampling: SamplingParams,
+        position: int,
+    ) -> Int64Array:
+        scale = np.asarray(self.sharpness[: len(logits)], np.float64) / sampling.temperature
         least = (highest - _REACH / scale).astype(np.float32)
         near = [np.flatnonzero(logits[slot] >= least[slot]) for slot in slots]
         counts = [len(some) for some in near]

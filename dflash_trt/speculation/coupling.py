@@ -19,7 +19,7 @@ from dflash_trt.sampling.coupling import LIKELIEST
 
 SCHEMA_VERSION: Literal[1] = 1
 
-Sharpness = Annotated[float, Field(gt=0, le=LIKELIEST, allow_inf_nan=False)]
+Sharpness = Annotated[float, Field(ge=0.01, le=LIKELIEST, allow_inf_nan=False)]
 """Of one draft; LIKELIEST and the noise decides nothing."""
 Tau = Annotated[float, Field(ge=1, le=MAX_BLOCK)]
 

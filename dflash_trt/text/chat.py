@@ -17,6 +17,13 @@ Message = Mapping[str, Any]
 """`role` and `content`, both texts; with calls of functions, or what came of one, in the form that
 transformers gives to templates."""
 
+_TAKEN = frozenset(
+    "messages raise_exception strftime_now namespace range dict cycler joiner lipsum loop self "
+    "super caller varargs kwargs if elif else endif for in endfor set endset macro endmacro call "
+    "endcall filter endfilter block endblock is not and or true false none True False None".split()
+)
+"""Names that Jinja, or whoever renders, gives a meaning of their own."""
+
 
 class ChatRenderer:
     """Renders conversations (messages of role and content) with a Jinja template.
@@ -31,8 +38,11 @@ class ChatRenderer:
         self._process = ForeignProcess("chat_worker.py")
 
     def knows(self, variable: str) -> bool:
-        """Whether the template uses the variable."""
-        return re.search(rf"\b{re.escape(variable)}\b", self.template) is not None
+        """Whether the template uses the variable, by its name; Jinja's own are none."""
+        return (
+            variable not in _TAKEN
+            and re.search(rf"\b{re.escape(variable)}\b", self.template) is not None
+        )
 
     def render(
         self, conversation: Sequence[Message], variables: Mapping[str, Any] | None = None

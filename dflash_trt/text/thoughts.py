@@ -4,7 +4,7 @@ Qwen3, Qwen3.5 and Qwen3.6 reason between `<think>` and `</think>`, ordinary add
 between `<|channel>` with the word thought and `<channel|>`, special ones
 (https://ai.google.dev/gemma/docs/core/prompt-formatting-gemma4). A template may write the first
 mark itself, at the end of the prompt: the answer then begins inside of the reasoning. Where
-thinking is off it writes both, and all is content.
+thinking is off it writes both, and all is content that does not open reasoning again.
 """
 
 from __future__ import annotations
@@ -179,7 +179,8 @@ class ThoughtStream:
             if label.startswith(known):  # it may still be the label, or is all of it
                 self._label = known
                 return AnswerPiece()
-            text = known.removeprefix(label)
+            rest = known.removeprefix(label)
+            text = rest if rest[:1].isspace() else known
         text = self._held + text
         if self._thinking:
             text, self._held = text.rstrip(), text[len(text.rstrip()) :]

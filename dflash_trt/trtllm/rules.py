@@ -44,7 +44,9 @@ def check_documented(target: ModelShape, where: str) -> None:
         return
     what = f"TensorRT-LLM documents no DFlash for {family}"
     versions = " nor ".join(VERSIONS)
-    raise refusal(what, where, f"neither {versions} does; build it for --executor cpu")
+    raise refusal(
+        what, where, f"neither {versions} does; build it for --executor cpu or tensorrt-rtx"
+    )
 
 
 def choose_backend(arch: str) -> AttentionBackend:

@@ -9,7 +9,7 @@ import pytest
 
 from dflash_trt.sampling.coupling import LIKELIEST
 from dflash_trt.speculation.coupling import Coupling
-from tests.cli.conftest import Run
+from tests.cli.conftest import Run, edit_manifest
 
 PROMPTS = "".join(json.dumps({"prompt": text * 3}) + "\n" for text in "abcdefgh")
 
@@ -47,6 +47,8 @@ def test_a_bundle_of_coupled_drafts(run: Run, bigram_config: Path, tmp_path: Pat
     assert "sharing the noise of sampled draws: 1.5, 1.5, 1.5" in shown
     proof = run.well("verify", bundle, "--temperature", "1", "--max-tokens", "20").out
     assert proof.count("identical") == 3
+    edit_manifest(bundle, lambda one: one["draft"].update(sharpness=[1.0, 1.0]))
+    run("inspect", bundle).fails(1, "draft.sharpness is not one for each draft")
     build = ("build", "--target", bigram_config, "-o", tmp_path / "other", "--coupling")
     short = coupling_file(tmp_path, 3)
     run(*build, short).fails(2, "is for blocks of 4", "the draft's has 8")

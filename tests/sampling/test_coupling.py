@@ -53,6 +53,17 @@ def test_a_coupling_agrees_as_often_as_it_must() -> None:
     assert agreed > (likeliest == wanted).mean() + 0.1
 
 
+def test_a_damaged_drafts_rows_stay_what_they_are() -> None:
+    logits = np.random.default_rng(1).normal(size=(3, 50)).astype(np.float32)
+    logits[0, 7], logits[1, 7] = np.nan, np.inf
+    likeliest = np.array([7, 7, 9])
+    coupling, sampling = DraftCoupling((1.0,) * 3), SamplingParams(temperature=5e-324, seed=1)
+    drafts = coupling.choose(logits, likeliest, sampling, 4)
+    assert drafts.tolist() == [7, 7, logits[2].argmax()]
+    drafts = coupling.choose(logits[:2], likeliest[:2], sampling, 4)
+    assert drafts.tolist() == [7, 7]
+
+
 @pytest.mark.parametrize("kind", ["DSpark", "EAGLE-3"])
 def test_drafts_that_go_on_from_each_other_do_not_couple(kind: str) -> None:
     with pytest.raises(DflashError, match="go on from each other"):

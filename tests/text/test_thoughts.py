@@ -63,6 +63,7 @@ CASES = [
     ("gemma", "<|turn>model\n<|channel>thought\n<channel|>", "thought", "", "thought"),
     ("gemma", "<|turn>model\n<|channel>thought\n", "thoughtful\n<channel|>", "thoughtful", ""),
     ("gemma", "<|turn>model\n", "<|channel>thought", "", ""),
+    ("gemma", "<|turn>model\n", "<|channel>thoughtful\n<channel|>a", "thoughtful", "a"),
     ("gemma", "<|turn>model\n", "<|channel>thou", "thou", ""),
     ("gemma", "<|turn>model\n", f"Ok.<|channel>thought\nHm.<channel|>{CALL}", "Hm.", f"Ok.{CALL}"),
 ]
