@@ -18,7 +18,7 @@ from dflash_trt.cli.options import (
     threads_option,
 )
 from dflash_trt.cli.progress import StageBars
-from dflash_trt.core.publish import file_error, replace_file
+from dflash_trt.core.publish import write_named
 from dflash_trt.errors import DflashError
 from dflash_trt.graph.bindings import GRAPH_NAMES
 from dflash_trt.hardware.cores import ThreadChoice
@@ -99,10 +99,7 @@ def command(
     gains = min(one.gain for one in coupling.measured) >= LEAST_GAIN
     written = output if gains else None
     if written is not None:
-        try:
-            replace_file(written, encode_coupling(coupling))
-        except OSError as error:
-            raise file_error(error, written) from error
+        write_named(written, encode_coupling(coupling))
     if as_json:
         print_json({"coupling": coupling.model_dump(), "written": written and str(written)})
         return

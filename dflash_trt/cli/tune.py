@@ -26,7 +26,7 @@ from dflash_trt.cli.options import (
 )
 from dflash_trt.cli.progress import StageBars
 from dflash_trt.cli.task_table import count_answers
-from dflash_trt.core.publish import file_error, replace_file
+from dflash_trt.core.publish import write_named
 from dflash_trt.errors import DflashError
 from dflash_trt.graph.bindings import GRAPH_NAMES
 from dflash_trt.hardware.cores import ThreadChoice
@@ -152,10 +152,7 @@ def command(
     )
     written = None if dry_run else output or bundle / schedule_name(drafter)
     if output is not None:
-        try:
-            replace_file(output, encode_schedule(schedule))
-        except OSError as error:
-            raise file_error(error, output) from error
+        write_named(output, encode_schedule(schedule))
     elif written is not None:
         write_schedule(opened, schedule)
     if as_json:

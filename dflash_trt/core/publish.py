@@ -92,6 +92,14 @@ def replace_file(path: Path, content: bytes, *, durable: bool = False) -> None:
         file.write(content)
 
 
+def write_named(path: Path, content: bytes) -> None:
+    """The same for a file that somebody asked for; DflashError where it cannot be written."""
+    try:
+        replace_file(path, content)
+    except OSError as error:
+        raise file_error(error, path) from error
+
+
 def _exchange(new: Path, destination: Path) -> bool:
     """Swaps two paths in one step; False where that cannot be done."""
     rename = getattr(ctypes.CDLL(None), "renameat2", None)

@@ -2,7 +2,8 @@
 
 B sequences in a call, S rows each, T = B·S rows flattened, R logit rows per sequence,
 H hidden size, D head size, V vocabulary, M cache length, P positions in a RoPE table,
-C columns of a page table, N drafts of a block (S - 1).
+C columns of a page table, N drafts of a block (S - 1),
+K tokens that a draft chooses among.
 """
 
 from __future__ import annotations

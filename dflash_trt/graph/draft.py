@@ -38,13 +38,11 @@ def build_draft(
     target, draft = pair.target, pair.draft
     b = GraphBuilder("draft", locate, form)
     layout = cache_layout(form, target.sizes, draft.sizes)
-    ids = pair.draft_token_ids
-    choices = target.vocab_size if ids is None else len(ids)
-    declare(b, graph_tensors("draft", form, layout, choices))
+    declare(b, graph_tensors("draft", form, layout, target.vocab_size))
     if draft.traits.is_chain:
         return _build_chain(b, pair, tables)
-    drafting = _drafting_slots(b) if draft.anchor_drafts else BLOCK_IDS
-    rows = Rows(b, drafting, CACHE_START)
+    ids = _drafting_slots(b) if draft.anchor_drafts else BLOCK_IDS
+    rows = Rows(b, ids, CACHE_START)
     model = ModelBuilder(b, "draft", draft, rows, RopeTables(draft_tables(target, draft), tables))
     head = ModelBuilder(b, "target", target, rows, RopeTables("target", tables))
     x = embed(head)

@@ -191,8 +191,8 @@ def graph_tensors(
 ) -> tuple[GraphTensor, ...]:
     """Every input of `graph` in its order, then every output in its.
 
-    `layout` has the shapes of caches as stored; `vocab_size` is what a graph chooses among. `form`
-    says whether a target tells candidates, unless `has_candidates` does.
+    `layout` has the shapes of caches as stored. `form` says whether a target tells candidates,
+    unless `has_candidates` does.
     """
     if has_candidates is None:
         has_candidates = form.has_candidates
@@ -205,7 +205,7 @@ def graph_tensors(
         if form.sharpness is not None and form.draws:
             inputs.append((SAMPLING, int64, ("B", 4)))
         elif form.sharpness is not None:
-            outputs.append((DRAFT_LOGITS, TensorProto.FLOAT, ("B", "N", vocab_size)))
+            outputs.append((DRAFT_LOGITS, TensorProto.FLOAT, ("B", "N", "K")))
     else:
         inputs.append((LOGIT_ROWS, int64, rows))
         outputs = [(CHOICE_IDS, int64, rows), (LOGITS, TensorProto.FLOAT, (*rows, vocab_size))]

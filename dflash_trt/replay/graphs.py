@@ -211,10 +211,7 @@ class ReplayGraphs:
                 told = draft_logits(model)
             add_output(model, told)
             session = open_session(path, self._threads, model.SerializeToString())
-            choices = self.vocab_size
-            if graph == "draft" and self._token_ids is not None:
-                choices = len(self._token_ids)
-            tensors = graph_tensors(graph, self.form, self._layout, choices)
+            tensors = graph_tensors(graph, self.form, self._layout, self.vocab_size)
             check_session(session, path, tensors, (told,))
             self._opened[graph] = _Opened(session, told)
         return self._opened[graph]

@@ -95,6 +95,8 @@ class OnnxRuntimeExecutor:
             self.caches = PagedCaches(shapes, limits.max_batch, limits.page_pool)
         slots = limits.max_batch + limits.state_copies
         self.states = RecurrentStates(layout.states(), slots, limits.block_size)
+        ids = None if limits.coupling is None else limits.coupling.token_ids
+        self._draft_choices = limits.vocab_size if ids is None else len(ids)
         self._held = [0] * limits.max_batch
         self._bindings: OrderedDict[tuple[object, ...], _BoundCall] = OrderedDict()
         self._generation = 0
@@ -190,7 +192,7 @@ class OnnxRuntimeExecutor:
         self.states.begin(call.slots, call.starts)
         columns, picked = self._hold(ends, call.rows), given[LOGIT_ROWS].shape[-1]
         axes = {"B": call.batch, "S": call.rows, "R": picked, "C": columns}
-        axes["N"] = call.rows - 1
+        axes |= {"N": call.rows - 1, "K": self._draft_choices}
         unwanted = {LOGITS} if call.scores is Scores.NONE else set()
         if not isinstance(call, StepCall) or call.couple is None:
             unwanted.add(DRAFT_LOGITS)
@@ -250,14 +252,12 @@ class OnnxRuntimeExecutor:
 
     def _tensors(self, graph: GraphName) -> tuple[GraphTensor, ...]:
         pool = self.limits.page_pool
-        coupling, choices = self.limits.coupling, self.limits.vocab_size
-        if graph == "draft" and coupling is not None and coupling.token_ids is not None:
-            choices = len(coupling.token_ids)
+        coupling = self.limits.coupling
         form = GraphForm(
             page_size=None if pool is None else pool.page_size,
             sharpness=None if coupling is None else coupling.sharpness,
         )
-        return graph_tensors(graph, form, self._layout, choices)
+        return graph_tensors(graph, form, self._layout, self.limits.vocab_size)
 
     def _session(self, graph: GraphName) -> ort.InferenceSession:
         """Opens a graph at its first use: plain generation never loads the draft."""
