@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,6 +15,8 @@ from tests.backends.tensorrt.machine import Machine
 
 class Watched:
     """An executor whose engines may change no row that a sequence holds, its own ones included.
+
+    What is held changes when the stream gets there: a dropped step may still run before a move.
 
     With `overflows`, what idle rows leave in linear caches becomes NaN when a call ends: rows that
     are not zero behind all that was written for a slot's own sequence.
@@ -37,8 +39,7 @@ class Watched:
     def forward(self, call: TargetCall) -> TargetOutput:
         self._begin(call, call.rows)
         output = self._executor.forward(call)
-        for slot, start in zip(call.slots, call.starts.tolist(), strict=True):
-            self._held[slot] = max(self._held[slot], start + call.rows)
+        self._hold(call, call.rows)
         self._overflow()
         return output
 
@@ -50,27 +51,52 @@ class Watched:
 
     def move_slot(self, source: int, destination: int, length: int) -> None:
         self._executor.move_slot(source, destination, length)
-        self._held[destination] = self._ends[destination] = length
-        self._pages[destination] = self._pages[source]
+        self._ends[destination] = length
+
+        def moved() -> None:
+            self._held[destination] = length
+            self._pages[destination] = self._pages[source]
+
+        self._in_order(moved)
 
     def release_slots(self, first_free: int) -> None:
         self._executor.release_slots(first_free)
         for slot in range(first_free, len(self._held)):
-            self._held[slot] = self._ends[slot] = 0
-            self._pages[slot] = []
+            self._bind(slot, [])
 
     def bind_pages(self, slot: int, page_ids: Sequence[int]) -> None:
         self._executor.bind_pages(slot, page_ids)
-        self._pages[slot] = list(page_ids)
-        if not page_ids:
-            self._held[slot] = self._ends[slot] = 0
+        self._bind(slot, list(page_ids))
+
+    def _bind(self, slot: int, pages: list[int]) -> None:
+        if not pages:
+            self._ends[slot] = 0
+
+        def bound() -> None:
+            self._pages[slot] = pages
+            if not pages:
+                self._held[slot] = 0
+
+        self._in_order(bound)
 
     def _begin(self, call: TargetCall | StepCall, rows: int) -> None:
         for slot, start in zip(call.slots, call.starts.tolist(), strict=True):
-            self._held[slot] = max(self._held[slot], start)
             self._ends[slot] = max(self._ends[slot], start + rows)
-            if self._pool is not None:
-                self._give_up(slot, start // self._pool.page_size)
+        self._hold(call, 0)
+
+    def _hold(self, call: TargetCall | StepCall, rows: int) -> None:
+        starts = call.starts.tolist()
+
+        def held() -> None:
+            for slot, start in zip(call.slots, starts, strict=True):
+                self._held[slot] = max(self._held[slot], start + rows)
+                if self._pool is not None:
+                    self._give_up(slot, start // self._pool.page_size)
+
+        self._in_order(held)
+
+    def _in_order(self, change: Callable[[], None]) -> None:
+        self._machine.cuda.submit(self._executor.device.stream, change)
 
     def _give_up(self, owner: int, column: int) -> None:
         """Lets preempted sequences go, whose pages `owner` now writes, from `column` on."""
