@@ -1,6 +1,6 @@
 """The launch of `gated_delta_step`: a program for some columns of a value head's state.
 
-Tactic 0 goes row by row, by one warp. Tactic 1, the prefill form, takes CHUNK rows at once: their
+Tactic 0 goes row by row. Tactic 1, the prefill form, takes CHUNK rows at once: their
 products are matrices', and what they wait for, they wait for together. It rounds otherwise.
 """
 
@@ -25,9 +25,10 @@ from dflash_trt.errors import DflashError
 
 TACTICS = STEP, PREFILL = range(2)
 
-COLUMNS, WARPS = (8, 32), (1, 8)
-"""Of a program, by tactic: 128 rows of 8 columns are 32 registers a thread of one warp. The chunks'
-rows of q and k lie in registers beside them, so those have more warps for their columns."""
+COLUMNS, WARPS = (64, 32), (8, 8)
+"""Of a program, by tactic: 128 rows of 64 columns are 32 registers a thread, and all warps share a
+row of q and k, which a program for fewer columns would have to itself. The chunks' rows of q and k
+lie in registers beside the state, so those have fewer columns."""
 
 CHUNK = 16
 """Rows that the prefill form takes at once; 32 spill."""
