@@ -178,9 +178,11 @@ def test_the_table_says_time_share_and_limit_of_what_was_asked_for() -> None:
     assert "row_sample, top-k 20, top-p 0.95" in outcome.output
     assert "launch_us = 1.28" in outcome.output and "RRZE-HPC/gpu-benches" in outcome.output
     rows = json.loads(_run(*words, "--json").output)
-    assert {row["kernel"] for row in rows} == {command.ATTENTION, *command.SMALL_KERNELS}
+    wide = {command.ATTENTION, command.RECURRENCE}
+    assert {row["kernel"] for row in rows} == wide | set(command.SMALL_KERNELS)
     assert all(row["predicted_seconds"] > 1e-6 for row in rows)
-    assert all(0 < row["predicted_step_share"] < 1 for row in rows[1:])
+    small = [row for row in rows if row["kernel"] not in wide]
+    assert all(0 < row["predicted_step_share"] < 1 for row in small)
     (alone,) = json.loads(_run(*words, "--json", "--kernel", "block_attention").output)
     assert 0 < alone["predicted_share"] < 1 and alone["required_bytes"] > 32 << 20
 
@@ -219,6 +221,18 @@ def test_gpus_whose_figures_have_a_source_are_rated() -> None:
         rates = find_rates(name)
         assert rates.reach < rates.bandwidth < rates.l2_bandwidth
         assert rates.l2_latency < rates.memory_latency < rates.launch
+
+
+@pytest.mark.usefixtures("compiled")
+def test_a_recurrence_is_bound_by_rows_and_then_by_its_state() -> None:
+    words = ["--gpu", "h200", "--kernel", "gated_delta_step", "--batch", "1", "--batch", "64"]
+    rows = json.loads(_run(*words, "--json").output)
+    assert [row["batch"] for row in rows] == [1, 64] * 3
+    for one, many in zip(rows[::2], rows[1::2], strict=True):
+        # 22 rows, each of which waits for a load of 142 ns and for instructions of 228 ns.
+        assert one["predicted_seconds"] > 22 * 370e-9
+        assert many["predicted_seconds"] > many["required_bytes"] / find_rates("h200").bandwidth
+        assert one["predicted_share"] < many["predicted_share"]
 
 
 @pytest.mark.usefixtures("compiled")

@@ -27,16 +27,17 @@ def points() -> list[Case]:
     ]
 
 
-def measure(torch: Any, case: Case, runner: TorchRunner) -> dict[str, Any]:
-    """Seconds row by row, and by chunks; the bytes are the state, moved twice, and all rows.
+def moved_bytes(case: Case) -> int:
+    """The state and the rows that are kept, read and written, and the call's rows."""
+    kept = case.inputs["state"].nbytes + case.inputs["rows"].nbytes
+    return 2 * kept + case.inputs["new_rows"].nbytes + case.outputs["y"].nbytes
 
-    PyTorch has no such operation.
-    """
+
+def measure(torch: Any, case: Case, runner: TorchRunner) -> dict[str, Any]:
+    """Seconds row by row, and by chunks. PyTorch has no such operation."""
     batch, count, _ = case.inputs["new_rows"].shape
     held = case.inputs["rows"].shape[1]
     pending = PENDING if count > 1 else 1
     tensors = runner.upload(make_inputs(case, [Place(count + held, pending)] * batch))
-    size = 2 * case.inputs["state"].nbytes + 2 * case.inputs["rows"].nbytes
-    size += case.inputs["new_rows"].nbytes + case.outputs["y"].nbytes
     by_chunks, _ = runner.prepare(case, tensors, PREFILL)
-    return runner.measure(case, tensors, {"by chunks": by_chunks}, size)
+    return runner.measure(case, tensors, {"by chunks": by_chunks}, moved_bytes(case))

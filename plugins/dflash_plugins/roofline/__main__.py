@@ -19,6 +19,7 @@ from dflash_plugins.operation import DType
 from dflash_plugins.public import public_pairs
 from dflash_plugins.roofline.published import published_times
 from dflash_plugins.roofline.rates import GpuRates, find_rates
+from dflash_plugins.roofline.recurrence import describe_recurrences, recurrence_cells
 from dflash_plugins.roofline.steps import SMALL_KERNELS, step_parts
 from dflash_plugins.roofline.table import (
     AttentionCell,
@@ -35,7 +36,7 @@ from dflash_trt.errors import DflashError, nearest, one_line, refuse_options
 GPUS = ("h200", "b200", "b300", "rtx-pro-6000")
 BATCHES, CONTEXTS = (1, 8, 64), (512, 2048, 8192, 32_768, 131_072)
 STEP_BATCHES, STEP_CONTEXTS = (1, 32), (4096,)
-ATTENTION = "block_attention"
+ATTENTION, RECURRENCE = "block_attention", "gated_delta_step"
 CACHES = {"bf16": DType.BFLOAT16, "fp8": DType.FLOAT8}
 
 
@@ -68,6 +69,9 @@ class _Asked:
         """Of every GPU and pair: lines for a terminal, the same as JSON, cells of attention."""
         folder = user_cache_file("kernels")
         for one in self.gpus:
+            if RECURRENCE in self.kernels:
+                layers = list(recurrence_cells(one, self.batches or BATCHES, folder))
+                yield list(describe_recurrences(layers)), [x.as_json() for x in layers], []
             for pair in self.pairs:
                 if ATTENTION in self.kernels:
                     cells = list(
@@ -127,7 +131,7 @@ def main(
         asked = _Asked(
             gpus=[find_rates(name) for name in gpus or GPUS],
             pairs=_known("--pair", pairs, list(public_pairs())),
-            kernels=_known("--kernel", kernels, (ATTENTION, *SMALL_KERNELS)),
+            kernels=_known("--kernel", kernels, (ATTENTION, RECURRENCE, *SMALL_KERNELS)),
             batches=batches,
             contexts=contexts,
             cache=cache or "bf16",

@@ -15,11 +15,12 @@ from typing import Any
 
 from dflash_plugins.block_attention.benchmark import AttentionPoint
 from dflash_plugins.block_attention.launch import BLOCK, FLOOR
-from dflash_plugins.compile import CompiledKernel, compile_kernel
+from dflash_plugins.compile import compile_kernel
 from dflash_plugins.operation import Case, DType
 from dflash_plugins.roofline.attention import AttentionWork, merge_work, split_work
-from dflash_plugins.roofline.model import LaunchWork, PredictedTime, predict, resident_programs
+from dflash_plugins.roofline.model import LaunchWork, PredictedTime, kernel_residency, predict
 from dflash_plugins.roofline.rates import GpuRates, device_rates, read_constants
+from dflash_plugins.roofline.recurrence import ROWS, predict_recurrence
 from dflash_plugins.row_sample.benchmark import SamplePoint
 from dflash_trt.hardware.device import Device
 
@@ -47,6 +48,9 @@ def predict_point(point: Any, rates: GpuRates, folder: Path) -> PredictedTime | 
         return min(found, key=lambda one: one.seconds)
     if isinstance(point, SamplePoint):
         return _row_sample(point, rates, folder)
+    if isinstance(point, Case) and point.operation.kernel == "gated_delta_step":
+        _, count, _ = point.inputs["new_rows"].shape
+        return None if count > ROWS else predict_recurrence(point, rates, folder)
     if isinstance(point, Case) and point.operation.kernel == "accept":
         return _small(point, rates, folder, chain=1)
     if isinstance(point, Case) and point.operation.kernel in WRITERS:
@@ -90,7 +94,7 @@ def attention_work(
         tile_rows=rows,
         tile_positions=positions,
         buffers=max(1, (kernel.resources.shared_bytes - row_bytes) // tile_bytes),
-        resident=_resident(kernel, rates),
+        resident=kernel_residency(kernel, rates),
         splits=splits,
         split_tiles=tuple(
             split_tiles(split, first, held, splits, constants["RUN"], positions)
@@ -122,7 +126,7 @@ def _attention(point: AttentionPoint, tactic: int, rates: GpuRates, folder: Path
     if len(point.cases) > 1:
         merge = point.cases[1]
         kernel = compile_kernel(merge.kernel_spec(), rates.kernels, folder)
-        resident = _resident(kernel, rates)
+        resident = kernel_residency(kernel, rates)
         works.append(replace(merge_work(work, rates), resident=resident))
     return predict(works, point.required_bytes, rates)
 
@@ -148,7 +152,7 @@ def _small(case: Case, rates: GpuRates, folder: Path, chain: int) -> PredictedTi
         tile_bytes=read / programs,
         buffers=1,
         tile_seconds=0.0,
-        resident=_resident(kernel, rates),
+        resident=kernel_residency(kernel, rates),
         cached_loads=chain,
         is_cached=True,
         written_bytes=written,
@@ -169,7 +173,7 @@ def _row_sample(point: SamplePoint, rates: GpuRates, folder: Path) -> PredictedT
         tile_bytes=block * logits.dtype.numpy.itemsize,
         buffers=1,
         tile_seconds=block * read_constants()["row_instructions"].value / rates.lanes,
-        resident=_resident(kernel, rates),
+        resident=kernel_residency(kernel, rates),
         cached_loads=1,
         is_cached=logits.nbytes <= rates.l2_bytes,
         written_bytes=programs * DType.INT64.numpy.itemsize,
@@ -187,12 +191,3 @@ def _passes(point: SamplePoint, bits: int) -> int:
     has_top_k, has_top_p = sampling.top_k is not None, sampling.top_p < 1
     search = has_top_k * (bits + 1) + has_top_p * (bits + 1)
     return 2 + search + (has_top_k or has_top_p)
-
-
-def _resident(kernel: CompiledKernel, rates: GpuRates) -> int:
-    return resident_programs(
-        rates,
-        threads=kernel.threads,
-        registers=kernel.resources.registers,
-        shared_bytes=kernel.resources.shared_bytes,
-    )

@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from dflash_plugins.compile import CompiledKernel
 from dflash_plugins.roofline.rates import GpuRates
 
 WARP = 32
@@ -124,6 +125,14 @@ def resident_programs(rates: GpuRates, *, threads: int, registers: int, shared_b
         rates.threads // threads,
         rates.registers // (warp_registers * warps),
         rates.shared_bytes // (shared_bytes + BLOCK_SHARED_BYTES),
+    )
+
+
+def kernel_residency(kernel: CompiledKernel, rates: GpuRates) -> int:
+    """Programs of a compiled kernel on one SM."""
+    took = kernel.resources
+    return resident_programs(
+        rates, threads=kernel.threads, registers=took.registers, shared_bytes=took.shared_bytes
     )
 
 
