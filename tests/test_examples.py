@@ -75,6 +75,7 @@ def test_quantise_and_compare(run: Run, tmp_path: Path) -> None:
     assert shown.count("tokens agree; acceptance length") == 3
 
 
+@pytest.mark.exhaustive
 def test_sweep_and_plot(run: Run, address: str, demo: Path, tmp_path: Path) -> None:
     arguments = (address.removeprefix("grpc://"), demo / "prompts.jsonl", tmp_path / "sweep", 2, 8)
     shown = run("sweep_and_plot.py", *arguments)

@@ -76,6 +76,7 @@ def round_weights(path: Path) -> None:
     save_file(tensors, path)
 
 
+@pytest.mark.exhaustive
 def test_a_bundle_beside_itself(run: Run, twins: Twins, tmp_path: Path) -> None:
     bounds = ["--fail-below-agreement", 1, "--max-tau-loss", 0]
     common = ["--against", twins.twin, "--max-tokens", MAX_TOKENS, "--json", *bounds]
@@ -100,6 +101,7 @@ def test_a_bundle_beside_itself(run: Run, twins: Twins, tmp_path: Path) -> None:
     assert rows[0]["statistics"]["steps"] != rows[4]["statistics"]["steps"]
 
 
+@pytest.mark.exhaustive
 def test_acceptance_is_that_of_independent_models(run: Run, twins: Twins) -> None:
     arguments = ["--against", twins.twin, "--max-tokens", MAX_TOKENS]
     answer = run.well("verify", twins.bundle, *arguments, "--json").json

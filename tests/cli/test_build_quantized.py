@@ -155,6 +155,7 @@ def test_a_quantised_target_with_a_draft_to_quantise(build: Build, own_pair: Pat
     assert _linears(build) == {"target": {"FP8": 42}, "draft": {"FP8": 14}}
 
 
+@pytest.mark.exhaustive
 def test_engines_with_quantised_products(run: Run, build: Build, llama: Path) -> None:
     pytest.importorskip("tensorrt_rtx", reason="TensorRT-RTX is not installed")
     built = build.well(llama, *RTX, "--precision", "nvfp4", "--draft-precision", "fp8")

@@ -70,6 +70,7 @@ def test_what_is_shown(run: Run, build: Build) -> None:
     assert "3 of 6 layers see 64 positions; attention sinks" in shown
 
 
+@pytest.mark.exhaustive
 def test_experts_in_nvfp4_are_a_twin_of_the_same_numbers(
     run: Run, build: Build, tmp_path: Path
 ) -> None:

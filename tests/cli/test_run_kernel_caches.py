@@ -56,6 +56,7 @@ def run_on(monkeypatch: pytest.MonkeyPatch, folder: Path) -> FakeTensorRt:
     return trt
 
 
+@pytest.mark.exhaustive
 def test_generate_verify_and_tune(
     run: Run, fp8: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

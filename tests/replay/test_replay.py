@@ -21,6 +21,7 @@ from dflash_trt.runtime.request import RequestResult
 from dflash_trt.runtime.statistics import total
 from dflash_trt.sampling.params import SamplingParams
 from dflash_trt.text.prompts import read_prompts
+from tests.covering import exhaustive
 from tests.pairs import TWO_KINDS, PairFactory, TinyPair
 from tests.reference.compare import stack_error
 from tests.shared import Shared
@@ -49,7 +50,7 @@ def _build(folder: Path, *options: str) -> None:
 
 @pytest.fixture(
     scope="module",
-    params=["demo", "paged", "gpt-oss", pytest.param("fp8", marks=pytest.mark.exhaustive)],
+    params=["demo", "gpt-oss", *map(exhaustive, ("paged", "fp8"))],
 )
 def pair(request: pytest.FixtureRequest, shared: Shared) -> Any:
     folder = shared.folder(_build, *BUILDS[request.param])

@@ -15,6 +15,7 @@ import pytest
 from dflash_trt.bundle.bundle import Bundle
 from dflash_trt.serving.server.tritonserver import TritonServerBinary
 from tests.cli.conftest import Run
+from tests.covering import exhaustive
 from tests.serving.client import CLASSIC, LLM, ask_grpc, long_fields
 from tests.serving.conftest import wait_idle
 from tests.serving.served import PROMPTS, Served, fetch, serving
@@ -53,7 +54,7 @@ def test_nobody_runs_for_ever(limited: Served) -> None:
     assert figures["dflash_waiting_requests_limit"] == QUEUE
 
 
-@pytest.mark.parametrize("model", [LLM, CLASSIC])
+@pytest.mark.parametrize("model", [LLM, exhaustive(CLASSIC)])
 def test_a_client_may_be_less_patient_and_not_more(limited: Served, model: str) -> None:
     fields = long_fields(model, PROMPTS[0])
 

@@ -81,6 +81,7 @@ def paged(
         yield running
 
 
+@pytest.mark.exhaustive
 def test_a_prefix_hit_is_told(run: Run, paged: Served, tmp_path: Path) -> None:
     tokens = len(load_tokenizer(open_bundle(paged.bundle)).encode(PROMPT))
     # Whole pages, and the last token is always run.

@@ -50,7 +50,7 @@ FORMS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.fixture(scope="module", params=list(PAIRS))
+@pytest.fixture(scope="module", params=["qwen3", exhaustive("gpt_oss")])
 def built(request: pytest.FixtureRequest, make_pair: PairFactory) -> TinyPair:
     return make_pair(**PAIRS[request.param], fit_steps=150, max_seq_len=LENGTH, max_batch=SLOTS)
 

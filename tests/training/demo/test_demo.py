@@ -117,6 +117,7 @@ def test_committed_pair() -> None:
     assert "Apache-2.0" in (DEMO_PAIR / "README.md").read_text()
 
 
+@pytest.mark.exhaustive
 def test_recipe_end_to_end(tmp_path: Path) -> None:
     for name in ("torch", "transformers", "tokenizers", "modelopt"):
         pytest.importorskip(name)

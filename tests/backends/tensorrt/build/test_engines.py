@@ -54,7 +54,7 @@ CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any], Precision, str]] = {
     "mistral-64-bf16": ("mistral", {"head_dim": 64, "dtype": "bfloat16"}, {}, BF16, "sm_120"),
     "gemma3-64-bf16": ("gemma3", {"head_dim": 64, "dtype": "bfloat16"}, {}, BF16, "sm_120"),
 }
-EXHAUSTIVE = 7
+EXHAUSTIVE = 8
 """As many of them, the last ones."""
 
 

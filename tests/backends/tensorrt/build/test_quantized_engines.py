@@ -39,9 +39,9 @@ LLAMA_128: dict[str, Any] = {
 Case = tuple[dict[str, Any], Algorithm, Precision, str]
 CASES: dict[str, Case] = {
     "nvfp4-64-bf16": (QWEN3_64, "NVFP4", Precision.BFLOAT16, "sm_120"),
-    "fp8-128-fp16": (LLAMA_128, "FP8", Precision.FLOAT16, "sm_89"),
 }
 MORE_CASES: dict[str, Case] = {
+    "fp8-128-fp16": (LLAMA_128, "FP8", Precision.FLOAT16, "sm_89"),
     "nvfp4-128-fp16": (LLAMA_128, "NVFP4", Precision.FLOAT16, "sm_121"),
     "fp8-64-bf16": (QWEN3_64, "FP8", Precision.BFLOAT16, "sm_120"),
 }
