@@ -32,6 +32,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Trained:
     return folder, plan, run_well(*words, "--json").out
 
 
+@pytest.mark.exhaustive
 def test_the_plan_comes_first(trained: Trained) -> None:
     _, plan, _ = trained
     threads, first, *_ = plan.splitlines()
@@ -41,6 +42,7 @@ def test_the_plan_comes_first(trained: Trained) -> None:
     assert "mask_token_id: <|mask|>" in plan
 
 
+@pytest.mark.exhaustive
 def test_a_draft_is_trained_measured_built_and_proven(trained: Trained) -> None:
     folder, _, out = trained
     told = json.loads(out)
