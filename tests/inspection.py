@@ -16,7 +16,7 @@ from dflash_trt.backends.tensorrt.run.executor import TensorRtExecutor
 from dflash_trt.runtime import Generator
 from dflash_trt.runtime.live_pacing import LivePacer
 from dflash_trt.runtime.pacing import Pacer
-from dflash_trt.runtime.paging import PageAllocator
+from dflash_trt.runtime.page_group import PageAllocator
 from dflash_trt.runtime.worker import GeneratorWorker
 from dflash_trt.serving.server.launcher import TritonServer
 from dflash_trt.serving.server.service import Service
@@ -49,15 +49,16 @@ def pools(executor: Executor) -> dict[str, FloatArray]:
     return executor.caches._pools
 
 
-def allocator(generator: Generator) -> PageAllocator:
-    """Who holds which page."""
+def allocator(generator: Generator, window: int | None = None) -> PageAllocator:
+    """Who holds which page of the layers of `window`."""
     assert generator._paging is not None
-    return generator._paging._allocator
+    groups = {group._window: group for group in generator._paging._groups}
+    return groups[window].allocator
 
 
-def held_pages(generator: Generator) -> int:
-    """Pages that requests hold."""
-    return allocator(generator).held
+def held_pages(generator: Generator, window: int | None = None) -> int:
+    """Pages of the layers of `window` that requests hold."""
+    return allocator(generator, window).held
 
 
 def idle_pages(pages: PageAllocator) -> int:
@@ -71,9 +72,9 @@ def paged_requests(generator: Generator) -> set[int]:
     return set(generator._paging._sequences)
 
 
-def free_pages(generator: Generator) -> list[int]:
+def free_pages(generator: Generator, window: int | None = None) -> list[int]:
     """Pages that no request holds and no prefix keeps."""
-    pages = allocator(generator)
+    pages = allocator(generator, window)
     known = {*pages._holders, *pages._key_of}
     return [page for page in range(pages._count) if page not in known]
 
@@ -88,11 +89,21 @@ def is_live(generator: Generator) -> bool:
     return isinstance(generator._pacer, LivePacer)
 
 
-def poison_free_pages(generator: Generator, pools: dict[str, FloatArray]) -> None:
-    """NaN in every row of every page that nobody may read."""
-    free = free_pages(generator)
+def poison_free_pages(
+    generator: Generator, pools: dict[str, FloatArray], window: int | None = None
+) -> None:
+    """NaN in every row of every page that nobody may read, of the layers of `window`."""
+    free = free_pages(generator, window)
     for pool in pools.values():
         pool[free] = np.nan
+
+
+def poison_all_free_pages(generator: Generator, executor: Executor) -> None:
+    """NaN in every row of every page that nobody may read, of all layers."""
+    assert isinstance(executor, OnnxRuntimeExecutor)
+    assert isinstance(executor.caches, PagedCaches)
+    for name, pool in pools(executor).items():
+        poison_free_pages(generator, {name: pool}, executor.caches._windows[name])
 
 
 def loaded_graphs(executor: Executor) -> set[str]:

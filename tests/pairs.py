@@ -69,7 +69,7 @@ class PairFactory:
         target, draft: keywords of `write_target` and `write_draft`.
         dflash: keys added to the draft's `dflash_config`.
         fit_steps: optimiser steps that make the draft agree with the target; 0 leaves it random.
-        max_seq_len, max_batch: of the bundle.
+        max_seq_len, max_batch: of the bundle; also `prefill_chunk`, None leaves the usual one.
         copy_weights: whether the bundle gets weight files of its own.
         paging: `page_size` and `pages` of a pool; None builds linear KV caches.
         kv_dtype: value of a `CacheDtype`, what the caches hold.
@@ -101,8 +101,9 @@ class PairFactory:
         paging: Mapping[str, int] | None = None,
         kv_dtype: str = "auto",
         sharpness: Sequence[float] = (),
+        prefill_chunk: int | None = None,
     ) -> TinyPair:
-        limits = (max_seq_len, max_batch, copy_weights, paging, kv_dtype, sharpness)
+        limits = (max_seq_len, max_batch, copy_weights, paging, kv_dtype, sharpness, prefill_chunk)
         arguments = (family, target, draft, dflash, fit_steps, limits, quantize)
         key = json.dumps(arguments, sort_keys=True)
         if key in self._pairs:
@@ -117,7 +118,10 @@ class PairFactory:
             cache_dtype=CacheDtype(kv_dtype),
             sharpness=tuple(sharpness),
         )
-        built = bundle_pair(folder, options, max_seq_len=max_seq_len, max_batch=max_batch)
+        sizes = {"max_seq_len": max_seq_len, "max_batch": max_batch}
+        if prefill_chunk is not None:
+            sizes["prefill_chunk"] = prefill_chunk
+        built = bundle_pair(folder, options, **sizes)
         self._pairs[key] = built
         return built
 

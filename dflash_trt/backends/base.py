@@ -134,13 +134,13 @@ class ExecutorLimits(Limits):
     """A bundle's limits, and what else whoever calls its executor must know.
 
     `takes_any_chunk` says that calls with one sequence may have more rows than `prefill_chunk`,
-    and ask for all their logits; `page_pool` is that of a PagedExecutor, None where caches are
-    linear; `draws` says that choices are drawn with each sequence's own sampling, and that calls
-    are given it. `has_state`: the target has recurrent layers, so that a sequence goes on where
-    its last call's rows end, or takes back at most `block_size` of them. What it has written
-    before cannot be run again, and is shared only with a copy of the state behind it, of which a
-    StatefulExecutor has `state_copies`. `coupling` is there where drafts may share the noise of the
-    target's draws.
+    unless windowed layers have pages of their own, and ask for all their logits; `page_pool` is
+    that of a PagedExecutor, None where caches are linear; `draws` says that choices are drawn with
+    each sequence's own sampling, and that calls are given it. `has_state`: the target has recurrent
+    layers, so that a sequence goes on where its last call's rows end, or takes back at most
+    `block_size` of them. What it has written before cannot be run again, and is shared only with a
+    copy of the state behind it, of which a StatefulExecutor has `state_copies`. `coupling` is there
+    where drafts may share the noise of the target's draws.
     """
 
     vocab_size: int
@@ -152,9 +152,20 @@ class ExecutorLimits(Limits):
     state_copies: int = 0
     coupling: DraftCoupling | None = None
 
+    @property
+    def windows(self) -> tuple[int, ...]:
+        """Windows of layers that keep only the pages that rows to come see."""
+        return () if self.page_pool is None else self.page_pool.windows
+
+    @property
+    def must_feed(self) -> bool:
+        """Whether every row must go to the drafter's context at once: none can be run again."""
+        return self.has_state or bool(self.windows)
+
     def chunk(self, wanted: int) -> int:
         """Rows of a prefill pass where `wanted` are asked for."""
-        return wanted if self.takes_any_chunk else min(wanted, self.prefill_chunk)
+        any_chunk = self.takes_any_chunk and not self.windows
+        return wanted if any_chunk else min(wanted, self.prefill_chunk)
 
     def check(self, call: TargetCall | StepCall) -> dict[int, int]:
         """Where the rows of `call` end, by slot.
@@ -169,6 +180,8 @@ class ExecutorLimits(Limits):
         elif not 0 <= call.logit_rows.min() <= call.logit_rows.max() < call.rows:
             picked = call.logit_rows.tolist()
             raise ValueError(f"logit rows {picked} are not within {call.rows} rows")
+        if self.windows and call.rows > self.most_rows:
+            raise ValueError(f"{call.rows} rows are more than windows have pages for")
         given = None if call.sampling is None else call.sampling.shape
         wanted = (call.batch, 4) if self.draws else None
         if given != wanted:
@@ -285,6 +298,20 @@ class PagedExecutor(Executor, Protocol):
         ...
 
 
+class WindowedExecutor(PagedExecutor, Protocol):
+    """A paged executor whose pool has pages of their own for layers with a window.
+
+    `bind_pages` says nothing of these layers; what it promises holds for `bind_window` too.
+    """
+
+    def bind_window(self, slot: int, window: int, page_ids: Sequence[int]) -> None:
+        """Says which pages of the layers of `window` hold the positions of `slot`, in order.
+
+        HANDED_BACK (page_bindings.py) stands for pages that no row of its next calls sees.
+        """
+        ...
+
+
 class StatefulExecutor(PagedExecutor, Protocol):
     """A paged executor of a target with recurrent layers, which copies their states.
 
@@ -305,9 +332,19 @@ class StatefulExecutor(PagedExecutor, Protocol):
         ...
 
 
-def hold_positions(executor: Executor, slot: int, positions: int) -> None:
-    """Gives one slot pages for `positions` positions, unless its caches are linear."""
-    pool = executor.limits.page_pool
-    if pool is not None:
-        paged = cast(PagedExecutor, executor)
-        paged.bind_pages(slot, range(pool.cover(positions)))
+def hold_positions(executor: Executor, positions: int, slots: int = 1) -> None:
+    """Gives the first `slots` slots pages for `positions` positions each, where there are pages.
+
+    In a small pool slots share some. Of layers with a window each has what its rows see, in turn.
+    """
+    limits, pool = executor.limits, executor.limits.page_pool
+    if pool is None:
+        return
+    columns = pool.cover(positions)
+    for slot in range(slots):
+        pages = [(slot * columns + column) % pool.pages for column in range(columns)]
+        cast(PagedExecutor, executor).bind_pages(slot, pages)
+        for kind in pool.windowed:
+            each = min(limits.window_pages(kind.window, pool.page_size), columns)
+            pages = [(slot * each + column % each) % kind.pages for column in range(columns)]
+            cast(WindowedExecutor, executor).bind_window(slot, kind.window, pages)

@@ -102,9 +102,13 @@ def build_bundle(
     if options.quantization is not None:
         plan = plan_quantization(pair, options.quantization)
     if options.page_size is not None:
-        pool = choose_pool(limits, options.page_size, options.pages)
+        # Engines' kernels find all layers' rows by one page table.
+        of_cpu = options.engines is None
+        windows = (*pair.target.sizes.windows, *pair.draft.sizes.windows) if of_cpu else ()
+        pool = choose_pool(limits, options.page_size, options.pages, windows)
     form = GraphForm(
         page_size=None if pool is None else pool.page_size,
+        windows=() if pool is None else pool.windows,
         cache_dtype=options.cache_dtype,
         replay=limits.block_size if pair.target.sizes.has_state else None,
         sharpness=options.sharpness[: limits.block_size - 1] or None,

@@ -250,6 +250,7 @@ class Manifest(StrictRecord):
             Precision(self.compute_dtype),
             cache_length=None if engines is None else engines.cache_length,
             page_size=None if pool is None else pool.page_size,
+            windows=() if pool is None else pool.windows,
             pages=None if pool is None or engines is None else pool.pages,
             cache_dtype=CacheDtype(self.kv_dtype),
             draws=engines is not None and engines.draws,
@@ -285,6 +286,8 @@ class Manifest(StrictRecord):
             raise ValueError(f"paged or FP8 caches do not go with executor {self.executor}")
         if pool is not None and pool.positions < self.limits.max_seq_len:
             raise ValueError("page_pool does not hold one sequence of limits.max_seq_len")
+        if pool is not None and pool.windowed:
+            self._check_windows(pool)
         if self.engines is not None and self.engines.cache_length < self.limits.max_seq_len:
             raise ValueError("engines.cache_length does not hold limits.max_seq_len")
         known = {file.path for file in self.files}
@@ -294,6 +297,17 @@ class Manifest(StrictRecord):
             if engine.path not in known or engine.summary not in known:
                 raise ValueError(f"the {engine.graph} engine is not among the files")
         return self
+
+    def _check_windows(self, pool: PagePool) -> None:
+        """Raises ValueError unless windowed pages are those of layers, and enough for one."""
+        if self.engines is not None:
+            raise ValueError(f"windowed pages do not go with executor {self.executor}")
+        known = {*self.target.sizes.windows, *self.draft.sizes.windows}
+        if list(pool.windows) != sorted({one for one in pool.windows if one in known}):
+            raise ValueError("page_pool.windowed has a window that no layer has, or one twice")
+        for kind in pool.windowed:
+            if kind.pages < self.limits.window_pages(kind.window, pool.page_size):
+                raise ValueError(f"the pages of window {kind.window} do not hold one sequence")
 
 
 def read_manifest(folder: Path) -> Manifest:

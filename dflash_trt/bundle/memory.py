@@ -7,10 +7,16 @@ from typing import Any
 
 from dflash_trt.bundle.manifest import Manifest
 from dflash_trt.bundle.recurrent_dims import state_copies
+from dflash_trt.checkpoints.sizes import DecoderSizes
 from dflash_trt.graph.form import Precision
 from dflash_trt.hardware.gpus import Gpu
 from dflash_trt.kernels.attention import SPLIT_ATTENTION
-from dflash_trt.memory.caches import USUAL_CONTEXTS, cache_bytes_per_token, state_bytes
+from dflash_trt.memory.caches import (
+    USUAL_CONTEXTS,
+    cache_bytes_by_window,
+    cache_bytes_per_token,
+    state_bytes,
+)
 from dflash_trt.memory.workspace import (
     LOGITS_ITEM_BYTES,
     RUNTIME_BYTES,
@@ -26,8 +32,9 @@ class MemoryEstimate:
     On the CPU weights count in the compute type, experts as stored; `draft_head` is the target's
     output head, which the draft's session packs once more. Engines count as their files weigh.
     Caches count the tokens; linear ones on the CPU may take twice that, paged ones a page more per
-    sequence. `target_state` is that of recurrent layers, in slots that hold it at any length, and
-    with pages in three copies for prefixes for each of the bundle's slots.
+    sequence, and where windowed layers have pages of their own no more than those hold.
+    `target_state` is that of recurrent layers, in slots that hold it at any length, and with pages
+    in three copies for prefixes for each of the bundle's slots.
     """
 
     batch: int
@@ -51,6 +58,19 @@ def cache_bytes(manifest: Manifest) -> tuple[int, int]:
     return cache_bytes_per_token(target, form), cache_bytes_per_token(draft, form)
 
 
+def page_kinds(manifest: Manifest) -> dict[int | None, tuple[int, int]]:
+    """How many pages there are of each kind, by window, and the bytes of each; both models'."""
+    pool = manifest.page_pool
+    if pool is None:
+        return {}
+    sizes, form = (manifest.target.sizes, manifest.draft.sizes), manifest.graph_form
+    by_window = [cache_bytes_by_window(one, form) for one in sizes]
+    return {
+        window: (pages, pool.page_size * sum(one.get(window, 0) for one in by_window))
+        for window, pages in pool.kinds.items()
+    }
+
+
 def engine_bytes(manifest: Manifest) -> dict[str, int]:
     """Size of each engine's file, by graph; empty for a CPU bundle."""
     sizes = {file.path: file.bytes for file in manifest.files}
@@ -60,13 +80,10 @@ def engine_bytes(manifest: Manifest) -> dict[str, int]:
 
 def estimate_memory(manifest: Manifest, batch: int, context: int) -> MemoryEstimate:
     """Memory of a running pair: see MemoryEstimate."""
-    tokens, pool = batch * context, manifest.page_pool
-    if pool is not None:
-        tokens = min(tokens, pool.positions)
+    pool = manifest.page_pool
     target, draft = manifest.target, manifest.draft
     item = Precision(manifest.compute_dtype).item_bytes
     engines = engine_bytes(manifest)
-    target_token, draft_token = cache_bytes(manifest)
     experts = target.experts
     decoded = target.parameters - (experts.parameters if experts else 0)
     stored = experts.weight_bytes if experts else 0
@@ -79,8 +96,8 @@ def estimate_memory(manifest: Manifest, batch: int, context: int) -> MemoryEstim
         draft_head=0
         if engines or draft.traits.is_chain
         else tokens_drafted * target.hidden_size * item,
-        target_cache=tokens * target_token,
-        draft_cache=tokens * draft_token,
+        target_cache=_cached_bytes(manifest, target.sizes, batch, context),
+        draft_cache=_cached_bytes(manifest, draft.sizes, batch, context),
         target_state=(batch + state_copies(target.recurrent, manifest.limits, pool))
         * state_bytes(target.sizes, manifest.graph_form),
     )
@@ -124,8 +141,8 @@ class BundleFit:
 def fit_bundle(manifest: Manifest, gpu: Gpu, context: int) -> BundleFit:
     """What fits on `gpu` at `context` tokens and at usual lengths that the target covers.
 
-    Caches do not shrink to a sliding window. Paged ones count by the pages that such a sequence
-    holds, whatever the bundle's own pool has.
+    Caches shrink to a sliding window where the bundle's pages do. Paged ones count by the pages
+    that such a sequence holds, whatever the bundle's own pool has.
     """
     one = estimate_memory(manifest, 1, 1)
     weights = one.target_weights + one.draft_weights + one.draft_head
@@ -135,11 +152,41 @@ def fit_bundle(manifest: Manifest, gpu: Gpu, context: int) -> BundleFit:
     if manifest.engines is not None:
         capacity = manifest.engines.cache_length
         workspace += decomposed_scratch(manifest.target.sizes, manifest.limits, capacity)
-    token = one.target_cache + one.draft_cache
     free = max(0, gpu.memory_bytes - weights - workspace)
     longest = manifest.target.max_position_embeddings
     contexts = sorted({context, *(length for length in USUAL_CONTEXTS if length <= longest)})
     step = manifest.page_pool.page_size if manifest.page_pool else 1
     state = state_bytes(manifest.target.sizes, manifest.graph_form)
-    users = {length: free // (state + token * -(-length // step) * step) for length in contexts}
+    models = (manifest.target.sizes, manifest.draft.sizes)
+
+    def sequence(length: int) -> int:
+        """Bytes of one sequence in whole pages."""
+        whole = -(-length // step) * step
+        of_both = (_cached_bytes(manifest, one, 1, whole, of_pool=False) for one in models)
+        return state + sum(of_both)
+
+    users = {length: free // sequence(length) for length in contexts}
+    token = sum(cache_bytes(manifest))
     return BundleFit(gpu.title, gpu.memory_bytes, weights, workspace, token, users)
+
+
+def _cached_bytes(
+    manifest: Manifest, sizes: DecoderSizes, batch: int, context: int, *, of_pool: bool = True
+) -> int:
+    """Bytes of sequences in the caches of a model of `sizes`; `of_pool`: as far as it has pages."""
+    pool = manifest.page_pool
+    total = 0
+    for window, token in cache_bytes_by_window(sizes, manifest.graph_form).items():
+        tokens = batch * _positions(manifest, window, context)
+        if of_pool and pool is not None:
+            tokens = min(tokens, pool.kinds[window] * pool.page_size)
+        total += tokens * token
+    return total
+
+
+def _positions(manifest: Manifest, window: int | None, context: int) -> int:
+    """Positions that a sequence of `context` tokens holds at most of layers of `window`."""
+    pool = manifest.page_pool
+    if pool is None or window is None:
+        return context
+    return min(context, manifest.limits.window_pages(window, pool.page_size) * pool.page_size)

@@ -7,7 +7,7 @@ from dataclasses import asdict, replace
 from typing import Any
 
 from dflash_trt.bundle.manifest import ExpertDims, Manifest, ModelDims, TargetDims
-from dflash_trt.bundle.memory import cache_bytes, estimate_memory
+from dflash_trt.bundle.memory import cache_bytes, estimate_memory, page_kinds
 from dflash_trt.checkpoints.kv_scales import are_fp8
 from dflash_trt.checkpoints.moe import EXPERT_STORAGE
 from dflash_trt.errors import first_few
@@ -66,11 +66,19 @@ def page_pool_line(manifest: Manifest) -> str | None:
     pool = manifest.page_pool
     if pool is None:
         return None
-    page = pool.page_size * sum(cache_bytes(manifest))
+    kinds = page_kinds(manifest)
+    pages, page = kinds.pop(None)
+    layers = "other" if kinds else "all"
     return (
-        f"paged, {pool.pages:,} pages of {pool.page_size} tokens, {page:,} bytes each for all "
-        f"layers of target and draft; at most {pool.positions:,} tokens in "
-        f"{pool.pages * page:,} bytes, "
+        f"paged, {pages:,} pages of {pool.page_size} tokens, {page:,} bytes each for {layers} "
+        "layers of target and draft; "
+        + "".join(
+            f"layers with a window of {window:,} keep what rows to come see, in {own:,} pages of "
+            f"{size:,} bytes; "
+            for window, (own, size) in kinds.items()
+        )
+        + f"at most {pool.positions:,} tokens in "
+        f"{pages * page + sum(own * size for own, size in kinds.values()):,} bytes, "
         + ("taken as tokens come" if manifest.engines is None else "allocated whole")
     )
 

@@ -164,14 +164,19 @@ def command(
 
 
 def _feeding(asked: str, bundle: Bundle, drafter: DrafterKind) -> TargetGraph | None:
-    """The graph without drafts that is `asked` for; of a hybrid the one that feeds the drafter."""
+    """The graph without drafts that is `asked` for.
+
+    It is the one that feeds the drafter where rows cannot run again: of hybrids, and where windowed
+    layers keep in pages what their windows see.
+    """
     fallback = FALLBACKS[asked]
     if drafter != DFLASH:
         if fallback == "target":
             what = f"{drafter} has no context that target would keep fed"
             raise DflashError(what, where="--fallback", fix="leave it out", usage=True)
         return fallback
-    if bundle.manifest.target.recurrent is None:
+    pool = bundle.manifest.page_pool
+    if bundle.manifest.target.recurrent is None and (pool is None or not pool.windowed):
         return fallback
     if fallback == "target_only":
         raise DflashError(GAPS, where="--fallback", fix="choose target", usage=True)

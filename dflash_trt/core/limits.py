@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
@@ -43,24 +44,69 @@ class Limits:
     block_size: Annotated[int, Field(ge=2, strict=True)]
     prefill_chunk: Count
 
+    @property
+    def most_rows(self) -> int:
+        """Rows of the widest pass of one sequence."""
+        return max(self.prefill_chunk, self.block_size)
+
+    def window_pages(self, window: int, page_size: int) -> int:
+        """Pages that a sequence holds at most of layers that see `window` positions.
+
+        They hold the rows of the widest pass and what the first of these sees, wherever in a page
+        that begins.
+        """
+        positions = window - 1 + self.most_rows
+        return min(-(-(positions - 1) // page_size) + 1, -(-self.max_seq_len // page_size))
+
+
+@dataclass(frozen=True, slots=True)
+class WindowedPages:
+    """`pages` of the layers that see `window` positions: there a sequence holds no more."""
+
+    __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid")
+
+    window: Count
+    pages: Count
+
 
 @dataclass(frozen=True, slots=True)
 class PagePool:
-    """Paged KV caches: `pages` of `page_size` positions each, shared by all sequences."""
+    """Paged KV caches: `pages` of `page_size` positions each, shared by all sequences.
+
+    `windowed` layers have pages of their own, a kind for each window, the smallest first.
+    """
 
     __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid")
 
     page_size: Annotated[int, Field(strict=True), AfterValidator(_known_size)]
     pages: Count
+    windowed: Annotated[
+        tuple[WindowedPages, ...],
+        Field(exclude_if=lambda kinds: not kinds),  # as in older manifests
+    ] = ()
 
     @property
     def positions(self) -> int:
         """Positions that the whole pool holds."""
         return self.pages * self.page_size
 
+    @property
+    def windows(self) -> tuple[int, ...]:
+        """The windows of `windowed`."""
+        return tuple(kind.window for kind in self.windowed)
+
+    @property
+    def kinds(self) -> dict[int | None, int]:
+        """Pages by the window of the layers that they are for, None for those without."""
+        return {None: self.pages} | {kind.window: kind.pages for kind in self.windowed}
+
     def cover(self, positions: int) -> int:
         """How many pages hold `positions` positions."""
         return -(-positions // self.page_size)
+
+    def first_seen(self, window: int | None, position: int) -> int:
+        """Where in a sequence's pages, in order, a row at `position` begins to see."""
+        return 0 if window is None else max(0, position - window + 1) // self.page_size
 
 
 def check_positions(max_seq_len: int, longest: int, where: str | None = None) -> None:
@@ -87,8 +133,16 @@ def choose_block(wanted: int | None, trained: int, where: str | None = None) -> 
     return wanted or trained
 
 
-def choose_pool(limits: Limits, page_size: int = PAGE_SIZE, pages: int | None = None) -> PagePool:
+def choose_pool(
+    limits: Limits,
+    page_size: int = PAGE_SIZE,
+    pages: int | None = None,
+    windows: Iterable[int | None] = (),
+) -> PagePool:
     """The pool of a bundle of `limits`; `pages` None: enough for every full sequence.
+
+    Layers get pages of their own by their `windows` where a sequence then holds fewer: as many as
+    all sequences hold, and once more a window of each, for prefixes.
 
     Raises:
         DflashError: pages of an odd size, or a pool that cannot hold one sequence (usage).
@@ -111,4 +165,10 @@ def choose_pool(limits: Limits, page_size: int = PAGE_SIZE, pages: int | None = 
             fix=f"pass at least {whole}, or lower --max-seq-len",
             usage=True,
         )
-    return PagePool(page_size, pages)
+    windowed = []
+    for window in sorted({one for one in windows if one is not None}):
+        each = limits.window_pages(window, page_size)
+        if each < whole:
+            kept = each + -(-window // page_size)
+            windowed.append(WindowedPages(window, min(pages, limits.max_batch * kept)))
+    return PagePool(page_size, pages, tuple(windowed))

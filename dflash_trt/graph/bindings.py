@@ -54,6 +54,11 @@ def cache_input(owner: Owner, kv: CacheKind, layer: int) -> str:
     return f"{owner}_{kv}_{layer}"
 
 
+def page_table_input(window: int | None) -> str:
+    """Name of the page table of layers that see `window` positions; None: all."""
+    return PAGE_TABLE if window is None else f"{PAGE_TABLE}_{window}"
+
+
 def cache_output(cache: str) -> str:
     """Name of the cache called `cache` after the update; both have the same memory."""
     return f"{cache}_out"

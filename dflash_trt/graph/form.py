@@ -47,6 +47,7 @@ class GraphForm:
         observe: one more output per distinct input of the linears, its largest magnitude. The
             model's metadata says which linear reads which.
         page_size: positions of a page; the caches are then pools of pages (see paged.py).
+        windows: those of layers whose pages have page tables of their own; the others' have one.
         draws: the target's graphs draw tokens themselves, and `target.onnx` settles the step (see
             drawing.py). Without, choices are the argmax, and whoever samples reads logits.
         pages: of a pool, besides nobody's, where that is fixed.
@@ -67,6 +68,7 @@ class GraphForm:
     cache_dtype: CacheDtype = CacheDtype.COMPUTE
     replay: int | None = None
     sharpness: tuple[float, ...] | None = None
+    windows: tuple[int, ...] = ()
 
     @property
     def is_paged(self) -> bool:

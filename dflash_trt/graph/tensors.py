@@ -32,7 +32,6 @@ from dflash_trt.graph.bindings import (
     NEW_START,
     NEW_TOKENS,
     NEXT_BLOCK_IDS,
-    PAGE_TABLE,
     ROWS_END,
     SAMPLING,
     STATE_START,
@@ -43,6 +42,7 @@ from dflash_trt.graph.bindings import (
     Owner,
     cache_input,
     cache_output,
+    page_table_input,
 )
 from dflash_trt.graph.caches import cache_head_dim, cache_strategy
 from dflash_trt.graph.form import GraphForm
@@ -59,10 +59,14 @@ OWNERS: dict[GraphName, tuple[Owner, ...]] = {
 
 @dataclass(frozen=True, slots=True)
 class CacheShape:
-    """The fixed dimensions of one layer's K or V cache."""
+    """The fixed dimensions of one layer's K or V cache.
+
+    `window` is the layer's where its pages have a page table of their own.
+    """
 
     kv_heads: int
     head_dim: int
+    window: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +141,9 @@ def _shapes(sizes: DecoderSizes, form: GraphForm) -> tuple[CacheShape | StateSha
 def _shape(layer: LayerSizes, form: GraphForm, *, has_room: bool) -> CacheShape | StateShape:
     one = layer.recurrent
     if one is None:
-        return CacheShape(layer.kv_heads, cache_head_dim(layer.head_dim, has_room, form))
+        head_dim = cache_head_dim(layer.head_dim, has_room, form)
+        window = layer.window if layer.window in form.windows else None
+        return CacheShape(layer.kv_heads, head_dim, window)
     kept = kept_rows(form, one)
     return StateShape(one.value_heads, one.head_dim, kept, one.row_elements, form.is_native)
 
@@ -221,7 +227,10 @@ def graph_tensors(
             outputs.append((CANDIDATE_IDS, int64, kept))
             outputs.append((CANDIDATE_LOGITS, TensorProto.FLOAT, kept))
     if form.is_paged:
-        inputs.append((PAGE_TABLE, TensorProto.INT32, ("B", form.columns or "C")))
+        found = {one.window for one in layout.of(graph).values()}
+        for window in (None, *(window for window in form.windows if window in found)):
+            table = page_table_input(window)
+            inputs.append((table, TensorProto.INT32, ("B", form.columns or "C")))
     states = layout.states(graph)
     if states:
         inputs += [(name, int64, batch) for name in (STATE_START, ROWS_END)]
@@ -229,7 +238,7 @@ def graph_tensors(
     made = [GraphTensor(*one, Role.OUTPUT) for one in outputs]
     strategy = cache_strategy(form)
     for name, cache in layout.of(graph).items():
-        shape = strategy.shape(cache.kv_heads, cache.head_dim)
+        shape = strategy.shape(cache.kv_heads, cache.head_dim, cache.window)
         given.append(GraphTensor(name, form.cache_type, shape, Role.CACHE))
         updated = cache_output(name)
         made.append(GraphTensor(updated, form.cache_type, shape, Role.UPDATED_CACHE, name))

@@ -18,13 +18,22 @@ POSITION_STEP = 16
 USUAL_CONTEXTS = (2048, 8192, 32768, 131072)
 
 
-def cache_bytes_per_token(sizes: DecoderSizes, form: GraphForm) -> int:
-    """Bytes of K and V of every layer for one token of one sequence, in graphs of `form`."""
-    elements = 0
+def cache_bytes_by_window(sizes: DecoderSizes, form: GraphForm) -> dict[int | None, int]:
+    """Bytes of K and V for one token of one sequence, in graphs of `form`.
+
+    By the window of layers whose pages hold no more than what it needs; None: of all others.
+    """
+    found: dict[int | None, int] = {}
     for one in cache_layout(form, sizes).target:
         if isinstance(one, CacheShape):
-            elements += 2 * one.kv_heads * one.head_dim
-    return elements * form.cache_item_bytes
+            size = 2 * one.kv_heads * one.head_dim * form.cache_item_bytes
+            found[one.window] = found.get(one.window, 0) + size
+    return found
+
+
+def cache_bytes_per_token(sizes: DecoderSizes, form: GraphForm) -> int:
+    """Bytes of K and V of every layer for one token of one sequence, in graphs of `form`."""
+    return sum(cache_bytes_by_window(sizes, form).values())
 
 
 def state_bytes(sizes: DecoderSizes, form: GraphForm) -> int:

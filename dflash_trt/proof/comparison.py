@@ -120,11 +120,12 @@ def compare_texts(
     """
     comparison = LogitComparison()
     context = min(twin.limits.max_seq_len, executor.limits.max_seq_len)
+    rows = min(one.limits.chunk(ROWS_AT_ONCE) for one in (twin, executor))
     for one in (twin, executor):
-        hold_positions(one, 0, context)
+        hold_positions(one, context)
     for piece in cut_texts(texts, context):
-        for start in range(0, len(piece) - 1, ROWS_AT_ONCE):
-            ids = piece[start : min(start + ROWS_AT_ONCE, len(piece) - 1)]
+        for start in range(0, len(piece) - 1, rows):
+            ids = piece[start : min(start + rows, len(piece) - 1)]
             expected, actual = _read(twin, ids, start), _read(executor, ids, start)
             comparison.add(expected, actual, piece[start + 1 : start + 1 + len(ids)])
             on_tokens(len(ids))

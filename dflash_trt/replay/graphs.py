@@ -21,12 +21,12 @@ from dflash_trt.graph.bindings import (
     CHOICE_IDS,
     DRAFT_TOKEN_IDS,
     LOGIT_ROWS,
-    PAGE_TABLE,
     ROWS_END,
     STATE_START,
     TOKEN_IDS,
     GraphName,
     cache_output,
+    page_table_input,
 )
 from dflash_trt.graph.tensors import cache_layout, graph_tensors
 from dflash_trt.replay.caches import ContextRows, HostCaches
@@ -178,9 +178,11 @@ class ReplayGraphs:
         for name, array in inputs.items():
             bind_array(io.bind_input, name, array)
         table = caches.page_table(first, batch)
+        layout = self._layout.of(graph)
         if self.form.is_paged:
-            bind_array(io.bind_input, PAGE_TABLE, table)
-        for name in self._layout.of(graph):
+            for window in {None, *(one.window for one in layout.values())}:
+                bind_array(io.bind_input, page_table_input(window), table)
+        for name in layout:
             shape, address = caches.place(name, first, batch)
             io.bind_input(name, "cpu", 0, np.float32, shape, address)
             io.bind_output(cache_output(name), "cpu", 0, np.float32, shape, address)

@@ -76,7 +76,7 @@ class Generator:
         # A step whose logits are wanted brings them to the host before the next one begins.
         may_draft = self._options.speculation and not self._options.record_logits
         self._looks_ahead = self._limits.draws and may_draft
-        self._paging = open_page_tables(executor)
+        self._paging = open_page_tables(executor, self._chunk)
         self._scheduler = Scheduler(
             self._limits.max_batch,
             self._limits.max_seq_len,

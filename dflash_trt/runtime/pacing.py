@@ -20,8 +20,8 @@ from dflash_trt.speculation.prediction import StepPrediction
 from dflash_trt.speculation.schedule import NO_SPECULATION, BlockSchedule
 
 GAPS = (
-    "target_only leaves gaps in the drafter's context, which a target with recurrent state "
-    "cannot fill: its rows would run again"
+    "target_only leaves gaps in the drafter's context, which cannot be filled where layers are "
+    "recurrent, or keep in pages only what their windows see: rows would run again"
 )
 WINDOW_STEPS = 16
 FADING = 0.95
@@ -46,7 +46,7 @@ class Pacer:
                 usage=True,
             )
         self._fed = target_graph(schedule.drafter)
-        if limits.has_state and schedule.fallback != self._fed:
+        if limits.must_feed and schedule.fallback != self._fed:
             raise DflashError(GAPS, where="block schedule", fix="run tune again", usage=True)
         self.fallback: TargetGraph = schedule.fallback
         self._schedule = schedule

@@ -1,102 +1,30 @@
-"""Pages of the KV pool: who holds which one, and which hold a prefix that others can share."""
+"""Pages of the KV pool: which ones requests have, and which hold a prefix that others can share."""
 
 from __future__ import annotations
 
 import hashlib
-from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import cast
 
 import numpy as np
 
-from dflash_trt.backends.base import Executor, PagedExecutor, StatefulExecutor
+from dflash_trt.backends.base import (
+    Executor,
+    PagedExecutor,
+    StatefulExecutor,
+    WindowedExecutor,
+)
 from dflash_trt.core.limits import PagePool
+from dflash_trt.runtime.page_group import PageGroup
 from dflash_trt.runtime.state import RequestState
 from dflash_trt.runtime.state_copies import StateCopies
-
-BindPages = Callable[[int, Sequence[int]], None]
-
-
-class PageAllocator:
-    """Pages 0 … count-1, each free, held by one or more sequences, or idle.
-
-    A held page may be published under a key that stands for every token up to its end. Whoever
-    has the same tokens shares it. When its last holder lets go, it stays idle with its rows and
-    its key until no page is free: then the page idle for longest is taken. Only the holder that
-    took a page may write to it, until it is published.
-    """
-
-    def __init__(self, count: int) -> None:
-        self._count = count
-        self._untouched = 0  # pages from here on were never taken: their memory costs nothing yet
-        self._free: list[int] = []
-        self._holders: dict[int, int] = {}
-        self._page_of: dict[bytes, int] = {}
-        self._key_of: dict[int, bytes] = {}
-        self._idle: OrderedDict[int, None] = OrderedDict()  # the first is the oldest
-
-    @property
-    def held(self) -> int:
-        """Pages that sequences hold; a shared one counts once."""
-        return len(self._holders)
-
-    @property
-    def available(self) -> int:
-        """Pages that can be taken."""
-        return self._count - self.held
-
-    def take(self) -> int:
-        """Takes a page for sole use; if none is free, the page idle for longest loses its prefix.
-
-        Raises:
-            ValueError: none is available.
-        """
-        if self._free:
-            page = self._free.pop()
-        elif self._untouched < self._count:
-            page = self._untouched
-            self._untouched += 1
-        elif self._idle:
-            page, _ = self._idle.popitem(last=False)
-            del self._page_of[self._key_of.pop(page)]
-        else:
-            raise ValueError(f"all {self._count} pages are held")
-        self._holders[page] = 1
-        return page
-
-    def share(self, key: bytes) -> int | None:
-        """The page published under `key`, held once more; None where there is none."""
-        page = self._page_of.get(key)
-        if page is None:
-            return None
-        self._idle.pop(page, None)
-        self._holders[page] = self._holders.get(page, 0) + 1
-        return page
-
-    def publish(self, page: int, key: bytes) -> None:
-        """Lets others find a held page, now full and final; a key's first page is the one found."""
-        if page not in self._holders:
-            raise ValueError(f"page {page} is not held")
-        if key not in self._page_of and page not in self._key_of:
-            self._page_of[key] = page
-            self._key_of[page] = key
-
-    def release(self, page: int) -> None:
-        """Gives a page up; after the last holder it is idle if it was published, else free."""
-        self._holders[page] -= 1
-        if self._holders[page]:
-            return
-        del self._holders[page]
-        if page in self._key_of:
-            self._idle[page] = None
-        else:
-            self._free.append(page)
 
 
 @dataclass(slots=True)
 class _Sequence:
-    """A request's pages, in order of position.
+    """A request's pages, in order of position: those of each group.
 
     `keys` stand for its tokens up to the end of each full page; they outlive preemption, since
     tokens do. `published` counts the leading pages that others may share, `kept` those up to the
@@ -104,7 +32,7 @@ class _Sequence:
     `known` counts the leading pages that others had: there prompts part.
     """
 
-    page_ids: list[int] = field(default_factory=list)
+    held: list[list[int]] = field(default_factory=list)
     keys: list[bytes] = field(default_factory=list)
     published: int = 0
     kept: int = 0
@@ -119,25 +47,33 @@ class PageTables:
     Another request with the same tokens up to there shares it, drafter's context included. Where
     sequences have states beside pages, it shares up to the last page at whose end one was kept.
 
+    Layers with a window may be a group of their own, which holds what rows to come see. There the
+    pages of a prompt are taken chunk by chunk.
+
     Args:
-        pool: the executor's; used by this object alone.
-        bind_pages: the executor's.
+        groups: the executor's pages, used by this object alone; of layers without a window first.
+        pool: the executor's.
+        chunk: rows of a prompt's chunk at most.
         states: of sequences that have more of a prefix than its pages.
     """
 
     def __init__(
-        self, pool: PagePool, bind_pages: BindPages, states: StateCopies | None = None
+        self,
+        groups: Sequence[PageGroup],
+        pool: PagePool,
+        chunk: int,
+        states: StateCopies | None = None,
     ) -> None:
+        self._groups = tuple(groups)
         self._pool = pool
+        self._chunk = chunk
         self._states = states
-        self._bind_pages = bind_pages
-        self._allocator = PageAllocator(pool.pages)
         self._sequences: dict[int, _Sequence] = {}
 
     @property
     def usage(self) -> float:
-        """The share of the pool that requests hold, 0 … 1."""
-        return self._allocator.held / self._pool.pages
+        """The share of the pool that requests hold, 0 … 1: of the fullest group."""
+        return max(group.usage for group in self._groups)
 
     def admit(self, state: RequestState, slot: int, end: int) -> bool:
         """Gives `state` pages for positions up to `end`, shared ones first, and binds them.
@@ -150,19 +86,23 @@ class PageTables:
         full = (state.prefill_length - 1) // self._pool.page_size
         self._extend_keys(sequence, state, full)
         keys = [] if state.scores_prompt else sequence.keys[:full]
-        shared, sequence.known = self._share(keys)
-        missing = self._pool.cover(end) - len(shared)
-        if missing > self._allocator.available:
-            self._let_go(shared)
+        held, sequence.known = self._share(keys)
+        shared = len(held[0])
+        start = shared * self._pool.page_size
+        chunk_end = min(end, start + self._chunk)
+        ends = [chunk_end if group.is_windowed else end for group in self._groups]
+        if not self._can_take(held, ends):
+            self._let_go(held)
             return False
-        sequence.page_ids = [*shared, *(self._allocator.take() for _ in range(missing))]
-        sequence.published = sequence.kept = len(shared)
-        state.begin_prefill(len(shared) * self._pool.page_size)
-        # Of what the slot held before, nothing is left, though a page may be the same.
-        self._bind_pages(slot, ())
-        self._bind_pages(slot, sequence.page_ids)
+        sequence.held, sequence.published, sequence.kept = held, shared, shared
+        state.begin_prefill(start)
+        for group, page_ids, own_end in zip(self._groups, held, ends, strict=True):
+            group.take(page_ids, own_end)
+            # Of what the slot held before, nothing is left, though a page may be the same.
+            group.bind(slot, ())
+            group.bind(slot, page_ids)
         if self._states is not None and shared:
-            self._states.restore(sequence.keys[len(shared) - 1], slot)
+            self._states.restore(sequence.keys[shared - 1], slot)
         return True
 
     def end_chunk(self, state: RequestState, end: int) -> int:
@@ -201,74 +141,102 @@ class PageTables:
             sequence.passing_key = key if is_new and not stays else None
 
     def reserve(self, state: RequestState, slot: int, end: int) -> bool:
-        """Gives a running request pages up to `end`; False, with nothing changed, if too few."""
+        """Gives a running request pages up to `end`; False, with none taken, if too few.
+
+        Pages that its rows see no more are handed back.
+        """
         sequence = self._sequences[state.request_id]
-        missing = self._pool.cover(end) - len(sequence.page_ids)
-        if missing > self._allocator.available:
-            return False
-        if missing > 0:
-            sequence.page_ids += [self._allocator.take() for _ in range(missing)]
-            self._bind_pages(slot, sequence.page_ids)
-        return True
+        changed = self._pass_by(sequence, state)
+        has_room = self._can_take(sequence.held, [end] * len(self._groups))
+        for index, group in enumerate(self._groups):
+            held = sequence.held[index]
+            if (has_room and group.take(held, end)) or index in changed:
+                group.bind(slot, held)
+        return has_room
 
     def trim(self, state: RequestState, slot: int, end: int) -> bool:
         """Takes a running request's pages beyond `end`, which hold no row; whether it had any.
 
         `end` is at least the end of what it has cached.
         """
-        sequence, kept = self._sequences[state.request_id], self._pool.cover(end)
-        surplus = sequence.page_ids[kept:]
-        if surplus:
-            self._let_go(surplus)
-            del sequence.page_ids[kept:]
-            self._bind_pages(slot, sequence.page_ids)
-        return bool(surplus)
+        kept, had_any = self._pool.cover(end), False
+        for group, held in zip(self._groups, self._sequences[state.request_id].held, strict=True):
+            surplus = held[kept:]
+            if surplus:
+                group.let_go(surplus)
+                del held[kept:]
+                group.bind(slot, held)
+                had_any = True
+        return had_any
 
     def publish(self, state: RequestState) -> None:
         """Lets others share the pages that `state` has filled with accepted tokens."""
         sequence = self._sequences[state.request_id]
         full = state.shareable_length // self._pool.page_size
         self._extend_keys(sequence, state, full)
-        for column in range(sequence.published, full):
-            self._allocator.publish(sequence.page_ids[column], sequence.keys[column])
+        for group, held in zip(self._groups, sequence.held, strict=True):
+            group.publish(held, sequence.keys, range(sequence.published, full))
         sequence.published = max(sequence.published, full)
 
     def vacate(self, state: RequestState) -> None:
         """Takes a preempted request's pages; those with the same prefix can still share them."""
         self.publish(state)
         sequence = self._sequences[state.request_id]
-        self._let_go(sequence.page_ids)
-        sequence.page_ids, sequence.published = [], 0
+        self._let_go(sequence.held)
+        sequence.held, sequence.published = [], 0
 
     def forget(self, state: RequestState) -> None:
         """Frees the pages of a request that ended or was cancelled, running or not."""
         sequence = self._sequences.get(state.request_id)
         if sequence is None:  # it never got to the head of the queue
             return
-        if sequence.page_ids:
+        if sequence.held:
             self.vacate(state)
         del self._sequences[state.request_id]
 
-    def _share(self, keys: Sequence[bytes]) -> tuple[list[int], int]:
+    def _share(self, keys: Sequence[bytes]) -> tuple[list[list[int]], int]:
         """Pages of a prefix, held once more, and how many there are: those that `keys` stand for,
-        as far as they are known. Fewer are held where no state was kept at the end of all."""
-        shared: list[int] = []
-        for key in keys:
-            page = self._allocator.share(key)
-            if page is None:
+        as far as they are known. Fewer are held where some group lacks the last window of all, or
+        no state was kept at their end."""
+        everything, *windowed = self._groups
+        known = count = everything.count_leading(keys)
+        while True:
+            longest = count
+            for group in windowed:
+                count = group.count_leading(keys[:count])
+            if self._states is not None:
+                count = self._states.count_leading(keys[:count])
+            if count == longest:
                 break
-            shared.append(page)
-        known = len(shared)
-        if self._states is not None:
-            kept = self._states.count_leading(keys[:known])
-            self._let_go(shared[kept:])
-            del shared[kept:]
-        return shared, known
+        shared = everything.share(keys[:known])
+        everything.let_go(shared[count:])
+        del shared[count:]
+        return [shared, *(group.share(keys[:count]) for group in windowed)], known
 
-    def _let_go(self, page_ids: Sequence[int]) -> None:
-        # The last first: of a prefix, the end is forgotten before the beginning.
-        for page in reversed(page_ids):
-            self._allocator.release(page)
+    def _can_take(self, held: Sequence[Sequence[int]], ends: Sequence[int]) -> bool:
+        """Whether each group has the pages that `held` lacks up to its end."""
+        return all(
+            group.lacks(page_ids, end) <= group.allocator.available
+            for group, page_ids, end in zip(self._groups, held, ends, strict=True)
+        )
+
+    def _pass_by(self, sequence: _Sequence, state: RequestState) -> list[int]:
+        """Hands back what windows have passed, and lets others find it; in which groups."""
+        if len(self._groups) == 1:
+            return []
+        self.publish(state)
+        size = self._pool.page_size
+        # Prefixes end where prompts part, and where one ends.
+        ends = sequence.known, (state.prefill_length - 1) // size, state.prefill_length // size
+        return [
+            index
+            for index, (group, held) in enumerate(zip(self._groups, sequence.held, strict=True))
+            if group.is_windowed and group.pass_by(held, state.cached_length, ends)
+        ]
+
+    def _let_go(self, held: Sequence[Sequence[int]]) -> None:
+        for group, page_ids in zip(self._groups, held, strict=True):
+            group.let_go(page_ids)
 
     def _extend_keys(self, sequence: _Sequence, state: RequestState, count: int) -> None:
         """Keys of the first `count` pages: each is a hash of the one before and its own tokens."""
@@ -280,12 +248,25 @@ class PageTables:
             sequence.keys.append(hashlib.blake2b(before + tokens, digest_size=32).digest())
 
 
-def open_page_tables(executor: Executor) -> PageTables | None:
-    """The page tables of an executor whose caches are paged; None for one with linear caches."""
+def open_page_tables(executor: Executor, chunk: int) -> PageTables | None:
+    """The page tables of an executor whose caches are paged; None for one with linear caches.
+
+    `chunk` is the most rows of a prompt's chunk.
+    """
     pool = executor.limits.page_pool
     if pool is None:
         return None
-    bind_pages = cast(PagedExecutor, executor).bind_pages
+    groups = [PageGroup(pool, cast(PagedExecutor, executor).bind_pages)]
+    for window in pool.windows:
+        # Each group says of its own pages which slot has them.
+        bind = partial(_bind_window, cast(WindowedExecutor, executor), window)
+        groups.append(PageGroup(pool, bind, window))
     has_copies = executor.limits.state_copies > 0
     states = StateCopies(cast(StatefulExecutor, executor)) if has_copies else None
-    return PageTables(pool, bind_pages, states)
+    return PageTables(groups, pool, chunk, states)
+
+
+def _bind_window(
+    executor: WindowedExecutor, window: int, slot: int, page_ids: Sequence[int]
+) -> None:
+    executor.bind_window(slot, window, page_ids)

@@ -111,6 +111,7 @@ class Scheduler:
         """The next chunk of the oldest unfinished prompt; None when no slot or prompt is left.
 
         The oldest prompt waits, and all behind it, where pages are too few for it and one block.
+        One that has begun waits where windowed layers have too few for its next chunk.
         """
         if self._waiting and self.slots.can_place() and self._has_pages(self._waiting[0]):
             self.slots.place(self._waiting.popleft())
@@ -124,6 +125,9 @@ class Scheduler:
         end = min(start + rows, state.prefill_length)
         if self._paging is not None:
             end = self._paging.end_chunk(state, end)
+            while not self._paging.reserve(state, self.slots.prefill_slot, end):
+                if not self._trim(self._paging):
+                    return None
         return PrefillChunk(
             slot=self.slots.prefill_slot,
             state=state,

@@ -161,7 +161,7 @@ def agreement(pair: LoadedPair, prompt_ids: Sequence[int], answer_ids: Sequence[
     executor = pair.executor
     ids = np.array([*prompt_ids, *answer_ids], np.int64)
     chunk = executor.limits.prefill_chunk
-    hold_positions(executor, 0, len(ids))
+    hold_positions(executor, len(ids))
     greedy = sampling_input(executor.limits, [SamplingParams()])
     choices = []
     for start in range(0, len(ids) - 1, chunk):

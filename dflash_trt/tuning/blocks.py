@@ -13,17 +13,16 @@ from dataclasses import dataclass, replace
 from functools import partial
 from itertools import compress, cycle, islice
 from statistics import fmean, median
-from typing import cast
 
 import numpy as np
 
 from dflash_trt.backends.base import (
     Executor,
     Int64Array,
-    PagedExecutor,
     StepCall,
     TargetCall,
     TargetGraph,
+    hold_positions,
 )
 from dflash_trt.core.limits import PREFILL_CHUNK
 from dflash_trt.core.progress import Progress
@@ -251,7 +250,7 @@ class _Bench:
         self._packed = sampling_input(executor.limits, [sampling] * slots)
         self._options = options
         self._chunk = executor.limits.chunk(options.prefill_chunk)
-        self._bind_pages(longest + max(options.block_sizes))
+        hold_positions(executor, longest + max(options.block_sizes), slots)
 
     @property
     def positions(self) -> int:
@@ -269,16 +268,6 @@ class _Bench:
                 call = TargetCall(graph, slot, ids, places, row, sampling=sampling, is_chunk=True)
                 self._executor.forward(call)
         return (time.perf_counter() - started) / sum(map(len, self._texts))
-
-    def _bind_pages(self, positions: int) -> None:
-        """Gives slots pages; in a small pool they share some, which take as long to read."""
-        pool = self._executor.limits.page_pool
-        if pool is None:
-            return
-        paged, each = cast(PagedExecutor, self._executor), pool.cover(positions)
-        for slot in range(len(self._texts)):
-            ids = [(slot * each + index) % pool.pages for index in range(each)]
-            paged.bind_pages(slot, ids)
 
     def time_steps(self, on_batch: Callable[[int], None]) -> list[StepSeconds]:
         """The time of every kind of step of every batch, in rounds over all of them."""

@@ -176,16 +176,25 @@ def poison(executor: OnnxRuntimeExecutor) -> None:
 
 
 def bind_shuffled(executor: OnnxRuntimeExecutor, seed: int = 0) -> list[list[int]]:
-    """Binds every slot to pages of its own, in no order."""
+    """Binds every slot to pages of its own, in no order; those of windows in turn."""
     limits, pool = executor.limits, executor.limits.page_pool
     assert pool is not None
-    ids = list(range(pool.pages))
-    random.Random(seed).shuffle(ids)
-    each = pool.cover(limits.max_seq_len)
-    bound = [ids[slot * each : (slot + 1) * each] for slot in range(limits.max_batch)]
+    columns = pool.cover(limits.max_seq_len)
+    bound = _deal(pool.pages, columns, limits.max_batch, seed)
     for slot, page_ids in enumerate(bound):
         executor.bind_pages(slot, page_ids)
+    for kind in pool.windowed:
+        each = limits.window_pages(kind.window, pool.page_size)
+        for slot, page_ids in enumerate(_deal(kind.pages, each, limits.max_batch, seed)):
+            in_turn = [page_ids[column % each] for column in range(columns)]
+            executor.bind_window(slot, kind.window, in_turn)
     return bound
+
+
+def _deal(pages: int, each: int, slots: int, seed: int) -> list[list[int]]:
+    ids = list(range(pages))
+    random.Random(seed).shuffle(ids)
+    return [ids[slot * each : (slot + 1) * each] for slot in range(slots)]
 
 
 def random_ids(vocab: int, *shape: int, seed: int = 0) -> npt.NDArray[np.int64]:

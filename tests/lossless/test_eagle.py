@@ -18,7 +18,7 @@ from dflash_trt.bundle.bundle import open_bundle
 from dflash_trt.graph.form import CacheDtype
 from dflash_trt.replay import Answer, Replay
 from dflash_trt.runtime import Generator, GeneratorOptions, SamplingParams
-from tests.inspection import arrays, poison_free_pages, pools
+from tests.inspection import arrays, poison_all_free_pages
 from tests.lossless.fitted_eagle import write_fitted_eagle
 from tests.lossless.runs import (
     check_copied_prefix,
@@ -85,7 +85,7 @@ def test_a_shared_page_holds_the_heads_context(checkpoints: Path) -> None:
     linear, paged = build(checkpoints, "linear"), build(checkpoints, "paged")
 
     def poison(generator: Generator) -> None:
-        poison_free_pages(generator, pools(paged))
+        poison_all_free_pages(generator, paged)
 
     check_shared_prefix(linear, paged, (1, 3, 8, 9, 20), poison)
     check_copied_prefix(linear)

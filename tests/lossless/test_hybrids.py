@@ -15,7 +15,7 @@ from dflash_trt.backends.registry import open_executor
 from dflash_trt.replay import Answer, Replay
 from dflash_trt.runtime import Generator, GeneratorOptions, Request, RequestResult, SamplingParams
 from tests.covering import exhaustive
-from tests.inspection import poison_free_pages, pools
+from tests.inspection import poison_all_free_pages
 from tests.lossless.hybrid_campaign import run_campaign
 from tests.lossless.runs import (
     OUTPUT,
@@ -157,7 +157,7 @@ def test_preemption_keeps_every_bit(
     generator = Generator(paged, options=GeneratorOptions(record_logits=True, prefill_chunk=17))
     for request in requests:
         generator.submit(request)
-    results = finish(generator, lambda running: poison_free_pages(running, pools(paged)))
+    results = finish(generator, lambda running: poison_all_free_pages(running, paged))
     for index, (want, got) in enumerate(zip(expected, results, strict=True)):
         assert_same(want, got, f"request {index}")
     assert sum(result.statistics.preemptions for result in results) > 1

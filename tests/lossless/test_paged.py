@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gc
 import random
+from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +13,10 @@ import pytest
 
 from dflash_trt.backends.base import Executor
 from dflash_trt.backends.registry import open_executor
+from dflash_trt.bundle.memory import page_kinds
 from dflash_trt.runtime import Generator, GeneratorOptions, Request, SamplingParams
 from tests.covering import exhaustive
-from tests.inspection import held_pages, poison_free_pages, pools
+from tests.inspection import held_pages, poison_all_free_pages, pools
 from tests.lossless.runs import (
     OUTPUT,
     assert_same,
@@ -36,17 +39,37 @@ PAIR: dict[str, Any] = {
     "max_batch": 8,
 }
 SAMPLED = SamplingParams(temperature=0.7, top_k=20, seed=11)
+SHORT_CHUNKS = {"prefill_chunk": 16}
+"""Of a bundle whose windowed layers hold less than a sequence."""
+# Layers of two windows, 24 and the draft's 40, and those that see everything.
+WINDOWED = (
+    PAIR
+    | SHORT_CHUNKS
+    | {
+        "family": "gemma4",
+        "target": {"vocab": 64, "num_layers": 4, "tie": True},
+        "draft": PAIR["draft"] | {"sliding_window": 40},
+    }
+)
+CASES: dict[str, tuple[dict[str, Any], int]] = {"24": (PAIR, 24), "61 windowed": (WINDOWED, 61)}
+
+
+@pytest.fixture(scope="module", params=CASES, ids="{} pages".format)
+def case(request: pytest.FixtureRequest) -> tuple[dict[str, Any], int]:
+    """Pools that hold one whole sequence and two and a half of the eight that may run."""
+    return CASES[request.param]
 
 
 @pytest.fixture(scope="module")
-def linear(make_pair: PairFactory) -> TinyPair:
-    return make_pair(**PAIR)
+def linear(case: tuple[dict[str, Any], int], make_pair: PairFactory) -> TinyPair:
+    return make_pair(**case[0])
 
 
-@pytest.fixture(scope="module", params=[24, 61], ids="{} pages".format)
-def paged(request: pytest.FixtureRequest, make_pair: PairFactory) -> Executor:
-    """Pools that hold one whole sequence and two and a half of the eight that may run."""
-    built = make_pair(**PAIR, paging={"page_size": SIZE, "pages": request.param})
+@pytest.fixture(scope="module")
+def paged(case: tuple[dict[str, Any], int], make_pair: PairFactory) -> Executor:
+    pair, pages = case
+    built = make_pair(**pair, paging={"page_size": SIZE, "pages": pages})
+    assert built.bundle.manifest.graph_form.windows == ((24, 40) if pair is WINDOWED else ())
     return open_executor(built.bundle, threads=1)
 
 
@@ -59,7 +82,7 @@ def test_preemption_keeps_every_bit(
     generator = Generator(paged, options=GeneratorOptions(record_logits=True, prefill_chunk=17))
     for request in requests:
         generator.submit(request)
-    results = finish(generator, lambda running: poison_free_pages(running, pools(paged)))
+    results = finish(generator, lambda running: poison_all_free_pages(running, paged))
     for index, (want, got) in enumerate(zip(expected, results, strict=True)):
         assert_same(want, got, f"request {index}")
     lost = [result.statistics.preemptions for result in results]
@@ -70,22 +93,25 @@ def test_a_shared_prefix_changes_neither_bits_nor_acceptance(
     linear: TinyPair, paged: Executor
 ) -> None:
     def poison(generator: Generator) -> None:
-        poison_free_pages(generator, pools(paged))
+        poison_all_free_pages(generator, paged)
 
     check_shared_prefix(linear.open(), paged, (1, 3, 8, 9, 20), poison)
 
 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("sampling", [SamplingParams(), SAMPLED], ids=["greedy", "sampled"])
-@pytest.mark.parametrize("family", ["gemma4", "gemma4_moe"])
-def test_heads_of_two_kinds_keep_every_bit_in_pages(
-    make_pair: PairFactory, family: str, sampling: SamplingParams
+@pytest.mark.parametrize("chunks", [{}, SHORT_CHUNKS], ids=["one table", "windowed"])
+@pytest.mark.parametrize("family", ["gemma4", "gemma4_moe", "gpt_oss"])
+def test_layers_of_two_kinds_keep_every_bit_in_pages(
+    make_pair: PairFactory, family: str, chunks: dict[str, int], sampling: SamplingParams
 ) -> None:
-    """Preemption and shared prefixes of a Gemma 4, whose pools are of two shapes.
+    """Preemption and shared prefixes of windows, whose pools in a Gemma 4 are of two shapes.
 
     With experts too, of which rows that are computed again choose the same.
     """
-    pair = PAIR | {"family": family, "target": {"vocab": 64, "num_layers": 4, "tie": True}}
+    tied = {} if family == "gpt_oss" else {"tie": True}
+    target = {"vocab": 64, "num_layers": 4} | tied
+    pair = PAIR | chunks | {"family": family, "target": target}
     linear = make_pair(**pair)
     paged = open_executor(make_pair(**pair, paging={"page_size": SIZE, "pages": 48}).bundle)
     test_preemption_keeps_every_bit(linear, paged, sampling)
@@ -136,11 +162,35 @@ def test_any_traffic_keeps_every_bit(linear: TinyPair, paged: Executor, seed: in
         expected,
         rng,
         cancels=0.03,
-        before_step=lambda: poison_free_pages(generator, pools(paged)),
+        before_step=lambda: poison_all_free_pages(generator, paged),
     )
     assert count_tokens(results) > 5 * OUTPUT
     assert any(result.statistics.cached_prompt_tokens for result in results)
     assert generator.cache_usage == 0
+
+
+def test_windows_hold_what_rows_to_come_see(make_pair: PairFactory) -> None:
+    """Eight sequences of which none would fit its layers with a window at full length."""
+    built = make_pair(**WINDOWED, paging={"page_size": SIZE})
+    executor = open_executor(built.bundle, threads=1)
+    limits, pool = executor.limits, executor.limits.page_pool
+    assert pool is not None and pool.windows == (24, 40)
+    counted = page_kinds(built.bundle.manifest)
+    allocated = sum(one[:-1].nbytes for one in pools(executor).values())
+    assert sum(pages * size for pages, size in counted.values()) == allocated
+    generator = Generator(executor)
+    for request in make_requests(64, 8):
+        generator.submit(replace(request, max_tokens=150))
+    most: Counter[int | None] = Counter()
+    while generator.has_work:
+        for event in generator.step():
+            assert event.result is None or not event.result.statistics.preemptions
+        for window in pool.kinds:
+            most[window] = max(most[window], held_pages(generator, window))
+            if window is not None:
+                each = limits.window_pages(window, SIZE)
+                assert held_pages(generator, window) <= generator.used_slots * each
+    assert most[None] > max(kind.pages for kind in pool.windowed)
 
 
 @pytest.mark.parametrize("kv_dtype", ["auto", "fp8"])

@@ -67,6 +67,8 @@ class Steps:
         self.results: dict[int, RequestResult] = {}
         self._generator, self._executor = generator, executor
         self._streams: dict[int, tuple[int, ...]] = {}
+        pool = executor.limits.page_pool
+        self._kinds = () if pool is None else tuple(pool.kinds)
 
     def step(self) -> None:
         before = len(self._executor.calls)
@@ -74,7 +76,8 @@ class Steps:
         calls = self._executor.calls[before:]
         if isinstance(self._executor, PagedFakeExecutor):
             calls = list(dropwhile(lambda call: call.kind == "move", calls))  # after preemptions
-            self._executor.poison(free_pages(self._generator))
+            for window in self._kinds:
+                self._executor.poison(free_pages(self._generator, window), window)
         check_step_calls(calls)
         for event in events:
             assert event.request_id not in self.results
@@ -89,7 +92,8 @@ class Steps:
         while self._generator.has_work:
             self.step()
         if isinstance(self._executor, PagedFakeExecutor):
-            assert held_pages(self._generator) == 0 and not paged_requests(self._generator)
+            assert not any(held_pages(self._generator, window) for window in self._kinds)
+            assert not paged_requests(self._generator)
         return self.results
 
 

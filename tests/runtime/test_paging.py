@@ -12,7 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from dflash_trt.backends.base import SpeculationOutput, StepCall
 from dflash_trt.core.limits import PagePool
 from dflash_trt.runtime import Generator, GeneratorOptions, Request, RequestResult, SamplingParams
-from dflash_trt.runtime.paging import PageAllocator
+from dflash_trt.runtime.page_group import PageAllocator
 from tests.inspection import allocator, held_pages, idle_pages
 from tests.runtime.reference import Steps, assert_plain
 from tests.runtime.schedules import MAX_SEQ_LEN, TRAINED_BLOCK, VOCAB_SIZE
@@ -160,7 +160,7 @@ def test_who_looks_ahead_has_the_pages_of_two_blocks(draws: bool) -> None:
             starts = call.starts.tolist() if call.ahead else ()
             for slot, start in enumerate(starts, start=call.first_slot):
                 ahead = min(start + 2 * call.rows, self.limits.max_seq_len)
-                covered.append(len(self._bound[slot]) * self._size >= ahead)
+                covered.append(self.held(slot) >= ahead)
             return super().speculate(call)
 
     executor = make_executor(40, draws=draws, kind=Watched)

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dflash_trt.core.limits import PagePool
+from dflash_trt.core.limits import PagePool, WindowedPages
 from dflash_trt.runtime import Generator, GeneratorOptions, Request, SamplingParams
 from tests.runtime.reference import Steps, assert_plain
 from tests.runtime.schedules import (
@@ -64,6 +64,8 @@ actions = st.lists(
     draft_skill=st.sampled_from([0.0, 0.7, 1.0]),
     draws=st.booleans(),
     window=st.sampled_from([1, 3, 64]),
+    seen=st.sampled_from([(), (1,), (2, 7), (30,)]),
+    spare=st.integers(0, 12),
 )
 @settings(max_examples=150, deadline=None)
 def test_every_output_is_the_plain_one(
@@ -75,8 +77,15 @@ def test_every_output_is_the_plain_one(
     draft_skill: float,
     draws: bool,
     window: int,
+    seen: tuple[int, ...],
+    spare: int,
 ) -> None:
-    """With and without a block schedule, whatever it learns; the fake refuses context gaps."""
+    """With and without a block schedule, whatever it learns; the fake refuses context gaps.
+
+    In pages, with layers of other windows beside those that see everything.
+    """
+    if options.schedule is not None and options.schedule.fallback == "target_only":
+        seen = ()  # it would leave gaps
     fields = {
         "max_batch": max_batch,
         "max_seq_len": MAX_SEQ_LEN,
@@ -84,8 +93,11 @@ def test_every_output_is_the_plain_one(
         "vocab_size": VOCAB_SIZE,
         "draft_skill": draft_skill,
         "draws": draws,
+        "prefill_chunk": 12 if seen else MAX_SEQ_LEN,
     }
-    pool = PagePool(PAGE_SIZE, pages)
+    # A window of n positions and a chunk of 12 rows begin anywhere in a page.
+    windowed = [WindowedPages(one, (one + 9) // PAGE_SIZE + 2 + spare) for one in seen]
+    pool = PagePool(PAGE_SIZE, pages, tuple(windowed))
     executor = PagedFakeExecutor(pool, **fields) if paged else FakeExecutor(**fields)  # type: ignore[arg-type]
     with patch("dflash_trt.runtime.pacing.WINDOW_STEPS", window):
         generator = Generator(executor, eos_token_ids=[EOS], options=options)

@@ -79,12 +79,13 @@ class FakeExecutor:
         vocab_size: int = 16,
         draft_skill: float = 0.8,
         draws: bool = False,
+        prefill_chunk: int | None = None,
     ) -> None:
         self._limits = ExecutorLimits(
             max_batch=max_batch,
             max_seq_len=max_seq_len,
             block_size=block_size,
-            prefill_chunk=max_seq_len,
+            prefill_chunk=prefill_chunk or max_seq_len,
             vocab_size=vocab_size,
             mask_token_id=vocab_size - 1,
             takes_any_chunk=True,

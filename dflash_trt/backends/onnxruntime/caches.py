@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from dflash_trt.backends.base import FloatArray
-from dflash_trt.backends.page_bindings import PageBindings
+from dflash_trt.backends.page_bindings import Int32Array, PageBindings
 from dflash_trt.core.limits import PagePool
 from dflash_trt.graph.tensors import CacheShape
 
@@ -100,27 +100,36 @@ class LinearCaches:
         )
 
 
-class PagedCaches(PageBindings):
+class PagedCaches:
     """The pools [pages + 1, page_size, kv heads, D] of a target and its draft, by graph input name.
 
-    Page p holds the same positions in every pool. Memory is touched page by page, as rows are
-    written. The last page of every pool is nobody's and stays zero.
+    Page p holds the same positions in every pool of layers of a window, and in every pool of those
+    without. Memory is touched page by page, as rows are written. The last page of every pool is
+    nobody's and stays zero.
     """
 
     def __init__(self, shapes: Mapping[str, CacheShape], slots: int, pool: PagePool) -> None:
-        super().__init__(slots, pool)
+        self._pool = pool
+        self._windows = {name: fixed.window for name, fixed in shapes.items()}
+        self._bindings = {window: PageBindings(slots, pool, window) for window in pool.kinds}
         self._pools = allocate_zeros(
             {
-                name: (pool.pages + 1, pool.page_size, fixed.kv_heads, fixed.head_dim)
+                name: (pool.kinds[fixed.window] + 1, pool.page_size, fixed.kv_heads, fixed.head_dim)
                 for name, fixed in shapes.items()
             }
         )
         self._reached = [0] * slots  # where rows have been written up to, of what is bound
 
-    def bind(self, slot: int, page_ids: Sequence[int]) -> int:
-        kept = super().bind(slot, page_ids)
+    def bind(self, slot: int, page_ids: Sequence[int], window: int | None = None) -> None:
+        """Says which pages of the layers of `window` hold the positions of `slot`.
+
+        Raises:
+            ValueError: a page or a window that the pool does not have.
+        """
+        if window not in self._bindings:
+            raise ValueError(f"layers with a window of {window} have no pages of their own")
+        kept = self._bindings[window].bind(slot, page_ids)
         self._reached[slot] = min(self._reached[slot], kept * self._pool.page_size)
-        return kept
 
     def enter(self, ends: Mapping[int, int], rows: int) -> int:
         """Gets ready for `rows` rows that end at `ends`, by slot; returns the table's columns.
@@ -129,18 +138,28 @@ class PagedCaches(PageBindings):
         NaN, which attention would multiply by zero.
 
         Raises:
-            ValueError: a slot's pages end before its rows do; nothing has been touched.
+            ValueError: a slot has not all pages that its rows need; nothing has been touched.
         """
-        self.check(ends)
+        for bindings in self._bindings.values():
+            bindings.check(ends, rows)
         size = self._pool.page_size
         for slot, end in ends.items():
             column, used = divmod(end, size)
             if used and column * size >= max(end - rows, self._reached[slot]):
-                page = self._bound[slot][column]
-                for pool in self._pools.values():
-                    pool[page, used:] = 0
+                for name, pool in self._pools.items():
+                    pool.reshape(-1, *pool.shape[2:])[self._rows_behind(name, slot, end)] = 0
             self._reached[slot] = max(self._reached[slot], end)
         return self._pool.cover(round_length(max(ends.values())))
+
+    def fill(
+        self,
+        table: Int32Array,
+        slots: Sequence[int],
+        ends: Mapping[int, int],
+        window: int | None = None,
+    ) -> None:
+        """Writes a page table of the layers of `window`, as PageBindings does."""
+        self._bindings[window].fill(table, slots, ends)
 
     def address(self, name: str, first_slot: int) -> int:
         """Address of the named pool: the same for every slot."""
@@ -149,7 +168,8 @@ class PagedCaches(PageBindings):
     def read_row(self, name: str, slot: int, position: int) -> FloatArray:
         """What the named pool holds of a position of a sequence, [kv heads, D]."""
         pool = self._pools[name]
-        row: FloatArray = pool.reshape(-1, *pool.shape[2:])[self.row(slot, position)]
+        place = self._bindings[self._windows[name]].row(slot, position)
+        row: FloatArray = pool.reshape(-1, *pool.shape[2:])[place]
         return row
 
     def shape(self, name: str, batch: int) -> list[int]:
@@ -157,12 +177,21 @@ class PagedCaches(PageBindings):
         return list(self._pools[name].shape)
 
     def move(self, source: int, destination: int, length: int) -> None:
-        super().move(source, destination, length)
+        """Gives `destination` the pages of `source`; no row is copied."""
+        for bindings in self._bindings.values():
+            bindings.move(source, destination, length)
         self._reached[destination] = self._reached[source]
 
-    def clear(self, slot: int, length: int = 0) -> None:
-        super().clear(slot)
+    def clear(self, slot: int) -> None:
+        """Forgets the pages of a slot; their rows stay, for whoever shares them."""
+        for bindings in self._bindings.values():
+            bindings.clear(slot)
         self._reached[slot] = 0
+
+    def _rows_behind(self, name: str, slot: int, end: int) -> slice:
+        """Rows of the named pool that are on the page of a slot's position `end`, from it on."""
+        first = self._bindings[self._windows[name]].row(slot, end)
+        return slice(first, first + self._pool.page_size - end % self._pool.page_size)
 
 
 def allocate_zeros(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, FloatArray]:

@@ -39,11 +39,11 @@ from dflash_trt.graph.bindings import (
     DRAFT_TOKEN_IDS,
     LOGIT_ROWS,
     LOGITS,
-    PAGE_TABLE,
     ROWS_END,
     STATE_START,
     TOKEN_IDS,
     GraphName,
+    page_table_input,
 )
 from dflash_trt.graph.form import GraphForm
 from dflash_trt.graph.tensors import CacheLayout, GraphTensor, Role, graph_tensors
@@ -88,6 +88,7 @@ class OnnxRuntimeExecutor:
         self._sessions: dict[GraphName, ort.InferenceSession] = {}
         self._layout = layout
         shapes = layout.shapes()
+        self._windows = () if limits.page_pool is None else limits.page_pool.windows
         self.caches: LinearCaches | PagedCaches
         if limits.page_pool is None:
             self.caches = LinearCaches(shapes, limits.max_batch, limits.max_seq_len)
@@ -125,6 +126,11 @@ class OnnxRuntimeExecutor:
         if not isinstance(self.caches, PagedCaches):
             raise ValueError("linear caches have no pages")
         self.caches.bind(slot, page_ids)
+
+    def bind_window(self, slot: int, window: int, page_ids: Sequence[int]) -> None:
+        if not isinstance(self.caches, PagedCaches):
+            raise ValueError("linear caches have no pages")
+        self.caches.bind(slot, page_ids, window)
 
     def can_resume(self, slot: int, position: int) -> bool:
         return bool(self.states.state_start[slot] <= position <= self.states.rows_end[slot])
@@ -208,7 +214,9 @@ class OnnxRuntimeExecutor:
         bound.arrays[CACHE_START][...] = call.starts
         if isinstance(self.caches, PagedCaches):
             # Behind its end a sequence may have pages whose earlier owner left NaN.
-            self.caches.fill(bound.arrays[PAGE_TABLE], list(ends), ends)
+            for window in (None, *self._windows):
+                if (table := bound.arrays.get(page_table_input(window))) is not None:
+                    self.caches.fill(table, list(ends), ends, window)
         if self.states:
             bound.arrays[STATE_START][...] = self.states.state_start[call.slots]
             bound.arrays[ROWS_END][...] = self.states.rows_end[call.slots]
@@ -255,6 +263,7 @@ class OnnxRuntimeExecutor:
         coupling = self.limits.coupling
         form = GraphForm(
             page_size=None if pool is None else pool.page_size,
+            windows=self._windows,
             sharpness=None if coupling is None else coupling.sharpness,
         )
         return graph_tensors(graph, form, self._layout, self.limits.vocab_size)

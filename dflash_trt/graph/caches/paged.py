@@ -3,6 +3,8 @@
 A pool [pages, page_size, kv heads, D] holds one layer's K or V of every sequence. `page_table`
 int32 [B,C] names each sequence's pages in order of position; entries past its length may name any
 page whose rows are finite. The CPU gathers pages into linear caches: the bits are theirs.
+Layers with a window may have a page table of their own, which names nobody's page where rows see
+nothing any more: what is masked counts as zero, whatever it is, if it is finite.
 """
 
 from __future__ import annotations
@@ -12,9 +14,8 @@ from dataclasses import dataclass
 import onnx
 from onnx import helper
 
-from dflash_trt.graph.bindings import PAGE_TABLE
 from dflash_trt.graph.caches.linear import cpu_attention
-from dflash_trt.graph.caches.strategy import CacheStrategy, paging, write_rows
+from dflash_trt.graph.caches.strategy import CacheStrategy, page_table, paging, write_rows
 from dflash_trt.graph.functions import DFLASH_DOMAIN, define
 from dflash_trt.graph.model_builder import LayerBuilder
 
@@ -65,11 +66,11 @@ class PagedStrategy(CacheStrategy):
         function, operands, attributes = cpu_attention(layer, q, caches, lambda: _length(layer))
         attributes |= paging(layer) | {"kv_heads": layer.sizes.kv_heads}
         function = paged_attention_function(function)
-        return b.call(function, [*operands, PAGE_TABLE], "attend", **attributes)[0]
+        return b.call(function, [*operands, page_table(layer)], "attend", **attributes)[0]
 
     def linear_view(self, layer: LayerBuilder) -> tuple[str, str]:
         names = [f"{cache}_view" for cache in layer.caches]
-        operands = [*layer.caches, PAGE_TABLE]
+        operands = [*layer.caches, page_table(layer)]
         attributes = paging(layer) | {"kv_heads": layer.sizes.kv_heads}
         k, v = layer.b.call(define(_VIEW), operands, "view", outputs=names, **attributes)
         return k, v
@@ -79,7 +80,7 @@ def _length(layer: LayerBuilder) -> str:
     """Positions [1] that the page table has room for."""
     b = layer.b
     assert b.form.page_size is not None
-    columns = b.node("Shape", [PAGE_TABLE], "columns", start=1, end=2)
+    columns = b.node("Shape", [page_table(layer)], "columns", start=1, end=2)
     return b.node("Mul", [columns, b.integers(b.form.page_size)], "cache_length")
 
 

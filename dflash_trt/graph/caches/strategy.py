@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 from dflash_trt.checkpoints.kv_scales import read_kv_scales
-from dflash_trt.graph.bindings import KV, PAGE_TABLE, Dim, cache_output
+from dflash_trt.graph.bindings import KV, Dim, cache_output, page_table_input
 from dflash_trt.graph.form import CacheDtype, GraphForm, Precision
 from dflash_trt.graph.kv_cache_update import kv_cache_update_function
 from dflash_trt.graph.model_builder import LayerBuilder
@@ -23,15 +23,18 @@ class CacheStrategy(ABC):
     form: GraphForm
     sink_dims: ClassVar[int] = 0
 
-    def shape(self, kv_heads: int, head_dim: int) -> tuple[Dim, ...]:
+    def shape(self, kv_heads: int, head_dim: int, window: int | None = None) -> tuple[Dim, ...]:
         """A cache as an input or output of a graph, with letters for the axes left open.
 
         [B, kv heads, M, D], or a pool [pages, page_size, kv heads, D] with nobody's page in it.
+        Layers of another `window` have other pages.
         """
         form = self.form
         if form.page_size is None:
             return ("B", kv_heads, form.cache_length or "M", head_dim)
-        pages: Dim = "pages" if form.pages is None else form.pages + 1
+        pages: Dim = "pages" if window is None else f"pages_{window}"
+        if form.pages is not None:
+            pages = form.pages + 1
         return (pages, form.page_size, kv_heads, head_dim)
 
     @abstractmethod
@@ -100,7 +103,7 @@ def cache_values(layer: LayerBuilder, form: GraphForm | None = None) -> tuple[li
     The operation is that of the graph's form, or of `form`.
     """
     form = form or layer.b.form
-    operands = [PAGE_TABLE] * form.is_paged + layer.caches
+    operands = [page_table(layer)] * form.is_paged + layer.caches
     if form.is_fp8:
         operands.append(kv_scales(layer))
     return operands, [cache_output(cache) for cache in layer.caches]
@@ -112,6 +115,14 @@ def kv_scales(layer: LayerBuilder) -> str:
     scales = read_kv_scales(spec.checkpoint.tensors, spec.weights, spec.quantization, layer.index)
     name = f"{layer.owner}_kv_scales_{layer.index}"
     return layer.b.constant(name, [2], scales, Precision.FLOAT32)
+
+
+def page_table(layer: LayerBuilder) -> str:
+    """The page table of a layer's pages."""
+    layers = layer.spec.sizes.layers
+    # Behind the layers of an EAGLE-3 head are its features, of every position.
+    window = layers[layer.index].window if layer.index < len(layers) else None
+    return page_table_input(window if window in layer.b.form.windows else None)
 
 
 def paging(layer: LayerBuilder) -> dict[str, Any]:

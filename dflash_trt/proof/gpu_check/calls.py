@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import cast
 
 import numpy as np
 
@@ -11,11 +10,11 @@ from dflash_trt.backends.base import (
     Executor,
     FloatArray,
     Int64Array,
-    PagedExecutor,
     Scores,
     StepCall,
     TargetCall,
     TargetGraph,
+    hold_positions,
 )
 from dflash_trt.runtime import SamplingParams
 from dflash_trt.runtime.scores import sampling_input
@@ -24,13 +23,8 @@ from dflash_trt.runtime.scores import sampling_input
 def begin_anew(*executors: Executor) -> None:
     """Empties all slots; where caches are paged, each slot gets pages for a full sequence."""
     for executor in executors:
-        limits = executor.limits
         executor.release_slots(0)
-        if limits.page_pool is None:
-            continue
-        paged, whole = cast(PagedExecutor, executor), limits.page_pool.cover(limits.max_seq_len)
-        for slot in range(limits.max_batch):
-            paged.bind_pages(slot, range(slot * whole, (slot + 1) * whole))
+        hold_positions(executor, executor.limits.max_seq_len, executor.limits.max_batch)
 
 
 def forward(

@@ -101,7 +101,10 @@ def write_random_pair(shape: RandomPair, folder: Path) -> Pair:
 def build_random_pair(
     shape: RandomPair, pair: Pair, folder: Path, engines: EngineOptions | None, progress: Progress
 ) -> Bundle:
-    """A bundle of `pair` in `folder`: engines, or graphs for the CPU with the same numbers."""
+    """A bundle of `pair` in `folder`: engines, or graphs for the CPU with the same numbers.
+
+    The CPU's caches are linear, whose bits are those of paged ones: they hold every position.
+    """
     config = BuildConfig.model_validate(
         {
             "description": shape.name,
@@ -114,7 +117,7 @@ def build_random_pair(
     )
     options = BuildOptions(
         engines=engines,
-        page_size=PAGE_SIZE if shape.is_paged else None,
+        page_size=PAGE_SIZE if shape.is_paged and engines is not None else None,
         cache_dtype=shape.cache_dtype,
     )
     build_bundle(pair, config, "random", folder, options, progress)

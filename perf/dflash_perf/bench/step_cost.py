@@ -47,7 +47,7 @@ def open_synthetic(folder: Path, max_seq_len: int, held: int, layout: str = "lin
     options = ("--max-seq-len", str(max_seq_len), "--kv-layout", layout, "--overwrite")
     build_synthetic(folder, bundle, *options)
     executor = open_executor(open_bundle(bundle), threads=1)
-    hold_positions(executor, 0, max_seq_len)
+    hold_positions(executor, max_seq_len)
     ids = np.arange(held, dtype=np.int64)[None] % PAIR.target.vocab
     zero, last = np.zeros(1, np.int64), np.array([[held - 1]])
     executor.forward(TargetCall("target", 0, ids, zero, last))

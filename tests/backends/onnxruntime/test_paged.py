@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from dflash_trt.backends.onnxruntime.executor import OnnxRuntimeExecutor
+from dflash_trt.backends.page_bindings import HANDED_BACK
 from dflash_trt.errors import DflashError
 from tests.backends.steps import (
     SLIDING,
@@ -30,6 +31,7 @@ PAIR: dict[str, Any] = {
     "fit_steps": 120,
     "max_batch": 8,
     "max_seq_len": 384,
+    "prefill_chunk": 384,  # no window would spare a page
 }
 
 
@@ -102,6 +104,24 @@ def test_what_no_pool_allows(executor: OnnxRuntimeExecutor, linear: TinyPair) ->
         forward_rows(executor, [[1] * (held + 1)], [0])
     with pytest.raises(ValueError, match="linear caches have no pages"):
         linear.open().bind_pages(0, [0])
+
+
+def test_rows_do_not_run_without_what_their_window_sees(make_pair: PairFactory) -> None:
+    """A window of 24 in pages of 8: rows from 32 on see 9 and what follows."""
+    executor = make_pair(**PAIR | {"prefill_chunk": 16}, paging={"page_size": 8}).open()
+    executor.bind_pages(0, range(8))
+    executor.bind_window(0, 24, range(8))
+    ids = random_ids(64, 33).tolist()
+    run_chunks(executor, ids[:32], (16,), slot=0)
+    executor.bind_window(0, 24, [HANDED_BACK] * 2 + [*range(2, 8)])
+    with pytest.raises(ValueError, match="slot 0 has handed back what rows from 32 on see"):
+        forward_rows(executor, [ids[32:]], [32])
+    executor.bind_window(0, 24, [HANDED_BACK, *range(1, 8)])
+    forward_rows(executor, [ids[32:]], [32])
+    with pytest.raises(ValueError, match="17 rows are more than windows have pages for"):
+        forward_rows(executor, [ids[:17]], [32])
+    with pytest.raises(ValueError, match="a window of 9 have no pages of their own"):
+        executor.bind_window(0, 9, [0])
 
 
 def test_a_graph_of_the_other_layout_is_refused(linear: TinyPair, make_pair: PairFactory) -> None:

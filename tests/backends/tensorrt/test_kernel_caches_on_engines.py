@@ -127,7 +127,7 @@ def test_logits_are_near_the_cpus_and_memory_is_that_of_pages_and_codes(
     dtype = {key: value for key, value in form.items() if key == "cache_dtype"}
     cpu = open_executor(build(built, tmp_path / "cpu", None, dtype), threads=1)
     executor, _ = open_engines(built, tmp_path, form, monkeypatch)
-    hold_positions(executor, 1, LENGTH)
+    hold_positions(executor, LENGTH, slots=2)
     want, got = (run_chunks(one, ids, (8, 3), slot=1) for one in (cpu, executor))
     assert np.abs(got - want).max() < (0.08 if dtype else 0.01) * np.abs(want).max()
     positions = (PAGES + 1) * SIZE if "pages" in form else SLOTS * LENGTH
