@@ -159,6 +159,8 @@ class PageGroup:
         longest = run = 0
         for end, key in enumerate(keys, start=1):
             run = run + 1 if self.allocator.knows(key) else 0
+            if not run and self._window is None:
+                break
             if run >= end - self._first_of(end):
                 longest = end
         return longest
