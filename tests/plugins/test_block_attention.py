@@ -19,6 +19,7 @@ from dflash_plugins.block_attention.cases import AttentionShape, make_cases, wid
 from dflash_plugins.block_attention.inputs import Inputs, attend, expect, make_inputs
 from dflash_plugins.block_attention.launch import (
     BLOCK,
+    FEW,
     FLOOR,
     attention_operations,
     tile_positions,
@@ -99,6 +100,19 @@ def test_wide_heads_of_public_targets(interpreter: Interpreter, name: str, is_pa
     lengths = [1100 if shape.window else RUN + 20]
     sizes = {"score_size": shape.head_dim**0.5} if name.startswith("gemma") else {}
     check_attention(interpreter.run, shape, make_inputs(shape, lengths, 3, **sizes))
+
+
+@pytest.mark.parametrize(("group", "rows"), [(1, 16), (4, 32), exhaustive(8, 32)])
+def test_a_program_of_few_rows_computes_the_same(
+    interpreter: Interpreter, group: int, rows: int
+) -> None:
+    """Half of a block's, 16 to 32, over two splits."""
+    shape = shaped(group, 1, length=2 * RUN, block_size=16, is_causal=True)
+    inputs = make_inputs(shape, [RUN + 40])
+    check_attention(partial(interpreter.run, tactic=FEW), shape, inputs)
+    launches = [make_cases("", shape, batch=1)[0].launch(tactic) for tactic in (BLOCK, FEW)]
+    block, few = (launch.constants["BLOCK_M"] for launch in launches)
+    assert few == rows and few <= block
 
 
 @pytest.mark.parametrize(

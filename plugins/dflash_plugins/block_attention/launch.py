@@ -5,7 +5,8 @@ a partial result per split of the context, `_merge` combines them. The first two
 (`kv_caches.py`). Attributes: block_size, the most rows of a verify step; is_causal, 1 for the
 lower-right mask; window, 0 for none; most_splits, the most splits of a row. Tactic 0 gives a
 program the rows of one block, tactic 1 as many as registers hold: prefill chunks read K and V less.
-Tactic 2 is the floor: 48 KiB of shared memory, which a launcher need not opt in to.
+Tactic 2 gives it half a block's rows, at most 32: more programs, whose tiles take less time, for
+few sequences. Tactic 3 is the floor: 48 KiB of shared memory, which a launcher need not opt in to.
 """
 
 from __future__ import annotations
@@ -28,11 +29,14 @@ from dflash_trt.errors import DflashError
 from dflash_trt.kernels import attention
 from dflash_trt.kernels.attention import Extent
 
-TACTICS = BLOCK, MOST, FLOOR = range(3)
-"""A program has the rows of a block, the most rows, or at most what 48 KiB hold."""
+TACTICS = BLOCK, MOST, FEW, FLOOR = range(4)
+"""A program has the rows of a block, the most rows, few, or at most what 48 KiB hold."""
 
 MAX_ROWS, MAX_ROW_ELEMENTS = 128, 64 * 256
 """Most query rows of a program, and most elements of them: its float32 sums stay in registers."""
+
+LEAST_ROWS, FEW_ROWS = 16, 32
+"""Rows of a product on tensor cores, and of a program that shares its block's with others."""
 
 FLOOR_ROW_ELEMENTS = 32 * 128
 """Most elements of the floor's rows: beside 8 KiB of q and 8 of products, 32 KiB of K and V fit."""
@@ -117,7 +121,9 @@ def _launch(is_split: bool, specs: Specs, attributes: Attributes, tactic: int) -
     program_rows = min(MAX_ROWS, elements // head_dim)
     if tactic != MOST:
         block_rows = next_power_of_two(group * attributes["block_size"])
-        program_rows = min(max(16, block_rows), program_rows)
+        program_rows = min(max(LEAST_ROWS, block_rows), program_rows)
+    if tactic == FEW:
+        program_rows = max(LEAST_ROWS, min(FEW_ROWS, program_rows // 2))
     row_blocks = (rows * group + (program_rows - 1)) // program_rows
     absent = [name for name in ("page_table", "kv_scales") if name not in specs]
     absent += ["sinks", "attended"] if is_split else ["shares", "log_sums"]

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from dflash_plugins.block_attention.benchmark import AttentionPoint
-from dflash_plugins.block_attention.launch import BLOCK, FLOOR
+from dflash_plugins.block_attention.launch import BLOCK, FEW, FLOOR
 from dflash_plugins.compile import compile_kernel
 from dflash_plugins.operation import Case, DType
 from dflash_plugins.roofline.attention import AttentionWork, merge_work, split_work
@@ -28,8 +28,8 @@ Predictor = Callable[[Any], PredictedTime | None]
 """The time of a point of a benchmark; None where the formula has none."""
 
 WRITERS = ("kv_cache_update", "kv_feature_injection")
-MEASURED_TACTICS = (BLOCK, FLOOR)
-"""Of a block's rows; the third gives a program more rows than a block has."""
+MEASURED_TACTICS = (BLOCK, FEW, FLOOR)
+"""Of a block's rows; the other gives a program more rows than a block has."""
 
 
 def predict_point(point: Any, rates: GpuRates, folder: Path) -> PredictedTime | None:
