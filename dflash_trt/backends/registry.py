@@ -8,9 +8,9 @@ from dataclasses import asdict
 from dflash_trt.backends.base import Executor, ExecutorLimits
 from dflash_trt.bundle.bundle import Bundle
 from dflash_trt.bundle.coupling import read_coupling
-from dflash_trt.bundle.recurrent_dims import state_copies
 from dflash_trt.graph.bindings import GraphName
 from dflash_trt.graph.tensors import cache_layout
+from dflash_trt.memory.caches import state_copies
 
 
 def check_runnable(bundle: Bundle) -> None:
@@ -43,7 +43,7 @@ def open_executor(
         draws=manifest.engines is not None and manifest.engines.draws,
         has_state=target.sizes.has_state,
         coupling=read_coupling(bundle),
-        state_copies=state_copies(target.recurrent, manifest.limits, manifest.page_pool),
+        state_copies=state_copies(target.sizes, manifest.limits, manifest.page_pool),
     )
     layout = cache_layout(manifest.graph_form, target.sizes, draft.sizes)
     # Imported here: a command needs one library or the other, or only reads a bundle.

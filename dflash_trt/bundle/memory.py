@@ -6,7 +6,6 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from dflash_trt.bundle.manifest import Manifest
-from dflash_trt.bundle.recurrent_dims import state_copies
 from dflash_trt.checkpoints.sizes import DecoderSizes
 from dflash_trt.graph.form import Precision
 from dflash_trt.hardware.gpus import Gpu
@@ -16,6 +15,7 @@ from dflash_trt.memory.caches import (
     cache_bytes_by_window,
     cache_bytes_per_token,
     state_bytes,
+    state_copies,
 )
 from dflash_trt.memory.workspace import (
     LOGITS_ITEM_BYTES,
@@ -98,7 +98,7 @@ def estimate_memory(manifest: Manifest, batch: int, context: int) -> MemoryEstim
         else tokens_drafted * target.hidden_size * item,
         target_cache=_cached_bytes(manifest, target.sizes, batch, context),
         draft_cache=_cached_bytes(manifest, draft.sizes, batch, context),
-        target_state=(batch + state_copies(target.recurrent, manifest.limits, pool))
+        target_state=(batch + state_copies(target.sizes, manifest.limits, pool))
         * state_bytes(target.sizes, manifest.graph_form),
     )
 
@@ -150,8 +150,8 @@ def fit_bundle(manifest: Manifest, gpu: Gpu, context: int) -> BundleFit:
     workspace = RUNTIME_BYTES + rows * manifest.target.vocab_size * LOGITS_ITEM_BYTES
     workspace += bundle_scratch(manifest)
     if manifest.engines is not None:
-        capacity = manifest.engines.cache_length
-        workspace += decomposed_scratch(manifest.target.sizes, manifest.limits, capacity)
+        form, capacity = manifest.graph_form, manifest.engines.cache_length
+        workspace += decomposed_scratch(manifest.target.sizes, manifest.limits, form, capacity)
     free = max(0, gpu.memory_bytes - weights - workspace)
     longest = manifest.target.max_position_embeddings
     contexts = sorted({context, *(length for length in USUAL_CONTEXTS if length <= longest)})

@@ -9,7 +9,7 @@ from typing import Annotated
 from pydantic import Field
 
 from dflash_trt.checkpoints.sizes import LayerSizes, RecurrentSizes
-from dflash_trt.core.limits import Count, Limits, PagePool
+from dflash_trt.core.limits import Count
 from dflash_trt.core.validation import StrictRecord
 
 
@@ -34,11 +34,3 @@ def recurrent_dims(layers: Sequence[LayerSizes]) -> RecurrentDims | None:
     for one in found.values():
         return RecurrentDims(layers=list(found), **asdict(one))
     return None
-
-
-def state_copies(dims: RecurrentDims | None, limits: Limits, pool: PagePool | None) -> int:
-    """Copies of a sequence's states, for prefixes that are shared; 0 without pages.
-
-    For every slot one of its prompt's end, one of its output, and one where prompts part.
-    """
-    return 0 if dims is None or pool is None else 3 * limits.max_batch

@@ -89,6 +89,11 @@ class GraphForm:
         return self.precision is not Precision.FLOAT32
 
     @property
+    def has_kernels(self) -> bool:
+        """Whether engines run kernels of this project: those that draw do."""
+        return self.draws and self.is_native
+
+    @property
     def has_kernel_caches(self) -> bool:
         """Whether only this project's kernels, not TensorRT's, write and read the caches."""
         return self.precision is not Precision.FLOAT32 and (self.is_paged or self.is_fp8)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from dflash_trt.checkpoints.sizes import DecoderSizes
-from dflash_trt.core.limits import Limits
+from dflash_trt.core.limits import Limits, PagePool
 from dflash_trt.graph.caches import stores_sinks
 from dflash_trt.graph.form import GraphForm
 from dflash_trt.graph.tensors import CacheShape, cache_layout
@@ -40,6 +40,14 @@ def state_bytes(sizes: DecoderSizes, form: GraphForm) -> int:
     """Bytes that a sequence has in recurrent layers, whatever its length: float32."""
     held = cache_layout(form, sizes).states().values()
     return STATE_ITEM_BYTES * sum(math.prod(one) for one in held)
+
+
+def state_copies(sizes: DecoderSizes, limits: Limits, pool: PagePool | None) -> int:
+    """Copies of a sequence's states, for prefixes that are shared; 0 without pages.
+
+    For every slot one of its prompt's end, one of its output, and one where prompts part.
+    """
+    return 3 * limits.max_batch if sizes.has_state and pool is not None else 0
 
 
 def planned_state_bytes(sizes: DecoderSizes, layout: GpuLayout = ONE_GPU) -> float:

@@ -7,7 +7,12 @@ from dataclasses import dataclass
 from dflash_trt.checkpoints.sizes import DecoderSizes
 from dflash_trt.core.limits import Limits, PagePool
 from dflash_trt.graph.form import GraphForm
-from dflash_trt.memory.caches import cache_bytes_per_token, engine_cache_length, state_bytes
+from dflash_trt.memory.caches import (
+    cache_bytes_per_token,
+    engine_cache_length,
+    state_bytes,
+    state_copies,
+)
 from dflash_trt.memory.gpus import ONE_GPU
 from dflash_trt.memory.shape import FORMATS, DraftShape, ModelShape
 from dflash_trt.memory.weights import (
@@ -25,7 +30,7 @@ class EngineMemory:
 
     Args:
         caches: of both models, `positions` of each, allocated whole.
-        states: of recurrent layers, of every sequence.
+        states: of recurrent layers, of every sequence and of copies.
         gathered: of the experts that the `rows` of the widest pass choose, one layer's.
         shares: of split attention, where kernels of ours are to split it.
         scores: of one layer's attention where no kernel computes it.
@@ -63,14 +68,15 @@ def engine_memory(
     positions = limits.max_batch * capacity
     if pool is not None:
         positions = (pool.pages + 1) * pool.page_size
+    slots = limits.max_batch + state_copies(target, limits, pool)
     rows = max(limits.prefill_chunk, limits.max_batch * limits.block_size)
     return EngineMemory(
         weights=weights,
         caches=positions * sum(cache_bytes_per_token(sizes, form) for sizes in (target, draft)),
-        states=limits.max_batch * state_bytes(target, form),
+        states=slots * state_bytes(target, form),
         gathered=rows * gathered_bytes(target, form.precision.item_bytes),
         shares=split_scratch(target, draft, limits, form, capacity) if splits else 0,
-        scores=decomposed_scratch(target, limits, capacity),
+        scores=decomposed_scratch(target, limits, form, capacity),
         positions=positions,
         rows=rows,
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dflash_trt.checkpoints.sizes import DecoderSizes
 from dflash_trt.core.limits import Limits
-from dflash_trt.graph.caches.native import is_decomposed
+from dflash_trt.graph.caches.native import is_attended_by_kernel, is_decomposed
 from dflash_trt.graph.form import GraphForm
 from dflash_trt.kernels.attention import scratch_bytes
 from dflash_trt.memory.shape import ModelShape
@@ -30,11 +30,11 @@ def split_scratch(
     """Bytes that attention's shares take in the largest call of engines of graphs of `form`.
 
     `capacity` is the length of their caches. The draft's attention is the plugins', the target's
-    where only kernels read its caches.
+    where only kernels read its caches, or have heads as large.
     """
-    calls = [(draft, limits.max_batch, limits.block_size)]
-    if form.has_kernel_caches:
-        calls += [(target, limits.max_batch, limits.block_size), (target, 1, limits.prefill_chunk)]
+    steps = limits.max_batch, limits.block_size
+    own = [layer for layer in target.layers if is_attended_by_kernel(layer, form)]
+    calls = [(draft.layers, *steps), (own, *steps), (own, 1, limits.prefill_chunk)]
     return max(
         scratch_bytes(
             capacity=capacity,
@@ -45,15 +45,13 @@ def split_scratch(
             batch=batch,
             rows=rows,
         )
-        for sizes, batch, rows in calls
-        for heads, head_dim, window in {
-            (layer.heads, layer.head_dim, layer.window) for layer in sizes.layers
-        }
+        for layers, batch, rows in calls
+        for heads, head_dim, window in {(one.heads, one.head_dim, one.window) for one in layers}
     )
 
 
-def decomposed_scratch(target: DecoderSizes, limits: Limits, capacity: int) -> int:
-    """Bytes that attention takes that is written out, in the largest call of engines.
+def decomposed_scratch(target: DecoderSizes, limits: Limits, form: GraphForm, capacity: int) -> int:
+    """Bytes that attention takes that is written out, in the largest call of engines of `form`.
 
     Of one layer: scores and their shares in float32, the shares once more in the compute type, and
     the keys in float32.
@@ -63,7 +61,7 @@ def decomposed_scratch(target: DecoderSizes, limits: Limits, capacity: int) -> i
         batch
         * capacity
         * (rows * layer.heads * 10 + layer.kv_heads * layer.head_dim * 4)
-        * is_decomposed(layer)
+        * is_decomposed(layer, form)
         for batch, rows in calls
         for layer in target.kinds()
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from dflash_trt.graph.bindings import PAGE_TABLE
@@ -17,17 +18,21 @@ class KernelStrategy(CacheStrategy):
     """`dflash::block_attention` in the caches' form; it takes sinks as they are."""
 
     def attend(self, layer: LayerBuilder, q: str, k: str, v: str) -> str:
-        b, form, sizes = layer.b, self.form, layer.sizes
-        caches = write_rows(layer, k, v)
-        operands = [q, *caches, layer.rows.lengths, *[PAGE_TABLE] * form.is_paged]
-        if form.is_fp8:
-            operands.append(kv_scales(layer))
-        if sizes.has_sinks:
-            operands.append(layer.weight("sinks", Precision.FLOAT32))
-        else:
-            none = [-math.inf] * sizes.heads
-            name = f"no_sinks_{sizes.heads}"
-            operands.append(b.constant(name, [sizes.heads], none, Precision.FLOAT32))
-        function, window = block_attention_function(form), sizes.window or 0
-        causal = int(sizes.is_causal)
-        return b.call(function, operands, "attend", is_causal=causal, window=window)[0]
+        return attend_by_kernel(layer, q, write_rows(layer, k, v))
+
+
+def attend_by_kernel(layer: LayerBuilder, q: str, caches: Sequence[str]) -> str:
+    """Attention of q [B,heads,S,D], pre-scaled, over caches that hold the call's rows."""
+    b, form, sizes = layer.b, layer.b.form, layer.sizes
+    operands = [q, *caches, layer.rows.lengths, *[PAGE_TABLE] * form.is_paged]
+    if form.is_fp8:
+        operands.append(kv_scales(layer))
+    if sizes.has_sinks:
+        operands.append(layer.weight("sinks", Precision.FLOAT32))
+    else:
+        none = [-math.inf] * sizes.heads
+        name = f"no_sinks_{sizes.heads}"
+        operands.append(b.constant(name, [sizes.heads], none, Precision.FLOAT32))
+    function, window = block_attention_function(form), sizes.window or 0
+    causal = int(sizes.is_causal)
+    return b.call(function, operands, "attend", is_causal=causal, window=window)[0]

@@ -19,12 +19,15 @@ from onnx import TensorProto
 
 from dflash_trt.checkpoints.sizes import LayerSizes
 from dflash_trt.graph.bindings import KV
+from dflash_trt.graph.caches.kernels import attend_by_kernel
 from dflash_trt.graph.caches.linear import linear_length, plain_attention
 from dflash_trt.graph.caches.strategy import CacheStrategy, scatter_rows
 from dflash_trt.graph.decomposed_attention import decomposed_attention
+from dflash_trt.graph.form import GraphForm
 from dflash_trt.graph.functions import attention_facts, attention_function
 from dflash_trt.graph.model_builder import LayerBuilder
 from dflash_trt.graph.rows import Rows
+from dflash_trt.kernels.attention import HEAD_DIMS
 
 # TensorRT's kernels take head sizes that are multiples of 8.
 SINK_DIMS = 8
@@ -36,11 +39,22 @@ _LOGIT_PARTS = 3
 """Numbers that a chain's logit is the sum of: one of the compute type has 8 to 11 bits of it."""
 
 
-def is_decomposed(layer: LayerSizes) -> bool:
+def is_decomposed(layer: LayerSizes, form: GraphForm) -> bool:
     """Whether a layer's attention is written out, since no kernel has heads as large.
 
     Of causal ones without sinks, whose mask says all: what else a cache has room for lies behind.
     """
+    return _has_large_heads(layer) and not is_attended_by_kernel(layer, form)
+
+
+def is_attended_by_kernel(layer: LayerSizes, form: GraphForm) -> bool:
+    """Whether a kernel of ours attends in a layer of a target, as TensorRT has none for it."""
+    if form.has_kernel_caches:
+        return layer.recurrent is None
+    return form.has_kernels and _has_large_heads(layer) and layer.head_dim in HEAD_DIMS
+
+
+def _has_large_heads(layer: LayerSizes) -> bool:
     is_plain = layer.recurrent is None and layer.is_causal and not layer.has_sinks
     return is_plain and layer.head_dim > FUSED_HEAD_DIMS[-1]
 
@@ -56,7 +70,9 @@ class NativeStrategy(CacheStrategy):
         if sizes.has_sinks:
             return _attend_with_sinks(layer, q, k, v)
         caches = scatter_rows(layer, k, v)
-        if is_decomposed(sizes):
+        if is_attended_by_kernel(sizes, self.form):
+            return attend_by_kernel(layer, q, caches)
+        if is_decomposed(sizes, self.form):
             mask = layer.rows.window_mask(sizes.window, sizes.is_causal, linear_length(layer))
             return decomposed_attention(layer, q, caches, mask)
         function, operands, attributes = plain_attention(layer, q, caches, linear_length(layer))

@@ -43,6 +43,7 @@ from dflash_trt.backends.tensorrt.library import (
 from dflash_trt.checkpoints.decoder import DecoderSpec
 from dflash_trt.checkpoints.pair import Pair
 from dflash_trt.checkpoints.quantized_weights import quantized_linears
+from dflash_trt.checkpoints.sizes import LayerSizes
 from dflash_trt.core.files import FileKind, find_file
 from dflash_trt.core.limits import Limits
 from dflash_trt.core.progress import Progress
@@ -50,7 +51,11 @@ from dflash_trt.core.user_cache import read_cache, user_cache_file, write_cache
 from dflash_trt.errors import DflashError
 from dflash_trt.graph.bindings import GraphName, Owner
 from dflash_trt.graph.caches import cache_head_dim
-from dflash_trt.graph.caches.native import FUSED_HEAD_DIMS, is_decomposed
+from dflash_trt.graph.caches.native import (
+    FUSED_HEAD_DIMS,
+    is_attended_by_kernel,
+    is_decomposed,
+)
 from dflash_trt.graph.form import CPU_FORM, GraphForm, Precision
 from dflash_trt.graph.gated_delta import ALIGNED_ELEMENTS
 from dflash_trt.graph.gated_delta_groups import GROUPS
@@ -137,7 +142,8 @@ def check_buildable(
                 )
         _check_states(owner, spec)
         if form.has_kernel_caches:
-            _check_kernels(owner, spec.head_dim)
+            for layer in spec.sizes.kinds():
+                _check_kernels(owner, layer)
             continue
         _check_fused(library, owner, spec, form)
 
@@ -145,7 +151,9 @@ def check_buildable(
 def _check_fused(library: Library, owner: Owner, spec: DecoderSpec, form: GraphForm) -> None:
     """Attention has a fused kernel in every layer, or is written out there."""
     for layer in spec.sizes.layers:
-        if layer.recurrent is not None or is_decomposed(layer):
+        if layer.recurrent is not None or is_decomposed(layer, form):
+            continue
+        if is_attended_by_kernel(layer, form):
             continue
         size = cache_head_dim(layer.head_dim, spec.sizes.needs_sink_room, form)
         room = " with room for a sink" if size > layer.head_dim else ""
@@ -169,10 +177,10 @@ def _check_states(owner: Owner, spec: DecoderSpec) -> None:
             )
 
 
-def _check_kernels(owner: Owner, head_dim: int) -> None:
-    if head_dim not in HEAD_DIMS:
+def _check_kernels(owner: Owner, layer: LayerSizes) -> None:
+    if layer.recurrent is None and layer.head_dim not in HEAD_DIMS:
         raise DflashError(
-            f"the {owner}'s head size {head_dim} has no kernel over paged or FP8 caches; "
+            f"the {owner}'s head size {layer.head_dim} has no kernel over paged or FP8 caches; "
             f"{', '.join(map(str, HEAD_DIMS))} have",
             fix="leave out --kv-layout and --kv-dtype, or build with --executor cpu",
             usage=True,
