@@ -72,14 +72,19 @@ class PageBindings:
                 raise ValueError(f"slot {slot} has handed back what rows from {end - rows} on see")
 
     def fill(
-        self, table: Int32Array, slots: Sequence[int], ends: Mapping[int, int] | None = None
+        self,
+        table: Int32Array,
+        slots: Sequence[int],
+        ends: Mapping[int, int] | None = None,
+        *,
+        first: int = 0,
     ) -> None:
-        """Writes `slots` into the first rows of a page table [B,C], nobody's page elsewhere.
+        """Writes `slots` into a page table [B,C] from row `first` on, nobody's page elsewhere.
 
         Of each slot the pages up to its end, or all of them.
         """
         table.fill(self._pool.pages)
-        for row, slot in enumerate(slots):
+        for row, slot in enumerate(slots, first):
             used = table.shape[1] if ends is None else self._pool.cover(ends[slot])
             pages = self._bound[slot][:used]
             table[row, : len(pages)] = pages

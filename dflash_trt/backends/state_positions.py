@@ -47,6 +47,10 @@ class StatePositions:
         self.rows_end[part] = starts + rows
         self.state_start[part] = np.maximum(starts, starts + rows - self._replay)
 
+    def can_resume(self, slot: int, position: int) -> bool:
+        """Whether rows may follow at `position`, of the same sequence."""
+        return bool(self.state_start[slot] <= position <= self.rows_end[slot])
+
     def lose(self, slots: range) -> None:
         """Says that a call over `slots` broke off: their sequences can only begin again."""
         part = slice(slots.start, slots.stop)

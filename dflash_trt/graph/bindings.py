@@ -22,6 +22,7 @@ PAGE_TABLE = "page_table"
 LOGIT_ROWS = "logit_rows"
 STATE_START = "state_start"
 ROWS_END = "rows_end"
+ROWS_SIDE = "rows_side"
 SAMPLING = "sampling"
 CHOICE_IDS = "choice_ids"
 LOGITS = "logits"
@@ -49,7 +50,7 @@ def cache_input(owner: Owner, kv: CacheKind, layer: int) -> str:
     """Name of one layer's K or V cache as a graph input, or of a recurrent layer's.
 
     [B, kv heads, M, D], or a pool [pages, page_size, kv heads, D] in the paged layout. A state is
-    [B, heads, D, D], and rows are [B, kept rows, elements].
+    [B, heads, D, D], and rows are [B, kept rows, elements], in engines [B, 1 or 2, kept rows, …].
     """
     return f"{owner}_{kv}_{layer}"
 

@@ -1,11 +1,12 @@
 """A Gated DeltaNet layer of a hybrid target, around its recurrence.
 
-That is gated_delta.py on the CPU, and gated_delta_groups.py in engines.
+That is gated_delta.py on the CPU and by our kernel, and gated_delta_groups.py in other engines.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from onnx import TensorProto
 
@@ -13,13 +14,14 @@ from dflash_trt.graph.bindings import (
     CACHE_START,
     RECURRENT,
     ROWS_END,
+    ROWS_SIDE,
     STATE_START,
     cache_input,
     cache_output,
 )
 from dflash_trt.graph.form import Precision
 from dflash_trt.graph.functions import swiglu_function
-from dflash_trt.graph.gated_delta import gated_delta_function
+from dflash_trt.graph.gated_delta import gated_delta_function, is_stepped_by_kernel
 from dflash_trt.graph.gated_delta_groups import gated_delta_groups_function
 from dflash_trt.graph.model_builder import LayerBuilder
 
@@ -45,7 +47,9 @@ def gated_delta(layer: LayerBuilder, x: str) -> str:
             layer.weight("dt_bias", Precision.FLOAT32),
             decay,
         ]
-        name = (_run_groups if b.form.is_native else _run_rows)(layer, [rows, *weights])
+        by_kernel = is_stepped_by_kernel(b.form, sizes)
+        in_groups = b.form.is_native and not by_kernel
+        name = (_run_groups if in_groups else _run_rows)(layer, [rows, *weights])
         by_head = b.integers(-1, sizes.value_heads, sizes.head_dim)
         heads = b.node("Reshape", [name, by_head], "heads")
         heads = layer.rms_norm(heads, "gated_norm", "gated_norm", is_wide=True, is_plain=True)
@@ -63,7 +67,11 @@ def _run_rows(layer: LayerBuilder, operands: Sequence[str]) -> str:
     name = "/".join([*b.scopes, "step"])
     outputs = [name, cache_output(state), cache_output(kept)]
     given = [*operands, kept, state, CACHE_START, STATE_START, ROWS_END]
-    b.call(gated_delta_function(b.form, sizes), given, "step", outputs=outputs)
+    attributes: dict[str, Any] = {}
+    if is_stepped_by_kernel(b.form, sizes):
+        given.append(ROWS_SIDE)
+        attributes["replay"] = b.form.replay
+    b.call(gated_delta_function(b.form, sizes), given, "step", outputs=outputs, **attributes)
     return name
 
 

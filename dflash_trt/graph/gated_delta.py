@@ -14,6 +14,13 @@ import onnx
 from dflash_trt.checkpoints.sizes import RecurrentSizes
 from dflash_trt.graph.form import GraphForm
 from dflash_trt.graph.functions import define
+from dflash_trt.kernels.recurrence import has_recurrent_kernel
+
+IDLE = -1
+"""What an idle sequence of an engine's call has for rows_end."""
+
+STEP = "gated_delta_step"
+"""The function's name, and its kernel's."""
 
 ALIGNED_ELEMENTS = 64
 """256 bytes of float32."""
@@ -23,8 +30,8 @@ ALIGNED_ELEMENTS = 64
 # have rows that k = beta = 0 and decay 1 make exact no-ops. The last Cast is for onnx's checker,
 # which knows no types of ONNX Runtime's own operations.
 _STEP = """
-gated_delta_step (new_rows, kernel, time_bias, decay, rows, state, start, state_start, rows_end)
-    => (y, state_out, rows_out)
+gated_delta_step {attributes} (new_rows, kernel, time_bias, decay, rows, state, start, state_start,
+    rows_end{side}) => (y, state_out, rows_out)
 {{
     zero = Constant <value_int = 0> ()
     one = Constant <value_int = 1> ()
@@ -39,30 +46,30 @@ gated_delta_step (new_rows, kernel, time_bias, decay, rows, state, start, state_
     held = Constant <value_ints = [{held}]> ()
     held_count = Constant <value_int = {held}> ()
     most = Constant <value_ints = [{replay}]> ()
-
+{select}
     index_row = Range (zero, held_count, one)
-    starts = Unsqueeze (start, second)
-    ends = Unsqueeze (rows_end, second)
-    state_starts = Unsqueeze (state_start, second)
+    starts = Unsqueeze ({start}, second)
+    ends = Unsqueeze ({rows_end}, second)
+    state_starts = Unsqueeze ({state_start}, second)
     shift = Sub (starts, ends)
     shifted = Add (index_row, shift)
     index = Max (shifted, zero)
     oldest = Sub (starts, held)
     places = Add (index_row, oldest)
     index_column = Unsqueeze (index, third)
-    gathered = GatherND <batch_dims = 1> (rows, index_column)
+    gathered = GatherND <batch_dims = 1> ({rows}, index_column)
     is_placed = GreaterOrEqual (places, zero)
     is_row = Unsqueeze (is_placed, third)
     old_rows = Where (is_row, gathered, nothing)
     all_rows = Concat <axis = 1> (old_rows, new_rows)
     total = Shape <start = 1, end = 2> (all_rows)
     count = Sub (total, held)
-    rows_out = Slice (all_rows, count, total, second)
+    {rows_out} = Slice (all_rows, count, total, second)
 
     pending = Sub (starts, state_starts)
     longest_column = ReduceMax <keepdims = 1> (pending)
     longest = Reshape (longest_column, second)
-    dropped = Sub (most, longest)
+    dropped = Sub ({room}, longest)
     window = Slice (all_rows, dropped, end, second)
     before, raw_b, raw_a = Split <axis = 2> (window, parts)
     history = Slice (before, first, reach, second)
@@ -113,21 +120,44 @@ gated_delta_step (new_rows, kernel, time_bias, decay, rows, state, start, state_
     open_v = Slice (v, cut, end, second)
     open_g = Slice (g, cut, end, second)
     open_beta = Slice (beta, cut, end, second)
-    is_fresh = Equal (state_start, zero)
+    is_fresh = Equal ({state_start}, zero)
     state_grid = Constant <value_ints = [-1, 1, 1, 1]> ()
     is_fresh_state = Reshape (is_fresh, state_grid)
     state_before = Where (is_fresh_state, nothing, state)
-    settled_y, state_out = com.microsoft.LinearAttention
+    settled_y, {state_out} = com.microsoft.LinearAttention
         <q_num_heads = {key_heads}, kv_num_heads = {value_heads}, update_rule = "gated_delta">
         (settled_q, settled_k, settled_v, state_before, settled_g, settled_beta)
     open_y, state_after = com.microsoft.LinearAttention
         <q_num_heads = {key_heads}, kv_num_heads = {value_heads}, update_rule = "gated_delta">
-        (open_q, open_k, open_v, state_out, open_g, open_beta)
+        (open_q, open_k, open_v, {state_out}, open_g, open_beta)
     new_settled_y = Slice (settled_y, longest, end, second)
     untyped_y = Concat <axis = 1> (new_settled_y, open_y)
-    y = Cast <to = 1> (untyped_y)
+    y = Cast <to = 1> (untyped_y){settle}
 }}
 """
+
+# An idle sequence runs as a fresh one, of which nothing is kept.
+_SELECT = """
+    room = Constant <value_ints = [{room}]> ()
+    side_column = Unsqueeze (side, second)
+    own_rows = GatherND <batch_dims = 1> (rows, side_column)
+    is_idle = Less (rows_end, zero)
+    own_start = Where (is_idle, zero, start)
+    own_state_start = Where (is_idle, zero, state_start)
+    own_rows_end = Where (is_idle, zero, rows_end)
+"""
+_SETTLE = """
+    is_idle_state = Reshape (is_idle, state_grid)
+    typed_state = Cast <to = 1> (own_state_out)
+    state_out = Where (is_idle_state, state, typed_state)
+    sides = Constant <value_ints = [0, 1]> ()
+    is_read = Equal (side_column, sides)
+    idle_column = Unsqueeze (is_idle, second)
+    is_kept = Or (is_read, idle_column)
+    row_grid = Constant <value_ints = [0, 0, 1, 1]> ()
+    is_kept_side = Reshape (is_kept, row_grid)
+    own_rows_out_by_side = Unsqueeze (own_rows_out, second)
+    rows_out = Where (is_kept_side, rows, own_rows_out_by_side)"""
 
 
 def kept_rows(form: GraphForm, sizes: RecurrentSizes) -> int:
@@ -151,10 +181,22 @@ def gated_delta_function(form: GraphForm, sizes: RecurrentSizes) -> onnx.Functio
     the call's rows begin, up to where the state has taken rows, and behind which row `rows` end.
     y [B,S,N·D]. Afterwards `state` is that of max(start, start + S - P), and `rows` end at
     start + S. state_start <= start <= rows_end, and rows_end - state_start <= P, or both are 0.
+
+    Engines with kernels have rows [B,2,L,C+2N] and side [B], which of both a call reads; it writes
+    the other. They also have an attribute, P, and idle sequences: where rows_end is IDLE, state and
+    rows stay as they are, whatever the other inputs.
     """
     replay, held = form.replay, kept_rows(form, sizes)
     keys = sizes.key_heads * sizes.head_dim
+    names = ("rows", "start", "state_start", "rows_end", "state_out", "rows_out")
+    lines = {name: name for name in names}
+    lines |= dict.fromkeys(("attributes", "side", "select", "settle"), "") | {"room": "most"}
+    if is_stepped_by_kernel(form, sizes):
+        lines = {name: f"own_{name}" for name in names}
+        lines |= {"attributes": "<replay>", "side": ", side", "room": "room", "settle": _SETTLE}
+        lines["select"] = _SELECT.format(room=held - (sizes.kernel - 1))
     text = _STEP.format(
+        **lines,
         reach=sizes.kernel - 1,
         held=held,
         replay=replay,
@@ -170,3 +212,8 @@ def gated_delta_function(form: GraphForm, sizes: RecurrentSizes) -> onnx.Functio
         for name, values in (("parts", parts), ("kinds", kinds))
     }
     return define(text, constants, contrib=True)
+
+
+def is_stepped_by_kernel(form: GraphForm, sizes: RecurrentSizes) -> bool:
+    """Whether a kernel of ours runs the recurrence of graphs of `form`."""
+    return form.has_kernels and has_recurrent_kernel(sizes.head_dim, sizes.kernel)

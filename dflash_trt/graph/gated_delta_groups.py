@@ -23,9 +23,6 @@ from dflash_trt.graph.functions import define
 from dflash_trt.graph.gated_delta import kept_rows
 
 GROUPS = "gated_delta_groups"
-IDLE = -1
-"""What an idle sequence has for rows_end: its state and rows stay as they are."""
-
 SMALLEST_GROUP = 32
 """Rows: smaller groups would make prompts longer loops, and no step cheaper."""
 

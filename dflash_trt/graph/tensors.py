@@ -33,6 +33,7 @@ from dflash_trt.graph.bindings import (
     NEW_TOKENS,
     NEXT_BLOCK_IDS,
     ROWS_END,
+    ROWS_SIDE,
     SAMPLING,
     STATE_START,
     TOKEN_IDS,
@@ -46,8 +47,9 @@ from dflash_trt.graph.bindings import (
 )
 from dflash_trt.graph.caches import cache_head_dim, cache_strategy
 from dflash_trt.graph.form import GraphForm
-from dflash_trt.graph.gated_delta import kept_rows
+from dflash_trt.graph.gated_delta import is_stepped_by_kernel, kept_rows
 from dflash_trt.graph.model import GraphBuilder
+from dflash_trt.kernels.recurrence import SIDES
 
 OWNERS: dict[GraphName, tuple[Owner, ...]] = {
     "target": ("target", "draft"),
@@ -74,21 +76,23 @@ class StateShape:
     """The state of a recurrent layer of the target, [heads, D, D] of a sequence, and its rows.
 
     `kept_rows` of `row_elements` each lie before the position that a sequence has reached. In
-    engines they `have_heads`, an axis of one, since TensorRT updates only what has K's four.
+    engines there is an axis of `sides`: 2 of which a kernel reads one and writes the other, or 1,
+    since TensorRT itself updates only what has K's four axes.
     """
 
     heads: int
     head_dim: int
     kept_rows: int
     row_elements: int
-    have_heads: bool = False
+    sides: int | None = None
 
     @property
     def sizes(self) -> dict[CacheKind, tuple[int, ...]]:
         """Of one sequence, by kind."""
+        own = () if self.sides is None else (self.sides,)
         return {
             "state": (self.heads, self.head_dim, self.head_dim),
-            "rows": (*(1,) * self.have_heads, self.kept_rows, self.row_elements),
+            "rows": (*own, self.kept_rows, self.row_elements),
         }
 
 
@@ -119,6 +123,12 @@ class CacheLayout:
             for kind, sizes in shape.sizes.items()
         }
 
+    @property
+    def has_sides(self) -> bool:
+        """Whether recurrent layers have their rows twice, as a kernel of ours wants them."""
+        found = (one.sides for one in self.target if isinstance(one, StateShape))
+        return SIDES in found
+
     def shapes(self) -> dict[str, CacheShape]:
         """The shape of every K and V cache, by its input's name."""
         return self.of("target")
@@ -145,7 +155,8 @@ def _shape(layer: LayerSizes, form: GraphForm, *, has_room: bool) -> CacheShape 
         window = layer.window if layer.window in form.windows else None
         return CacheShape(layer.kv_heads, head_dim, window)
     kept = kept_rows(form, one)
-    return StateShape(one.value_heads, one.head_dim, kept, one.row_elements, form.is_native)
+    sides = (SIDES if is_stepped_by_kernel(form, one) else 1) if form.is_native else None
+    return StateShape(one.value_heads, one.head_dim, kept, one.row_elements, sides)
 
 
 _NamedTensor = tuple[str, int, tuple[Dim, ...]]
@@ -234,6 +245,7 @@ def graph_tensors(
     states = layout.states(graph)
     if states:
         inputs += [(name, int64, batch) for name in (STATE_START, ROWS_END)]
+        inputs += [(ROWS_SIDE, int64, batch)] * layout.has_sides
     given = [GraphTensor(*one, Role.INPUT) for one in inputs]
     made = [GraphTensor(*one, Role.OUTPUT) for one in outputs]
     strategy = cache_strategy(form)

@@ -9,6 +9,7 @@ from typing import Any
 
 import onnx
 import pytest
+from dflash_plugins.table import operations
 from onnx import helper
 
 from dflash_trt.backends.tensorrt.build import builder
@@ -18,6 +19,7 @@ from dflash_trt.backends.tensorrt.build.plugins import (
     plugin_caches,
     register_plugins,
 )
+from dflash_trt.errors import DflashError
 from dflash_trt.graph.functions import DFLASH_DOMAIN
 from dflash_trt.kernels import accept, attention
 from tests.cli.bigram import write_bigram_pair
@@ -161,25 +163,33 @@ def test_what_plugins_need_is_asked_for_before_anything_is_written(
 
 
 def test_an_overload_is_part_of_a_plugins_name_and_absent_inputs_are_none() -> None:
-    call = helper.make_node(
-        "kv_feature_injection", ["k", "", "pool"], ["pool_out"], domain=DFLASH_DOMAIN
-    )
+    operands = [*operations()["kv_feature_injection_paged"].inputs]
+    outputs = ["k_cache_out", "v_cache_out"]
+    given = [*operands[:2], "", *operands[2:]]
+    call = helper.make_node("kv_feature_injection", given, outputs, domain=DFLASH_DOMAIN)
     call.overload = "paged"
-    value = helper.make_tensor_value_info("pool", onnx.TensorProto.FLOAT, [1])
-    graph = helper.make_graph([call], "g", [value], [])
+    pools = [
+        helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, [1])
+        for name in ("k_cache", "v_cache")
+    ]
+    graph = helper.make_graph([call], "g", pools, [])
     function = helper.make_function(
         DFLASH_DOMAIN, "kv_feature_injection", [], [], [], [], overload="paged"
     )
     model = helper.make_model(graph, functions=[function])
     known = {"kv_feature_injection_paged"}
     (node,) = hand_over(model, known).graph.node
-    assert (node.op_type, list(node.input), node.overload) == (*known, ["k", "pool"], "")
+    assert (node.op_type, list(node.input), node.overload) == (*known, operands, "")
     assert model.graph.node[0].overload == "paged"
-    assert plugin_caches(model, known) == ["pool"]
+    assert plugin_caches(model, known) == ["k_cache", "v_cache"]
     assert operation_forms(hand_over(model, known), known) == {
         "kv_feature_injection_paged": "plugin"
     }
     assert not plugin_caches(model, {"kv_feature_injection"})
+    call.output[:] = outputs[::-1]
+    swapped = helper.make_graph([call], "g", pools, [])
+    with pytest.raises(DflashError, match="would not update v_cache in place"):
+        plugin_caches(helper.make_model(swapped), known)
 
 
 @pytest.mark.usefixtures("full")

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from dflash_trt.graph import gated_delta_groups
-from dflash_trt.graph.gated_delta_groups import IDLE, SMALLEST_GROUP, group_rows
+from dflash_trt.graph.gated_delta import IDLE
+from dflash_trt.graph.gated_delta_groups import SMALLEST_GROUP, group_rows
 from tests.covering import exhaustive
 from tests.graph.delta import DeltaStep, FloatArray
 from tests.graph.test_gated_delta import SHAPES, check_cuts

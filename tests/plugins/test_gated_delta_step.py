@@ -50,14 +50,14 @@ def test_kernel_is_its_definition_and_within_its_bound(
     interpreter: Interpreter, sizes: RecurrentSizes, count: int, places: Sequence[Place]
 ) -> None:
     """What a row must not depend on is NaN for the kernel. The definition multiplies it by 0."""
-    case = make_case("", sizes, batch=len(places), count=count)
+    step = DeltaStep(sizes, 16, has_sides=True)
+    case = make_case("", sizes, batch=len(places), count=count, held=step.kept)
     inputs = make_inputs(case, places)
-    outputs, expected = interpreter.run(NAME, inputs), expect(inputs)
+    outputs, expected = interpreter.run(NAME, inputs, case.attributes), expect(inputs, 16)
     check(outputs, expected)
-    step = DeltaStep(sizes, 16)
     step.weights = {name: inputs[name] for name in step.weights}
     rows, state = (np.nan_to_num(inputs[name]) for name in ("rows", "state"))
-    held = Held(rows, state, inputs["state_start"], inputs["rows_end"])
+    held = Held(rows, state, inputs["state_start"], inputs["rows_end"], inputs["side"])
     y, after = step.run(inputs["new_rows"], inputs["start"], held)
     assert_close(y, expected.y, expected.y_bound)
     assert_close(after.state, expected.state_out, expected.state_bound)
@@ -85,7 +85,7 @@ def test_the_prefill_form_computes_the_same(
     """Replayed rows and new ones in one chunk, and a state that is kept between two chunks."""
     case = make_case("", sizes, batch=len(places), count=count)
     inputs = make_inputs(case, places)
-    check(interpreter.run(NAME, inputs, tactic=PREFILL), expect(inputs))
+    check(interpreter.run(NAME, inputs, case.attributes, PREFILL), expect(inputs, 16))
 
 
 @pytest.mark.exhaustive
@@ -96,7 +96,7 @@ def test_repeated_rows_and_strong_decays_by_chunks(interpreter: Interpreter) -> 
     inputs["new_rows"][0] = inputs["new_rows"][0, :1]
     inputs["new_rows"][0, :, -2:] = [4.0, -9.0]
     inputs["new_rows"][1, ::5, -1] = 300.0
-    check(interpreter.run(NAME, inputs, tactic=PREFILL), expect(inputs))
+    check(interpreter.run(NAME, inputs, case.attributes, PREFILL), expect(inputs, 16))
 
 
 @pytest.mark.exhaustive
@@ -104,9 +104,9 @@ def test_rows_in_float16(interpreter: Interpreter) -> None:
     """Are kept in float32, and so is the state."""
     case = make_case("", SMALL, batch=len(PLACES), count=5, dtype=DType.FLOAT16)
     inputs = make_inputs(case, PLACES)
-    outputs = interpreter.run(NAME, inputs)
+    outputs = interpreter.run(NAME, inputs, case.attributes)
     assert outputs["y"].dtype == np.float16
-    check(outputs, expect(inputs))
+    check(outputs, expect(inputs, 16))
 
 
 @dataclass
@@ -119,15 +119,16 @@ class KernelStep(DeltaStep):
         assert self.interpreter is not None
         inputs = {"new_rows": new_rows, **self.weights, "rows": held.rows, "state": held.state}
         inputs |= {"start": starts, "state_start": held.state_start, "rows_end": held.rows_end}
-        outputs = self.interpreter.run(NAME, inputs)
+        inputs["side"] = held.side
+        outputs = self.interpreter.run(NAME, inputs, {"replay": self.replay})
         ends = starts + new_rows.shape[1]
-        starts = np.maximum(starts, ends - self.replay)
-        return outputs["y"], Held(outputs["rows_out"], outputs["state_out"], starts, ends)
+        starts, other = np.maximum(starts, ends - self.replay), 1 - held.side
+        return outputs["y"], Held(outputs["rows_out"], outputs["state_out"], starts, ends, other)
 
 
 @pytest.mark.exhaustive
 def test_chunks_blocks_rejections_and_slots_change_no_bit(interpreter: Interpreter) -> None:
-    check_cuts(KernelStep(SMALL, 7, interpreter=interpreter), 1)
+    check_cuts(KernelStep(SMALL, 7, has_sides=True, interpreter=interpreter), 1)
 
 
 def test_a_wrong_kernel_is_noticed(interpreter: Interpreter) -> None:
@@ -141,11 +142,11 @@ def test_a_wrong_kernel_is_noticed(interpreter: Interpreter) -> None:
     found = check_case(forgetful, case)
     assert all(one.mismatch is not None for one in found)
     inputs = make_inputs(case, PLACES)
-    expected = expect(inputs)
+    expected = expect(inputs, 16)
     for name in ("new_rows", "state", "kernel"):
         narrow = inputs | {name: inputs[name].astype(np.float16).astype(np.float32)}
         with pytest.raises(AssertionError, match="first at"):
-            assert_close(expect(narrow).y, expected.y, expected.y_bound)
+            assert_close(expect(narrow, 16).y, expected.y, expected.y_bound)
 
 
 @pytest.mark.exhaustive

@@ -23,7 +23,7 @@ from dflash_trt.backends.tensorrt.build.plugins import plugin_name
 from dflash_trt.checkpoints.sizes import RecurrentSizes
 from dflash_trt.errors import DflashError
 from dflash_trt.graph.block_attention import block_attention_function
-from dflash_trt.graph.form import CacheDtype, GraphForm
+from dflash_trt.graph.form import CacheDtype, GraphForm, Precision
 from dflash_trt.graph.gated_delta import gated_delta_function
 from dflash_trt.graph.kv_cache_update import kv_cache_update_function
 from dflash_trt.graph.kv_feature_injection import kv_feature_injection_function
@@ -67,6 +67,7 @@ DYNAMIC = {
     "start": (0,),
     "state_start": (0,),
     "rows_end": (0,),
+    "side": (0,),
     "token_ids": (0, 1),
     "choice_ids": (0, 1),
     "cache_start": (0,),
@@ -280,7 +281,10 @@ def test_what_is_timed_is_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
     [
         *product((kv_cache_update_function, block_attention_function), KERNEL_FORMS),
         *product((kv_feature_injection_function,), [GraphForm(), *KERNEL_FORMS]),
-        (partial(gated_delta_function, sizes=RecurrentSizes(2, 4, 128, 4)), GraphForm(replay=16)),
+        (
+            partial(gated_delta_function, sizes=RecurrentSizes(2, 4, 128, 4)),
+            GraphForm(Precision.BFLOAT16, draws=True, replay=16),
+        ),
     ],
 )
 def test_operands_are_the_kernels(

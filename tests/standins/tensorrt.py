@@ -321,12 +321,12 @@ def execute(
     rows = next(feeds[name] for name in ("token_ids", "block_ids") if name in feeds).shape[1]
     assert (starts >= 0).all() and (starts + rows <= engine._plan.cache_length).all()
     pages = None
+    pools = {name for name in feeds if engine._shapes[name][0] != -1}
     if PAGE_TABLE in feeds:
         own = feeds[LOGIT_ROWS].max(1) + 1 if LOGIT_ROWS in feeds else [rows] * len(starts)
         assert engine._plan.pool is not None
         pages = HeldPages(engine._plan.pool, feeds[PAGE_TABLE], starts, rows, own)
     if pages is not None:
-        pools = {name for name in feeds if engine._shapes[name][0] != -1}
         feeds |= {name: pages.mask(feeds[name]) for name in pools}
     results = run_session(session, feeds)
     if engine._adds_candidates:
@@ -342,7 +342,7 @@ def execute(
             memory[...] = result
             continue
         before = memory.copy() if engine._module.guards else memory
-        if pages is None:
+        if pages is None or source not in pools:
             memory[...] = result
         else:
             pages.write(memory, result)

@@ -133,7 +133,7 @@ class OnnxRuntimeExecutor:
         self.caches.bind(slot, page_ids, window)
 
     def can_resume(self, slot: int, position: int) -> bool:
-        return bool(self.states.state_start[slot] <= position <= self.states.rows_end[slot])
+        return self.states.can_resume(slot, position)
 
     def keep_state(self, slot: int, copy: int) -> None:
         self.states.move(slot, self.limits.max_batch + copy)

@@ -16,6 +16,7 @@ from dflash_plugins.testing.guarded import Arrays, Run
 from dflash_plugins.testing.numeric import Accuracy, Array, assert_same_bits, attempt, judge
 from dflash_plugins.testing.spread import spread
 from dflash_trt.checkpoints.sizes import RecurrentSizes
+from dflash_trt.kernels.recurrence import SIDES
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,10 +26,13 @@ class Place:
     start: int
     pending: int = 0
     rejected: int = 0
+    is_idle: bool = False
 
 
-PLACES = (Place(0), Place(2, 2), Place(40), Place(50, 16), Place(61, 3, 13), Place(70, 1, 5))
-"""A fresh slot, one whose state has taken nothing, nothing to replay, the most, and rejections."""
+IDLE = Place(30, is_idle=True)
+PLACES = (Place(0), Place(2, 2), Place(40), Place(50, 16), Place(61, 3, 13), Place(70, 1, 5), IDLE)
+"""A fresh slot, one whose state has taken nothing, nothing to replay, the most, and rejections; and
+an idle sequence."""
 
 BITS_SIZES = RecurrentSizes(1, 2, 128, 4)
 
@@ -60,15 +64,17 @@ def make_inputs(case: Case, places: Sequence[Place], seed: int = 0) -> dict[str,
     }
     inputs["kernel"] *= np.float32(0.5)
     inputs["decay"] = -np.exp(inputs["decay"])
+    sides = np.arange(len(places)) % SIDES
     starts = np.array([place.start for place in places])
     settled = starts - [place.pending for place in places]
     ends = starts + [place.rejected for place in places]
-    inputs |= {"start": starts, "state_start": settled, "rows_end": ends}
-    held, taps = inputs["rows"].shape[1], inputs["kernel"].shape[2]
+    ends[[place.is_idle for place in places]] = -1
+    inputs |= {"start": starts, "state_start": settled, "rows_end": ends, "side": sides}
+    held, taps = inputs["rows"].shape[2], inputs["kernel"].shape[2]
     for b, place in enumerate(places):
         positions = np.arange(ends[b] - held, ends[b])
         needed = (positions >= max(0, settled[b] - taps + 1)) & (positions < place.start)
-        inputs["rows"][b, ~needed] = np.nan
+        inputs["rows"][b, sides[b], ~needed] = inputs["rows"][b, 1 - sides[b]] = np.nan
         if settled[b] == 0:
             inputs["state"][b] = np.nan
     return inputs
@@ -95,7 +101,8 @@ def check_accuracy(run: Run) -> Iterator[Accuracy]:
 def check_case(run: TacticRun, case: Case, tactic: int = STEP) -> list[Accuracy]:
     """y and the state against float64, and the rows that are kept."""
     inputs = make_inputs(case, PLACES)
-    outputs, expected = run("gated_delta_step", inputs, {}, tactic=tactic), expect(inputs)
+    outputs = run("gated_delta_step", inputs, case.attributes, tactic=tactic)
+    expected = expect(inputs, case.attributes["replay"])
     assert_same_bits(outputs["rows_out"], expected.rows_out)
     scale = TENSOR_CORES if tactic == PREFILL else 1
     state = outputs["state_out"], expected.state_out, expected.state_bound * scale
@@ -110,20 +117,21 @@ def check_bits(run: Run, sizes: RecurrentSizes = BITS_SIZES) -> Accuracy:
     replay, length = 8, 40
     case = make_case("", sizes, batch=1, count=length, replay=replay)
     inputs = make_inputs(case, [Place(0)])
-    whole = run("gated_delta_step", inputs, {})["y"]
+    whole = run("gated_delta_step", inputs, case.attributes)["y"]
     found, at = [], 0
     held: Arrays = {name: inputs[name] for name in ("rows", "state")}
-    settled = end = 0
+    settled = end = side = 0
     for count, kept in ((11, 11), (8, 3), (5, 1), (8, 8), (1, 1), (8, 8), (8, 8)):
         new = inputs["new_rows"][:, at : at + count].copy()
         new[:, kept:] = 3.0
-        starts = {"start": at, "state_start": settled, "rows_end": end}
+        starts = {"start": at, "state_start": settled, "rows_end": end, "side": side}
         places = {name: np.array([value]) for name, value in starts.items()}
-        outputs = run("gated_delta_step", {**inputs, **held, **places, "new_rows": new}, {})
+        given = {**inputs, **held, **places, "new_rows": new}
+        outputs = run("gated_delta_step", given, case.attributes)
         if outputs["y"][:, :kept].tobytes() != whole[:, at : at + kept].tobytes():
             found.append(f"rows from {at} on depend on how the text is cut")
         held = {"rows": outputs["rows_out"], "state": outputs["state_out"]}
-        settled, end = max(at, at + count - replay), at + count
+        settled, end, side = max(at, at + count - replay), at + count, 1 - side
         at += kept
     mismatch = "; ".join(found) or None
     return Accuracy("gated_delta_step, bits", float(len(found)), 0.0, mismatch)

@@ -28,15 +28,15 @@ def points() -> list[Case]:
 
 
 def moved_bytes(case: Case) -> int:
-    """The state and the rows that are kept, read and written, and the call's rows."""
-    kept = case.inputs["state"].nbytes + case.inputs["rows"].nbytes
-    return 2 * kept + case.inputs["new_rows"].nbytes + case.outputs["y"].nbytes
+    """The state, read and written, one side of rows that is read and one written, and the call's."""
+    kept = 2 * case.inputs["state"].nbytes + case.inputs["rows"].nbytes
+    return kept + case.inputs["new_rows"].nbytes + case.outputs["y"].nbytes
 
 
 def measure(torch: Any, case: Case, runner: TorchRunner) -> dict[str, Any]:
     """Seconds row by row, and by chunks. PyTorch has no such operation."""
     batch, count, _ = case.inputs["new_rows"].shape
-    held = case.inputs["rows"].shape[1]
+    held = case.inputs["rows"].shape[2]
     pending = PENDING if count > 1 else 1
     tensors = runner.upload(make_inputs(case, [Place(count + held, pending)] * batch))
     by_chunks, _ = runner.prepare(case, tensors, PREFILL)

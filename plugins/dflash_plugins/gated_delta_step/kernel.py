@@ -179,27 +179,28 @@ def gated_delta_step(
     kernel,  # float32 [C,1,TAPS]; the last tap is the row's own
     time_bias,  # float32 [N]
     decay,  # float32 [N]: -exp(A_log)
-    rows,  # [B,HELD,C+2N]: the raw rows before `rows_end`
+    rows,  # [B,2,HELD,C+2N]: of one side, the raw rows before `rows_end`
     state,  # float32 [B,N,D,D]: after the rows before `state_start`
     start,  # int64 [B]
     state_start,  # int64 [B]
-    rows_end,  # int64 [B]
+    rows_end,  # int64 [B]; below 0 where a sequence is idle, and keeps what it has
+    side,  # int64 [B]: which of both to read
     count,  # S
     y,  # [B,S,N·D]
     state_out,  # is `state`: after the rows before max(start, start + S - REPLAY)
-    rows_out,  # [B,HELD,C+2N]: the raw rows before start + S; not `rows`, which others still read
+    rows_out,  # is `rows`: of the other side, which nobody reads, the raw rows before start + S
     KEY_HEADS: tl.constexpr,
     VALUE_HEADS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     TAPS: tl.constexpr,  # 4 at most
     HELD: tl.constexpr,
+    REPLAY: tl.constexpr,
     HELD_BLOCK: tl.constexpr,  # HELD, up to a power of two
     COLUMNS: tl.constexpr,
     CHUNK: tl.constexpr,  # rows at a time; 1 goes row by row
     SLICES: tl.constexpr,  # of a state's rows, for chunks
 ):
     """Grid (VALUE_HEADS · HEAD_DIM / COLUMNS, B)."""
-    REPLAY: tl.constexpr = HELD - TAPS + 1
     CHANNELS: tl.constexpr = (2 * KEY_HEADS + VALUE_HEADS) * HEAD_DIM
     WIDTH: tl.constexpr = CHANNELS + 2 * VALUE_HEADS
     OUTPUTS: tl.constexpr = VALUE_HEADS * HEAD_DIM
@@ -208,13 +209,17 @@ def gated_delta_step(
     head = tl.program_id(0) // PARTS
     part = tl.program_id(0) % PARTS
     sequence = tl.program_id(1).to(tl.int64)
-    first = tl.load(start + sequence)
-    settled = tl.load(state_start + sequence)
+    end = tl.load(rows_end + sequence)
+    # An idle sequence runs as a fresh one, of which nothing is stored but outputs.
+    is_live = end >= 0
+    first = tl.where(is_live, tl.load(start + sequence), 0)
+    settled = tl.where(is_live, tl.load(state_start + sequence), 0)
+    own_side = sequence * 2 + tl.load(side + sequence)
     oldest = -tl.minimum(first, HELD).to(tl.int32)
-    shift = HELD + (first - tl.load(rows_end + sequence)).to(tl.int32)
+    shift = HELD + (first - tl.maximum(end, 0)).to(tl.int32)
     begin = -tl.minimum(tl.maximum(first - settled, 0), REPLAY).to(tl.int32)
     cut = tl.maximum(count - REPLAY, 0)
-    old = rows + sequence * HELD * WIDTH
+    old = rows + own_side * HELD * WIDTH
     new = new_rows + sequence * count * WIDTH
 
     d = tl.arange(0, HEAD_DIM)
@@ -241,7 +246,7 @@ def gated_delta_step(
         settling = tl.cdiv(cut - begin, CHUNK)
         for index in tl.range(0, settling + tl.cdiv(count - cut, CHUNK)):
             if index == settling:
-                tl.store(state_out + places, memory)
+                tl.store(state_out + places, memory, mask=is_live)
             is_open = index >= settling
             memory = run_chunk(
                 memory,
@@ -291,7 +296,7 @@ def gated_delta_step(
         scale = tl.where(is_k == 0, HEAD_DIM**-0.5, 1.0)
         for row in tl.range(begin, count):
             if row == cut:
-                tl.store(state_out + places, memory)
+                tl.store(state_out + places, memory, mask=is_live)
             h, g, is_old, is_new = locate(new, old, row, oldest, shift, count, WIDTH, HELD)
             x0 = read(h, g, is_old, is_new, channel)
             v0 = read(h, g, is_old, is_new, v_channel)
@@ -317,8 +322,8 @@ def gated_delta_step(
 
     # The next call's old rows: every element of them is one program's.
     slot = tl.arange(0, HELD_BLOCK)[:, None]
-    is_held = slot < HELD
-    at = rows_out + (sequence * HELD + slot) * WIDTH
+    is_held = (slot < HELD) & is_live
+    at = rows_out + ((own_side ^ 1) * HELD + slot) * WIDTH
     h, g, is_old, is_new = locate(new, old, count - HELD + slot, oldest, shift, count, WIDTH, HELD)
     column = v_channel[None, :]
     tl.store(at + column, read(h, g, is_old, is_new, column), mask=is_held)

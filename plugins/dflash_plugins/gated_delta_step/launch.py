@@ -22,6 +22,7 @@ from dflash_plugins.operation import (
 from dflash_plugins.public import recurrences
 from dflash_trt.checkpoints.sizes import RecurrentSizes
 from dflash_trt.errors import DflashError
+from dflash_trt.kernels.recurrence import HEAD_DIMS, MOST_TAPS, SIDES
 
 TACTICS = STEP, PREFILL = range(2)
 
@@ -33,19 +34,11 @@ lie in registers beside the state, so those have fewer columns."""
 CHUNK = 16
 """Rows that the prefill form takes at once; 32 spill."""
 
-HEAD_DIMS = (16, 32, 64, 128)
-"""Head sizes that there are kernels for; all public hybrids have 128."""
-
-MOST_TAPS = 4
-
 
 def _describe(specs: Specs, attributes: Attributes) -> Mapping[str, TensorSpec]:
     new_rows, (_, heads, size, _) = specs["new_rows"], specs["state"].shape
     batch, count, _ = new_rows.shape
-    return {
-        "y": TensorSpec(new_rows.dtype, (batch, count, heads * size)),
-        "rows_out": specs["rows"],
-    }
+    return {"y": TensorSpec(new_rows.dtype, (batch, count, heads * size))}
 
 
 def _launch(specs: Specs, attributes: Attributes, tactic: int) -> Launch:
@@ -54,7 +47,7 @@ def _launch(specs: Specs, attributes: Attributes, tactic: int) -> Launch:
     size = fixed(specs["state"].shape[2], "the head size")
     channels = fixed(specs["kernel"].shape[0], "the number of channels")
     taps = fixed(specs["kernel"].shape[2], "the convolution's length")
-    held = fixed(specs["rows"].shape[1], "the number of rows that are kept")
+    held = fixed(specs["rows"].shape[2], "the number of rows that are kept")
     key_heads = (channels // size - heads) // 2
     if size not in HEAD_DIMS:
         known = ", ".join(map(str, HEAD_DIMS))
@@ -71,6 +64,7 @@ def _launch(specs: Specs, attributes: Attributes, tactic: int) -> Launch:
             "HEAD_DIM": size,
             "TAPS": taps,
             "HELD": held,
+            "REPLAY": attributes["replay"],
             "HELD_BLOCK": next_power_of_two(held),
             "COLUMNS": columns,
             "CHUNK": CHUNK if tactic == PREFILL else 1,
@@ -81,7 +75,7 @@ def _launch(specs: Specs, attributes: Attributes, tactic: int) -> Launch:
     )
 
 
-INPUTS = "new_rows kernel time_bias decay rows state start state_start rows_end"
+INPUTS = "new_rows kernel time_bias decay rows state start state_start rows_end side"
 
 OPERATIONS = (
     Operation(
@@ -90,7 +84,8 @@ OPERATIONS = (
         inputs=tuple(INPUTS.split()),
         extras=("count",),
         outputs=("y", "state_out", "rows_out"),
-        aliases={"state_out": "state"},
+        aliases={"state_out": "state", "rows_out": "rows"},
+        attributes={"replay": int},
         describe=_describe,
         launch=_launch,
         tactics=len(TACTICS),
@@ -105,21 +100,26 @@ def make_case(
     batch: int,
     count: int,
     replay: int = 16,
+    held: int | None = None,
     dtype: DType = DType.FLOAT32,
 ) -> Case:
-    """`count` rows of `dtype` a sequence; a later call may take back `replay` of them."""
+    """`count` rows of `dtype` a sequence; a later call may take back `replay` of them.
+
+    Of those before a call `held` are kept, by default what is replayed and convolved.
+    """
     width, heads = sizes.row_elements, sizes.value_heads
     places = TensorSpec(DType.INT64, (batch,))
+    held = held or replay + sizes.kernel - 1
     inputs = {
         "new_rows": TensorSpec(dtype, (batch, count, width)),
         "kernel": TensorSpec(DType.FLOAT32, (sizes.channels, 1, sizes.kernel)),
         "time_bias": TensorSpec(DType.FLOAT32, (heads,)),
         "decay": TensorSpec(DType.FLOAT32, (heads,)),
-        "rows": TensorSpec(DType.FLOAT32, (batch, replay + sizes.kernel - 1, width)),
+        "rows": TensorSpec(DType.FLOAT32, (batch, SIDES, held, width)),
         "state": TensorSpec(DType.FLOAT32, (batch, heads, sizes.head_dim, sizes.head_dim)),
-        **dict.fromkeys(("start", "state_start", "rows_end"), places),
+        **dict.fromkeys(("start", "state_start", "rows_end", "side"), places),
     }
-    return Case(name, OPERATIONS[0], inputs)
+    return Case(name, OPERATIONS[0], inputs, {"replay": replay})
 
 
 def main_cases() -> list[Case]:

@@ -36,7 +36,7 @@ class Mixed:
     squares: Wide
 
 
-def expect(inputs: Mapping[str, Array]) -> Expected:
+def expect(inputs: Mapping[str, Array], replay: int) -> Expected:
     """What `gated_delta_step` gives for `inputs`, by its definition's names and shapes.
 
     The error of a state is bounded from the sum of its terms' squares, each as old as the call: a
@@ -45,20 +45,24 @@ def expect(inputs: Mapping[str, Array]) -> Expected:
     new, rows = inputs["new_rows"], inputs["rows"]
     batch, count, _ = new.shape
     _, heads, size, _ = inputs["state"].shape
-    held, taps = rows.shape[1], inputs["kernel"].shape[2]
-    replay = held - taps + 1
+    held, taps = rows.shape[2], inputs["kernel"].shape[2]
     y, y_squares = np.zeros((2, batch, count, heads, size))
     state_out, state_squares = np.zeros((2, *inputs["state"].shape))
-    rows_out = np.zeros_like(rows)
+    rows_out = rows.copy()
     longest = count + replay
     for b in range(batch):
         start, settled, end = (
             int(inputs[name][b]) for name in ("start", "state_start", "rows_end")
         )
         index = np.arange(start - held, start)
-        old = rows[b, np.maximum(index - end + held, 0)]
+        side, is_live = int(inputs["side"][b]), end >= 0
+        if not is_live:
+            start = settled = end = 0
+            index = np.arange(-held, 0)
+        old = rows[b, side, np.maximum(index - end + held, 0)]
         old = np.where(index[:, None] < 0, np.zeros_like(old), old)
-        rows_out[b] = np.concatenate([old, new[b].astype(rows.dtype)])[-held:]
+        if is_live:
+            rows_out[b, 1 - side] = np.concatenate([old, new[b].astype(rows.dtype)])[-held:]
         text = np.concatenate([old.astype(np.float64), new[b].astype(np.float64)])
         state = np.zeros((heads, size, size))
         if settled:
@@ -79,6 +83,8 @@ def expect(inputs: Mapping[str, Array]) -> Expected:
             if position >= start:
                 y[b, position - start] = np.einsum("hd,hdm->hm", q.values, state)
                 y_squares[b, position - start] = np.einsum("hd,hdm->hm", q.squares, squares)
+        if not is_live:
+            state_out[b], state_squares[b] = inputs["state"][b], 0.0
     unit, steps = epsilon(np.float32), (size + ROUNDINGS) * longest
     y, y_squares = (one.reshape(batch, count, heads * size) for one in (y, y_squares))
     stored = epsilon(new.dtype) * np.abs(y)

@@ -54,7 +54,7 @@ def predict_recurrence(case: Case, rates: GpuRates, folder: Path) -> PredictedTi
         # Three positions at once, then the state; it and the kept rows pass at the memory's rate.
         cached_loads=1 + ceil(rates.memory_latency / waiting.l2_latency),
         is_cached=True,
-        written_bytes=2 * state.nbytes + 2 * held.nbytes,
+        written_bytes=2 * state.nbytes + held.nbytes,
         is_written_cached=False,
     )
     return predict((work,), moved_bytes(case), waiting)

@@ -207,14 +207,25 @@ def operation_forms(handed: onnx.ModelProto, plugins: Collection[str]) -> dict[s
 
 
 def plugin_caches(model: onnx.ModelProto, plugins: Collection[str]) -> list[str]:
-    """The caches of `model` that plugins update in place, by input name."""
+    """The caches of `model` that plugins update in place, by input name.
+
+    Raises:
+        DflashError: one of them writes a cache's output that is not in the memory of its input.
+    """
+    from dflash_plugins.table import operations
+
+    known, found = operations(), []
     caches = {f"{value.name}_out": value.name for value in model.graph.input}
-    return [
-        caches[output]
-        for node, _ in _handed_over(model, plugins)
-        for output in node.output
-        if output in caches
-    ]
+    for node, name in _handed_over(model, plugins):
+        given = dict(zip(known[name].inputs, filter(None, node.input), strict=False))
+        aliased = [given.get(known[name].aliases.get(one, "")) for one in known[name].outputs]
+        for alias, output in zip(aliased, node.output, strict=False):
+            if output not in caches:
+                continue
+            if alias != caches[output]:
+                raise DflashError(f"{name} would not update {caches[output]} in place")
+            found.append(alias)
+    return found
 
 
 def _handed_over(

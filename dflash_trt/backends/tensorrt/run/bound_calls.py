@@ -34,6 +34,7 @@ from dflash_trt.graph.bindings import (
     NEXT_BLOCK_IDS,
     PAGE_TABLE,
     ROWS_END,
+    ROWS_SIDE,
     SAMPLING,
     STATE_START,
     TOKEN_IDS,
@@ -48,7 +49,7 @@ Graphs = tuple[GraphName, ...]
 STEP: Graphs = ("draft", "target")
 """A draft pass, and a verify pass that reads the draft's output where it lies."""
 
-STATE_PLACES = (STATE_START, ROWS_END)
+STATE_PLACES = (STATE_START, ROWS_END, ROWS_SIDE)
 INPUTS = (BLOCK_IDS, TOKEN_IDS, CACHE_START, LOGIT_ROWS, PAGE_TABLE, SAMPLING, *STATE_PLACES)
 COPIED_OUTPUTS = (DRAFT_TOKEN_IDS, CHOICE_IDS, NEXT_BLOCK_IDS, NEW_START)
 """What every call copies back."""
@@ -225,7 +226,7 @@ class Binder:
 
     bundle: EngineBundle
     caches: DeviceCaches | DevicePages
-    states: DeviceStates | None
+    states: DeviceStates
     inputs: int
     outputs: int
     logits: int
@@ -249,6 +250,6 @@ class Binder:
         return BoundCall(tuple(passes), inputs, outputs)
 
     def _cache_address(self, name: str, first_slot: int) -> int:
-        if self.states is not None and name in self.states:
+        if name in self.states:
             return self.states.address(name, first_slot)
         return self.caches.address(name, first_slot)

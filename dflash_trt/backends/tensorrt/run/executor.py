@@ -60,13 +60,12 @@ from dflash_trt.graph.bindings import (
     NEW_START,
     NEXT_BLOCK_IDS,
     PAGE_TABLE,
-    ROWS_END,
+    ROWS_SIDE,
     SAMPLING,
-    STATE_START,
     TOKEN_IDS,
     GraphName,
 )
-from dflash_trt.graph.gated_delta_groups import IDLE
+from dflash_trt.graph.gated_delta import IDLE
 from dflash_trt.hardware.device import Device, HostBytes
 
 WARM_UP_SECONDS = 60.0
@@ -81,7 +80,7 @@ class TensorRtExecutor:
         loader: opens engine files with the library that built them.
 
     `runner` and `lookahead` tell what was captured and begun ahead, `caches` what they take,
-    `states` the recurrent layers' (None without), `binder` where calls find everything.
+    `states` the recurrent layers', `binder` where calls find everything.
 
     Raises:
         DflashError: the device has no room for caches and buffers.
@@ -157,7 +156,7 @@ class TensorRtExecutor:
         self._enter_call()
         logits = self._enqueue(bound, call, frame, scores, ends)
         choices = self._finish(bound)[frame.live]
-        self._settle(call)
+        self.states.end(call.slots, call.starts, call.rows)
         return TargetOutput(choices, logits, self._candidates(bound, frame, scores))
 
     def speculate(self, call: StepCall) -> SpeculationOutput:
@@ -171,11 +170,13 @@ class TensorRtExecutor:
         else:
             logits = self._enqueue(bound, call, frame, scores, ends)
         goes_on = call.ahead and self.limits.draws and scores is Scores.NONE
+        # A step that nobody asks for would take a state past rows that it must not have.
+        goes_on = goes_on and not self.states
         at_once = goes_on and self.lookahead.has_inputs(step)
         if at_once:
             self._go_on(step)
         choices = self._finish(bound)[frame.live]
-        self._settle(call)
+        self.states.end(call.slots, call.starts, call.rows)
         self.lookahead.know()
         if goes_on and not at_once:
             self._go_on_apart(step)
@@ -196,8 +197,16 @@ class TensorRtExecutor:
         self.lookahead.drop()
         self.caches.clear(destination, self._rows.replace(destination, length))
         self.caches.move(source, destination, length)
-        if self.states is not None:
-            self.states.move(source, destination)
+        self.states.move(source, destination)
+
+    def can_resume(self, slot: int, position: int) -> bool:
+        return self.states.can_resume(slot, position)
+
+    def keep_state(self, slot: int, copy: int) -> None:
+        self.states.move(slot, self.limits.max_batch + copy)
+
+    def restore_state(self, copy: int, slot: int) -> None:
+        self.states.move(self.limits.max_batch + copy, slot)
 
     def release_slots(self, first_free: int) -> None:
         """Clears what the slots held; the caches' memory stays as it is."""
@@ -205,8 +214,7 @@ class TensorRtExecutor:
         for slot in range(first_free, self.limits.max_batch):
             if self._rows.is_held(slot):
                 self.caches.clear(slot, self._rows.replace(slot, 0))
-                if self.states is not None:
-                    self.states.clear(slot)
+                self.states.clear(slot)
 
     def close(self) -> None:
         if self._closed:
@@ -228,7 +236,7 @@ class TensorRtExecutor:
         if isinstance(call, TargetCall):
             graphs, picked = (call.graph,), call.logit_rows.shape[1]
         axes = {"B": frame.batch, "S": frame.rows, "R": picked}
-        slot = self.caches.bound_slot(frame.first_slot)
+        slot = frame.first_slot if self.states else self.caches.bound_slot(frame.first_slot)
         key = (graphs, slot, *axes.values())
         return self.runner.recall(key, partial(self.binder.bind, graphs, slot, axes))
 
@@ -257,8 +265,7 @@ class TensorRtExecutor:
         self._rows.hold(ends)
         self._fill(bound, call, frame, self._inputs.host)
         self._inputs.upload(bound.inputs.size)
-        if self.states is not None:
-            self.states.lose(call.slots)
+        self.states.lose(call.slots)
         self.runner.run(bound, is_step=call.is_step)
         logits = None
         if scores is Scores.LOGITS:
@@ -288,14 +295,13 @@ class TensorRtExecutor:
         starts[...] = frame.starts
         starts[frame.live] = call.starts
         self._rows.note(frame, starts)
-        if self.states is not None:
-            positions = {STATE_START: self.states.state_start, ROWS_END: self.states.rows_end}
-            for name, held in positions.items():
-                view = bound.inputs.view(host, name)
-                view[...] = IDLE
-                view[frame.live] = held[call.slots.start : call.slots.stop]
+        for name, held in self.states.places().items():
+            view = bound.inputs.view(host, name)
+            view[...] = 0 if name == ROWS_SIDE else IDLE
+            view[frame.live] = held[call.slots.start : call.slots.stop]
         if self._pages is not None:
-            self._pages.fill(bound.inputs.view(host, PAGE_TABLE), call.slots)
+            table = bound.inputs.view(host, PAGE_TABLE)
+            self._pages.fill(table, call.slots, first=frame.live.start)
 
     def _clear_idle(self, slots: Iterable[int]) -> None:
         """Zeroes what idle rows left behind what `slots` hold: it may have overflowed."""
@@ -358,11 +364,6 @@ class TensorRtExecutor:
         ids, values = (self._read(bound, name) for name in (CANDIDATE_IDS, CANDIDATE_LOGITS))
         return Candidates(ids[frame.live], values[frame.live], read_row)
 
-    def _settle(self, call: TargetCall | StepCall) -> None:
-        """Notes how far a call that has been waited for took recurrent states."""
-        if self.states is not None:
-            self.states.end(call.slots, call.starts, call.rows)
-
     def _known(self, scores: Scores) -> Scores:
         """What serves `scores`: engines that draw have no candidates, but whole rows."""
         return Scores.LOGITS if scores and self.limits.draws else scores
@@ -393,6 +394,5 @@ class TensorRtExecutor:
         ends = self.limits.check(call)
         if self._pages is not None:
             self._pages.check(ends)
-        if self.states is not None:
-            self.states.begin(call.slots, call.starts)
+        self.states.begin(call.slots, call.starts)
         return ends

@@ -162,8 +162,9 @@ class SlotRows:
         None where a slot of the others has no room for `rows` rows behind its own.
         """
         begin, starts = first_slot, np.zeros(batch, np.int64)
-        if not self._is_paged:
+        if not self._is_paged or self._limits.has_state:
             begin = min(first_slot, self._limits.max_batch - batch)
+        if not self._is_paged:
             starts[:] = self._held[begin : begin + batch]
         live = slice(first_slot - begin, first_slot - begin + own)
         starts[live] = 0
