@@ -227,7 +227,6 @@ def _deployment(name: str, pair: PairShape, profile: str, precision: Format | No
 
 def _engines(config: BuildConfig, pair: PairShape, card: Card) -> Iterator[Way | str]:
     """One way for each library that builds engines for `card`, as little quantised as fits."""
-    is_usual = pair.target.sizes.unusual is None
     arch = arches().get(card.arch)
     if arch is None:
         yield f"nothing is known of {card.arch}"
@@ -235,7 +234,7 @@ def _engines(config: BuildConfig, pair: PairShape, card: Card) -> Iterator[Way |
     for library in LIBRARIES.values():
         if arch.name not in library_arches(library):
             continue
-        plugins = arch.kernels is not None and not library.is_rtx and is_usual
+        plugins = arch.kernels is not None and not library.is_rtx
         for precision in _precisions(pair, arch.formats):
             users = _engine_users(config, pair, card, precision, plugins=plugins)
             if users:
@@ -283,7 +282,8 @@ def _too_large(
         return _engine_bytes(shorter, pair, 1, precision, plugins=plugins)
 
     chunk = config.prefill_chunk
-    what = f"{precision or 'bf16'} engines take {needed(chunk) / 1e9:,.1f} GB for one user"
+    kind = f"{precision or 'bf16'} engines{' with plugins' * plugins}"
+    what = f"{kind} take {needed(chunk) / 1e9:,.1f} GB for one user"
     while chunk > SHORTEST_CHUNK:
         chunk //= 2
         if needed(chunk) <= card.memory_bytes:

@@ -172,20 +172,17 @@ def build_bundle(
 def _check_kind(pair: Pair, options: BuildOptions) -> None:
     """Refuses what has no graph for the kind of draft or target; DflashError (usage)."""
     engines, quantised = options.engines is not None, options.quantization is not None
-    plugins = options.engines is not None and options.engines.plugins
     fp8 = options.cache_dtype is CacheDtype.FP8
     draft, odd, both = pair.draft.traits, pair.target.sizes.unusual, "quantising the pair"
     is_odd, kind = odd is not None, "" if odd is None else odd.one
     linear = "leave out --kv-layout and --kv-dtype"
     kernels = engines and (fp8 or options.page_size is not None)
-    kept, drawing = "engines with paged or FP8 caches", "engines with kernels of ours"
+    kept = "engines with paged or FP8 caches"
     first = "quantize the target first, build that"
     as_it_is = "leave it out: the CPU executor runs the pair as it is"
     refused: tuple[tuple[bool, DecoderSpec, str, str, str], ...] = (
         (kernels and not draft.has_kernel_caches, pair.draft, draft.title, kept, linear),
         (quantised and not draft.is_quantised, pair.draft, draft.title, both, first),
-        (kernels and is_odd, pair.target, kind, kept, linear),
-        (plugins and is_odd, pair.target, kind, drawing, "leave out --plugins"),
         (fp8 and is_odd, pair.target, kind, "FP8 KV caches", as_it_is),
     )
     for is_refused, spec, title, what, fix in refused:

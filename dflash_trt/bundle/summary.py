@@ -13,7 +13,9 @@ from dflash_trt.checkpoints.moe import EXPERT_STORAGE
 from dflash_trt.errors import first_few
 from dflash_trt.graph.decomposed_attention import DECOMPOSED
 from dflash_trt.graph.form import Precision
+from dflash_trt.graph.gated_delta import STEP
 from dflash_trt.graph.gated_delta_groups import GROUPS, group_rows
+from dflash_trt.kernels.attention import BLOCK_ATTENTION
 from dflash_trt.memory.caches import cache_bytes_per_token, state_bytes
 
 PATTERNS_SHOWN = 4
@@ -177,6 +179,8 @@ def attention_line(manifest: Manifest) -> str | None:
         form = ""
         if _runs(manifest, DECOMPOSED):
             form = ", their attention decomposed (no fused kernel has such heads)"
+        elif _runs(manifest, BLOCK_ATTENTION):
+            form = ", their attention by a kernel of ours"
         parts.append(f"those that see everything have heads {heads}{values}{form}")
     return "; ".join(parts) or None
 
@@ -189,7 +193,9 @@ def recurrent_line(manifest: Manifest) -> str | None:
     held = state_bytes(manifest.target.sizes, manifest.graph_form)
     shared = "as are prefixes' in copies" if manifest.page_pool else "prefixes are not shared"
     form = ""
-    if _runs(manifest, GROUPS):
+    if _runs(manifest, STEP):
+        form = f"; {STEP}, a kernel of ours, which has the rows twice"
+    elif _runs(manifest, GROUPS):
         rows = group_rows(manifest.limits.block_size)
         form = f"; decomposed, {rows} rows at once (no recurrent kernel is used)"
     return (
@@ -200,9 +206,10 @@ def recurrent_line(manifest: Manifest) -> str | None:
 
 
 def _runs(manifest: Manifest, function: str) -> bool:
-    """Whether engines were built of graphs that call `function`."""
+    """Whether the target's engines were built of graphs that call `function`."""
     files = [] if manifest.engines is None else manifest.engines.files
-    return any(name.startswith(function) for one in files for name in one.operations)
+    operations = [name for one in files if one.graph != "draft" for name in one.operations]
+    return any(name.startswith(function) for name in operations)
 
 
 def draft_tokens_line(manifest: Manifest) -> str | None:

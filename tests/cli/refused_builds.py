@@ -6,22 +6,17 @@ from pathlib import Path
 
 import pytest
 
+from dflash_trt.backends.tensorrt.build import builder
+from dflash_trt.bundle.bundle import open_bundle
 from dflash_trt.cli.main import main
 from dflash_trt.graph.caches import native
 from tests.pairs import TinyPair
 
+WORDS = "for which FP8 KV caches cannot be built yet"
+KERNELS = ("--executor", "tensorrt", "--precision", "bf16", "--plugins")
 REFUSED = [
-    (("--kv-dtype", "fp8"), "for which FP8 KV caches cannot be built yet"),
-]
-NO_KERNELS = [
-    (
-        ("--executor", "tensorrt", "--arch", "sm_120", "--plugins"),
-        "for which engines with kernels of ours cannot be built yet; leave out --plugins",
-    ),
-    (
-        ("--executor", "tensorrt", "--arch", "sm_120", "--plugins", "--kv-layout", "paged"),
-        "for which engines with paged or FP8 caches cannot be built yet",
-    ),
+    (("--kv-dtype", "fp8"), WORDS),
+    ((*KERNELS, "--arch", "sm_120", "--kv-dtype", "fp8"), WORDS),
 ]
 
 
@@ -35,6 +30,28 @@ def build_stub(pair: TinyPair, output: Path, *, largest: int = 256) -> Path:
         patch.setattr(native, "FUSED_HEAD_DIMS", range(16, largest + 1, 8))
         assert main(["build", *_checkpoints(pair), *options, "-o", str(output)]) == 0
     return output
+
+
+def build_with_kernels(
+    pair: TinyPair, folder: Path, *options: str, largest: int = 256
+) -> dict[str, dict[str, str]]:
+    """A bundle of stub engines with kernels, in `folder`/bundle; by graph, how operations run.
+
+    No kernel of TensorRT's has heads of more than `largest`, ours have any.
+    """
+    from tests.standins.plugin_tensorrt import stand_in_builder
+
+    output = folder / "bundle"
+    with pytest.MonkeyPatch.context() as patch:
+        stand_in_builder(patch, folder)
+        patch.setattr(native, "FUSED_HEAD_DIMS", range(16, largest + 1, 8))
+        for module in (native, builder):
+            patch.setattr(module, "HEAD_DIMS", (16, 32))
+        command = ["build", *_checkpoints(pair), *KERNELS, "--max-seq-len", "128", *options]
+        assert main([*command, "-o", str(output)]) == 0
+    engines = open_bundle(output).manifest.engines
+    assert engines is not None
+    return {str(one.graph): dict(one.operations) for one in engines.files}
 
 
 def check_refused(

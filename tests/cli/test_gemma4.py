@@ -11,7 +11,8 @@ from dflash_trt.checkpoints.target import read_target
 from dflash_trt.cli.main import main
 from dflash_trt.config import data_folder
 from tests.cli.bigram import write_tokenizer
-from tests.cli.refused_builds import NO_KERNELS, REFUSED, build_stub, check_refused
+from tests.cli.refused_builds import REFUSED, build_stub, build_with_kernels, check_refused
+from tests.covering import exhaustive
 from tests.pairs import PairFactory, TinyPair
 
 WORDS = "is a Gemma 4 with heads of two kinds"
@@ -45,7 +46,22 @@ def test_inspect_says_what_engines_decompose(
     assert "decomposed_attention_4_1_32 function" in shown
 
 
-@pytest.mark.parametrize(("options", "refusal"), [*REFUSED, *NO_KERNELS], ids=str)
+@pytest.mark.parametrize("layout", ["linear", exhaustive("paged")])
+def test_engines_with_kernels_attend_by_ours(
+    pair: TinyPair, tmp_path: Path, capsys: pytest.CaptureFixture[str], layout: str
+) -> None:
+    """Where TensorRT has no kernel for heads of 32; over pages in every layer."""
+    found = build_with_kernels(pair, tmp_path, "--kv-layout", layout, largest=16)
+    kernel = "block_attention" + "_paged" * (layout == "paged")
+    for graph in ("target", "target_only"):
+        assert found[graph][kernel] == "plugin"
+        is_native = "native" in found[graph].values()
+        assert is_native == (layout == "linear")
+    assert main(["inspect", str(tmp_path / "bundle")]) == 0
+    assert "one projection, their attention by a kernel of ours" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("options", "refusal"), REFUSED, ids=str)
 def test_a_build_refuses(
     pair: TinyPair, options: tuple[str, ...], refusal: str, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from dflash_trt.bundle.bundle import open_bundle
 from dflash_trt.checkpoints.quantized_weights import quantized_linears, read_scalar
 from dflash_trt.checkpoints.sizes import ExpertSizes
 from dflash_trt.checkpoints.target import read_target
@@ -13,7 +14,8 @@ from dflash_trt.cli.main import main
 from dflash_trt.config import data_folder
 from dflash_trt.quantization.linears import ALL_EXPERTS, LAYER_LINEARS
 from tests.cli.bigram import write_tokenizer
-from tests.cli.refused_builds import NO_KERNELS, REFUSED, build_stub, check_refused
+from tests.cli.refused_builds import REFUSED, build_stub, build_with_kernels, check_refused
+from tests.covering import exhaustive
 from tests.pairs import PairFactory, TinyPair
 
 
@@ -72,7 +74,29 @@ def test_a_draft_that_is_named_for_another_version_is_told(
     assert (told in capsys.readouterr().err) == (version == "3.6")
 
 
-@pytest.mark.parametrize(("options", "refusal"), [*REFUSED, *NO_KERNELS], ids=str)
+@pytest.mark.parametrize("layout", ["paged", exhaustive("linear")])
+def test_engines_with_kernels_step_by_ours(
+    pair: TinyPair, tmp_path: Path, capsys: pytest.CaptureFixture[str], layout: str
+) -> None:
+    """What it writes in place is told apart; rows are there twice."""
+    found = build_with_kernels(pair, tmp_path, "--kv-layout", layout)
+    for graph in ("target", "target_only"):
+        assert found[graph]["gated_delta_step"] == "plugin"
+        assert "gated_delta_groups" not in found[graph]
+    bundle = open_bundle(tmp_path / "bundle")
+    assert bundle.manifest.engines is not None
+    written = bundle.manifest.engines.files[0].plugin_caches
+    states = {f"target_{kind}_{layer}" for kind in ("state", "rows") for layer in range(3)}
+    assert states <= set(written)
+    assert ("target_k_3" in written) == (layout == "paged")
+    assert main(["inspect", str(bundle.folder)]) == 0
+    shown = capsys.readouterr().out
+    held = 3 * 4 * (4 * 16 * 16 + 2 * (8 + 8) * (2 * 2 * 16 + 4 * 16 + 2 * 4))
+    assert f"{held:,} bytes of state and rows a sequence" in shown
+    assert "; gated_delta_step, a kernel of ours, which has the rows twice" in shown
+
+
+@pytest.mark.parametrize(("options", "refusal"), REFUSED, ids=str)
 def test_a_build_refuses(
     pair: TinyPair, options: tuple[str, ...], refusal: str, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -83,12 +83,12 @@ class PluginParser:
             if node.domain == "" or (node.domain, node.op_type) in functions:
                 nodes.append(node)
                 continue
-            nodes += self._pass_on(node)
+            nodes += self._pass_on(node, model.graph)
         del model.graph.node[:]
         model.graph.node.extend(nodes)
         return bool(self._parser.parse(model.SerializeToString(), path))
 
-    def _pass_on(self, node: onnx.NodeProto) -> list[onnx.NodeProto]:
+    def _pass_on(self, node: onnx.NodeProto, graph: onnx.GraphProto) -> list[onnx.NodeProto]:
         given = {one.name: helper.get_attribute_value(one) for one in node.attribute}
         assert given.pop("plugin_version") == b"1"
         namespace = given.pop("plugin_namespace").decode()
@@ -109,11 +109,31 @@ class PluginParser:
                 helper.make_node("Identity", [choices], [new_tokens]),
                 *(helper.make_node("Identity", [start], [name]) for name in (bonus, new_start)),
             ]
+        if node.op_type == "gated_delta_step":
+            return _pass_recurrence_on(node, graph)
         caches = [plugin.input_tensor_names.index(name) for name in ("k_cache", "v_cache")]
         return [
             helper.make_node("Identity", [node.input[cache]], [output])
             for cache, output in zip(caches, node.output, strict=True)
         ]
+
+
+def _pass_recurrence_on(node: onnx.NodeProto, graph: onnx.GraphProto) -> list[onnx.NodeProto]:
+    """Both caches as they are; y of its own width."""
+    rows, state = node.input[4:6]
+    (shape,) = (one.type.tensor_type.shape for one in graph.input if one.name == state)
+    width = shape.dim[1].dim_value * shape.dim[2].dim_value
+    y, state_out, rows_out = node.output
+    bounds = [f"{y}/{name}" for name in ("begin", "end", "axis")]
+    return [
+        *(
+            helper.make_node("Constant", [], [name], value_ints=[value])
+            for name, value in zip(bounds, (0, width, 2), strict=True)
+        ),
+        helper.make_node("Slice", [node.input[0], *bounds], [y]),
+        helper.make_node("Identity", [state], [state_out]),
+        helper.make_node("Identity", [rows], [rows_out]),
+    ]
 
 
 def stand_in_builder(monkeypatch: pytest.MonkeyPatch, folder: Path) -> PluginTensorRt:

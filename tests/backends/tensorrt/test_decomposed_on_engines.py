@@ -9,14 +9,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dflash_trt.backends.base import Scores, TargetCall
+from dflash_trt.backends.base import Executor, Scores, TargetCall, hold_positions
 from dflash_trt.backends.registry import open_executor
 from dflash_trt.backends.tensorrt.build.builder import EngineOptions
 from dflash_trt.backends.tensorrt.library import find_arch
 from dflash_trt.bundle.build import BuildOptions
 from dflash_trt.graph.caches import native
 from dflash_trt.graph.form import GraphForm, Precision
-from dflash_trt.runtime import Generator, GeneratorOptions, Request
+from dflash_trt.runtime import Generator, GeneratorOptions, Request, SamplingParams
+from dflash_trt.sampling.params import pack_sampling
 from tests.backends.steps import one_chunk
 from tests.backends.tensorrt.machine import Machine, make_machine, run_alone
 from tests.covering import exhaustive
@@ -53,7 +54,7 @@ def open_native(built: TinyPair, monkeypatch: pytest.MonkeyPatch, folder: Path) 
     return make_machine(pair, folder, "tensorrt-rtx", bundle.folder, prefill_chunk=40)
 
 
-@pytest.mark.parametrize("speculation", [True, False])
+@pytest.mark.parametrize("speculation", [True, exhaustive(False)])
 def test_generations_are_the_cpus(
     built: TinyPair, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, speculation: bool
 ) -> None:
@@ -83,12 +84,20 @@ def test_engines_of_float16_give_the_cpus_logits(
         patch.setattr("tensorrt_rtx.Builder", StubBuilder)
         bundle = write_bundle(built.pair, tmp_path / "bundle", options, **LIMITS)
     stand_in(monkeypatch, bundle.folder, FakeCuda())
-    executor, cpu = open_executor(bundle), built.open()
+    check_logits(open_executor(bundle), built.open())
+
+
+def check_logits(executor: Executor, cpu: Executor) -> None:
+    """Holds the logits of one text to the CPU's: chunks, rejected rows, a slot that moves."""
     ids, at, slot = np.random.default_rng(1).integers(2, 62, (1, 190)), 0, 1
     for count, kept in ((40, 40), (17, 17), (16, 1), (16, 16), (9, 2), (1, 1), (16, 5), (1, 1)):
         rows = np.arange(max(0, count - 16), count)[None]
         call = TargetCall("target", slot, ids[:, at : at + count], np.array([at]), rows)
-        got, want = (one.forward(replace(call, scores=Scores.LOGITS)) for one in (executor, cpu))
+        call = replace(call, scores=Scores.LOGITS)
+        hold_positions(executor, slot, at + count)
+        sampling = pack_sampling([SamplingParams()]) if executor.limits.draws else None
+        got = executor.forward(replace(call, sampling=sampling))
+        want = cpu.forward(call)
         assert got.logits is not None and want.logits is not None
         assert np.abs(got.logits - want.logits).max() <= 0.03 * np.abs(want.logits).max()
         at += kept
@@ -96,4 +105,4 @@ def test_engines_of_float16_give_the_cpus_logits(
             one.move_slot(slot, 1 - slot, at)
         slot = 1 - slot
     with pytest.raises(ValueError, match="can go on at") if cpu.limits.has_state else nullcontext():
-        executor.forward(one_chunk(ids[:, :4], slot=slot, start=5))
+        executor.forward(one_chunk(ids[:, :4], slot=slot, start=5, sampling=sampling))
