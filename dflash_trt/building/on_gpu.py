@@ -282,8 +282,7 @@ def _too_large(
         return _engine_bytes(shorter, pair, 1, precision, plugins=plugins)
 
     chunk = config.prefill_chunk
-    kind = f"{precision or 'bf16'} engines{' with plugins' * plugins}"
-    what = f"{kind} take {needed(chunk) / 1e9:,.1f} GB for one user"
+    what = f"{precision or 'bf16'} engines take {needed(chunk) / 1e9:,.1f} GB for one user"
     while chunk > SHORTEST_CHUNK:
         chunk //= 2
         if needed(chunk) <= card.memory_bytes:

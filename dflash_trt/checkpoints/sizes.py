@@ -18,7 +18,7 @@ Windows = tuple[int | None, ...]
 
 @dataclass(frozen=True, slots=True)
 class Unusual:
-    """What neither kernels of ours nor deployments take, in words for one such model and many."""
+    """What neither FP8 caches nor all deployments take, in words for one such model and many."""
 
     one: str
     many: str
@@ -164,7 +164,7 @@ class DecoderSizes:
 
     @property
     def unusual(self) -> Unusual | None:
-        """Why our kernels and deployments are refused; None where they are not."""
+        """Why FP8 caches and deployments are refused; None where they are not."""
         if self.has_state:
             return HYBRIDS
         return TWO_HEADS if self.has_full_heads else None
