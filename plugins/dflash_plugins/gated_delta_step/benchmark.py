@@ -28,7 +28,7 @@ def points() -> list[Case]:
 
 
 def moved_bytes(case: Case) -> int:
-    """The state, read and written, one side of rows that is read and one written, and the call's."""
+    """The state, read and written; of old rows one side read and one written; the call's rows."""
     kept = 2 * case.inputs["state"].nbytes + case.inputs["rows"].nbytes
     return kept + case.inputs["new_rows"].nbytes + case.outputs["y"].nbytes
 
