@@ -31,8 +31,11 @@ FLOAT32_BYTES = 4
 
 
 def most_splits(capacity: int) -> int:
-    """The most shares of a cache of `capacity` positions: what a block of rows has."""
-    return min(MAX_SPLITS, -(-capacity // RUN))
+    """The most shares of a cache of `capacity` positions: what a block of rows has.
+
+    Whole runs: a share of few positions costs as much to write as one of many.
+    """
+    return max(1, min(MAX_SPLITS, capacity // RUN))
 
 
 def split_count(most: int, block_size: int, rows: Extent) -> Extent:
@@ -54,7 +57,7 @@ def share_rows(most: int, block_size: int, rows: Extent) -> Extent:
 
 def needs_split(capacity: int, block_size: int, window: int = 0) -> bool:
     """Whether a block may see more positions than one program per KV head should read."""
-    return (min(capacity, window + block_size) if window else capacity) > RUN
+    return (min(capacity, window + block_size) if window else capacity) >= 2 * RUN
 
 
 def scratch_bytes(

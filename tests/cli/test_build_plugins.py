@@ -84,7 +84,7 @@ def test_the_drafts_blocks_attend_by_plugins(
 ) -> None:
     """In one launch where the cache is short, in two where it is long; the target stays native."""
     if is_long:
-        monkeypatch.setattr(attention, "RUN", 64)
+        monkeypatch.setattr(attention, "RUN", 16)
     build.well(write_bigram_pair(tmp_path / "pair", head_dim=64), *PLUGINS)
     target, draft, _ = full.handed
     assert "TRT_Attention" in {node.op_type for node in target.graph.node}

@@ -62,18 +62,18 @@ def shapes_and_lengths() -> Iterator[tuple[AttentionShape, list[int], dict[str, 
     for cache, page_size in product(NARROW, (None, 16)):
         shape = shaped(cache=cache, head_dim=128, page_size=page_size)
         yield shape, [4, 40, 96], {}
-        yield replace(shape, length=600), [600], {}
+        yield replace(shape, length=2 * RUN), [600], {}
     for mask, page_size in product(masks, (None, 16)):
         shape = shaped(cache=DType.FLOAT8, page_size=page_size, **mask)
         yield shape, [4, 61, 96], {"has_sinks": True}
     # One share, two with a single key in the second, all; a window that leaves shares empty.
-    for (window, is_causal), has_sinks in product(((0, 0), (0, 1), (600, 1)), (False, True)):
+    for (window, is_causal), has_sinks in product(((0, 0), (0, 1), (1050, 1)), (False, True)):
         shape = shaped(length=3 * RUN, window=window, is_causal=is_causal)
         yield shape, [4, RUN, RUN + 1, 3 * RUN], {"has_sinks": has_sinks}
     # Positions past the runs are dealt in tiles.
     past = shaped(2, 1, length=32 * RUN + 300, is_causal=True)
     yield past, [32 * RUN + 65], {}
-    yield replace(past, window=700), [past.length, 32 * RUN + 40], {}
+    yield replace(past, window=1300), [past.length, 32 * RUN + 40], {}
 
 
 @pytest.mark.parametrize(
@@ -154,8 +154,8 @@ def test_sinks(interpreter: Interpreter, window: int) -> None:
 
 
 def test_a_share_without_positions_is_not_written(interpreter: Interpreter) -> None:
-    shape = shaped(2, 1, length=3 * RUN, window=RUN + 60)
-    inputs = make_inputs(shape, [RUN, 2 * RUN + 70])
+    shape = shaped(2, 1, length=3 * RUN, window=2 * RUN - 4)
+    inputs = make_inputs(shape, [RUN, 3 * RUN])
     split = make_cases("", shape, batch=2)[0]
     outputs = interpreter.run(
         split.operation.name,
@@ -216,15 +216,16 @@ def test_what_no_kernel_does_is_refused() -> None:
 
 
 def test_short_windows_and_caches_take_one_launch() -> None:
-    assert not needs_split(RUN, 16)
-    assert needs_split(RUN + 1, 16)
+    assert not needs_split(2 * RUN - 1, 16)
+    assert needs_split(2 * RUN, 16)
+    assert not needs_split(131072, 16, window=1000)
     assert not needs_split(131072, 16, window=128)
     assert needs_split(131072, 16, window=4096)
-    for length in (RUN + 1, 8192, 131072):
+    for length in (2 * RUN, 3 * RUN - 1, 8192, 131072):
         split = make_cases("", shaped(length=length), batch=1)[0]
         splits = split.launch().extras[2]
-        assert splits == min(MAX_SPLITS, -(-length // RUN))
-    merge = make_cases("", shaped(length=RUN + 1), batch=1)[1]
+        assert splits == min(MAX_SPLITS, length // RUN)
+    merge = make_cases("", shaped(length=2 * RUN), batch=1)[1]
     assert merge.launch().extras[1] == 2
 
 

@@ -75,7 +75,7 @@ def run_graph(built: TinyPair, model: onnx.ModelProto, starts: list[int]) -> dic
 
 
 @pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize("capacity", [192, 640])
+@pytest.mark.parametrize("capacity", [192, 1024])
 def test_plugins_compute_what_the_drafts_graph_says(
     make_pair: PairFactory, interpreter: Interpreter, capacity: int, causal: bool
 ) -> None:

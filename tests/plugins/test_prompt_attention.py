@@ -49,7 +49,7 @@ SHAPE = attention_shape(3, 1, 64, 3 * RUN, block_size=16, is_causal=True)
         (20, [20, 700], None, {"window": 40}),
         (20, [20, 700], None, {"window": 40, "is_causal": False}),
         exhaustive(20, [20, 700], None, {"window": 1}),
-        exhaustive(20, [20, 700], 2, {"window": 600}),
+        exhaustive(20, [20, 1200], 2, {"window": 1100}),
     ],
 )
 def test_chunks_of_every_number_of_shares(
@@ -121,7 +121,7 @@ def test_a_chunks_scratch_is_that_of_blocks() -> None:
 
 
 @pytest.mark.parametrize("block_size", [1, 5, 8, 16, 24])
-@pytest.mark.parametrize("capacity", [RUN + 1, 4 * RUN, 131072])
+@pytest.mark.parametrize("capacity", [2 * RUN, 4 * RUN, 131072])
 def test_shares_fit_what_grows_with_rows(capacity: int, block_size: int) -> None:
     """TensorRT allocates for a profile's largest rows, which have the fewest shares."""
     most = most_splits(capacity)

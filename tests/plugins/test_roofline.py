@@ -160,8 +160,8 @@ def test_a_kernel_s_work_is_its_launch_s_and_its_machine_code_s() -> None:
     point = AttentionPoint("", shape, 8, 4096, 16)
     work = attention_work(point, 0, find_rates("h200"), Path("unused"))
     assert (work.buffers, work.resident, work.row_blocks) == (3, 2, 1)
-    assert (work.tile_rows, work.tile_positions, work.splits) == (64, 64, 9)
-    assert sum(work.tiles) == math.ceil(4112 / 64) and work.groups[0] == (8 * 8 * 8, 8)
+    assert (work.tile_rows, work.tile_positions, work.splits) == (64, 64, 8)
+    assert sum(work.tiles) == math.ceil(4112 / 64) and work.groups == ((8 * 8, 9), (8 * 8 * 7, 8))
     assert work.cache_bytes == 8 * 4112 * 2 * 8 * 128 * 2
 
 

@@ -52,7 +52,7 @@ def accuracy_cases() -> list[AccuracyCase]:
             "draft": shape,
             "verify": replace(shape, is_causal=True),
             "window": replace(shape, window=100),
-            "long window": replace(shape, window=RUN + 100),
+            "long window": replace(shape, window=2 * RUN + 100),
             "paged": replace(shape, page_size=32, is_causal=True),
             "window paged": replace(shape, page_size=24, window=5),
         }

@@ -132,6 +132,8 @@ def main_cases() -> list[Case]:
         }
     for name in ("qwen3.5-27b target", "gemma-4-31b target"):
         shapes[f"{name} of {RUN} positions"] = replace(wide[name], length=RUN)
+    short = 2 * RUN - 1
+    shapes[f"qwen3-8b draft of {short} positions"] = replace(draft, length=short)
     firsts = [make_cases(name, shape, batch=8)[0] for name, shape in shapes.items()]
     of_merge = {"gpt-oss target": targets["gpt-oss target"]}
     of_merge["gemma-4-31b target"] = wide["gemma-4-31b target"]

@@ -38,6 +38,9 @@ MAX_ROWS, MAX_ROW_ELEMENTS = 128, 64 * 256
 LEAST_ROWS, FEW_ROWS = 16, 32
 """Rows of a product on tensor cores, and of a program that shares its block's with others."""
 
+WHOLE_ROW_ELEMENTS = 32 * 128
+"""Of a program that writes the result at once, with heads of 128: 64 rows spill on sm_120a."""
+
 FLOOR_ROW_ELEMENTS = 32 * 128
 """Most elements of the floor's rows: beside 8 KiB of q and 8 of products, 32 KiB of K and V fit."""
 
@@ -116,6 +119,8 @@ def _launch(is_split: bool, specs: Specs, attributes: Attributes, tactic: int) -
         extras = (rows, capacity, splits, attention.share_rows(most, block_size, rows))
     cache, elements = specs["k_cache"].dtype, MAX_ROW_ELEMENTS
     stages = _stages(head_dim, cache, is_paged)
+    if not is_split and head_dim == 128:
+        elements = WHOLE_ROW_ELEMENTS
     if tactic == FLOOR:
         elements, stages = FLOOR_ROW_ELEMENTS, _floor_stages(cache, is_paged)
     program_rows = min(MAX_ROWS, elements // head_dim)
