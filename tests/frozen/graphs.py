@@ -14,6 +14,7 @@ import struct
 import sys
 import tempfile
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -85,6 +86,8 @@ def graphs(folder: Path, names: Iterable[str] = PAIRS) -> Iterator[tuple[str, on
 def _build(graph: str, pair: Pair, tables: Path, form: GraphForm) -> onnx.ModelProto:
     """A graph whose weights are referenced by the paths of their files."""
     entries = read_header(tables)
+    if pair.target.sizes.has_state:
+        form = replace(form, replay=BLOCK_SIZE)
 
     def locate(entry: TensorEntry) -> str:
         return str(entry.file)

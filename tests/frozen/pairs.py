@@ -29,6 +29,12 @@ _DRAFT = {
 }
 _YARN = {"rope": "yarn", "dtype": "bfloat16"}
 _ON_CPU = ("fp32-linear-compute", "fp32-paged-compute")
+_OF_ENGINES = (
+    *_ON_CPU,
+    "bf16-linear-compute",
+    "bf16-linear-compute-draws",
+    "bf16-paged-compute-draws",
+)
 _MARKOV_RANK = 8
 _SEVERAL_SHARDS = {"shards": 3}
 
@@ -73,6 +79,12 @@ PAIRS = {
     "gpt_oss_nvfp4": FrozenPair("gpt_oss", {**_YARN, "mxfp4": True}, experts="nvfp4"),
     "gpt_oss_bf16": FrozenPair("gpt_oss", {**_YARN, "mxfp4": True}, experts="bf16"),
     "qwen3_moe": FrozenPair("qwen3_moe", {"dtype": "float16", **_SEVERAL_SHARDS}),
+    "qwen3_5": FrozenPair("qwen3_5", {"num_layers": 4}, forms=_OF_ENGINES),
+    "gemma4": FrozenPair(
+        "gemma4",
+        {"kv_heads": 2, "head_dim": 256, "num_layers": 3, "tie": True},
+        forms=_OF_ENGINES,
+    ),
     "dspark": FrozenPair(kind="DSpark", forms=(*_ON_CPU, "bf16-linear-compute")),
     "eagle3": FrozenPair(kind="EAGLE-3", forms=(*_ON_CPU, "bf16-linear-compute")),
 }
