@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from dflash_trt.backends.base import SpeculationOutput, StepCall
-from dflash_trt.core.limits import PagePool
+from dflash_trt.core.limits import PagePool, WindowedPages
 from dflash_trt.runtime import Generator, GeneratorOptions, Request, RequestResult, SamplingParams
 from dflash_trt.runtime.page_group import PageAllocator
 from tests.inspection import allocator, held_pages, idle_pages
@@ -236,6 +236,22 @@ def test_a_prefix_costs_nothing_twice(tail: tuple[int, ...]) -> None:
     (fresh,) = run_plainly(make_executor(24), [request])
     assert fresh.statistics.cached_prompt_tokens == 0
     assert result.statistics.acceptance_histogram == fresh.statistics.acceptance_histogram
+
+
+@pytest.mark.parametrize(("pages", "cached"), [(4, 0), (24, 12)])
+def test_a_prefix_is_shared_where_its_last_window_is_still_there(pages: int, cached: int) -> None:
+    """Four pages hold one sequence's window of 3 and a block: what it has passed is soon gone."""
+    pool = PagePool(SIZE, 24, (WindowedPages(3, pages),))
+    executor = PagedFakeExecutor(
+        pool, max_seq_len=MAX_SEQ_LEN, vocab_size=VOCAB_SIZE, block_size=8, prefill_chunk=8
+    )
+    generator = Generator(executor)
+    generator.generate([ask(*range(12), max_tokens=30)])
+    request = ask(*range(12), 7, max_tokens=9)
+    generator.submit(request)
+    (result,) = Steps(generator, executor).finish().values()
+    assert_plain(result, request, executor)
+    assert result.statistics.cached_prompt_tokens == cached
 
 
 def test_the_output_of_a_request_is_the_prefix_of_the_next_turn() -> None:
