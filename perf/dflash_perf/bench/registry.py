@@ -6,6 +6,7 @@ from dflash_perf.bench import (  # noqa: F401
     build_cost,
     chain_cost,
     choice_cost,
+    cut_speed,
     demo_speed,
     grammar_drafts,
     harness_timing,
