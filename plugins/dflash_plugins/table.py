@@ -44,9 +44,9 @@ def load_kernel(name: str) -> Any:
     from dflash_plugins.gated_delta_step.kernel import gated_delta_step
     from dflash_plugins.kv_cache_update.kernel import kv_cache_update
     from dflash_plugins.kv_feature_injection.kernel import kv_feature_injection
-    from dflash_plugins.row_sample.kernel import row_sample
+    from dflash_plugins.row_sample.kernel import row_groups, row_sample
 
     attention = (block_attention, block_attention_merge)
     writes = (gated_delta_step, kv_cache_update, kv_feature_injection)
-    kernels = (accept, *attention, *writes, row_sample)
+    kernels = (accept, *attention, *writes, row_groups, row_sample)
     return {one.fn.__name__: one for one in kernels}[name]

@@ -28,7 +28,7 @@ PAGED = ["--kv-layout", "paged", "--page-size", "16", "--kv-pages", "9"]
 FP8 = ["--kv-dtype", "fp8"]
 CACHES = {"paged": PAGED, "fp8": FP8, "paged_fp8": [*PAGED, *FP8]}
 LIMITS = {"max_batch": 2, "max_seq_len": 64}
-ELSEWHERE = {"swiglu", "moe", "row_sample", "accept"}
+ELSEWHERE = {"swiglu", "moe", "row_groups", "row_sample", "accept"}
 """Operations that touch no cache."""
 SEEN = {
     ("qwen3", "target"): [(1, 0)] * 3,

@@ -29,7 +29,8 @@ from tests.standins.plugin_tensorrt import FULL, PluginBuilder, PluginTensorRt
 from tests.standins.stub_builder import FullBuilder, FullTensorRt
 
 PLUGINS = [*FULL, "--plugins"]
-PER_CALL = {"row_sample", "accept"}
+DRAWN = ["row_groups", "row_sample"]
+PER_CALL = {*DRAWN, "accept"}
 
 
 def test_tensorrt_is_handed_plugins_in_place_of_bodies(
@@ -41,9 +42,13 @@ def test_tensorrt_is_handed_plugins_in_place_of_bodies(
     target, draft, target_only = full.handed
     calls = [node for node in target.graph.node if node.op_type == "kv_feature_injection"]
     assert calls and all(not node.overload for node in calls)
-    for model, own in ((target, ["row_sample", "accept"]), (target_only, ["row_sample"])):
+    for model, own in ((target, [*DRAWN, "accept"]), (target_only, DRAWN)):
         found = [node.op_type for node in model.graph.node if node.op_type in PER_CALL]
         assert found == own
+        groups, sample = (node for node in model.graph.node if node.op_type in DRAWN)
+        logits, positions, sampling = sample.input[:3]
+        assert list(groups.input) == [logits, sampling]
+        assert list(sample.input) == [logits, positions, sampling, *groups.output]
         assert not {one.name for one in model.functions} & PER_CALL
         assert "sampling" in {value.name for value in model.graph.input}
         assert "candidate_ids" not in {value.name for value in model.graph.output}
@@ -59,6 +64,7 @@ def test_tensorrt_is_handed_plugins_in_place_of_bodies(
         "TRT_Attention_lower_right": "native",
         "accept": "plugin",
         "kv_feature_injection": "plugin",
+        "row_groups": "plugin",
         "row_sample": "plugin",
         "swiglu": "function",
     }
@@ -67,7 +73,7 @@ def test_tensorrt_is_handed_plugins_in_place_of_bodies(
     injected = [f"draft_{kv}_{layer}" for layer in range(len(calls)) for kv in "kv"]
     assert written == {"target": injected, "draft": [], "target_only": []}
     text = run("inspect", output).out
-    assert "kv_feature_injection plugin, row_sample plugin, swiglu function" in text
+    assert "row_groups plugin, row_sample plugin, swiglu function" in text
     assert engines["draws"]
     assert "tokens are drawn and accepted in the target's engine" in text
     assert run("inspect", output, "--json").json["engines"]["files"][0]["operations"]

@@ -77,6 +77,8 @@ DYNAMIC = {
     "key_value_lengths": (0,),
     "shares": (0, 2),
     "log_sums": (0, 2),
+    "peaks": (0, 1),
+    "weights": (0, 1),
 }
 DYNAMIC_IN = {("kv_cache_update", "k"): (0, 2), ("kv_cache_update", "v"): (0, 2)}
 """Where an operation has its rows elsewhere: by the first part of its kernel's path."""

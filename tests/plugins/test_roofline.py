@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from click.testing import CliRunner, Result
 from dflash_plugins.assembler import Resources
@@ -15,6 +16,7 @@ from dflash_plugins.block_attention.benchmark import AttentionPoint
 from dflash_plugins.block_attention.cases import draft_shape
 from dflash_plugins.check import describe_speed, measure
 from dflash_plugins.compile import CompiledKernel
+from dflash_plugins.operation import DType
 from dflash_plugins.public import public_pairs
 from dflash_plugins.roofline import __main__ as command
 from dflash_plugins.roofline import kernels
@@ -22,7 +24,10 @@ from dflash_plugins.roofline.kernels import attention_work, open_predictor, spli
 from dflash_plugins.roofline.model import LaunchWork, predict_launch, resident_programs
 from dflash_plugins.roofline.published import published_times
 from dflash_plugins.roofline.rates import find_rates, rated_gpus, read_constants
+from dflash_plugins.roofline.sampling import RowSteps, count_steps
 from dflash_plugins.roofline.table import describe_errors
+
+from dflash_trt.sampling.params import SamplingParams
 
 PAGE = Path(__file__).parents[2] / "docs" / "design" / "roofline.md"
 FROZEN_POINTS = [
@@ -163,6 +168,26 @@ def test_a_kernel_s_work_is_its_launch_s_and_its_machine_code_s() -> None:
     assert (work.tile_rows, work.tile_positions, work.splits) == (64, 64, 8)
     assert sum(work.tiles) == math.ceil(4112 / 64) and work.groups == ((8 * 8, 9), (8 * 8 * 7, 8))
     assert work.cache_bytes == 8 * 4112 * 2 * 8 * 128 * 2
+
+
+@pytest.mark.parametrize(
+    ("sampling", "steps"),
+    [
+        (SamplingParams(), RowSteps(0, 1, 0)),
+        # Eight groups may get furthest and are opened, the winner's again, and for its exact score.
+        (SamplingParams(temperature=0.1), RowSteps(8, 0, 3)),
+        # The winner is the likeliest: what ranks before it is in no group but its own.
+        (SamplingParams(temperature=0.1, top_p=0.5), RowSteps(8, 1, 3)),
+        # 16 bits of keys find the peak, and one opening where logits equal to it end.
+        (SamplingParams(temperature=0.1, top_k=1), RowSteps(24, 1, 3)),
+    ],
+)
+def test_the_steps_of_a_row_are_what_its_logits_demand(
+    sampling: SamplingParams, steps: RowSteps
+) -> None:
+    logits = np.zeros(20 * 256, np.float32)
+    logits[700] = 16.0
+    assert count_steps(logits, DType.BFLOAT16, sampling, 0) == steps
 
 
 def _run(*words: str) -> Result:

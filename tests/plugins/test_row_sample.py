@@ -8,7 +8,7 @@ from functools import cache
 import numpy as np
 import pytest
 from dflash_plugins.operation import DType
-from dflash_plugins.row_sample.accuracy import PARAMS, compare_draws
+from dflash_plugins.row_sample.accuracy import PARAMS, compare_draws, sample
 from dflash_plugins.testing.interpreter import Interpreter
 from dflash_plugins.testing.numeric import Array
 
@@ -24,7 +24,7 @@ def draw(
     interpreter: Interpreter, logits: Array, positions: Array, params: Sequence[SamplingParams]
 ) -> Array:
     inputs = {"logits": logits, "positions": positions, "sampling": pack_sampling(params)}
-    return interpreter.run("row_sample", inputs)["token_ids"]
+    return sample(interpreter.run, inputs)
 
 
 def check(interpreter: Interpreter, logits: Array, params: Sequence[SamplingParams]) -> None:

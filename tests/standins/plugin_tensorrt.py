@@ -99,8 +99,11 @@ class PluginParser:
         if node.op_type.startswith("block_attention"):  # q has the type and shape of attended
             is_last = not node.op_type.startswith("block_attention_split")
             return [helper.make_node("Identity", [node.input[0]], [*node.output])] * is_last
+        if node.op_type == "row_groups":
+            return []
         if node.op_type == "row_sample":
-            return [helper.make_node("ArgMax", [node.input[0]], [*node.output], axis=2, keepdims=0)]
+            tokens = node.output[:1]
+            return [helper.make_node("ArgMax", [node.input[0]], tokens, axis=2, keepdims=0)]
         if node.op_type == "accept":
             accepted, new_tokens, bonus, new_start = node.output
             _, choices, start = node.input

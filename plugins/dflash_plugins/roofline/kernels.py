@@ -16,11 +16,12 @@ from typing import Any
 from dflash_plugins.block_attention.benchmark import AttentionPoint
 from dflash_plugins.block_attention.launch import BLOCK, FEW, FLOOR
 from dflash_plugins.compile import compile_kernel
-from dflash_plugins.operation import Case, DType
+from dflash_plugins.operation import Case
 from dflash_plugins.roofline.attention import AttentionWork, merge_work, split_work
 from dflash_plugins.roofline.model import LaunchWork, PredictedTime, kernel_residency, predict
-from dflash_plugins.roofline.rates import GpuRates, device_rates, read_constants
+from dflash_plugins.roofline.rates import GpuRates, device_rates
 from dflash_plugins.roofline.recurrence import ROWS, predict_recurrence
+from dflash_plugins.roofline.sampling import choice_work, group_work
 from dflash_plugins.row_sample.benchmark import SamplePoint
 from dflash_trt.hardware.device import Device
 
@@ -161,33 +162,8 @@ def _small(case: Case, rates: GpuRates, folder: Path, chain: int) -> PredictedTi
 
 
 def _row_sample(point: SamplePoint, rates: GpuRates, folder: Path) -> PredictedTime:
-    case = point.case
-    kernel, launch = compile_kernel(case.kernel_spec(), rates.kernels, folder), case.launch()
-    constants: dict[str, Any] = dict(launch.constants)
-    logits, block = case.inputs["logits"], constants["BLOCK"]
-    programs, bits = launch.grid[0], constants["KEY_BITS"]
-    passes = _passes(point, bits)
-    work = LaunchWork(
-        name=case.operation.name,
-        groups=((programs, passes * -(-logits.shape[-1] // block)),),
-        tile_bytes=block * logits.dtype.numpy.itemsize,
-        buffers=1,
-        tile_seconds=block * read_constants()["row_instructions"].value / rates.lanes,
-        resident=kernel_residency(kernel, rates),
-        cached_loads=1,
-        is_cached=logits.nbytes <= rates.l2_bytes,
-        written_bytes=programs * DType.INT64.numpy.itemsize,
-    )
-    return predict((work,), logits.nbytes, rates)
-
-
-def _passes(point: SamplePoint, bits: int) -> int:
-    """Times that a row is read: once for the highest, once to draw, and once for each bit of the
-    bisections that top-k and top-p need, before and after which they count once.
-    """
-    sampling = point.sampling
-    if sampling.greedy:
-        return 1
-    has_top_k, has_top_p = sampling.top_k is not None, sampling.top_p < 1
-    search = has_top_k * (bits + 1) + has_top_p * (bits + 1)
-    return 2 + search + (has_top_k or has_top_p)
+    specs = [case.kernel_spec() for case in point.cases]
+    compiled = (compile_kernel(one, rates.kernels, folder) for one in specs)
+    groups, choice = (kernel_residency(one, rates) for one in compiled)
+    works = group_work(point, groups, rates), choice_work(point, choice, rates)
+    return predict(works, point.logits.nbytes, rates)

@@ -22,7 +22,7 @@ from dflash_plugins.public import public_pairs
 from dflash_plugins.roofline.kernels import predict_point
 from dflash_plugins.roofline.rates import GpuRates
 from dflash_plugins.row_sample.benchmark import SAMPLING, SamplePoint
-from dflash_plugins.row_sample.launch import make_case as sample_case
+from dflash_plugins.row_sample.launch import make_cases as sample_cases
 from dflash_trt.config import PublishedDecoder, PublishedPair, PublishedTarget
 from dflash_trt.core.limits import PAGE_SIZE
 from dflash_trt.memory.shape import FORMATS
@@ -111,9 +111,11 @@ def _points(pair: PublishedPair, batch: int, context: int) -> Iterator[tuple[str
     yield "kv_feature_injection", "linear", draft.layers, injection_case("", plain)
     yield "kv_feature_injection", "paged", draft.layers, injection_case("", paged)
     yield "kv_cache_update", "paged", target.layers + draft.layers, update_case("", paged)
-    logits = sample_case("", dtype=DType.BFLOAT16, batch=batch, rows=rows, vocabulary=target.vocab)
+    samples = sample_cases(
+        "", dtype=DType.BFLOAT16, batch=batch, rows=rows, vocabulary=target.vocab
+    )
     for way, sampling in SAMPLING.items():
-        yield "row_sample", way, 1, SamplePoint(logits, sampling)
+        yield "row_sample", way, 1, SamplePoint(samples, sampling)
 
 
 def step_seconds(rates: GpuRates, pair: PublishedPair, batch: int, context: int) -> float:

@@ -10,7 +10,8 @@ from itertools import product
 import numpy as np
 
 from dflash_plugins.operation import DType
-from dflash_plugins.testing.guarded import Run
+from dflash_plugins.row_sample.launch import OPERATIONS
+from dflash_plugins.testing.guarded import Arrays, Run
 from dflash_plugins.testing.numeric import Accuracy, Array, attempt
 from dflash_plugins.testing.spread import spread
 from dflash_trt.sampling.choice import choose_tokens
@@ -30,6 +31,14 @@ PARAMS = (
     SamplingParams(temperature=1e-30, seed=5, top_p=0.999),
     SamplingParams(temperature=1e30, seed=6, top_k=3),
 )
+
+
+def sample(run: Run, inputs: Arrays) -> Array:
+    """token_ids [B,S] by both launches; logits, positions and sampling are given."""
+    known = dict(inputs)
+    for operation in OPERATIONS:
+        known |= run(operation.name, {name: known[name] for name in operation.inputs}, {})
+    return known["token_ids"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +62,7 @@ def compare_draws(
     """
     positions = np.random.default_rng(seed).integers(0, 2**34, logits.shape[:2])
     inputs = {"logits": logits, "positions": positions, "sampling": pack_sampling(params)}
-    tokens = run("row_sample", inputs, {})["token_ids"]
+    tokens = sample(run, inputs)
     moved, wrong = 0, None
     for sequence, one in enumerate(params):
         wide = logits[sequence].astype(np.float32)

@@ -1,4 +1,4 @@
-"""The launch of `row_sample`: one program per row of logits."""
+"""The operations of `row_sample` and their launches: `row_groups`, then `row_sample`."""
 
 from __future__ import annotations
 
@@ -16,64 +16,119 @@ from dflash_plugins.operation import (
     next_power_of_two,
 )
 from dflash_plugins.public import public_pairs
+from dflash_trt.kernels.attention import Extent
+from dflash_trt.sampling.noise import GROUP
 
-TILE = 4096
-"""Logits that a program loads at a time, at most."""
-SMALLEST_TILE = 512
-"""Two groups of tokens, whose words Philox gives together (dflash_trt/sampling/noise.py)."""
+TILE_GROUPS = 16
+"""Groups of tokens that a program of `row_groups` reads."""
 
-# How many upper bits of a float32 hold every value of the type: sign, exponent and mantissa.
-# The searches for top-k and top-p bisect over keys, one pass over the row per bit.
-_KEY_BITS = {DType.FLOAT32: 32, DType.FLOAT16: 19, DType.BFLOAT16: 16}
+OPENED_BYTES = 4096
+"""Of groups that `row_sample` opens at a time: more of them at once take too many registers."""
+
+FURTHEST_SPAN, FURTHEST_HALVINGS = 16.0, 8
+"""Where it looks for as many groups whose tokens may get furthest: so far, with noise, behind the
+furthest, by so many halvings.
+"""
+
+KEY_BITS = {DType.FLOAT32: 32, DType.FLOAT16: 19, DType.BFLOAT16: 16}
+"""How many upper bits of a float32 hold every value of the type: sign, exponent and mantissa.
+
+The search for top-k bisects over keys of so many bits.
+"""
+
+
+def opened_groups(dtype: DType) -> int:
+    """Groups of logits of a type that `row_sample` opens at a time."""
+    return OPENED_BYTES // (GROUP * dtype.numpy.itemsize)
+
+
+def _describe_groups(specs: Specs, attributes: Attributes) -> Mapping[str, TensorSpec]:
+    groups = TensorSpec(DType.FLOAT32, _group_shape(specs))
+    return {"peaks": groups, "weights": groups}
 
 
 def _describe(specs: Specs, attributes: Attributes) -> Mapping[str, TensorSpec]:
-    return {"token_ids": TensorSpec(DType.INT64, specs["positions"].shape)}
+    tokens = TensorSpec(DType.INT64, specs["positions"].shape)
+    return {"token_ids": tokens, "listed": TensorSpec(DType.INT32, _group_shape(specs))}
+
+
+def _group_shape(specs: Specs) -> tuple[Extent, ...]:
+    batch, rows, vocabulary = specs["logits"].shape
+    return (batch, rows, (vocabulary + (GROUP - 1)) // GROUP)
+
+
+def _launch_groups(specs: Specs, attributes: Attributes, tactic: int) -> Launch:
+    batch, rows, vocabulary = specs["logits"].shape
+    size = fixed(vocabulary, "the vocabulary")
+    return Launch(
+        grid=(-(-size // (TILE_GROUPS * GROUP)), batch * rows, 1),
+        extras=(rows,),
+        constants={"VOCABULARY": size, "TILE_GROUPS": TILE_GROUPS},
+        warps=8,
+        stages=1,
+    )
 
 
 def _launch(specs: Specs, attributes: Attributes, tactic: int) -> Launch:
     batch, rows, vocabulary = specs["logits"].shape
-    size = fixed(vocabulary, "the vocabulary")
+    size, dtype = fixed(vocabulary, "the vocabulary"), specs["logits"].dtype
     return Launch(
         grid=(batch * rows, 1, 1),
         extras=(rows,),
         constants={
             "VOCABULARY": size,
-            "BLOCK": min(TILE, max(SMALLEST_TILE, next_power_of_two(size))),
-            "KEY_BITS": _KEY_BITS[specs["logits"].dtype],
+            "GROUPS": next_power_of_two(-(-size // GROUP)),
+            "OPENED": opened_groups(dtype),
+            "KEY_BITS": KEY_BITS[dtype],
         },
-        warps=8,
-        stages=2,
+        # With 8, float32 takes a few registers more than fit twice, and ptxas spills.
+        warps=4 if dtype is DType.FLOAT32 else 8,
+        stages=1,
     )
 
 
 OPERATIONS = (
     Operation(
+        name="row_groups",
+        kernel="row_groups",
+        inputs=("logits", "sampling"),
+        extras=("rows",),
+        outputs=("peaks", "weights"),
+        describe=_describe_groups,
+        launch=_launch_groups,
+    ),
+    Operation(
         name="row_sample",
         kernel="row_sample",
-        inputs=("logits", "positions", "sampling"),
+        inputs=("logits", "positions", "sampling", "peaks", "weights"),
         extras=("rows",),
-        outputs=("token_ids",),
+        outputs=("token_ids", "listed"),
         describe=_describe,
         launch=_launch,
     ),
 )
+"""In the order in which they run: an engine has both where its graph has `row_sample`."""
 
 
-def make_case(name: str, *, dtype: DType, batch: int, rows: int, vocabulary: int) -> Case:
-    """`rows` rows of `vocabulary` logits for each of `batch` sequences."""
-    inputs = {
+def make_cases(name: str, *, dtype: DType, batch: int, rows: int, vocabulary: int) -> list[Case]:
+    """Both launches for `rows` rows of `vocabulary` logits for each of `batch` sequences."""
+    known = {
         "logits": TensorSpec(dtype, (batch, rows, vocabulary)),
         "positions": TensorSpec(DType.INT64, (batch, rows)),
         "sampling": TensorSpec(DType.INT64, (batch, 4)),
     }
-    return Case(name, OPERATIONS[0], inputs)
+    cases = []
+    for operation in OPERATIONS:
+        case = Case(name, operation, {one: known[one] for one in operation.inputs})
+        known |= case.outputs
+        cases.append(case)
+    return cases
 
 
 def main_cases() -> list[Case]:
     """bf16 logits of Qwen3-8B, and float32 logits of a vocabulary larger than any public pair's."""
     vocabulary = public_pairs()["qwen3-8b"].target.vocab
     return [
-        make_case("qwen3-8b bf16", dtype=DType.BFLOAT16, batch=8, rows=8, vocabulary=vocabulary),
-        make_case("largest fp32", dtype=DType.FLOAT32, batch=8, rows=8, vocabulary=262_144),
+        *make_cases("qwen3-8b bf16", dtype=DType.BFLOAT16, batch=8, rows=8, vocabulary=vocabulary),
+        *make_cases("largest fp32", dtype=DType.FLOAT32, batch=8, rows=8, vocabulary=262_144),
     ]

@@ -17,6 +17,7 @@ from weakref import WeakKeyDictionary
 import onnx
 from dflash_plugins.block_attention.launch import attention_operations
 from dflash_plugins.operation import VERSION, KernelCode
+from dflash_plugins.row_sample.launch import OPERATIONS as ROW_SAMPLE
 from onnx import helper
 
 from dflash_trt.backends.tensorrt.library import Library, OperationForm
@@ -71,7 +72,8 @@ def register_plugins(library: Library, trt: Any, arch: str, code: KernelCode) ->
 def hand_over(model: onnx.ModelProto, plugins: Collection[str]) -> onnx.ModelProto:
     """A copy of `model` with plugins for the functions that `plugins` names, but for attention.
 
-    A function's overload is part of a plugin's name; a plugin has no optional inputs.
+    A function's overload is part of a plugin's name; a plugin has no optional inputs. What takes
+    several launches becomes as many plugins.
     """
     result = onnx.ModelProto()
     result.CopyFrom(model)
@@ -84,6 +86,9 @@ def hand_over(model: onnx.ModelProto, plugins: Collection[str]) -> onnx.ModelPro
         node.ClearField("overload")
         node.input[:] = [name for name in node.input if name]
         _as_plugin(node)
+    nodes = [one for node in result.graph.node for one in _as_launches(node, named)]
+    del result.graph.node[:]
+    result.graph.node.extend(nodes)
     return result
 
 
@@ -110,6 +115,26 @@ def hand_over_attention(
     ]
     del handed.functions[:]
     handed.functions.extend(kept)
+
+
+def _as_launches(node: onnx.NodeProto, plugins: Collection[str]) -> Iterator[onnx.NodeProto]:
+    """`node`; where it is a `row_sample` handed over, after the plugin that reads its rows."""
+    first, last = ROW_SAMPLE
+    if plugin_name(node) == last.name and first.name in plugins:
+        values = dict(zip(last.inputs, node.input, strict=False))
+        left = [f"{node.name}/{name}" for name in first.outputs]
+        yield _as_plugin(
+            helper.make_node(
+                first.name,
+                [values[name] for name in first.inputs],
+                left,
+                name=f"{node.name}/{first.name}",
+                domain=DFLASH_DOMAIN,
+            )
+        )
+        node.input.extend(left)
+        node.output.extend(f"{node.name}/{name}" for name in last.outputs[len(node.output) :])
+    yield node
 
 
 @dataclass(frozen=True, slots=True)
