@@ -76,9 +76,11 @@ def choice_work(point: SamplePoint, resident: int, rates: GpuRates) -> LaunchWor
     case, logits = point.cases[1], point.logits
     steps, opened = row_steps(point), opened_groups(logits.dtype)
     tokens = opened * GROUP
+    groups = case.inputs["peaks"].shape[-1]
     search = _instructions(tokens, rates) + rates.tile_latency
-    draw = _instructions(tokens, rates) + rates.tile_latency
+    draw = _instructions(tokens, rates, "noise_instructions") + rates.tile_latency
     own = steps.bisections * rates.tile_latency + steps.searches * search + steps.draws * draw
+    own += _instructions(groups * bool(steps.draws), rates, "word_instructions")
     (programs, *_) = case.launch().grid
     is_far = logits.nbytes > rates.l2_bytes
     return LaunchWork(
@@ -94,9 +96,9 @@ def choice_work(point: SamplePoint, resident: int, rates: GpuRates) -> LaunchWor
     )
 
 
-def _instructions(tokens: float, rates: GpuRates) -> float:
+def _instructions(tokens: float, rates: GpuRates, name: str = "row_instructions") -> float:
     """Seconds of an SM for what so many logits take."""
-    return tokens * read_constants()["row_instructions"].value / rates.lanes
+    return tokens * read_constants()[name].value / rates.lanes
 
 
 def row_steps(point: SamplePoint) -> RowSteps:
