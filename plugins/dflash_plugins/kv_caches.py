@@ -27,8 +27,10 @@ from dflash_plugins.public import public_pairs
 Layout = tuple[DType, int | None]
 """Element type and page size of a cache; a page size of None is the linear layout."""
 
-# Elements of K, and of V, that one program writes at most: 8 a thread, 16 bytes in bf16.
 TILE = 1024
+"""Elements of K, and of V, that one program writes at most."""
+ITEMS = 8
+"""Those that lie side by side and are one thread's: 128 bits of what is not FP8."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,6 +120,7 @@ def _launch_write(specs: Specs, attributes: Attributes, tactic: int) -> Launch:
     size = fixed(cache[3], "the head size")
     block = next_power_of_two(size)
     per_program = min(next_power_of_two(heads), max(1, TILE // block))
+    halves = 2 if "cos" in specs else 1  # RoPE turns a head's halves together
     absent = [name for name in ("page_table", "kv_scales") if name not in specs]
     constants = {
         "KV_HEADS": heads,
@@ -132,7 +135,7 @@ def _launch_write(specs: Specs, attributes: Attributes, tactic: int) -> Launch:
         grid=(batch * rows, -(-heads // per_program), 1),
         extras=(rows, specs["page_table"].shape[1] if is_paged else cache[2]),
         constants=constants,
-        warps=max(1, min(4, per_program * block // 256)),
+        warps=max(1, min(4, per_program * block // (32 * ITEMS * halves))),
         stages=1,
     )
 

@@ -35,7 +35,7 @@ pytest.importorskip("triton", reason="Triton language (the plugins extra) is not
 CASES = main_cases()
 TENSOR_CORES = {"sm_90a": "HGMMA", "sm_100a": "UTCHMMA", "sm_103a": "UTCHMMA", "sm_120a": "HMMA"}
 """Of each architecture, the newest instruction that multiplies; tiles under 64 rows take HMMA."""
-NARROW = {"accept", "kv_feature_injection"}
+NARROW = {"accept"}
 """Kernels whose accesses need not be of 128 bits."""
 REPORT = """\
 ptxas info    : Compiling entry function 'f' for 'sm_90a'
