@@ -103,6 +103,13 @@ def estimate_memory(manifest: Manifest, batch: int, context: int) -> MemoryEstim
     )
 
 
+def allocated_states(manifest: Manifest) -> int:
+    """Bytes of recurrent states: of every slot, and of the copies for shared prefixes."""
+    sizes, limits = manifest.target.sizes, manifest.limits
+    slots = limits.max_batch + state_copies(sizes, limits, manifest.page_pool)
+    return slots * state_bytes(sizes, manifest.graph_form)
+
+
 def bundle_scratch(manifest: Manifest) -> int:
     """Bytes of `split_scratch` of a bundle; 0 where its engines do not split attention."""
     engines = manifest.engines
@@ -156,11 +163,11 @@ def fit_bundle(manifest: Manifest, gpu: Gpu, context: int) -> BundleFit:
     longest = manifest.target.max_position_embeddings
     contexts = sorted({context, *(length for length in USUAL_CONTEXTS if length <= longest)})
     step = manifest.page_pool.page_size if manifest.page_pool else 1
-    state = state_bytes(manifest.target.sizes, manifest.graph_form)
+    state = allocated_states(manifest) // manifest.limits.max_batch
     models = (manifest.target.sizes, manifest.draft.sizes)
 
     def sequence(length: int) -> int:
-        """Bytes of one sequence in whole pages."""
+        """Bytes of one sequence in whole pages, and of its states with a slot's copies."""
         whole = -(-length // step) * step
         of_both = (_cached_bytes(manifest, one, 1, whole, of_pool=False) for one in models)
         return state + sum(of_both)

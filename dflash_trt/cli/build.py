@@ -18,7 +18,7 @@ from dflash_trt.building.request import (
     PrecisionOptions,
 )
 from dflash_trt.bundle.manifest import EngineSet, Manifest
-from dflash_trt.bundle.memory import bundle_scratch, cache_bytes, engine_bytes
+from dflash_trt.bundle.memory import allocated_states, bundle_scratch, cache_bytes, engine_bytes
 from dflash_trt.bundle.summary import (
     cache_line,
     precision_line,
@@ -31,7 +31,6 @@ from dflash_trt.cli.progress import StageBars, format_size
 from dflash_trt.core.limits import MAX_COUNT, PAGE_SIZE, PAGE_SIZES
 from dflash_trt.graph.form import CacheDtype
 from dflash_trt.hardware.gpus import DEFAULT_ARCH
-from dflash_trt.memory.caches import state_bytes
 from dflash_trt.trtllm.schema import ATTENTION_BACKENDS
 from dflash_trt.trtllm.versions import DEFAULT_VERSION, VERSIONS
 
@@ -273,7 +272,7 @@ def _allocated(manifest: Manifest, engines: EngineSet) -> str:
         layout, shape = "paged", (manifest.page_pool.pages + 1, manifest.page_pool.page_size)
     size = sum(cache_bytes(manifest)) * shape[0] * shape[1]
     shares = bundle_scratch(manifest)
-    states = manifest.limits.max_batch * state_bytes(manifest.target.sizes, manifest.graph_form)
+    states = allocated_states(manifest)
     return (
         f"{layout} caches {format_size(size)} ({shape[0]} × {shape[1]} positions, allocated whole)"
         + (f", recurrent states {format_size(states)}" if states else "")

@@ -73,9 +73,9 @@ class Generator:
         self._drafter = open_drafter(self._options.drafter, executor)
         self._graph = self._options.graph
         self._chunk = self._limits.chunk(self._options.prefill_chunk)
-        # A step whose logits are wanted brings them to the host before the next one begins.
+        # Wanted logits come to the host before the next step; a dropped step would move states on.
         may_draft = self._options.speculation and not self._options.record_logits
-        self._looks_ahead = self._limits.draws and may_draft
+        self._looks_ahead = self._limits.draws and may_draft and not self._limits.has_state
         self._paging = open_page_tables(executor, self._chunk)
         self._scheduler = Scheduler(
             self._limits.max_batch,

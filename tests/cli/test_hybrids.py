@@ -154,7 +154,7 @@ def test_tune_refuses_a_fallback_that_leaves_gaps(
     pair: TinyPair, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["tune", str(pair.bundle.folder), "--fallback", "target_only"]) == 2
-    assert "recurrent state cannot fill" in capsys.readouterr().err
+    assert "layers are recurrent" in capsys.readouterr().err
 
 
 def test_a_deployment_of_a_mixture_is_refused(

@@ -90,11 +90,11 @@ def test_engines_of_float16_give_the_cpus_logits(
 def check_logits(executor: Executor, cpu: Executor) -> None:
     """Holds the logits of one text to the CPU's: chunks, rejected rows, a slot that moves."""
     ids, at, slot = np.random.default_rng(1).integers(2, 62, (1, 190)), 0, 1
+    hold_positions(executor, 190, slots=2)
     for count, kept in ((40, 40), (17, 17), (16, 1), (16, 16), (9, 2), (1, 1), (16, 5), (1, 1)):
         rows = np.arange(max(0, count - 16), count)[None]
         call = TargetCall("target", slot, ids[:, at : at + count], np.array([at]), rows)
         call = replace(call, scores=Scores.LOGITS)
-        hold_positions(executor, slot, at + count)
         sampling = pack_sampling([SamplingParams()]) if executor.limits.draws else None
         got = executor.forward(replace(call, sampling=sampling))
         want = cpu.forward(call)

@@ -108,7 +108,7 @@ def test_any_traffic_over_pages_keeps_every_token(
     executor = make_native(built, monkeypatch, tmp_path).open()
     generator = Generator(executor, options=GeneratorOptions(prefill_chunk=40))
     results = run_traffic(generator, requests, alone, random.Random(seed), cancels=0.03)
-    assert count_tokens(results) > 300
+    assert count_tokens(results) > 250
     for statistic in ("preemptions", "cached_prompt_tokens"):
         assert any(getattr(result.statistics, statistic) for result in results), statistic
     assert executor.runner.captured > 0
