@@ -102,9 +102,7 @@ def build_bundle(
     if options.quantization is not None:
         plan = plan_quantization(pair, options.quantization)
     if options.page_size is not None:
-        # Engines' kernels find all layers' rows by one page table.
-        of_cpu = options.engines is None
-        windows = (*pair.target.sizes.windows, *pair.draft.sizes.windows) if of_cpu else ()
+        windows = (*pair.target.sizes.windows, *pair.draft.sizes.windows)
         pool = choose_pool(limits, options.page_size, options.pages, windows)
     form = GraphForm(
         page_size=None if pool is None else pool.page_size,
@@ -121,8 +119,7 @@ def build_bundle(
         libraries[library.module] = library_version(library)
     length = engine_cache_length(limits, pair.target.sizes, form)
     if options.engines is not None:
-        pages = None if pool is None else pool.pages
-        form = replace(form, cache_length=length, pages=pages)
+        form = replace(form, cache_length=length).with_pages(pool)
     with staged_folder(destination, overwrite=options.overwrite) as folder:
         # Beside the bundle in its temporary folder: on its filesystem, and gone when that goes.
         written = folder.with_name("quantized")

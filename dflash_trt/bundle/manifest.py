@@ -246,17 +246,17 @@ class Manifest(StrictRecord):
     def graph_form(self) -> GraphForm:
         """The form of the bundle's graphs."""
         pool, engines = self.page_pool, self.engines
-        return GraphForm(
+        form = GraphForm(
             Precision(self.compute_dtype),
             cache_length=None if engines is None else engines.cache_length,
             page_size=None if pool is None else pool.page_size,
             windows=() if pool is None else pool.windows,
-            pages=None if pool is None or engines is None else pool.pages,
             cache_dtype=CacheDtype(self.kv_dtype),
             draws=engines is not None and engines.draws,
             replay=None if self.target.recurrent is None else self.limits.block_size,
             sharpness=tuple(self.draft.sharpness) or None,
         )
+        return form if engines is None else form.with_pages(pool)
 
     @model_validator(mode="after")
     def _fit_together(self) -> Manifest:
@@ -300,8 +300,6 @@ class Manifest(StrictRecord):
 
     def _check_windows(self, pool: PagePool) -> None:
         """Raises ValueError unless windowed pages are those of layers, and enough for one."""
-        if self.engines is not None:
-            raise ValueError(f"windowed pages do not go with executor {self.executor}")
         known = {*self.target.sizes.windows, *self.draft.sizes.windows}
         if list(pool.windows) != sorted({one for one in pool.windows if one in known}):
             raise ValueError("page_pool.windowed has a window that no layer has, or one twice")

@@ -18,7 +18,13 @@ from dflash_trt.building.request import (
     PrecisionOptions,
 )
 from dflash_trt.bundle.manifest import EngineSet, Manifest
-from dflash_trt.bundle.memory import allocated_states, bundle_scratch, cache_bytes, engine_bytes
+from dflash_trt.bundle.memory import (
+    allocated_states,
+    bundle_scratch,
+    cache_bytes,
+    engine_bytes,
+    page_kinds,
+)
 from dflash_trt.bundle.summary import (
     cache_line,
     precision_line,
@@ -267,14 +273,18 @@ def _show_bundle(built: BuiltBundle) -> None:
 
 def _allocated(manifest: Manifest, engines: EngineSet) -> str:
     """What an engine bundle takes of the device beside its weights, from the start."""
-    layout, shape = "linear", (manifest.limits.max_batch, engines.cache_length)
-    if manifest.page_pool is not None:
-        layout, shape = "paged", (manifest.page_pool.pages + 1, manifest.page_pool.page_size)
-    size = sum(cache_bytes(manifest)) * shape[0] * shape[1]
+    slots, length, pool = manifest.limits.max_batch, engines.cache_length, manifest.page_pool
+    layout, shape = "linear", f"{slots} × {length} positions"
+    size = sum(cache_bytes(manifest)) * slots * length
+    if pool is not None:
+        layout, shape = "paged", f"{pool.pages + 1} × {pool.page_size} positions"
+        for kind in pool.windowed:
+            shape += f", {kind.pages + 1} × {pool.page_size} of windows of {kind.window:,}"
+        size = sum((pages + 1) * each for pages, each in page_kinds(manifest).values())
     shares = bundle_scratch(manifest)
     states = allocated_states(manifest)
     return (
-        f"{layout} caches {format_size(size)} ({shape[0]} × {shape[1]} positions, allocated whole)"
+        f"{layout} caches {format_size(size)} ({shape}, allocated whole)"
         + (f", recurrent states {format_size(states)}" if states else "")
         + (f", shares of split attention {format_size(shares)}" if shares else "")
     )

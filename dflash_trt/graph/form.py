@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 
 from onnx import TensorProto
+
+from dflash_trt.core.limits import PagePool
 
 
 class Precision(Enum):
@@ -50,7 +52,7 @@ class GraphForm:
         windows: those of layers whose pages have page tables of their own; the others' have one.
         draws: the target's graphs draw tokens themselves, and `target.onnx` settles the step (see
             drawing.py). Without, choices are the argmax, and whoever samples reads logits.
-        pages: of a pool, besides nobody's, where that is fixed.
+        pages: of a pool, besides nobody's, where that is fixed; `window_pages` those of `windows`.
         cache_dtype: under FP8, K and V are rounded to what E4M3 holds. A float32 graph caches the
             rounded values, a narrow one their codes: the same numbers.
         replay: rows that a call may take back of those before it, which models with recurrent
@@ -69,6 +71,7 @@ class GraphForm:
     replay: int | None = None
     sharpness: tuple[float, ...] | None = None
     windows: tuple[int, ...] = ()
+    window_pages: tuple[int, ...] = ()
 
     @property
     def is_paged(self) -> bool:
@@ -109,6 +112,19 @@ class GraphForm:
         if self.page_size is None or self.cache_length is None:
             return None
         return -(-self.cache_length // self.page_size)
+
+    def pages_of(self, window: int | None) -> int | None:
+        """Pages of the layers of a window, or of those without one, where that is fixed."""
+        if window is None or self.pages is None:
+            return self.pages
+        return self.window_pages[self.windows.index(window)]
+
+    def with_pages(self, pool: PagePool | None) -> GraphForm:
+        """The form where each kind of layers has the pages that `pool` has for it."""
+        if pool is None:
+            return self
+        counts = tuple(kind.pages for kind in pool.windowed)
+        return replace(self, pages=pool.pages, windows=pool.windows, window_pages=counts)
 
     @property
     def cache_type(self) -> int:

@@ -8,7 +8,7 @@ from dflash_trt.checkpoints.sizes import DecoderSizes
 from dflash_trt.core.limits import Limits, PagePool
 from dflash_trt.graph.form import GraphForm
 from dflash_trt.memory.caches import (
-    cache_bytes_per_token,
+    cache_bytes_by_window,
     engine_cache_length,
     state_bytes,
     state_copies,
@@ -29,7 +29,7 @@ class EngineMemory:
     """Bytes that engines of one form and one set of limits take.
 
     Args:
-        caches: of both models, `positions` of each, allocated whole.
+        caches: of both models, allocated whole: `positions` of layers without pages of their own.
         states: of recurrent layers, of every sequence and of copies.
         gathered: of the experts that the `rows` of the widest pass choose, one layer's.
         shares: of split attention, where kernels of ours are to split it.
@@ -68,11 +68,17 @@ def engine_memory(
     positions = limits.max_batch * capacity
     if pool is not None:
         positions = (pool.pages + 1) * pool.page_size
+    caches = 0
+    for window, token in (
+        kind for sizes in (target, draft) for kind in cache_bytes_by_window(sizes, form).items()
+    ):
+        held = positions if pool is None else (pool.kinds[window] + 1) * pool.page_size
+        caches += held * token
     slots = limits.max_batch + state_copies(target, limits, pool)
     rows = max(limits.prefill_chunk, limits.max_batch * limits.block_size)
     return EngineMemory(
         weights=weights,
-        caches=positions * sum(cache_bytes_per_token(sizes, form) for sizes in (target, draft)),
+        caches=caches,
         states=slots * state_bytes(target, form),
         gathered=rows * gathered_bytes(target, form.precision.item_bytes),
         shares=split_scratch(target, draft, limits, form, capacity) if splits else 0,

@@ -6,28 +6,28 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from dflash_trt.core.limits import PagePool
-
 
 class HeldPages:
     """One call's rows in pools, which the graph's bodies gather whole.
 
-    block_attention reads no row that its sequence does not hold, and kv_cache_update writes a
-    call's rows alone. Rows that are not held are zeros for the body: it multiplies them by zero.
-    Idle rows may lie on the page that is nobody's, and leave NaN there: sequences that have no
-    other page, and rows behind the `own` [B] of a sequence, those up to the last logits wanted.
+    block_attention reads no row that its sequence does not hold, or that a `window` does not see,
+    and kv_cache_update writes a call's rows alone. Rows that are not held are zeros for the body:
+    it multiplies them by zero. Idle rows may lie on `nobody`, the last page of every pool, and
+    leave NaN there: sequences that have no other page, and rows behind the `own` [B] of a sequence,
+    those up to the last logits wanted.
     """
 
     def __init__(
         self,
-        pool: PagePool,
+        nobody: int,
+        size: int,
         table: np.ndarray,
         starts: np.ndarray,
         rows: int,
         own: Sequence[int],
+        window: int | None = None,
     ) -> None:
-        self._nobody, size = pool.pages, pool.page_size
-        nobody = self._nobody
+        self._nobody = nobody
         assert table.min() >= 0 and table.max() <= nobody
         self._held, self._written = [], []
         for pages, start, count in zip(table, starts.tolist(), own, strict=True):
@@ -35,8 +35,9 @@ class HeldPages:
             places = np.stack([pages[positions // size], positions % size])
             is_idle = (pages == nobody).all() and start == 0
             held = 0 if is_idle else start + count
-            assert (places[0, :held] < nobody).all(), "a row on the page that is nobody's"
-            self._held.append(places[:, :start])
+            first = 0 if window is None else max(0, start - window + 1)
+            assert (places[0, first:held] < nobody).all(), "a row on the page that is nobody's"
+            self._held.append(places[:, first:start])
             self._written.append(places[:, start:])
 
     def mask(self, pool: np.ndarray) -> np.ndarray:

@@ -36,6 +36,7 @@ from dflash_trt.graph.bindings import (
     LOGITS,
     PAGE_TABLE,
     SAMPLING,
+    page_table_input,
 )
 from dflash_trt.graph.functions import DFLASH_DOMAIN
 from tests.graph.functions import FLOAT8, run_session
@@ -78,6 +79,7 @@ class Plan:
         fixed = {"M": self.cache_length}
         if self.pool is not None:
             fixed |= {"pages": self.pool.pages + 1, "C": self.pool.cover(self.cache_length)}
+            fixed |= {f"pages_{kind.window}": kind.pages + 1 for kind in self.pool.windowed}
         return size if isinstance(size, int) else fixed.get(size, -1)
 
 
@@ -154,6 +156,13 @@ class FakeEngine:
                 self._types[name], self._shapes[name] = kind, [-1, -1, kept]
         self._inputs = [tensor.name for tensor in self._session.get_inputs()]
         graph = onnx.load(plan.graph, load_external_data=False).graph
+        # Pools by the page table that finds their rows, as every node that has both says.
+        self._tables: dict[str, str] = {}
+        for node in graph.node:
+            tables = {name for name in node.input if name.startswith(PAGE_TABLE)}
+            for name in node.input:
+                if tables and name in self._inputs and name not in tables:
+                    assert {self._tables.setdefault(name, *tables)} == tables, name
         called = {output: node.domain for node in graph.node for output in node.output}
         self._plugin_made = {
             name for name, domain in called.items() if plan.has_plugins and domain == DFLASH_DOMAIN
@@ -320,14 +329,19 @@ def execute(
     starts = feeds["cache_start"]
     rows = next(feeds[name] for name in ("token_ids", "block_ids") if name in feeds).shape[1]
     assert (starts >= 0).all() and (starts + rows <= engine._plan.cache_length).all()
-    pages = None
-    pools = {name for name in feeds if engine._shapes[name][0] != -1}
-    if PAGE_TABLE in feeds:
+    held: dict[str, HeldPages] = {}
+    if (pool := engine._plan.pool) is not None:
         own = feeds[LOGIT_ROWS].max(1) + 1 if LOGIT_ROWS in feeds else [rows] * len(starts)
-        assert engine._plan.pool is not None
-        pages = HeldPages(engine._plan.pool, feeds[PAGE_TABLE], starts, rows, own)
-    if pages is not None:
-        feeds |= {name: pages.mask(feeds[name]) for name in pools}
+        for window, count in pool.kinds.items():
+            if (table := page_table_input(window)) in feeds:
+                found = feeds[table], starts, rows, own
+                held[table] = HeldPages(count, pool.page_size, *found, window)
+    pages = {
+        name: held[engine._tables.get(name, PAGE_TABLE)]
+        for name in feeds
+        if held and engine._shapes[name][0] != -1
+    }
+    feeds |= {name: of_pool.mask(feeds[name]) for name, of_pool in pages.items()}
     results = run_session(session, feeds)
     if engine._adds_candidates:
         count = engine._shapes[CANDIDATE_IDS][2]
@@ -342,10 +356,10 @@ def execute(
             memory[...] = result
             continue
         before = memory.copy() if engine._module.guards else memory
-        if pages is None or source not in pools:
-            memory[...] = result
+        if source in pages:
+            pages[source].write(memory, result)
         else:
-            pages.write(memory, result)
+            memory[...] = result
         for guard in engine._module.guards:
             guard(source, addresses[name], before, memory)
 

@@ -6,9 +6,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from dflash_trt.graph.bindings import PAGE_TABLE
 from dflash_trt.graph.block_attention import block_attention_function
-from dflash_trt.graph.caches.strategy import CacheStrategy, kv_scales, write_rows
+from dflash_trt.graph.caches.strategy import CacheStrategy, kv_scales, page_table, write_rows
 from dflash_trt.graph.form import Precision
 from dflash_trt.graph.model_builder import LayerBuilder
 
@@ -24,7 +23,9 @@ class KernelStrategy(CacheStrategy):
 def attend_by_kernel(layer: LayerBuilder, q: str, caches: Sequence[str]) -> str:
     """Attention of q [B,heads,S,D], pre-scaled, over caches that hold the call's rows."""
     b, form, sizes = layer.b, layer.b.form, layer.sizes
-    operands = [q, *caches, layer.rows.lengths, *[PAGE_TABLE] * form.is_paged]
+    operands = [q, *caches, layer.rows.lengths]
+    if form.is_paged:
+        operands.append(page_table(layer))
     if form.is_fp8:
         operands.append(kv_scales(layer))
     if sizes.has_sinks:

@@ -33,8 +33,8 @@ class CacheStrategy(ABC):
         if form.page_size is None:
             return ("B", kv_heads, form.cache_length or "M", head_dim)
         pages: Dim = "pages" if window is None else f"pages_{window}"
-        if form.pages is not None:
-            pages = form.pages + 1
+        if (fixed := form.pages_of(window)) is not None:
+            pages = fixed + 1
         return (pages, form.page_size, kv_heads, head_dim)
 
     @abstractmethod

@@ -122,13 +122,12 @@ def make_machine(
 def engine_form(length: int, limits: ExecutorLimits, *, draws: bool = False) -> GraphForm:
     """The form of float32 graphs that stand for engines of `limits`."""
     pool = limits.page_pool
-    pages = (None, None) if pool is None else (pool.page_size, pool.pages)
     replay = limits.block_size if limits.has_state else None
-    return GraphForm(
+    form = GraphForm(
         cache_length=length,
-        page_size=pages[0],
-        pages=pages[1],
+        page_size=None if pool is None else pool.page_size,
         draws=draws,
         replay=replay,
         sharpness=None if limits.coupling is None else limits.coupling.sharpness,
     )
+    return form.with_pages(pool)

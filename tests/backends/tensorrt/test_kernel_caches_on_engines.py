@@ -130,7 +130,11 @@ def test_logits_are_near_the_cpus_and_memory_is_that_of_pages_and_codes(
     hold_positions(executor, LENGTH, slots=2)
     want, got = (run_chunks(one, ids, (8, 3), slot=1) for one in (cpu, executor))
     assert np.abs(got - want).max() < (0.08 if dtype else 0.01) * np.abs(want).max()
-    positions = (PAGES + 1) * SIZE if "pages" in form else SLOTS * LENGTH
-    models = (built.pair.target, built.pair.draft)
-    elements = sum(2 * spec.num_layers * spec.sizes.layer.kv_heads * 64 for spec in models)
-    assert executor.caches.nbytes == positions * elements * (1 if dtype else 2)
+    layers = [*built.pair.target.sizes.layers, *built.pair.draft.sizes.layers]
+    pool, windows = executor.limits.page_pool, {layer.window for layer in layers}
+    positions = dict.fromkeys(windows, SLOTS * LENGTH)
+    if pool is not None:
+        assert len(windows) > 1 and pool.kinds.keys() == windows
+        positions = {window: (pages + 1) * SIZE for window, pages in pool.kinds.items()}
+    elements = sum(2 * positions[layer.window] * layer.kv_heads * 64 for layer in layers)
+    assert executor.caches.nbytes == elements * (1 if dtype else 2)

@@ -42,6 +42,7 @@ TARGETS: dict[str, dict[str, Any]] = {
     "large heads": {
         "family": "gemma4",
         "target": {"vocab": 64, "num_layers": 4, "tie": True, "head_dim": LARGE // 2},
+        "prefill_chunk": 40,
     },
 }
 SIZE = 8
@@ -100,8 +101,12 @@ def test_generations_are_the_cpus(
 def test_any_traffic_over_pages_keeps_every_token(
     make_pair: PairFactory, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str, seed: int
 ) -> None:
-    """Preempted, cancelled, moved; prefixes that are shared bring their states along."""
+    """Preempted, cancelled, moved; prefixes that are shared bring their states along.
+
+    The windows of the Gemma 4 and of its draft have pages of their own.
+    """
     built, stem = make_pair(**PAIR | TARGETS[name], paging=POOL), draw_prompt(40)
+    assert bool(built.bundle.manifest.graph_form.windows) is (name == "large heads")
     tails = [(*stem, *draw_prompt(9, seed=each)) for each in range(2)]
     requests = make_requests([*tails, *PROMPTS[:2], stem])
     alone = run_alone(built, requests)

@@ -1,4 +1,6 @@
-"""Looking ahead over paged FP8 caches: each step ahead brings its own page table.
+"""Looking ahead over paged FP8 caches: each step ahead brings its own page tables.
+
+A layer of each model sees a window, behind which it gives its pages back.
 
 Blocks of eight over pages of sixteen: nearly every step of a few sequences is one for which some
 sequence got a page since the step before was enqueued.
@@ -16,6 +18,7 @@ import numpy as np
 import pytest
 
 from dflash_trt.backends.base import ExecutorLimits, StepCall
+from dflash_trt.backends.page_bindings import HANDED_BACK
 from dflash_trt.backends.tensorrt.run.executor import TensorRtExecutor
 from dflash_trt.graph.form import CacheDtype, GraphForm
 from dflash_trt.runtime import Request
@@ -35,12 +38,16 @@ from tests.pairs import TWO_KINDS, PairFactory, TinyPair
 
 LENGTH, SIZE, BLOCK, SLOTS, VOCAB = 112, 16, 8, 4, 64
 PAGES = 8
+WINDOWS = (24, 40)
+"""The draft's and the target's."""
 PAIR: dict[str, Any] = {
-    "target": {"vocab": VOCAB, "num_layers": 2},
+    "family": "qwen2",
+    "target": {"vocab": VOCAB, "num_layers": 2, "window": WINDOWS[1]},
     "draft": {"block_size": BLOCK, "num_layers": 2, "target_layer_ids": [0, 1], **TWO_KINDS},
     "fit_steps": 60,
     "max_seq_len": LENGTH,
     "max_batch": SLOTS,
+    "prefill_chunk": 16,
     "paging": {"page_size": SIZE, "pages": PAGES},
     "kv_dtype": "fp8",
 }
@@ -54,7 +61,9 @@ def built(make_pair: PairFactory) -> TinyPair:
 @pytest.fixture(scope="module")
 def graphs(built: TinyPair, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The pair's graphs in the form that draws, over the same pages and rounding."""
-    form = GraphForm(draws=True, page_size=SIZE, cache_dtype=CacheDtype.FP8)
+    windows = built.bundle.manifest.graph_form.windows
+    assert windows == WINDOWS
+    form = GraphForm(draws=True, page_size=SIZE, cache_dtype=CacheDtype.FP8, windows=windows)
     return write_graphs(built, tmp_path_factory.mktemp("drawing") / "bundle", form)
 
 
@@ -109,12 +118,24 @@ def test_random_traffic_is_the_cpus_and_that_without_looking_ahead(
     assert machine.cuda.is_clean
 
 
-def give_pages(executor: TensorRtExecutor, first_slot: int, ends: Sequence[int]) -> list[int]:
-    """Pages up to `ends`, by sequence; how many each has. No two in a row are neighbours."""
+def give_pages(
+    executor: TensorRtExecutor,
+    first_slot: int,
+    ends: Sequence[int],
+    starts: Sequence[int] = (0, 0),
+) -> list[int]:
+    """Pages up to `ends`, by sequence; how many each has. No two in a row are neighbours.
+
+    Layers with a window have those that rows from `starts` on see, in turn.
+    """
     counts = [-(-end // SIZE) for end in ends]
-    for index, count in enumerate(counts):
+    for index, (count, start) in enumerate(zip(counts, starts, strict=True)):
         pages = [PAGES - 1 - 2 * column - index for column in range(count)]
         executor.bind_pages(first_slot + index, pages)
+        for window in WINDOWS:
+            passed = max(0, start - window + 1) // SIZE
+            seen = [2 * (column % (PAGES // 2)) + index for column in range(passed, count)]
+            executor.bind_window(first_slot + index, window, [HANDED_BACK] * passed + seen)
     return counts
 
 
@@ -136,17 +157,19 @@ def test_a_chain_goes_on_across_pages(machine: Machine, first_slot: int) -> None
     counts, bound_meanwhile = [0, 0], 0
     for number, tokens in enumerate(expected):
         before, ends = counts, [start + 2 * BLOCK for start in chain.starts.tolist()]
-        counts = give_pages(executor, first_slot, ends)
+        counts = give_pages(executor, first_slot, ends, chain.starts.tolist())
         bound_meanwhile += bool(cuda.queue) and counts != before
         copies = cuda.copies
         assert chain.step(ahead=True) == tokens
         if number > 2:
-            assert cuda.copies - copies == 4, "ids, starts, the table, the results"
+            assert cuda.copies - copies == 4, "ids, starts, the tables, the results"
         assert executor.lookahead.started == max(0, number - 1) and executor.lookahead.dropped == 0
         assert bool(cuda.queue) == (number > 1), "the step begun is under way"
-    assert bound_meanwhile > 2
+    assert bound_meanwhile > 1 and chain.starts.max() >= WINDOWS[0] + SIZE, "some handed back"
 
 
+OWN, SEEN = [PAGES - 1, PAGES - 3, PAGES - 5], [0, 2, 4]
+"""The first sequence's pages, of layers without a window and of one with it."""
 REBOUND: dict[str, tuple[Callable[[list[int]], list[list[int]]], bool]] = {
     "as it was": (lambda pages: [pages], False),
     "one more": (lambda pages: [[*pages, 0]], False),
@@ -154,19 +177,24 @@ REBOUND: dict[str, tuple[Callable[[list[int]], list[list[int]]], bool]] = {
     "another": (lambda pages: [[0, *pages[1:]]], True),
     "the last another": (lambda pages: [[*pages[:-1], 0]], True),
     "taken and given back": (lambda pages: [[], pages], True),
+    "handed back": (lambda pages: [[HANDED_BACK, *pages[1:]]], False),
 }
+CHANGES = [(change, None) for change in REBOUND if change != "handed back"]
+CHANGES += [(change, WINDOWS[0]) for change in ("handed back", "one more", "the last another")]
 
 
-@pytest.mark.parametrize("change", REBOUND)
-def test_a_step_is_dropped_whose_rows_are_on_other_pages(machine: Machine, change: str) -> None:
+@pytest.mark.parametrize(("change", "window"), CHANGES)
+def test_a_step_is_dropped_whose_rows_are_on_other_pages(
+    machine: Machine, change: str, window: int | None
+) -> None:
     executor = machine.open()
     decoding = begin(executor, 0, pages=3)
     for _ in range(3):
         decoding.step(ahead=True)
     assert executor.lookahead.started == 1 and machine.cuda.queue
     rebind, dropped = REBOUND[change]
-    for pages in rebind([PAGES - 1, PAGES - 3, PAGES - 5]):
-        executor.bind_pages(0, pages)
+    for pages in rebind(OWN if window is None else SEEN):
+        executor.bind_window(0, window, pages)
     assert executor.lookahead.dropped == dropped
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from dflash_trt.backends.base import SpeculationOutput, StepCall, TargetCall, TargetOutput
+from dflash_trt.backends.page_bindings import HANDED_BACK
 from dflash_trt.backends.tensorrt.run.executor import TensorRtExecutor
 from tests.backends.tensorrt.machine import Machine
 
@@ -29,7 +30,11 @@ class Watched:
         slots = executor.limits.max_batch
         self._pool = executor.limits.page_pool
         self._held, self._ends = [0] * slots, [0] * slots
-        self._pages: list[list[int]] = [[]] * slots
+        # By window; those of layers without one under None.
+        self._pages: dict[int | None, list[list[int]]] = {
+            window: [[]] * slots for window in (self._pool.kinds if self._pool else {None: 0})
+        }
+        self._shapes = machine.bundle.layout.shapes()
         self.checked = self.overflown = 0
         machine.trt.guards.append(self._check)
 
@@ -55,25 +60,31 @@ class Watched:
 
         def moved() -> None:
             self._held[destination] = length
-            self._pages[destination] = self._pages[source]
+            for pages in self._pages.values():
+                pages[destination] = pages[source]
 
         self._in_order(moved)
 
     def release_slots(self, first_free: int) -> None:
         self._executor.release_slots(first_free)
         for slot in range(first_free, len(self._held)):
-            self._bind(slot, [])
+            for window in self._pages:
+                self._bind(slot, [], window)
 
     def bind_pages(self, slot: int, page_ids: Sequence[int]) -> None:
         self._executor.bind_pages(slot, page_ids)
         self._bind(slot, list(page_ids))
 
-    def _bind(self, slot: int, pages: list[int]) -> None:
+    def bind_window(self, slot: int, window: int, page_ids: Sequence[int]) -> None:
+        self._executor.bind_window(slot, window, page_ids)
+        self._bind(slot, list(page_ids), window)
+
+    def _bind(self, slot: int, pages: list[int], window: int | None = None) -> None:
         if not pages:
             self._ends[slot] = 0
 
         def bound() -> None:
-            self._pages[slot] = pages
+            self._pages[window][slot] = pages
             if not pages:
                 self._held[slot] = 0
 
@@ -100,10 +111,11 @@ class Watched:
 
     def _give_up(self, owner: int, column: int) -> None:
         """Lets preempted sequences go, whose pages `owner` now writes, from `column` on."""
-        own = set(self._pages[owner][column:])
-        for slot, pages in enumerate(self._pages):
-            if slot != owner and own.intersection(pages):
-                self._held[slot] = 0
+        for bound in self._pages.values():
+            own = {*bound[owner][column:]} - {HANDED_BACK}
+            for slot, pages in enumerate(bound):
+                if slot != owner and own.intersection(pages):
+                    self._held[slot] = 0
 
     def _check(self, name: str, address: int, before: np.ndarray, after: np.ndarray) -> None:
         place = address - self._executor.caches.address(name, 0)
@@ -113,9 +125,11 @@ class Watched:
                 end = self._held[slot]
                 self._compare(f"{name} of slot {slot}", old[:, :end], new[:, :end])
         elif self._pool is not None and place == 0:
-            for slot, pages in enumerate(self._pages):
+            for slot, pages in enumerate(self._pages[self._shapes[name].window]):
                 positions, size = np.arange(self._held[slot]), self._pool.page_size
-                rows = np.array(pages, int)[positions // size], positions % size
+                columns = np.array(pages, int)[positions // size]
+                kept = columns != HANDED_BACK
+                rows = columns[kept], positions[kept] % size
                 self._compare(f"{name} of slot {slot}", before[rows], after[rows])
 
     def _compare(self, what: str, before: np.ndarray, after: np.ndarray) -> None:

@@ -61,7 +61,7 @@ class Staging:
     """A device buffer for inputs and its pinned twin on the host."""
 
     def __init__(self, device: Device, size: int, purpose: str) -> None:
-        self._device, self._size = device, size
+        self._device, self.size = device, size
         self.address = device.allocate(size, purpose)
         self.host = device.allocate_host(size)
         self._twins: deque[tuple[HostBytes, int]] = deque(maxlen=2)
@@ -72,7 +72,7 @@ class Staging:
     def upload_apart(self, size: int, fill: Callable[[HostBytes], None]) -> None:
         """Enqueues an upload that nobody waits for, of a further twin, which `fill` writes."""
         if len(self._twins) < 2:
-            host, event = self._device.allocate_host(self._size), self._device.make_event()
+            host, event = self._device.allocate_host(self.size), self._device.make_event()
         else:
             host, event = self._twins[0]
             self._device.wait(event)
@@ -144,6 +144,11 @@ class PackedTensors:
         self._offsets = dict(zip(self._kinds, [0, *ends[:-1]], strict=True))
         self.size = ends[-1]
 
+    @property
+    def page_tables(self) -> list[str]:
+        """The page tables among them, one beside the other."""
+        return [name for name in self._kinds if name.startswith(PAGE_TABLE)]
+
     def offset(self, name: str) -> int:
         return self._offsets[name]
 
@@ -194,9 +199,14 @@ def pack(
             elif one.role is Role.OUTPUT and one.name != LOGITS:
                 told[one.name] = one
     return (
-        PackedTensors([given[name] for name in sorted(given, key=INPUTS.index)], axes),
+        PackedTensors([given[name] for name in sorted(given, key=_place)], axes),
         PackedTensors([told[name] for name in sorted(told, key=OUTPUTS.index)], axes),
     )
+
+
+def _place(name: str) -> tuple[int, str]:
+    """Where an input comes; page tables of windows behind that of all other layers."""
+    return INPUTS.index(PAGE_TABLE if name.startswith(PAGE_TABLE) else name), name
 
 
 @dataclass(slots=True)

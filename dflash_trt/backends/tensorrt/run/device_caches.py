@@ -5,14 +5,13 @@ So addresses can be bound once and captured. Zero bytes are zeros of every type,
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
-import numpy as np
-
-from dflash_trt.backends.page_bindings import PageBindings
+from dflash_trt.backends.page_bindings import Int32Array, PageBindings
 from dflash_trt.backends.tensorrt.run.engines import EngineBundle
 from dflash_trt.core.limits import PagePool
 from dflash_trt.errors import DflashError
+from dflash_trt.graph.bindings import page_table_input
 from dflash_trt.graph.tensors import CacheShape
 from dflash_trt.hardware.device import ALIGNMENT, Device, align
 
@@ -90,14 +89,13 @@ class DeviceCaches:
         return shape.kv_heads * self._length * shape.head_dim * self._item_bytes
 
 
-class DevicePages(PageBindings):
+class DevicePages:
     """Pools [pages + 1, page_size, kv heads, D] of a target and its draft, by graph input name.
+
+    A layer has the pages that are its window's in `pool`, which a page table of its own names.
 
     No call zeroes what an earlier owner left in a page: kernels mask positions outside [first
     visible, length) as they load them.
-
-    `columns` are a page table's, the pages of the longest sequence; `table_bytes` those of the
-    largest call's.
 
     Raises:
         DflashError: the device has no room.
@@ -110,18 +108,18 @@ class DevicePages(PageBindings):
         slots: int,
         pool: PagePool,
         *,
-        columns: int,
         item_bytes: int,
     ) -> None:
-        super().__init__(slots, pool)
         self._shapes = shapes
         self._item_bytes = item_bytes
-        self.table_bytes = slots * columns * np.dtype(np.int32).itemsize
+        self._bindings = {window: PageBindings(slots, pool, window) for window in pool.kinds}
+        self._windows = {page_table_input(window): window for window in pool.kinds}
         page_bytes = {
             name: pool.page_size * fixed.kv_heads * fixed.head_dim * item_bytes
             for name, fixed in shapes.items()
         }
-        sizes = {name: (pool.pages + 1) * size for name, size in page_bytes.items()}
+        pages = {name: pool.kinds[fixed.window] for name, fixed in shapes.items()}
+        sizes = {name: (pages[name] + 1) * size for name, size in page_bytes.items()}
         offsets, self.nbytes = lay_out(sizes)
         base = device.allocate(
             self.nbytes,
@@ -131,7 +129,46 @@ class DevicePages(PageBindings):
         self._addresses = {name: base + offset for name, offset in offsets.items()}
         # Tables name it where a sequence has no page; only idle rows are written there.
         for name, size in page_bytes.items():
-            device.clear(self._addresses[name] + pool.pages * size, size)
+            device.clear(self._addresses[name] + pages[name] * size, size)
+
+    def bind(self, slot: int, page_ids: Sequence[int], window: int | None = None) -> bool:
+        """Says which pages of the layers of `window` hold the positions of `slot`.
+
+        Returns whether it has all those still that it had.
+
+        Raises:
+            ValueError: a page or a window that the pool does not have.
+        """
+        bindings = self._bindings.get(window)
+        if bindings is None:
+            raise ValueError(f"layers with a window of {window} have no pages of their own")
+        before = bindings.count(slot)
+        return bindings.bind(slot, page_ids) == before
+
+    def check(self, ends: Mapping[int, int], rows: int) -> None:
+        """Raises ValueError unless slots have the pages that `rows` rows each write and see.
+
+        The rows end at `ends`, by slot.
+        """
+        for bindings in self._bindings.values():
+            bindings.check(ends, rows)
+
+    def fill(self, name: str, table: Int32Array, slots: Sequence[int], *, first: int = 0) -> None:
+        """Writes the pages of `slots` into the page table [B,C] called `name`, from row `first` on.
+
+        Elsewhere stands nobody's page.
+        """
+        self._bindings[self._windows[name]].fill(table, slots, first=first)
+
+    def move(self, source: int, destination: int, length: int) -> None:
+        """Gives `destination` the pages of `source`; no row is copied."""
+        for bindings in self._bindings.values():
+            bindings.move(source, destination, length)
+
+    def clear(self, slot: int, length: int) -> None:
+        """Forgets the pages of a slot; their rows stay, for whoever shares them."""
+        for bindings in self._bindings.values():
+            bindings.clear(slot)
 
     def address(self, name: str, slot: int) -> int:
         """Device address of the named pool: the same for every slot."""
@@ -141,7 +178,7 @@ class DevicePages(PageBindings):
         """Device addresses of what each KV head [D] has of a position of a sequence."""
         shape = self._shapes[name]
         row, heads = shape.head_dim * self._item_bytes, range(shape.kv_heads)
-        first = self.row(slot, position) * len(heads)
+        first = self._bindings[shape.window].row(slot, position) * len(heads)
         return [self.address(name, slot) + (first + head) * row for head in heads]
 
     def bound_slot(self, first_slot: int) -> int:
@@ -160,8 +197,7 @@ def allocate_caches(bundle: EngineBundle, device: Device) -> DeviceCaches | Devi
     assert form.cache_length is not None
     if pool is None:
         return DeviceCaches(device, shapes, slots, form.cache_length, item_bytes)
-    columns = pool.cover(form.cache_length)
-    return DevicePages(device, shapes, slots, pool, columns=columns, item_bytes=item_bytes)
+    return DevicePages(device, shapes, slots, pool, item_bytes=item_bytes)
 
 
 def lay_out(sizes: Mapping[str, int]) -> tuple[dict[str, int], int]:

@@ -59,7 +59,6 @@ from dflash_trt.graph.bindings import (
     LOGIT_ROWS,
     NEW_START,
     NEXT_BLOCK_IDS,
-    PAGE_TABLE,
     ROWS_SIDE,
     SAMPLING,
     TOKEN_IDS,
@@ -184,14 +183,16 @@ class TensorRtExecutor:
         return SpeculationOutput(drafted, choices, logits, self._candidates(bound, frame, scores))
 
     def bind_pages(self, slot: int, page_ids: Sequence[int]) -> None:
-        if self._pages is None:
-            raise ValueError("linear caches have no pages")
-        # Calls that are enqueued have their own table: what they write stays where it was bound.
-        before = self._pages.count(slot)
-        if self._pages.bind(slot, page_ids) != before:
-            self.lookahead.drop()  # of what it may have written there, nothing is left
+        self.bind_window(slot, None, page_ids)
         if not page_ids:
             self._rows.replace(slot, 0)
+
+    def bind_window(self, slot: int, window: int | None, page_ids: Sequence[int]) -> None:
+        if self._pages is None:
+            raise ValueError("linear caches have no pages")
+        # Calls that are enqueued have their own tables: what they write stays where it was bound.
+        if not self._pages.bind(slot, page_ids, window):
+            self.lookahead.drop()  # of what it may have written there, nothing is left
 
     def move_slot(self, source: int, destination: int, length: int) -> None:
         self.lookahead.drop()
@@ -300,8 +301,9 @@ class TensorRtExecutor:
             view[...] = 0 if name == ROWS_SIDE else IDLE
             view[frame.live] = held[call.slots.start : call.slots.stop]
         if self._pages is not None:
-            table = bound.inputs.view(host, PAGE_TABLE)
-            self._pages.fill(table, call.slots, first=frame.live.start)
+            for name in bound.inputs.page_tables:
+                table = bound.inputs.view(host, name)
+                self._pages.fill(name, table, call.slots, first=frame.live.start)
 
     def _clear_idle(self, slots: Iterable[int]) -> None:
         """Zeroes what idle rows left behind what `slots` hold: it may have overflowed."""
@@ -393,6 +395,6 @@ class TensorRtExecutor:
             raise ValueError("the executor is closed")
         ends = self.limits.check(call)
         if self._pages is not None:
-            self._pages.check(ends)
+            self._pages.check(ends, call.rows)
         self.states.begin(call.slots, call.starts)
         return ends

@@ -27,7 +27,6 @@ from dflash_trt.graph.bindings import (
     CACHE_START,
     NEW_START,
     NEXT_BLOCK_IDS,
-    PAGE_TABLE,
 )
 from dflash_trt.hardware.device import Device
 
@@ -81,7 +80,7 @@ class Lookahead:
         self._pages = pages
         # In turn: one may still be on its way to the device while the next is written.
         self._tables = (
-            [] if pages is None else [device.allocate_host(pages.table_bytes) for _ in range(2)]
+            [] if pages is None else [device.allocate_host(inputs.size) for _ in range(2)]
         )
         self._begun: list[Begun] = []
         self._unknown: Begun | None = None
@@ -153,12 +152,13 @@ class Lookahead:
         return True
 
     def _upload_table(self, pages: DevicePages, inputs: PackedTensors, call: StepCall) -> None:
-        """Enqueues the copy of the page table; its buffer was last read two starts ago."""
+        """Enqueues the copy of all page tables; its buffer was last read two starts ago."""
         self._tables.reverse()
-        offset, end = inputs.offset(PAGE_TABLE), inputs.end(PAGE_TABLE)
-        memory = self._tables[0][: end - offset]
-        pages.fill(memory.view(np.int32).reshape(inputs.shape(PAGE_TABLE)), call.slots)
-        self._device.upload(self._inputs.address + offset, memory)
+        memory, names = self._tables[0], inputs.page_tables
+        for name in names:
+            pages.fill(name, inputs.view(memory, name), call.slots)
+        offset, end = inputs.offset(names[0]), inputs.end(names[-1])
+        self._device.upload(self._inputs.address + offset, memory[offset:end])
 
     def drop(self, slots: range | None = None) -> None:
         """Forgets the steps under way, those of `slots` or all; they still run to their ends."""
