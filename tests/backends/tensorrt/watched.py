@@ -19,6 +19,8 @@ class Watched:
 
     What is held changes when the stream gets there: a dropped step may still run before a move.
 
+    `handed_back` counts the bindings that gave a window's pages back while a step was under way.
+
     With `overflows`, what idle rows leave in linear caches becomes NaN when a call ends: rows that
     are not zero behind all that was written for a slot's own sequence.
     """
@@ -35,7 +37,7 @@ class Watched:
             window: [[]] * slots for window in (self._pool.kinds if self._pool else {None: 0})
         }
         self._shapes = machine.bundle.layout.shapes()
-        self.checked = self.overflown = 0
+        self.checked = self.overflown = self.handed_back = 0
         machine.trt.guards.append(self._check)
 
     def __getattr__(self, name: str) -> Any:
@@ -76,8 +78,12 @@ class Watched:
         self._bind(slot, list(page_ids))
 
     def bind_window(self, slot: int, window: int, page_ids: Sequence[int]) -> None:
+        lookahead = self._executor.lookahead
+        is_under_way, before = bool(lookahead._begun), lookahead.dropped
         self._executor.bind_window(slot, window, page_ids)
         self._bind(slot, list(page_ids), window)
+        stays = lookahead.dropped == before
+        self.handed_back += is_under_way and stays and HANDED_BACK in page_ids
 
     def _bind(self, slot: int, pages: list[int], window: int | None = None) -> None:
         if not pages:
