@@ -179,8 +179,13 @@ REBOUND: dict[str, tuple[Callable[[list[int]], list[list[int]]], bool]] = {
     "taken and given back": (lambda pages: [[], pages], True),
     "handed back": (lambda pages: [[HANDED_BACK, *pages[1:]]], False),
 }
-CHANGES = [(change, None) for change in REBOUND if change != "handed back"]
-CHANGES += [(change, WINDOWS[0]) for change in ("handed back", "one more", "the last another")]
+CHANGES = [
+    *(pytest.param(change, None, id=change) for change in REBOUND if change != "handed back"),
+    *(
+        pytest.param(change, WINDOWS[0], id=f"{change}, of a window")
+        for change in ("handed back", "one more", "the last another")
+    ),
+]
 
 
 @pytest.mark.parametrize(("change", "window"), CHANGES)
