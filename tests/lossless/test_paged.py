@@ -85,7 +85,7 @@ def test_preemption_keeps_every_bit(
     for index, (want, got) in enumerate(zip(expected, results, strict=True)):
         assert_same(want, got, f"request {index}")
     lost = [result.statistics.preemptions for result in results]
-    assert sum(lost) > 3 and lost[0] == 0, lost
+    assert sum(lost) > 2 and lost[0] == 0, lost
 
 
 def test_a_shared_prefix_changes_neither_bits_nor_acceptance(
