@@ -90,10 +90,38 @@ class PageBindings:
             table[row, : len(pages)] = pages
         table[table == HANDED_BACK] = self._pool.pages
 
-    def move(self, source: int, destination: int, length: int) -> None:
+    def move(self, source: int, destination: int) -> None:
         """Gives `destination` the pages of `source`; no row is copied."""
         self._bound[destination] = self._bound[source]
 
-    def clear(self, slot: int, length: int = 0) -> None:
+    def clear(self, slot: int) -> None:
         """Forgets the pages of a slot; their rows stay, for whoever shares them."""
         self._bound[slot] = np.empty(0, np.int32)
+
+
+class WindowBindings:
+    """The pages of every slot of each kind of a pool, by the window of the layers they are for."""
+
+    def __init__(self, slots: int, pool: PagePool) -> None:
+        self._kinds = {window: PageBindings(slots, pool, window) for window in pool.kinds}
+
+    def __getitem__(self, window: int | None) -> PageBindings:
+        """The pages of layers of `window`; ValueError where those have none of their own."""
+        if window not in self._kinds:
+            raise ValueError(f"layers with a window of {window} have no pages of their own")
+        return self._kinds[window]
+
+    def check(self, ends: Mapping[int, int], rows: int) -> None:
+        """Raises ValueError unless slots have all pages that `rows` rows each write and see."""
+        for bindings in self._kinds.values():
+            bindings.check(ends, rows)
+
+    def move(self, source: int, destination: int) -> None:
+        """Gives `destination` the pages of `source`; no row is copied."""
+        for bindings in self._kinds.values():
+            bindings.move(source, destination)
+
+    def clear(self, slot: int) -> None:
+        """Forgets the pages of a slot; their rows stay, for whoever shares them."""
+        for bindings in self._kinds.values():
+            bindings.clear(slot)

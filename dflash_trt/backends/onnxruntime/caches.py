@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from dflash_trt.backends.base import FloatArray
-from dflash_trt.backends.page_bindings import Int32Array, PageBindings
+from dflash_trt.backends.page_bindings import Int32Array, WindowBindings
 from dflash_trt.core.limits import PagePool
 from dflash_trt.graph.tensors import CacheShape
 
@@ -111,7 +111,7 @@ class PagedCaches:
     def __init__(self, shapes: Mapping[str, CacheShape], slots: int, pool: PagePool) -> None:
         self._pool = pool
         self._windows = {name: fixed.window for name, fixed in shapes.items()}
-        self._bindings = {window: PageBindings(slots, pool, window) for window in pool.kinds}
+        self._bindings = WindowBindings(slots, pool)
         self._pools = allocate_zeros(
             {
                 name: (pool.kinds[fixed.window] + 1, pool.page_size, fixed.kv_heads, fixed.head_dim)
@@ -126,8 +126,6 @@ class PagedCaches:
         Raises:
             ValueError: a page or a window that the pool does not have.
         """
-        if window not in self._bindings:
-            raise ValueError(f"layers with a window of {window} have no pages of their own")
         kept = self._bindings[window].bind(slot, page_ids)
         self._reached[slot] = min(self._reached[slot], kept * self._pool.page_size)
 
@@ -140,8 +138,7 @@ class PagedCaches:
         Raises:
             ValueError: a slot has not all pages that its rows need; nothing has been touched.
         """
-        for bindings in self._bindings.values():
-            bindings.check(ends, rows)
+        self._bindings.check(ends, rows)
         size = self._pool.page_size
         for slot, end in ends.items():
             column, used = divmod(end, size)
@@ -178,14 +175,12 @@ class PagedCaches:
 
     def move(self, source: int, destination: int, length: int) -> None:
         """Gives `destination` the pages of `source`; no row is copied."""
-        for bindings in self._bindings.values():
-            bindings.move(source, destination, length)
+        self._bindings.move(source, destination)
         self._reached[destination] = self._reached[source]
 
     def clear(self, slot: int) -> None:
         """Forgets the pages of a slot; their rows stay, for whoever shares them."""
-        for bindings in self._bindings.values():
-            bindings.clear(slot)
+        self._bindings.clear(slot)
         self._reached[slot] = 0
 
     def _rows_behind(self, name: str, slot: int, end: int) -> slice:

@@ -88,7 +88,6 @@ class OnnxRuntimeExecutor:
         self._sessions: dict[GraphName, ort.InferenceSession] = {}
         self._layout = layout
         shapes = layout.shapes()
-        self._windows = () if limits.page_pool is None else limits.page_pool.windows
         self.caches: LinearCaches | PagedCaches
         if limits.page_pool is None:
             self.caches = LinearCaches(shapes, limits.max_batch, limits.max_seq_len)
@@ -214,7 +213,7 @@ class OnnxRuntimeExecutor:
         bound.arrays[CACHE_START][...] = call.starts
         if isinstance(self.caches, PagedCaches):
             # Behind its end a sequence may have pages whose earlier owner left NaN.
-            for window in (None, *self._windows):
+            for window in (None, *self.limits.windows):
                 if (table := bound.arrays.get(page_table_input(window))) is not None:
                     self.caches.fill(table, list(ends), ends, window)
         if self.states:
@@ -263,7 +262,7 @@ class OnnxRuntimeExecutor:
         coupling = self.limits.coupling
         form = GraphForm(
             page_size=None if pool is None else pool.page_size,
-            windows=self._windows,
+            windows=self.limits.windows,
             sharpness=None if coupling is None else coupling.sharpness,
         )
         return graph_tensors(graph, form, self._layout, self.limits.vocab_size)

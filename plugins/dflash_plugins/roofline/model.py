@@ -115,6 +115,11 @@ class PredictedTime:
         }
         return max(spent, key=lambda name: spent[name])
 
+    def describe(self, rates: GpuRates) -> str:
+        """A column of a table: µs, share of the bandwidth, and what takes the most."""
+        text = f"{self.seconds * 1e6:,.1f} µs {self.share(rates):4.0%} {self.limit}"
+        return f"{text:>30}"
+
 
 def resident_programs(rates: GpuRates, *, threads: int, registers: int, shared_bytes: int) -> int:
     """Programs of so many threads, registers a thread and bytes of shared memory on one SM."""

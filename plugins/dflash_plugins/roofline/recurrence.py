@@ -101,8 +101,5 @@ def describe_recurrences(cells: Sequence[RecurrenceCell]) -> Iterator[str]:
     yield f"  {'':18}" + "".join(f"{f'batch {batch}':>30}" for batch in batches)
     for begin in range(0, len(cells), len(batches)):
         row = cells[begin : begin + len(batches)]
-        text = "".join(
-            f"{f'{x.time.seconds * 1e6:,.1f} µs {x.time.share(x.rates):4.0%} {x.time.limit}':>30}"
-            for x in row
-        )
-        yield f"  {row[0].target:18}{text}"
+        times = "".join(cell.time.describe(cell.rates) for cell in row)
+        yield f"  {row[0].target:18}{times}"

@@ -97,11 +97,8 @@ def describe_attention(cells: Sequence[AttentionCell]) -> Iterator[str]:
     yield f"  {'context':>8}" + "".join(f"{f'batch {batch}':>30}" for batch in batches)
     for begin in range(0, len(cells), len(batches)):
         row = cells[begin : begin + len(batches)]
-        text = "".join(
-            f"{f'{cell.time.seconds * 1e6:,.1f} µs {cell.share:4.0%} {cell.time.limit}':>30}"
-            for cell in row
-        )
-        yield f"  {row[0].point.context:8,}{text}"
+        times = "".join(cell.time.describe(cell.rates) for cell in row)
+        yield f"  {row[0].point.context:8,}{times}"
 
 
 def describe_classes(cells: Iterable[AttentionCell]) -> Iterator[str]:

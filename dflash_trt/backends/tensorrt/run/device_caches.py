@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from dflash_trt.backends.page_bindings import Int32Array, PageBindings
+from dflash_trt.backends.page_bindings import Int32Array, WindowBindings
 from dflash_trt.backends.tensorrt.run.engines import EngineBundle
 from dflash_trt.core.limits import PagePool
 from dflash_trt.errors import DflashError
@@ -112,7 +112,7 @@ class DevicePages:
     ) -> None:
         self._shapes = shapes
         self._item_bytes = item_bytes
-        self._bindings = {window: PageBindings(slots, pool, window) for window in pool.kinds}
+        self._bindings = WindowBindings(slots, pool)
         self._windows = {page_table_input(window): window for window in pool.kinds}
         page_bytes = {
             name: pool.page_size * fixed.kv_heads * fixed.head_dim * item_bytes
@@ -139,9 +139,7 @@ class DevicePages:
         Raises:
             ValueError: a page or a window that the pool does not have.
         """
-        bindings = self._bindings.get(window)
-        if bindings is None:
-            raise ValueError(f"layers with a window of {window} have no pages of their own")
+        bindings = self._bindings[window]
         before = bindings.count(slot)
         return bindings.bind(slot, page_ids) == before
 
@@ -150,8 +148,7 @@ class DevicePages:
 
         The rows end at `ends`, by slot.
         """
-        for bindings in self._bindings.values():
-            bindings.check(ends, rows)
+        self._bindings.check(ends, rows)
 
     def fill(self, name: str, table: Int32Array, slots: Sequence[int], *, first: int = 0) -> None:
         """Writes the pages of `slots` into the page table [B,C] called `name`, from row `first` on.
@@ -162,13 +159,11 @@ class DevicePages:
 
     def move(self, source: int, destination: int, length: int) -> None:
         """Gives `destination` the pages of `source`; no row is copied."""
-        for bindings in self._bindings.values():
-            bindings.move(source, destination, length)
+        self._bindings.move(source, destination)
 
     def clear(self, slot: int, length: int) -> None:
         """Forgets the pages of a slot; their rows stay, for whoever shares them."""
-        for bindings in self._bindings.values():
-            bindings.clear(slot)
+        self._bindings.clear(slot)
 
     def address(self, name: str, slot: int) -> int:
         """Device address of the named pool: the same for every slot."""
