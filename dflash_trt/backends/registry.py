@@ -21,6 +21,27 @@ def check_runnable(bundle: Bundle) -> None:
         open_device(bundle).close()
 
 
+def executor_limits(bundle: Bundle) -> ExecutorLimits:
+    """Those of the executor that `open_executor` opens; loads nothing.
+
+    Raises:
+        DflashError: the tokens that the draft chooses among cannot be read.
+    """
+    manifest = bundle.manifest
+    target = manifest.target
+    return ExecutorLimits(
+        **asdict(manifest.limits),
+        vocab_size=target.vocab_size,
+        mask_token_id=manifest.draft.mask_token_id,
+        takes_any_chunk=manifest.engines is None,
+        page_pool=manifest.page_pool,
+        draws=manifest.engines is not None and manifest.engines.draws,
+        has_state=target.sizes.has_state,
+        coupling=read_coupling(bundle),
+        state_copies=state_copies(target.sizes, manifest.limits, manifest.page_pool),
+    )
+
+
 def open_executor(
     bundle: Bundle, *, threads: int | None = None, graphs: Iterable[GraphName] = ()
 ) -> Executor:
@@ -32,20 +53,8 @@ def open_executor(
     Raises:
         DflashError: this machine cannot run the bundle, or a file is not what the manifest says.
     """
-    manifest = bundle.manifest
-    target, draft = manifest.target, manifest.draft
-    limits = ExecutorLimits(
-        **asdict(manifest.limits),
-        vocab_size=target.vocab_size,
-        mask_token_id=draft.mask_token_id,
-        takes_any_chunk=manifest.engines is None,
-        page_pool=manifest.page_pool,
-        draws=manifest.engines is not None and manifest.engines.draws,
-        has_state=target.sizes.has_state,
-        coupling=read_coupling(bundle),
-        state_copies=state_copies(target.sizes, manifest.limits, manifest.page_pool),
-    )
-    layout = cache_layout(manifest.graph_form, target.sizes, draft.sizes)
+    manifest, limits = bundle.manifest, executor_limits(bundle)
+    layout = cache_layout(manifest.graph_form, manifest.target.sizes, manifest.draft.sizes)
     # Imported here: a command needs one library or the other, or only reads a bundle.
     if manifest.engines is not None:
         from dflash_trt.backends.tensorrt.run.open_engines import open_engines

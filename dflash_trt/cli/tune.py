@@ -9,6 +9,7 @@ from typing import Any
 import click
 
 from dflash_trt.backends.base import TargetGraph
+from dflash_trt.backends.registry import executor_limits
 from dflash_trt.bundle.bundle import Bundle, bound_memory, detach_file, open_bundle
 from dflash_trt.cli.options import (
     FILE,
@@ -32,7 +33,6 @@ from dflash_trt.graph.bindings import GRAPH_NAMES
 from dflash_trt.hardware.cores import ThreadChoice
 from dflash_trt.pair import LoadedPair
 from dflash_trt.runtime import Request, SamplingParams
-from dflash_trt.runtime.pacing import GAPS
 from dflash_trt.speculation.drafters import DFLASH, DrafterKind
 from dflash_trt.speculation.prediction import StepPrediction
 from dflash_trt.speculation.schedule import (
@@ -47,6 +47,7 @@ from dflash_trt.tuning.blocks import (
     candidate_blocks,
     derive_schedule,
     measure,
+    settle_fallback,
 )
 from dflash_trt.tuning.bundle_schedule import NONE, encode_schedule, fingerprint, write_schedule
 
@@ -118,11 +119,11 @@ def command(
     if remove:
         _remove(opened, drafter, context)
         return
-    fed = _feeding(fallback, opened, drafter)
+    manifest, limits = opened.manifest, executor_limits(opened)
+    settled = settle_fallback(FALLBACKS[fallback], limits, drafter)
     bound_memory(opened)
     graphs = GRAPH_NAMES if drafter == DFLASH else ()
     pair = LoadedPair(opened, threads=threads, block_schedule=NONE, drafter=drafter, graphs=graphs)
-    manifest, limits = opened.manifest, opened.manifest.limits
     longest, most = limits.block_size, limits.max_batch
     sizes = parse_counts(blocks, "--block-size", 2, longest, candidate_blocks(longest))
     options = TuningOptions(
@@ -144,10 +145,10 @@ def command(
         measured = measure(pair.executor, requests, options, bars, names)
     schedule = derive_schedule(
         measured,
-        limits.max_batch,
+        limits,
         executor=manifest.executor,
         bundle=fingerprint(manifest),
-        fallback=fed,
+        fallback=settled,
         drafter=drafter,
     )
     written = None if dry_run else output or bundle / schedule_name(drafter)
@@ -161,26 +162,6 @@ def command(
     for line in _describe(schedule, name_threads(manifest, pair.threads)):
         click.echo(line)
     click.echo("nothing written (--dry-run)" if written is None else f"written to {written}")
-
-
-def _feeding(asked: str, bundle: Bundle, drafter: DrafterKind) -> TargetGraph | None:
-    """The graph without drafts that is `asked` for.
-
-    It is the one that feeds the drafter where rows cannot run again: of hybrids, and where windowed
-    layers keep in pages what their windows see.
-    """
-    fallback = FALLBACKS[asked]
-    if drafter != DFLASH:
-        if fallback == "target":
-            what = f"{drafter} has no context that target would keep fed"
-            raise DflashError(what, where="--fallback", fix="leave it out", usage=True)
-        return fallback
-    pool = bundle.manifest.page_pool
-    if bundle.manifest.target.recurrent is None and (pool is None or not pool.windowed):
-        return fallback
-    if fallback == "target_only":
-        raise DflashError(GAPS, where="--fallback", fix="choose target", usage=True)
-    return "target"
 
 
 def _remove(bundle: Bundle, drafter: DrafterKind, context: click.Context) -> None:

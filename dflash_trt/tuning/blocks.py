@@ -18,6 +18,7 @@ import numpy as np
 
 from dflash_trt.backends.base import (
     Executor,
+    ExecutorLimits,
     Int64Array,
     StepCall,
     TargetCall,
@@ -30,9 +31,10 @@ from dflash_trt.errors import DflashError
 from dflash_trt.runtime.generator import Generator
 from dflash_trt.runtime.loops import is_looping
 from dflash_trt.runtime.options import GeneratorOptions
+from dflash_trt.runtime.pacing import GAPS
 from dflash_trt.runtime.request import Request, RequestResult
 from dflash_trt.runtime.scores import needed_scores, sampling_input
-from dflash_trt.runtime.statistics import total
+from dflash_trt.runtime.statistics import TotalStatistics, total
 from dflash_trt.sampling.params import SamplingParams
 from dflash_trt.speculation.drafters import DFLASH, DrafterKind, target_graph
 from dflash_trt.speculation.prediction import StepPrediction
@@ -93,8 +95,7 @@ def measure(
     if not requests:
         raise DflashError("no prompt to measure with", usage=True)
     acceptance: list[list[float]] = []
-    lengths: list[float] = []
-    found: list[float] = []
+    summaries: list[TotalStatistics] = []
     by_block: list[list[RequestResult]] = []
     for block in options.block_sizes:
         progress.stage(f"acceptance at block {block}", len(requests), "steps")
@@ -110,11 +111,8 @@ def measure(
                 usage=True,
             )
         rates = [rate or 0.0 for rate in summary.conditional_acceptance] or [0.0]
-        if options.drafter != DFLASH:  # where nothing was found there was no first draft
-            found.append(sum(summary.position_trials[:1]) / summary.steps)
-            rates[0] *= found[-1]
         acceptance.append(rates + [0.0] * (block - 1 - len(rates)))
-        lengths.append(summary.acceptance_length or 1.0)
+        summaries.append(summary)
         by_block.append(results)
     # The outputs are the same whatever the block: any run's do.
     texts = [
@@ -125,7 +123,10 @@ def measure(
     prefill = bench.fill("target_only"), bench.fill(target_graph(options.drafter))
     progress.stage("step times", options.rounds * len(options.batches), "steps")
     steps = bench.time_steps(progress.advance)
-    if options.drafter != DFLASH:
+    if options.drafter != DFLASH:  # where nothing was found there was no first draft
+        found = [sum(one.position_trials[:1]) / one.steps for one in summaries]
+        for rates, share in zip(acceptance, found, strict=True):
+            rates[0] *= share
         steps = [expect_plain_steps(step, found) for step in steps]
     executor.release_slots(0)
     sets = {name: [one == name for one in set_names] for name in dict.fromkeys(set_names)}
@@ -140,7 +141,7 @@ def measure(
         prefill_seconds=prefill[1],
         prefill_only_seconds=prefill[0],
         acceptance=acceptance,
-        acceptance_lengths=lengths,
+        acceptance_lengths=[one.acceptance_length or 1.0 for one in summaries],
         sets=[_group(*one, by_block) for one in sets.items()] if len(sets) > 1 else None,
         looping=_group("looping", loops, by_block) if any(loops) else None,
     )
@@ -148,27 +149,29 @@ def measure(
 
 def derive_schedule(
     measured: Measurements,
-    max_batch: int,
+    limits: ExecutorLimits,
     *,
     executor: str,
     bundle: str | None = None,
     fallback: TargetGraph | None = None,
     drafter: DrafterKind = DFLASH,
 ) -> BlockSchedule:
-    """The schedule with most predicted tokens/s for every batch from 1 to `max_batch`.
+    """The schedule with most predicted tokens/s for every batch from 1 to `limits.max_batch`.
 
-    `fallback` None takes target_only, whose sessions or engines hold the target once more, unless
-    keeping the drafter fed costs at most FEEDING_LIMIT of a step. A drafter without a graph has
-    nothing to be fed.
+    `fallback` None, where `settle_fallback` leaves the choice, takes target_only, whose sessions or
+    engines hold the target once more, unless keeping the drafter fed costs at most FEEDING_LIMIT of
+    a step.
+
+    Raises:
+        DflashError: see settle_fallback.
     """
-    if drafter != DFLASH:
-        fallback = target_graph(drafter)
-    elif fallback is None:
+    fallback = settle_fallback(fallback, limits, drafter)
+    if fallback is None:
         cost = median(step.target / step.target_only for step in measured.steps)
         fallback = "target_only" if cost > 1 + FEEDING_LIMIT else "target"
     prediction = StepPrediction(measured, fallback, max(measured.block_sizes))
     blocks: list[int] = []
-    for batch in range(1, max_batch + 1):
+    for batch in range(1, limits.max_batch + 1):
         margin = MARGIN if blocks else 0.0
         current = blocks[-1] if blocks else NO_SPECULATION
         blocks.append(prediction.choose(batch, current, margin))
@@ -180,6 +183,25 @@ def derive_schedule(
         drafter=drafter,
         measured=measured,
     )
+
+
+def settle_fallback(
+    asked: TargetGraph | None, limits: ExecutorLimits, drafter: DrafterKind
+) -> TargetGraph | None:
+    """The graph of steps without drafts: the one `asked` for, or the only one; None leaves it open.
+
+    Raises:
+        DflashError: another one than the only one is asked for (usage).
+    """
+    if drafter == DFLASH and not limits.must_feed:
+        return asked
+    only = target_graph(drafter)
+    if asked in (None, only):
+        return only
+    what, fix = f"{drafter} has no context that target would keep fed", "leave it out"
+    if drafter == DFLASH:
+        what, fix = GAPS, "choose target"
+    raise DflashError(what, where="--fallback", fix=fix, usage=True)
 
 
 def expect_plain_steps(step: StepSeconds, found: Sequence[float]) -> StepSeconds:

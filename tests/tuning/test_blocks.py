@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from dflash_trt.backends.base import ExecutorLimits
+from dflash_trt.core.limits import PagePool, WindowedPages
 from dflash_trt.errors import DflashError
 from dflash_trt.runtime import Generator, GeneratorOptions, Request
+from dflash_trt.runtime.pacing import Pacer
 from dflash_trt.speculation.drafters import PROMPT_LOOKUP
 from dflash_trt.speculation.prediction import StepPrediction
 from dflash_trt.speculation.schedule import Measurements, StepSeconds
@@ -25,6 +29,7 @@ from tests.runtime.schedules import invent_measurements
 from tests.standins.executor import FakeExecutor
 
 BLOCKS = (2, 4, 8)
+LIMITS = FakeExecutor(max_batch=8).limits
 
 
 def requests(count: int, tokens: int) -> list[Request]:
@@ -64,7 +69,7 @@ def test_what_is_looked_up_is_measured_on_the_plain_target(
     assert [expected.tokens(block) for block in BLOCKS] == pytest.approx(
         measured.acceptance_lengths, rel=0.03
     )
-    schedule = derive_schedule(measured, 2, executor="fake", drafter=PROMPT_LOOKUP)
+    schedule = derive_schedule(measured, executor.limits, executor="fake", drafter=PROMPT_LOOKUP)
     assert (schedule.drafter, schedule.fallback) == (PROMPT_LOOKUP, "target_only")
     followed = GeneratorOptions(schedule=schedule, drafter=PROMPT_LOOKUP)
     Generator(executor, options=followed).generate(requests(2, 20))
@@ -97,7 +102,7 @@ def test_too_little_to_measure_is_refused(count: int, tokens: int) -> None:
 
 
 def derive(measured: Measurements, **options: Any) -> list[int]:
-    schedule = derive_schedule(measured, 8, executor="cpu", **options)
+    schedule = derive_schedule(measured, LIMITS, executor="cpu", **options)
     assert schedule.max_batch == 8
     return [schedule.block_size(batch) for batch in range(1, 9)]
 
@@ -133,9 +138,28 @@ def test_neighbours_keep_a_block_unless_another_is_clearly_better() -> None:
 def test_the_fallback_keeps_the_drafter_fed_where_that_is_cheap() -> None:
     for feeding, fallback in ((1.02, "target"), (1.2, "target_only")):
         measured = invent_measurements(BLOCKS, feeding=feeding)
-        assert derive_schedule(measured, 8, executor="cpu").fallback == fallback
-        asked = derive_schedule(measured, 8, executor="cpu", fallback="target")
+        assert derive_schedule(measured, LIMITS, executor="cpu").fallback == fallback
+        asked = derive_schedule(measured, LIMITS, executor="cpu", fallback="target")
         assert asked.fallback == "target"
+
+
+@pytest.mark.parametrize(
+    "limits",
+    [
+        replace(LIMITS, has_state=True),
+        replace(LIMITS, page_pool=PagePool(16, 32, (WindowedPages(48, 20),))),
+    ],
+)
+def test_a_drafter_whose_rows_cannot_run_again_is_kept_fed(limits: ExecutorLimits) -> None:
+    """Whatever that costs: the runtime refuses a schedule that leaves gaps in its context."""
+    measured = invent_measurements(BLOCKS, feeding=2.0)
+    schedule = derive_schedule(measured, limits, executor="cpu")
+    assert schedule.fallback == Pacer(schedule, limits).fallback == "target"
+    with pytest.raises(DflashError, match="--fallback: target_only leaves gaps") as refused:
+        derive_schedule(measured, limits, executor="cpu", fallback="target_only")
+    assert refused.value.exit_code == 2
+    unfed = derive_schedule(measured, limits, executor="cpu", drafter=PROMPT_LOOKUP)
+    assert unfed.fallback == "target_only"
 
 
 def test_candidates() -> None:
