@@ -16,6 +16,7 @@ from typing import Literal, Protocol, cast
 
 import numpy as np
 
+from dflash_trt.backends.state_positions import StatePositions
 from dflash_trt.core.arrays import FloatArray as FloatArray
 from dflash_trt.core.arrays import Int64Array as Int64Array
 from dflash_trt.core.limits import Limits, PagePool
@@ -315,20 +316,13 @@ class WindowedExecutor(PagedExecutor, Protocol):
 class StatefulExecutor(PagedExecutor, Protocol):
     """A paged executor of a target with recurrent layers, which copies their states.
 
-    Copies are numbered 0 … `limits.state_copies` - 1. With the pages of its prefix, a state is all
-    that a sequence needs to go on.
+    There are `limits.state_copies`. With the pages of its prefix, a state is all that a sequence
+    needs to go on.
     """
 
-    def can_resume(self, slot: int, position: int) -> bool:
-        """Whether the next call of `slot` could begin at `position`."""
-        ...
-
-    def keep_state(self, slot: int, copy: int) -> None:
-        """Copies the state of `slot`, as its last call left it."""
-        ...
-
-    def restore_state(self, copy: int, slot: int) -> None:
-        """Gives `slot` the state of `copy`, to go on wherever its first owner could."""
+    @property
+    def states(self) -> StatePositions:
+        """What slots and copies have, and where they may go on."""
         ...
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from dflash_trt.backends.base import Int64Array
+from dflash_trt.core.arrays import Int64Array
 
 
 class StatePositions:
@@ -15,14 +15,15 @@ class StatePositions:
     between. It may also begin at 0, which is another sequence; nothing need be cleared for it.
 
     Args:
-        slots: those of the executor, and behind them those of copies.
+        slots: those of the executor; behind them lie those of copies.
+        copies: numbered from 0.
         replay: rows that a call may take back.
     """
 
-    def __init__(self, slots: int, replay: int) -> None:
-        self._replay = replay
-        self.state_start = np.zeros(slots, np.int64)
-        self.rows_end = np.zeros(slots, np.int64)
+    def __init__(self, slots: int, copies: int, replay: int) -> None:
+        self.slots, self._replay = slots, replay
+        self.state_start = np.zeros(slots + copies, np.int64)
+        self.rows_end = np.zeros(slots + copies, np.int64)
 
     def begin(self, slots: range, starts: Int64Array) -> None:
         """Checks that rows may follow at `starts`; until `end`, none may.
@@ -48,8 +49,16 @@ class StatePositions:
         self.state_start[part] = np.maximum(starts, starts + rows - self._replay)
 
     def can_resume(self, slot: int, position: int) -> bool:
-        """Whether rows may follow at `position`, of the same sequence."""
+        """Whether the next call of `slot` could begin at `position`, with the same sequence."""
         return bool(self.state_start[slot] <= position <= self.rows_end[slot])
+
+    def keep(self, slot: int, copy: int) -> None:
+        """Copies what `slot` has, as its last call left it."""
+        self.move(slot, self.slots + copy)
+
+    def restore(self, copy: int, slot: int) -> None:
+        """Gives `slot` what `copy` has, to go on wherever its first owner could."""
+        self.move(self.slots + copy, slot)
 
     def lose(self, slots: range) -> None:
         """Says that a call over `slots` broke off: their sequences can only begin again."""

@@ -80,7 +80,7 @@ class ReplayGraphs:
         self._layout = cache_layout(self.form, manifest.target.sizes, manifest.draft.sizes)
         self._opened: dict[GraphName, _Opened] = {}
         self._staging: HostCaches | None = None
-        self._states = RecurrentStates(self._layout.states(), 1, self.limits.block_size)
+        self._states = RecurrentStates(self._layout.states(), 1, 0, self.limits.block_size)
 
     def make_caches(self, slots: int, positions: int) -> HostCaches:
         """The draft's caches for `slots` sequences."""

@@ -21,7 +21,7 @@ class StateCopies:
 
     def can_keep(self, slot: int, position: int) -> bool:
         """Whether what `slot` has is a state to go on from at `position`."""
-        return self._executor.can_resume(slot, position)
+        return self._executor.states.can_resume(slot, position)
 
     def keep(self, key: bytes, slot: int, instead_of: bytes | None = None) -> bool:
         """Copies what `slot` has, the state behind the tokens that `key` stands for.
@@ -37,14 +37,14 @@ class StateCopies:
                 copy = len(self._copy_of)
             else:
                 _, copy = self._copy_of.popitem(last=False)
-            self._executor.keep_state(slot, copy)
+            self._executor.states.keep(slot, copy)
         self._copy_of[key] = copy
         return is_new
 
     def restore(self, key: bytes, slot: int) -> None:
         """Gives `slot` the state behind the tokens that `key`, one that is kept, stands for."""
         self._copy_of.move_to_end(key)
-        self._executor.restore_state(self._copy_of[key], slot)
+        self._executor.states.restore(self._copy_of[key], slot)
 
     def count_leading(self, keys: Sequence[bytes]) -> int:
         """How many of `keys`, in order of position, there are up to the last that is kept."""

@@ -11,7 +11,9 @@ import pytest
 
 from dflash_trt.backends.base import Scores, TargetCall
 from dflash_trt.backends.onnxruntime.executor import OnnxRuntimeExecutor
+from dflash_trt.backends.onnxruntime.states import RecurrentStates
 from dflash_trt.backends.registry import open_executor
+from dflash_trt.backends.state_positions import StatePositions
 from dflash_trt.replay import Answer, Replay
 from dflash_trt.runtime import Generator, GeneratorOptions, Request, RequestResult, SamplingParams
 from tests.covering import exhaustive
@@ -229,16 +231,14 @@ def test_a_prefix_with_another_state_would_be_noticed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     paged = open_executor(make_pair(**options, paging={"page_size": 8}).bundle, threads=1)
-    monkeypatch.setattr(OnnxRuntimeExecutor, "restore_state", _restore_nothing)
+    monkeypatch.setattr(RecurrentStates, "restore", _restore_nothing)
     with pytest.raises(AssertionError):
         check_shared_prefix(built.open(), paged, (9, 20))
 
 
-def _restore_nothing(executor: OnnxRuntimeExecutor, copy: int, slot: int) -> None:
+def _restore_nothing(states: RecurrentStates, copy: int, slot: int) -> None:
     """Where a state ends, and none of it."""
-    source = executor.limits.max_batch + copy
-    executor.states.state_start[slot] = executor.states.state_start[source]
-    executor.states.rows_end[slot] = executor.states.rows_end[source]
+    StatePositions.move(states, states.slots + copy, slot)
 
 
 @pytest.mark.parametrize("seed", [0, *map(exhaustive, range(1, 6))])

@@ -93,8 +93,8 @@ class OnnxRuntimeExecutor:
             self.caches = LinearCaches(shapes, limits.max_batch, limits.max_seq_len)
         else:
             self.caches = PagedCaches(shapes, limits.max_batch, limits.page_pool)
-        slots = limits.max_batch + limits.state_copies
-        self.states = RecurrentStates(layout.states(), slots, limits.block_size)
+        slots, copies, replay = limits.max_batch, limits.state_copies, limits.block_size
+        self.states = RecurrentStates(layout.states(), slots, copies, replay)
         ids = None if limits.coupling is None else limits.coupling.token_ids
         self._draft_choices = limits.vocab_size if ids is None else len(ids)
         self._held = [0] * limits.max_batch
@@ -131,15 +131,6 @@ class OnnxRuntimeExecutor:
             raise ValueError("linear caches have no pages")
         self.caches.bind(slot, page_ids, window)
 
-    def can_resume(self, slot: int, position: int) -> bool:
-        return self.states.can_resume(slot, position)
-
-    def keep_state(self, slot: int, copy: int) -> None:
-        self.states.move(slot, self.limits.max_batch + copy)
-
-    def restore_state(self, copy: int, slot: int) -> None:
-        self.states.move(self.limits.max_batch + copy, slot)
-
     def release_slots(self, first_free: int) -> None:
         for slot in range(first_free, len(self._held)):
             if self._held[slot]:
@@ -152,7 +143,7 @@ class OnnxRuntimeExecutor:
         self._bindings.clear()
         self._sessions.clear()
         self.caches = LinearCaches({}, 0, 0)
-        self.states = RecurrentStates({}, 0, 0)
+        self.states = RecurrentStates({}, 0, 0, 0)
 
     def _hold(self, ends: Mapping[int, int], rows: int) -> int:
         """Lets the caches follow `rows` rows that end at `ends`, by slot; forgets moved addresses.

@@ -14,12 +14,15 @@ class RecurrentStates(StatePositions):
 
     Args:
         shapes: of one sequence.
-        slots, replay: see StatePositions.
+        slots, copies, replay: see StatePositions.
     """
 
-    def __init__(self, shapes: Mapping[str, tuple[int, ...]], slots: int, replay: int) -> None:
-        super().__init__(slots, replay)
-        self._arrays = allocate_zeros({name: (slots, *size) for name, size in shapes.items()})
+    def __init__(
+        self, shapes: Mapping[str, tuple[int, ...]], slots: int, copies: int, replay: int
+    ) -> None:
+        super().__init__(slots, copies, replay)
+        held = slots + copies
+        self._arrays = allocate_zeros({name: (held, *size) for name, size in shapes.items()})
 
     def __contains__(self, name: str) -> bool:
         return name in self._arrays

@@ -24,10 +24,10 @@ class DeviceStates(StatePositions):
 
     Args:
         shapes: of one sequence, each a multiple of 256 bytes (graph/gated_delta.py).
-        slots, replay: see StatePositions.
+        slots, copies, replay: see StatePositions.
         has_sides: whether rows are held twice, of which a call reads one and writes the other.
 
-    `side` [slots] is the one that each slot's next call reads.
+    `side` [slots + copies] is the one that each slot's next call reads.
 
     Raises:
         DflashError: the device has no room.
@@ -38,19 +38,21 @@ class DeviceStates(StatePositions):
         device: Device,
         shapes: Mapping[str, tuple[int, ...]],
         slots: int,
+        copies: int,
         replay: int,
         *,
         has_sides: bool = False,
     ) -> None:
-        super().__init__(slots, replay)
+        super().__init__(slots, copies, replay)
         self._device = device
         self._has_sides = has_sides
-        self.side = np.zeros(slots, np.int64)
+        held = slots + copies
+        self.side = np.zeros(held, np.int64)
         self._sizes = {name: math.prod(shape) * ITEM_BYTES for name, shape in shapes.items()}
-        offsets, self.nbytes = lay_out({name: slots * size for name, size in self._sizes.items()})
+        offsets, self.nbytes = lay_out({name: held * size for name, size in self._sizes.items()})
         base = 0
         if shapes:
-            base = device.allocate(self.nbytes, f"recurrent states of {slots} sequences")
+            base = device.allocate(self.nbytes, f"recurrent states of {held} sequences")
         self._addresses = {name: base + offset for name, offset in offsets.items()}
 
     def __contains__(self, name: str) -> bool:
@@ -95,5 +97,5 @@ def allocate_states(bundle: EngineBundle, device: Device) -> DeviceStates:
         DflashError: it has no room.
     """
     layout, limits = bundle.layout, bundle.limits
-    shapes, slots = layout.states(), limits.max_batch + limits.state_copies
-    return DeviceStates(device, shapes, slots, limits.block_size, has_sides=layout.has_sides)
+    counts = limits.max_batch, limits.state_copies, limits.block_size
+    return DeviceStates(device, layout.states(), *counts, has_sides=layout.has_sides)

@@ -200,15 +200,6 @@ class TensorRtExecutor:
         self.caches.move(source, destination, length)
         self.states.move(source, destination)
 
-    def can_resume(self, slot: int, position: int) -> bool:
-        return self.states.can_resume(slot, position)
-
-    def keep_state(self, slot: int, copy: int) -> None:
-        self.states.move(slot, self.limits.max_batch + copy)
-
-    def restore_state(self, copy: int, slot: int) -> None:
-        self.states.move(self.limits.max_batch + copy, slot)
-
     def release_slots(self, first_free: int) -> None:
         """Clears what the slots held; the caches' memory stays as it is."""
         self.lookahead.drop()
