@@ -5,12 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
+from dflash_trt.checkpoints.draft_kinds import DraftKind
 from dflash_trt.checkpoints.sizes import DecoderSizes
 from dflash_trt.memory.shape import DraftShape, ModelShape
 from dflash_trt.planning.acceptance import AcceptanceCurve
 from dflash_trt.planning.cost import PassCost, Replica, Seconds
 
-Kind = Literal["autoregressive", "EAGLE-3", "DFlash", "DSpark"]
+Kind = Literal["autoregressive", DraftKind]
 EAGLE_TAPS = 3
 EAGLE_VOCAB = 32_000
 """EAGLE-3 drafts choose among this many frequent tokens (as published heads do)."""
