@@ -20,6 +20,7 @@ from dflash_trt.errors import DflashError
 from dflash_trt.graph.bindings import GRAPH_NAMES
 from dflash_trt.graph.form import GraphForm
 from dflash_trt.kernels.accept import check_settled_rows
+from dflash_trt.kernels.interface import PLUGIN_INTERFACE
 from dflash_trt.memory.engines import engine_memory
 from dflash_trt.memory.weights import engine_weight_bytes
 
@@ -95,6 +96,7 @@ def build_engines(
         library_version=library_version(options.library),
         cache_length=cache_length,
         draws=options.plugins,
+        plugin_interface=PLUGIN_INTERFACE if options.plugins else None,
         files=[
             EngineFile(
                 graph=engine.graph,

@@ -204,13 +204,20 @@ class EngineSet(StrictRecord):
     """Engines built ahead of time: they run on `arch`, with the library that built them.
 
     With `draws` the target's draw tokens and settle steps themselves, sampled ones too.
+    `plugin_interface` is that of their plugins (kernels/interface.py), None where they have none.
     """
 
     arch: Text
     library_version: Text
     cache_length: Positive
     draws: bool = False
+    plugin_interface: Positive | None = Field(default=None, exclude_if=lambda one: one is None)
     files: list[EngineFile]
+
+    @property
+    def has_plugins(self) -> bool:
+        """Whether a plugin runs any function of theirs."""
+        return any("plugin" in file.operations.values() for file in self.files)
 
 
 class Manifest(StrictRecord):

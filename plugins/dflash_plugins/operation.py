@@ -27,7 +27,9 @@ KernelCode = Literal["cubin", "ptx"]
 Attributes = Mapping[str, Any]
 
 DOMAIN, VERSION = "dflash", "1"
-"""Of all plugins. TensorRT's Python layer gives every plugin this version."""
+"""Of all plugins. TensorRT's Python layer gives every plugin this version: what tells engines with
+other operands apart is dflash_trt/kernels/interface.py.
+"""
 
 
 class DType(Enum):

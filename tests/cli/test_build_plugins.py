@@ -22,6 +22,7 @@ from dflash_trt.backends.tensorrt.build.plugins import (
 from dflash_trt.errors import DflashError
 from dflash_trt.graph.functions import DFLASH_DOMAIN
 from dflash_trt.kernels import accept, attention
+from dflash_trt.kernels.interface import PLUGIN_INTERFACE
 from tests.cli.bigram import write_bigram_pair
 from tests.cli.conftest import Build, Run, edit_manifest
 from tests.standins.cuda import FakeCuda
@@ -74,7 +75,7 @@ def test_tensorrt_is_handed_plugins_in_place_of_bodies(
     assert written == {"target": injected, "draft": [], "target_only": []}
     text = run("inspect", output).out
     assert "row_groups plugin, row_sample plugin, swiglu function" in text
-    assert engines["draws"]
+    assert engines["draws"] and engines["plugin_interface"] == PLUGIN_INTERFACE
     assert "tokens are drawn and accepted in the target's engine" in text
     assert run("inspect", output, "--json").json["engines"]["files"][0]["operations"]
 
@@ -199,11 +200,17 @@ def test_an_overload_is_part_of_a_plugins_name_and_absent_inputs_are_none() -> N
 
 
 @pytest.mark.usefixtures("full")
-def test_manifests_from_before_drawing_and_such_that_contradict_themselves(
+def test_manifests_of_other_releases_and_such_that_contradict_themselves(
     run: Run, build: Build, engine_config: Path
 ) -> None:
+    """Engines whose plugins have other operands are not loaded; what they are is told."""
     output = build.folder
     build.well(engine_config, *PLUGINS)
+    for found, said in ((PLUGIN_INTERFACE + 1, "with interface"), (None, "with an older")):
+        new = {"plugin_interface": found}
+        edit_manifest(output, lambda manifest, new=new: manifest["engines"].update(new))
+        pieces = [f"{output}: dflash-trt ", f"built its plugins {said}", "build the bundle again"]
+        run("generate", output, "--prompt", "b").fails(1, *pieces)
     edit_manifest(output, lambda manifest: manifest.update(executor="tensorrt-rtx"))
     run("inspect", output).fails(1, "manifest.json", "engines that draw do not go with executor")
     edit_manifest(output, lambda manifest: manifest.update(executor="tensorrt"))

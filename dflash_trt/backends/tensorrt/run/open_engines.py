@@ -16,6 +16,7 @@ from dflash_trt.errors import DflashError
 from dflash_trt.graph.bindings import GRAPH_NAMES, GraphName
 from dflash_trt.graph.tensors import CacheLayout
 from dflash_trt.hardware.device import Device
+from dflash_trt.kernels.interface import PLUGIN_INTERFACE
 
 
 def open_device(bundle: Bundle) -> Device:
@@ -23,7 +24,7 @@ def open_device(bundle: Bundle) -> Device:
 
     Raises:
         DflashError: the library is missing or another version than the engines were built with,
-            there is no GPU, or one of another architecture.
+            their plugins have another interface, there is no GPU, or one of another architecture.
     """
     engines, library = _engines(bundle), LIBRARIES[bundle.manifest.executor]
     installed = str(load_library(library).__version__)
@@ -32,6 +33,15 @@ def open_device(bundle: Bundle) -> Device:
             f"built with {library.name} {engines.library_version}, installed is {installed}",
             where=bundle.folder,
             fix="engines run with the version that built them; install it, or build again",
+        )
+    built = engines.plugin_interface
+    if engines.has_plugins and built != PLUGIN_INTERFACE:
+        known = "an older interface" if built is None else f"interface {built}"
+        raise DflashError(
+            f"{bundle.manifest.created_by} built its plugins with {known}, this release's have "
+            f"interface {PLUGIN_INTERFACE}: operands differ, or what they mean",
+            where=bundle.folder,
+            fix="build the bundle again",
         )
     device = Device()
     if device.arch != engines.arch:
