@@ -126,9 +126,13 @@ def make_cases(name: str, *, dtype: DType, batch: int, rows: int, vocabulary: in
 
 
 def main_cases() -> list[Case]:
-    """bf16 logits of Qwen3-8B, and float32 logits of a vocabulary larger than any public pair's."""
-    vocabulary = public_pairs()["qwen3-8b"].target.vocab
+    """Logits of Qwen3-8B in what engines compute in, and float32 ones of more tokens than any has.
+
+    The target's logits are of the engine's compute type; coupled drafts' are multiplied in float32.
+    """
+    sizes = {"batch": 8, "rows": 8, "vocabulary": public_pairs()["qwen3-8b"].target.vocab}
     return [
-        *make_cases("qwen3-8b bf16", dtype=DType.BFLOAT16, batch=8, rows=8, vocabulary=vocabulary),
-        *make_cases("largest fp32", dtype=DType.FLOAT32, batch=8, rows=8, vocabulary=262_144),
+        *make_cases("qwen3-8b bf16", dtype=DType.BFLOAT16, **sizes),
+        *make_cases("qwen3-8b fp16", dtype=DType.FLOAT16, **sizes),
+        *make_cases("largest fp32", dtype=DType.FLOAT32, **sizes | {"vocabulary": 262_144}),
     ]
