@@ -22,8 +22,9 @@ from dflash_plugins.compile import (
     reassemble,
 )
 from dflash_plugins.gated_delta_step.launch import PREFILL
-from dflash_plugins.operation import Case
+from dflash_plugins.operation import Case, DType
 from dflash_plugins.ptx import drop_scratch_pointers, entry_parameters, name_entry
+from dflash_plugins.row_sample.launch import make_cases
 from dflash_plugins.sass import read_sass
 from dflash_plugins.table import main_cases
 
@@ -157,6 +158,18 @@ def test_a_kernel_over_the_limits_is_refused(tmp_path: Path) -> None:
     )
     assert compile_kernel(spec, "sm_90a", tmp_path).shared_bytes > 101_376
     assert not list(tmp_path.glob("*sm_120a*"))
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("dtype", [DType.FLOAT32, DType.BFLOAT16])
+def test_what_threads_list_for_others_lies_between_barriers(dtype: DType, tmp_path: Path) -> None:
+    """`row_sample`'s lists of groups: of so few that no reduction needs a barrier of its own."""
+    _, case = make_cases("one group", dtype=dtype, batch=2, rows=4, vocabulary=200)
+    ptx = compile_kernel(case.kernel_spec(), "sm_90a", tmp_path).ptx
+    marks = {"bar.sync": "B", "st.global.b32": "S", "ld.global": "L", "$L__BB": "|"}
+    found = re.findall("|".join(map(re.escape, marks)), ptx)
+    seen = "".join(marks[one] for one in found)
+    assert 0 < len(re.findall("S+", seen)) == len(re.findall("BS+B", seen))
 
 
 @pytest.mark.parametrize(

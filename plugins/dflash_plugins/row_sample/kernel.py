@@ -39,6 +39,7 @@ def row_groups(
     value = load_logits(logits + row * VOCABULARY, token, VOCABULARY)
     is_strange = ((value != value) | (value == float("inf"))).to(tl.int32)
     peak = tl.where(tl.max(is_strange, axis=1) > 0, float("inf"), tl.max(value, axis=1))
+    # No program writes another's groups or reads any; row_sample reads them, in a later launch.
     tl.store(peaks + row * COUNT + group, peak, mask=group < COUNT)
     temperature, top_k, top_p = _parameters(sampling, row // rows)
     if (top_p < 1) & (temperature > 0) & ((top_k <= 0) | (top_k >= VOCABULARY)):
@@ -55,7 +56,7 @@ def row_sample(
     weights,  # float32 [B,S,V/256], from row_groups
     rows,  # S
     token_ids,  # int64 [B,S]; -1 where a row holds NaN or +inf, or nothing but -inf
-    listed,  # int32 [B,S,V/256]: scratch, the groups that a row's program opens next
+    listed,  # int32 [B,S,V/256]: scratch, the groups that a row's program, and no other, opens next
     VOCABULARY: tl.constexpr,
     GROUPS: tl.constexpr,
     OPENED: tl.constexpr,

@@ -17,13 +17,17 @@ def load_logits(source, token, VOCABULARY: tl.constexpr):
 
 @triton.jit
 def list_groups(listed, group, is_listed, VOCABULARY: tl.constexpr):
-    """How many groups are listed: in the order of their ids, in `listed`."""
+    """How many groups are listed: in the order of their ids, in `listed`.
+
+    All threads of a program must come here: branches on the way turn on reductions, which all know.
+    """
     end: tl.constexpr = (VOCABULARY + GROUP - 1) // GROUP
     is_listed = is_listed & (group < end)
     counted = is_listed.to(tl.int32)
-    # Other threads read what is written here, and have read what was.
+    # Threads that open groups of the list before must have read it: it is written over.
     tl.debug_barrier()
     tl.store(listed + tl.cumsum(counted, axis=0) - 1, group, mask=is_listed)
+    # Others open what each thread has listed; a block's barrier orders its global memory too.
     tl.debug_barrier()
     return tl.sum(counted, axis=0)
 
@@ -34,6 +38,7 @@ def open_groups(source, listed, opened, first, VOCABULARY: tl.constexpr, OPENED:
 
     Ids and tokens past the list are past the vocabulary.
     """
+    # Written before list_groups's last barrier, and not again before the next one's first.
     number = first + tl.arange(0, OPENED)
     end: tl.constexpr = (VOCABULARY + GROUP - 1) // GROUP
     group = tl.load(listed + number, mask=number < opened, other=end)
@@ -70,7 +75,7 @@ def is_ranked(token, value, border, tie_end, VOCABULARY: tl.constexpr, KEY_BITS:
 @triton.jit
 def scale(value, highest, temperature):
     """(value - highest) / temperature in float32; 0 for the highest at any temperature."""
-    # Not 0, which would make no number of -inf.
+    # Not 0, which would make no number of -inf: temperatures above 1e37 count as that.
     factor = tl.maximum((1.0 / temperature).to(tl.float32), 1e-37)
     scaled = (value - highest) * factor
     return tl.where(value == highest, 0.0, scaled)
