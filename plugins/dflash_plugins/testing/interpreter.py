@@ -17,6 +17,7 @@ from dflash_plugins.table import load_kernel
 from dflash_plugins.testing.gpu import torch_type
 from dflash_plugins.testing.guarded import Arrays, Buffers, run_guarded
 from dflash_plugins.testing.numeric import Array, GuardedBuffer
+from dflash_plugins.testing.shortcuts import take_shortcuts
 
 Result = TypeVar("Result")
 
@@ -44,6 +45,7 @@ class Interpreter(ProcessPoolExecutor):
 
 def _begin() -> None:
     os.environ["TRITON_INTERPRET"] = "1"
+    take_shortcuts()
 
 
 def _run(
