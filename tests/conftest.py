@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -25,6 +26,10 @@ _UNTIMED: dict[str, Any] = {
 settings.register_profile("ci", derandomize=True, **_UNTIMED)
 settings.register_profile("anywhere", **_UNTIMED)
 settings.load_profile("ci" if os.environ.get("CI") else "anywhere")
+
+# Every process that a test starts would compile all modules again.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
 
 # A shell starts background jobs with SIGINT ignored, which tests of Ctrl-C would hand on.
 signal.signal(signal.SIGINT, signal.default_int_handler)
