@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from functools import cache
 from importlib.resources import files
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, get_args
@@ -270,7 +271,13 @@ def target_names() -> list[str]:
 
 def targets_not_yet() -> dict[str, str]:
     """Targets with public drafts that cannot be built yet, and why."""
-    return read_yaml(data_folder("build_configs") / "not_yet" / "targets.yaml")
+    return _read_shipped(data_folder("build_configs") / "not_yet" / "targets.yaml")
+
+
+@cache
+def _read_shipped(path: Path) -> dict[str, Any]:
+    """A YAML that ships with the project, read once; nobody may change the mapping."""
+    return read_yaml(path)
 
 
 def load_config(target: str, find_more: FindMistakes | None = None) -> tuple[BuildConfig, Path]:
@@ -281,7 +288,8 @@ def load_config(target: str, find_more: FindMistakes | None = None) -> tuple[Bui
             unknown or invalid keys together with all that `find_more` finds.
     """
     path = Path(target)
-    if path.suffix not in YAML_SUFFIXES:
+    is_name = path.suffix not in YAML_SUFFIXES
+    if is_name:
         path = data_folder("build_configs") / f"{target}.yaml"
         if target in targets_not_yet():
             raise DflashError(
@@ -296,7 +304,7 @@ def load_config(target: str, find_more: FindMistakes | None = None) -> tuple[Bui
                 fix="`dflash-trt targets` lists them; a path must be a folder's or end in .yaml",
                 usage=True,
             )
-    raw = read_yaml(path)
+    raw = _read_shipped(path) if is_name else read_yaml(path)
     more = {} if find_more is None else dict(find_more(raw, path))
     return validate(BuildConfig, raw, path, more=more, usage=True), path
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
+from functools import cache
 from pathlib import Path
-from typing import Annotated, Literal, get_args, get_type_hints
+from typing import Annotated, Any, Literal, get_args, get_type_hints
 
 from pydantic import Field
 
@@ -25,7 +27,7 @@ class _Options:
     __slots__ = ()
 
     def __post_init__(self) -> None:
-        for name, kind in get_type_hints(type(self), include_extras=True).items():
+        for name, kind in _types(type(self)).items():
             value = getattr(self, name)
             if isinstance(value, str | os.PathLike) and Path in get_args(kind):
                 if not os.fspath(value).strip():  # which Path takes for the folder one is in
@@ -34,6 +36,11 @@ class _Options:
             elif isinstance(value, list):
                 object.__setattr__(self, name, tuple(value))
             check_value(name, getattr(self, name), kind)
+
+
+@cache
+def _types(options: type[_Options]) -> Mapping[str, Any]:
+    return get_type_hints(options, include_extras=True)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

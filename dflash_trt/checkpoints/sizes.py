@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
@@ -182,7 +183,11 @@ class DecoderSizes:
 
     def kinds(self) -> Mapping[LayerSizes, Sequence[LayerSizes]]:
         """The layers by their sizes alone: keys are causal and have no window."""
-        return _kinds(self.layers)
+        return _grouped(self.layers).kinds
+
+    def windows_by_kind(self) -> Mapping[LayerSizes, Mapping[int | None, int]]:
+        """How many layers of each kind have each window."""
+        return _grouped(self.layers).windows
 
     def with_layers(
         self,
@@ -216,9 +221,10 @@ class DecoderSizes:
         return sum(
             layer.heads
             * layer.head_dim
-            * (context if layer.window is None else min(context, layer.window))
-            for layer in self.layers
+            * (count * (context if window is None else min(context, window)))
+            for layer, windows in self.windows_by_kind().items()
             if layer.recurrent is None
+            for window, count in windows.items()
         )
 
     def symbols(self) -> dict[str, int]:
@@ -246,7 +252,34 @@ class DecoderSizes:
         return symbols
 
 
-@lru_cache(maxsize=64)  # builders ask at every layer
+@dataclass(frozen=True, slots=True)
+class _Grouped:
+    """Layers by their sizes alone. `layers` is kept so that its id stays its own."""
+
+    layers: tuple[LayerSizes, ...]
+    kinds: Mapping[LayerSizes, Sequence[LayerSizes]]
+    windows: Mapping[LayerSizes, Mapping[int | None, int]]
+
+
+_KNOWN: dict[int, _Grouped] = {}
+_MOST_KNOWN = 64
+
+
+def _grouped(layers: tuple[LayerSizes, ...]) -> _Grouped:
+    """Found again by identity: planners ask for every pass, and to hash all layers takes longer
+    than the rest of it."""
+    known = _KNOWN.get(id(layers))
+    if known is None or known.layers is not layers:
+        kinds = _kinds(layers)
+        windows = {kind: Counter(one.window for one in some) for kind, some in kinds.items()}
+        known = _Grouped(layers, kinds, windows)
+        if len(_KNOWN) >= _MOST_KNOWN:
+            _KNOWN.clear()
+        _KNOWN[id(layers)] = known
+    return known
+
+
+@lru_cache(maxsize=64)
 def _kinds(layers: tuple[LayerSizes, ...]) -> Mapping[LayerSizes, Sequence[LayerSizes]]:
     found: dict[LayerSizes, list[LayerSizes]] = {}
     for layer in layers:

@@ -7,6 +7,7 @@ import reprlib
 import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import fields, is_dataclass
+from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
@@ -70,9 +71,14 @@ def validate(
 def check_value(name: str, value: object, kind: Any) -> None:
     """Raises DflashError (usage) unless `value`, an argument called `name`, is of type `kind`."""
     try:
-        TypeAdapter(kind).validate_python(value, strict=True)
+        _adapter(kind).validate_python(value, strict=True)
     except ValidationError as error:
         raise DflashError(_describe("", error.errors()[0]), where=name, usage=True) from error
+
+
+@cache  # to make one takes a hundred times as long as to use it
+def _adapter(kind: Any) -> TypeAdapter[Any]:
+    return TypeAdapter(kind)
 
 
 def read_record(

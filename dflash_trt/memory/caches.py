@@ -88,9 +88,10 @@ def kv_bytes(
 ) -> float:
     """Bytes on one GPU of a sequence of `context` tokens; a window holds no more than itself."""
     total = 0.0
-    for layer, layers in sizes.kinds().items():
+    for layer, windows in sizes.windows_by_kind().items():
         positions = sum(
-            context if one.window is None else min(context, one.window) for one in layers
+            count * (context if window is None else min(context, window))
+            for window, count in windows.items()
         )
         total += positions * layer.kv_elements * item_bytes / layout.kv_ways(layer)
     return total
