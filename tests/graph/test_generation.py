@@ -18,12 +18,12 @@ PROMPTS = ([3, 1, 4, 1, 5, 9, 2, 6], [2, 7, 1, 8, 2, 8], [31] * 3 + [8, 9] * 30,
 MORE_PROMPTS = ([1, 60, 2], [7] * 50, list(range(2, 40)), [9, 9, 5, 20, 33])
 SLIDING = {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 16}
 PAIRS: dict[str, dict[str, Any]] = {
-    "qwen3": {"target": {"vocab": 64}, "draft": SLIDING, "fit_steps": 100},
+    "qwen3": {"target": {"vocab": 64}, "draft": SLIDING, "fit_steps": 60},
     "llama": {
         "family": "llama",
         "target": {"vocab": 64, "dtype": "bfloat16", "tie": True, "rope": "llama3", "shards": 2},
         "draft": {"dtype": "bfloat16"},
-        "fit_steps": 100,
+        "fit_steps": 60,
     },
     "qwen3_half": {
         "target": {"vocab": 100, "dtype": "float16", "kv_heads": 1, "attention_bias": True},
@@ -34,14 +34,14 @@ MIXTURES: dict[str, dict[str, Any]] = {
     "gpt_oss": {
         "family": "gpt_oss",
         "target": {"vocab": 64, "mxfp4": True, "rope": "yarn"},
-        "fit_steps": 100,
+        "fit_steps": 60,
         "max_batch": 8,
     },
     "qwen3_moe": {
         "family": "qwen3_moe",
         "target": {"vocab": 64, "dtype": "bfloat16"},
         "draft": SLIDING,
-        "fit_steps": 100,
+        "fit_steps": 60,
         "max_batch": 8,
     },
 }

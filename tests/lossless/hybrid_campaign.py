@@ -25,7 +25,7 @@ FAMILIES = ("qwen3_5", "qwen3_5_moe")
 PAIR: dict[str, Any] = {
     "target": {"vocab": 64, "num_layers": 4, "head_dim": 32},
     "draft": {**TWO_KINDS, "block_size": 16, "target_layer_ids": [0, 1, 3]},
-    "fit_steps": 90,
+    "fit_steps": 60,
     "max_seq_len": 192,
 }
 CACHES: dict[str, dict[str, Any]] = {

@@ -130,7 +130,7 @@ def test_nor_does_a_bit_of_a_pairs_own_logits(base: str, make_pair: PairFactory)
 
     def make(slots: int, is_paged: bool) -> Executor:
         more = {"paging": {"page_size": 8, "pages": 26}} if is_paged else {}
-        built = make_pair("qwen3", target, fit_steps=150, max_batch=8, max_seq_len=LENGTH, **more)
+        built = make_pair("qwen3", target, fit_steps=60, max_batch=8, max_seq_len=LENGTH, **more)
         return open_executor(built.bundle, threads=1)
 
     check_all(make, BASES[base])

@@ -36,7 +36,7 @@ from tests.pairs import FIT_PROMPTS, TWO_KINDS, PairFactory, TinyPair
 PAIR: dict[str, Any] = {
     "target": {"vocab": 64, "num_layers": 4, "head_dim": 32},
     "draft": {**TWO_KINDS, "block_size": 16, "target_layer_ids": [0, 1, 3]},
-    "fit_steps": 90,
+    "fit_steps": 60,
     "max_seq_len": 192,
     "max_batch": 8,
 }

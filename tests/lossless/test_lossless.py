@@ -85,7 +85,7 @@ def case(request: pytest.FixtureRequest, make_pair: PairFactory, demo_bundle: Bu
             "qwen3" if is_quantized else request.param,
             {"vocab": 64, **EXTRA.get(request.param, {})},
             TWO_KINDS,
-            fit_steps=150,
+            fit_steps=60,
             max_batch=8,
             quantize=NVFP4 if is_quantized else None,
         ).bundle
@@ -95,7 +95,7 @@ def case(request: pytest.FixtureRequest, make_pair: PairFactory, demo_bundle: Bu
 
 
 def test_a_prefix_is_copied_not_computed(make_pair: PairFactory) -> None:
-    built = make_pair("qwen3", {"vocab": 64}, TWO_KINDS, fit_steps=150, max_batch=8)
+    built = make_pair("qwen3", {"vocab": 64}, TWO_KINDS, fit_steps=60, max_batch=8)
     check_copied_prefix(built.open())
 
 

@@ -33,7 +33,7 @@ PAIR: dict[str, Any] = {
     "family": "qwen3",
     "target": {"vocab": 64, "num_layers": 4},
     "draft": {**TWO_KINDS, "target_layer_ids": [0, 1, 3]},
-    "fit_steps": 150,
+    "fit_steps": 60,
     "max_seq_len": LENGTH,
     "max_batch": 8,
 }

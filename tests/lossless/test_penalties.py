@@ -28,7 +28,7 @@ PENALTIES = {
 def test_speculation_and_neighbours_change_nothing(
     name: str, temperature: float, make_pair: PairFactory
 ) -> None:
-    pair = make_pair("qwen3", {"vocab": 64}, fit_steps=150, max_batch=8, max_seq_len=192)
+    pair = make_pair("qwen3", {"vocab": 64}, fit_steps=60, max_batch=8, max_seq_len=192)
     executor, sampling = pair.open(), SamplingParams(temperature=temperature, seed=5)
     plain = make_requests(64, 8, sampling)
     asked = [

@@ -32,7 +32,7 @@ def score_by_steps(executor: Executor, request: Request, top: int) -> tuple[Toke
 @pytest.mark.parametrize("layout", PAGING)
 def test_they_are_those_of_single_tokens(layout: str, make_pair: PairFactory) -> None:
     built = make_pair(
-        "qwen3", {"vocab": 64}, fit_steps=150, max_batch=8, max_seq_len=192, paging=PAGING[layout]
+        "qwen3", {"vocab": 64}, fit_steps=60, max_batch=8, max_seq_len=192, paging=PAGING[layout]
     )
     executor = open_executor(built.bundle, threads=1)
     plain = make_requests(64, 5)

@@ -18,7 +18,7 @@ from tests.pairs import PairFactory
 SLOTS = 8
 
 
-PAIR: dict[str, Any] = {"family": "qwen3", "target": {"vocab": 64}, "fit_steps": 150}
+PAIR: dict[str, Any] = {"family": "qwen3", "target": {"vocab": 64}, "fit_steps": 60}
 LAYOUTS = {"linear": None, "paged": {"page_size": 8, "pages": 61}}
 
 

@@ -40,7 +40,7 @@ DRAFT = {"num_layers": 1, "block_size": LENGTH, "target_layer_ids": [0]}
 
 @pytest.fixture(scope="module")
 def executor(make_pair: PairFactory) -> OnnxRuntimeExecutor:
-    built = make_pair("qwen3", TARGET, DRAFT, fit_steps=150, max_batch=VOCAB ** (LENGTH - 1))
+    built = make_pair("qwen3", TARGET, DRAFT, fit_steps=60, max_batch=VOCAB ** (LENGTH - 1))
     return built.open()
 
 

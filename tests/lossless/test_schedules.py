@@ -31,7 +31,7 @@ PROMPT = 140  # past the first cache length of 128
 
 @pytest.fixture(scope="module")
 def pair(make_pair: PairFactory) -> TinyPair:
-    return make_pair("qwen3", {"vocab": 64}, TWO_KINDS, fit_steps=150, max_batch=SLOTS)
+    return make_pair("qwen3", {"vocab": 64}, TWO_KINDS, fit_steps=60, max_batch=SLOTS)
 
 
 @dataclass

@@ -60,7 +60,7 @@ def test_a_boastful_draft_is_set_right() -> None:
 
 def test_cut_steps_keep_every_bit(make_pair: PairFactory) -> None:
     """Whatever is cut; the log has what came of the rows that were verified."""
-    pair = make_pair("qwen3", {"vocab": 64}, TWO_KINDS, fit_steps=150, max_batch=8)
+    pair = make_pair("qwen3", {"vocab": 64}, TWO_KINDS, fit_steps=60, max_batch=8)
     requests, rng = make_requests(64, 3), np.random.default_rng(1)
     executor = CuttingExecutor(pair.bundle)
     expected = run_baseline(executor, requests)

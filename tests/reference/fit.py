@@ -24,7 +24,7 @@ def fit_draft(
     prompts: Sequence[Sequence[int]],
     *,
     tokens: int = 96,
-    steps: int = 150,
+    steps: int = 60,
 ) -> None:
     """Fits the draft in `folder` to `target`'s greedy output after `prompts`; rewrites its weights.
 
@@ -42,7 +42,7 @@ def fit_draft(
         hidden_taps(target, torch.tensor([s]), draft.config.target_layer_ids) for s in sequences
     ]
     generator = torch.Generator().manual_seed(0)
-    optimizer = torch.optim.Adam(draft.weights.values(), lr=3e-3)
+    optimizer = torch.optim.Adam(draft.weights.values(), lr=6e-3)
     for _ in range(steps):
         losses = []
         for ids, taps in zip(sequences, features, strict=True):

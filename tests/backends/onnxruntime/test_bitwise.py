@@ -39,7 +39,7 @@ PAIRS: dict[str, dict[str, Any]] = {
     "qwen3": {
         "target": {"vocab": 64, "num_layers": 4},
         "draft": SLIDING,
-        "fit_steps": 120,
+        "fit_steps": 60,
     },
     "llama_bf16": {
         "family": "llama",

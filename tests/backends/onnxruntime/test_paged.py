@@ -28,7 +28,7 @@ PROMPT = 140
 PAIR: dict[str, Any] = {
     "target": {"vocab": 64, "num_layers": 4},
     "draft": SLIDING,
-    "fit_steps": 120,
+    "fit_steps": 60,
     "max_batch": 8,
     "max_seq_len": 384,
     "prefill_chunk": 384,  # no window would spare a page

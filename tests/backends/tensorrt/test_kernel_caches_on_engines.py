@@ -52,7 +52,7 @@ FORMS: dict[str, dict[str, Any]] = {
 
 @pytest.fixture(scope="module", params=["qwen3", exhaustive("gpt_oss")])
 def built(request: pytest.FixtureRequest, make_pair: PairFactory) -> TinyPair:
-    return make_pair(**PAIRS[request.param], fit_steps=150, max_seq_len=LENGTH, max_batch=SLOTS)
+    return make_pair(**PAIRS[request.param], fit_steps=60, max_seq_len=LENGTH, max_batch=SLOTS)
 
 
 def build(built: TinyPair, folder: Path, engines: Engines | None, form: dict[str, Any]) -> Bundle:

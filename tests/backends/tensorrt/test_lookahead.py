@@ -45,7 +45,7 @@ ROWS, VOCAB, LENGTH = 6, 64, 96
 def built(make_pair: PairFactory) -> TinyPair:
     target = {"vocab": VOCAB, "num_layers": 2}
     draft = {"target_layer_ids": [0, 1], "block_size": ROWS, **SLIDING}
-    return make_pair("qwen3", target, draft, fit_steps=100, max_seq_len=LENGTH)
+    return make_pair("qwen3", target, draft, fit_steps=60, max_seq_len=LENGTH)
 
 
 @pytest.fixture(scope="module")

@@ -33,7 +33,7 @@ FITTED = 8
 
 def gpt_oss(make_pair: PairFactory, folder: Path) -> TinyPair:
     target = {"vocab": VOCAB, "rope": "yarn", "mxfp4": True, "head_dim": 32, "num_layers": 4}
-    return make_pair("gpt_oss", target, fit_steps=150)
+    return make_pair("gpt_oss", target, fit_steps=60)
 
 
 def eagle(make_pair: PairFactory, folder: Path) -> TinyPair:

@@ -38,7 +38,7 @@ from tests.standins.tensorrt import FAKES, FakeEngine
 @pytest.fixture(scope="module")
 def built(make_pair: PairFactory) -> TinyPair:
     draft = {"num_layers": 2, "block_size": 6, **SLIDING}
-    return make_pair("qwen3", {"head_dim": 32, "kv_heads": 2}, draft, fit_steps=150)
+    return make_pair("qwen3", {"head_dim": 32, "kv_heads": 2}, draft, fit_steps=60)
 
 
 @pytest.fixture(params=["tensorrt-rtx", "tensorrt"])
