@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import sys
 import time
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 if "PYTEST_XDIST_WORKER" in os.environ:  # each worker has a core; read when a library is loaded
@@ -38,6 +40,17 @@ if TYPE_CHECKING:
     from dflash_trt.serving.server.tritonserver import TritonServerBinary
     from tests.pairs import PairFactory
     from tests.shared import Shared
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Iterator[None]:
+    """Imports hundreds of modules, which stay: nothing of them is looked through for garbage."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
+        gc.freeze()
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -33,7 +33,7 @@ PAIRS: dict[str, dict[str, Any]] = {
 MIXTURES: dict[str, dict[str, Any]] = {
     "gpt_oss": {
         "family": "gpt_oss",
-        "target": {"vocab": 64, "mxfp4": True, "rope": "yarn"},
+        "target": {"vocab": 64, "mxfp4": True, "rope": "yarn", "num_layers": 4},
         "fit_steps": 60,
         "max_batch": 8,
     },
