@@ -27,7 +27,8 @@ class _Options:
     __slots__ = ()
 
     def __post_init__(self) -> None:
-        for name, kind in _types(type(self)).items():
+        own: type = type(self)
+        for name, kind in _types(own).items():
             value = getattr(self, name)
             if isinstance(value, str | os.PathLike) and Path in get_args(kind):
                 if not os.fspath(value).strip():  # which Path takes for the folder one is in
@@ -39,7 +40,7 @@ class _Options:
 
 
 @cache
-def _types(options: type[_Options]) -> Mapping[str, Any]:
+def _types(options: type) -> Mapping[str, Any]:
     return get_type_hints(options, include_extras=True)
 
 

@@ -48,7 +48,7 @@ def test_the_same_output(run: Run, served: Served, options: list[object]) -> Non
 def test_many_prompts(run: Run, served: Served, tmp_path: Path) -> None:
     file = tmp_path / "many.jsonl"
     # More than the server holds: the client keeps the rest back.
-    texts = [PROMPTS[number % len(PROMPTS)] for number in range(40)]
+    texts = [PROMPTS[number % len(PROMPTS)] for number in range(24)]
     file.write_text("".join(json.dumps({"prompt": text}) + "\n" for text in texts))
     _compare(run, served, ["--prompt-file", file, "--raw", "--max-tokens", 8])
 
