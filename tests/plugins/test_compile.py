@@ -21,7 +21,7 @@ from dflash_plugins.compile import (
     main,
     reassemble,
 )
-from dflash_plugins.gated_delta_step.launch import PREFILL
+from dflash_plugins.gated_delta_step.launch import CHUNKS
 from dflash_plugins.operation import Case, DType
 from dflash_plugins.ptx import drop_scratch_pointers, entry_parameters, name_entry
 from dflash_plugins.row_sample.launch import make_cases
@@ -112,7 +112,7 @@ def test_kernels_compile_without_spills_for_every_architecture(
             assert facts.asynchronous_copies > 0
             few_rows = dict(case.kernel_spec(tactic).constants)["BLOCK_M"] < 64  # type: ignore[operator]
             assert kinds == {"HMMA" if few_rows else TENSOR_CORES[arch]}, tactic
-        elif operation.name == "gated_delta_step" and tactic == PREFILL:
+        elif operation.name == "gated_delta_step" and tactic == CHUNKS:
             assert kinds == {"HMMA"}
         else:
             assert not kinds

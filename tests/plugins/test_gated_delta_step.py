@@ -16,7 +16,7 @@ from dflash_plugins.gated_delta_step.accuracy import (
     make_inputs,
     public_groups,
 )
-from dflash_plugins.gated_delta_step.launch import PREFILL, make_case
+from dflash_plugins.gated_delta_step.launch import CHUNKS, make_case
 from dflash_plugins.gated_delta_step.reference import expect
 from dflash_plugins.operation import Attributes, DType
 from dflash_plugins.testing.guarded import Arrays
@@ -74,18 +74,19 @@ def check(outputs: Mapping[str, Array], expected: Any) -> None:
     ("sizes", "count", "places"),
     [
         (SMALL, 19, PLACES[4:5]),
-        exhaustive(SMALL, 40, PLACES),
+        exhaustive(SMALL, 16, PLACES),
+        exhaustive(SMALL, 40, PLACES[:-1]),
         exhaustive(RecurrentSizes(2, 4, 32, 2), 4, PLACES),
-        *(exhaustive(sizes, 18, PLACES[4:]) for sizes in public_groups(1)),
+        *(exhaustive(sizes, 18, PLACES[4:-1]) for sizes in public_groups(1)),
     ],
 )
-def test_the_prefill_form_computes_the_same(
+def test_chunks_compute_the_same(
     interpreter: Interpreter, sizes: RecurrentSizes, count: int, places: Sequence[Place]
 ) -> None:
-    """Replayed rows and new ones in one chunk, and a state that is kept between two chunks."""
+    """Replayed rows and new ones in one chunk, a state kept between two, an idle sequence."""
     case = make_case("", sizes, batch=len(places), count=count)
     inputs = make_inputs(case, places)
-    check(interpreter.run(NAME, inputs, case.attributes, PREFILL), expect(inputs, 16))
+    check(interpreter.run(NAME, inputs, case.attributes, CHUNKS), expect(inputs, 16))
 
 
 @pytest.mark.exhaustive
@@ -96,7 +97,20 @@ def test_repeated_rows_and_strong_decays_by_chunks(interpreter: Interpreter) -> 
     inputs["new_rows"][0] = inputs["new_rows"][0, :1]
     inputs["new_rows"][0, :, -2:] = [4.0, -9.0]
     inputs["new_rows"][1, ::5, -1] = 300.0
-    check(interpreter.run(NAME, inputs, case.attributes, PREFILL), expect(inputs, 16))
+    check(interpreter.run(NAME, inputs, case.attributes, CHUNKS), expect(inputs, 16))
+
+
+@pytest.mark.exhaustive
+def test_chunks_have_the_same_bits_whatever_their_neighbours(interpreter: Interpreter) -> None:
+    """Those have other rows to replay."""
+    case = make_case("", SMALL, batch=len(PLACES), count=16)
+    inputs = make_inputs(case, PLACES)
+    together = interpreter.run(NAME, inputs, case.attributes, CHUNKS)
+    weights = ("kernel", "time_bias", "decay")
+    own = {key: one if key in weights else one[4:5] for key, one in inputs.items()}
+    alone = interpreter.run(NAME, own, case.attributes, CHUNKS)
+    for name, one in alone.items():
+        assert_same_bits(one, together[name][4:5])
 
 
 @pytest.mark.exhaustive

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from dflash_plugins.gated_delta_step.accuracy import Place, make_inputs
-from dflash_plugins.gated_delta_step.launch import PREFILL, make_case
+from dflash_plugins.gated_delta_step.launch import CHUNKS, make_case
 from dflash_plugins.operation import Case, DType
 from dflash_plugins.public import recurrences
 from dflash_plugins.testing.gpu import TorchRunner
@@ -39,5 +39,5 @@ def measure(torch: Any, case: Case, runner: TorchRunner) -> dict[str, Any]:
     held = case.inputs["rows"].shape[2]
     pending = PENDING if count > 1 else 1
     tensors = runner.upload(make_inputs(case, [Place(count + held, pending)] * batch))
-    by_chunks, _ = runner.prepare(case, tensors, PREFILL)
+    by_chunks, _ = runner.prepare(case, tensors, CHUNKS)
     return runner.measure(case, tensors, {"by chunks": by_chunks}, moved_bytes(case))

@@ -1,6 +1,6 @@
 """The launch of `gated_delta_step`: a program for some columns of a value head's state.
 
-Tactic 0 goes row by row. Tactic 1, the prefill form, takes CHUNK rows at once: their
+Tactic 0 goes row by row. Tactic 1 takes CHUNK rows at once, of blocks as of prompts: their
 products are matrices', and what they wait for, they wait for together. It rounds otherwise.
 """
 
@@ -24,15 +24,16 @@ from dflash_trt.checkpoints.sizes import RecurrentSizes
 from dflash_trt.errors import DflashError
 from dflash_trt.kernels.recurrence import HEAD_DIMS, MOST_TAPS, SIDES
 
-TACTICS = STEP, PREFILL = range(2)
+TACTICS = STEP, CHUNKS = range(2)
 
-COLUMNS, WARPS = (64, 32), (8, 8)
+COLUMNS, WARPS = (64, 128), (8, 8)
 """Of a program, by tactic: 128 rows of 64 columns are 32 registers a thread, and all warps share a
-row of q and k, which a program for fewer columns would have to itself. The chunks' rows of q and k
-lie in registers beside the state, so those have fewer columns."""
+row of q and k, which a program for fewer columns would have to itself. By chunks the state passes
+through in slices, so a program has a whole head's, and a head's rows are convolved once."""
 
-CHUNK = 16
-"""Rows that the prefill form takes at once; 32 spill."""
+CHUNK, SLICE, UPDATED = 16, 64, 32
+"""Rows of a chunk; rows of a state that are multiplied, and that are updated, at a time. Two slices
+of 64 have half the waits of four, but in the update they take 51 KB of shared memory."""
 
 
 def _describe(specs: Specs, attributes: Attributes) -> Mapping[str, TensorSpec]:
@@ -67,8 +68,9 @@ def _launch(specs: Specs, attributes: Attributes, tactic: int) -> Launch:
             "REPLAY": attributes["replay"],
             "HELD_BLOCK": next_power_of_two(held),
             "COLUMNS": columns,
-            "CHUNK": CHUNK if tactic == PREFILL else 1,
-            "SLICES": max(1, size // 16),
+            "CHUNK": CHUNK if tactic == CHUNKS else 1,
+            "SLICE": min(SLICE, size),
+            "UPDATED": min(UPDATED, size),
         },
         warps=WARPS[tactic],
         stages=1,

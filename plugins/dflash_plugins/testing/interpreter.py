@@ -10,6 +10,7 @@ import multiprocessing
 import os
 from collections.abc import Callable, Mapping
 from concurrent.futures import ProcessPoolExecutor
+from dataclasses import replace
 from typing import Any, TypeVar
 
 from dflash_plugins.operation import Attributes, Launch, Operation, TensorSpec
@@ -45,6 +46,12 @@ class Interpreter(ProcessPoolExecutor):
 
 def _begin() -> None:
     os.environ["TRITON_INTERPRET"] = "1"
+    from triton.runtime.interpreter import interpreter_builder
+
+    # It multiplies float32 as float32, whatever a GPU makes of it, but checks the name.
+    options = interpreter_builder.options
+    names = (*options.allowed_dot_input_precisions, "bf16x6")
+    interpreter_builder.options = replace(options, allowed_dot_input_precisions=names)
     take_shortcuts()
 
 
