@@ -16,10 +16,11 @@ from dflash_plugins.block_attention.benchmark import AttentionPoint
 from dflash_plugins.block_attention.cases import draft_shape
 from dflash_plugins.check import describe_speed, measure
 from dflash_plugins.compile import CompiledKernel
+from dflash_plugins.gated_delta_step.launch import CHUNKS, STEP, make_case
 from dflash_plugins.operation import DType
-from dflash_plugins.public import public_pairs
+from dflash_plugins.public import public_pairs, recurrences
 from dflash_plugins.roofline import __main__ as command
-from dflash_plugins.roofline import kernels
+from dflash_plugins.roofline import kernels, recurrence
 from dflash_plugins.roofline.kernels import attention_work, open_predictor, split_tiles
 from dflash_plugins.roofline.model import LaunchWork, predict_launch, resident_programs
 from dflash_plugins.roofline.published import published_times
@@ -156,6 +157,7 @@ def compiled(monkeypatch: pytest.MonkeyPatch) -> None:
         return CompiledKernel(spec.kernel, arch, "", b"", spec.warps * 32, 114_688, took)
 
     monkeypatch.setattr(kernels, "compile_kernel", compile_kernel)
+    monkeypatch.setattr(recurrence, "compile_kernel", compile_kernel)
     monkeypatch.setattr(command, "check_compiler", lambda: None)
 
 
@@ -258,6 +260,19 @@ def test_a_recurrence_is_bound_by_rows_and_then_by_its_state() -> None:
         assert one["predicted_seconds"] > 22 * 370e-9
         assert many["predicted_seconds"] > many["required_bytes"] / find_rates("h200").bandwidth
         assert one["predicted_share"] < many["predicted_share"]
+
+
+@pytest.mark.usefixtures("compiled")
+def test_a_recurrence_takes_its_faster_tactic() -> None:
+    """A plain step goes by rows; a block's chunk waits less than its 16 rows."""
+    (sizes, *_), rates, folder = recurrences().values(), find_rates("h200"), Path("unused")
+    for count, tactic in ((1, STEP), (16, CHUNKS)):
+        case = make_case("", sizes, batch=64, count=count)
+        own, other = (
+            recurrence.predict_recurrence(case, rates, folder, one).seconds
+            for one in (tactic, STEP + CHUNKS - tactic)
+        )
+        assert recurrence.predict_recurrence(case, rates, folder).seconds == own < other
 
 
 @pytest.mark.usefixtures("compiled")
