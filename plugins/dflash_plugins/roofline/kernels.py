@@ -16,6 +16,7 @@ from typing import Any
 from dflash_plugins.block_attention.benchmark import AttentionPoint
 from dflash_plugins.block_attention.launch import BLOCK, FEW, FLOOR
 from dflash_plugins.compile import compile_kernel
+from dflash_plugins.gated_delta_step.launch import STEP
 from dflash_plugins.operation import Case
 from dflash_plugins.roofline.attention import AttentionWork, merge_work, split_work
 from dflash_plugins.roofline.model import LaunchWork, PredictedTime, kernel_residency, predict
@@ -51,7 +52,7 @@ def predict_point(point: Any, rates: GpuRates, folder: Path) -> PredictedTime | 
         return _row_sample(point, rates, folder)
     if isinstance(point, Case) and point.operation.kernel == "gated_delta_step":
         _, count, _ = point.inputs["new_rows"].shape
-        return None if count > ROWS else predict_recurrence(point, rates, folder)
+        return None if count > ROWS else predict_recurrence(point, rates, folder, STEP)
     if isinstance(point, Case) and point.operation.kernel == "accept":
         return _small(point, rates, folder, chain=1)
     if isinstance(point, Case) and point.operation.kernel in WRITERS:

@@ -3,8 +3,8 @@
 A program holds some columns of a value head's state. Its tiles are rows, or chunks of them: their
 few channels come from the L2 cache, as all programs read them, and each waits for the one before.
 So what a tile waits for counts as a load's latency, and only its instructions are shared with the
-other programs of an SM. A row's instructions are counted in its source, a chunk's in the machine
-code, which has more.
+other programs of an SM. Those are counted in the machine code, which has thrice as many for a row
+as its source seems to.
 """
 
 from __future__ import annotations
@@ -57,8 +57,7 @@ def _by_rows(case: Case, rates: GpuRates, folder: Path) -> PredictedTime:
     _, count, _ = case.inputs["new_rows"].shape
     programs = launch.grid[0] * launch.grid[1]
     channels, columns = 2 * sizes["HEAD_DIM"], sizes["COLUMNS"]
-    instructions = constants["state_instructions"].value * sizes["HEAD_DIM"] * columns
-    instructions += constants["channel_instructions"].value * channels
+    instructions = constants["state_row_instructions"].value * kernel.threads
     seconds = instructions / rates.lanes
     waiting = replace(rates, l2_latency=rates.l2_latency + rates.tile_latency)
     state, held = case.inputs["state"], case.inputs["rows"]
