@@ -18,46 +18,48 @@ SPLIT_ATTENTION = f"{BLOCK_ATTENTION}_split"
 HEAD_DIMS = (64, 128, 256, 512)
 """Head sizes that there are attention kernels for."""
 
-RUN = 512
-"""Cache positions of a share, before positions are dealt in tiles."""
+ONE_LAUNCH = 1024
+"""From so many positions on, several programs and their merge are faster than one."""
 
-MAX_SPLITS = 32
-"""Programs per sequence and KV head: with 8 KV heads 256 at batch 1, more than processors."""
+RUN = 128
+"""Cache positions that go to a split in its turn: a multiple of every tile."""
 
-BLOCK_ROWS = 16
-"""Rows that take every split, at most: what DFlash drafts are trained for."""
+MAX_SPLITS = 16
+"""Of a row, where a call has few rows: with 8 KV heads and programs of half a block's rows, 256."""
+
+UNIT_ROWS = 512
+"""Query rows of a call, over all sequences and heads, whose programs fill a GPU with all splits:
+a block of 16 rows of 32 heads."""
 
 FLOAT32_BYTES = 4
 
 
 def most_splits(capacity: int) -> int:
-    """The most shares of a cache of `capacity` positions: what a block of rows has.
+    """The most splits of a cache of `capacity` positions: what a call of few rows has."""
+    return min(MAX_SPLITS, -(-capacity // RUN))
 
-    Whole runs: a share of few positions costs as much to write as one of many.
+
+def split_count(most: int, rows: Extent) -> Extent:
+    """Splits in a call of `rows` query rows over all sequences and heads.
+
+    `most` of up to UNIT_ROWS rows; of more, that many divided by their units, rounded up.
     """
-    return max(1, min(MAX_SPLITS, capacity // RUN))
+    units = (rows + (UNIT_ROWS - 1)) // UNIT_ROWS
+    return (units + (most - 1)) // units
 
 
-def split_count(most: int, block_size: int, rows: Extent) -> Extent:
-    """Shares in a call of `rows` rows per sequence: of a block `most`, of more that many divided
-    by their blocks, rounded up.
+def share_rows(most: int, rows: Extent) -> Extent:
+    """Rows of all shares that are allocated, for calls of `rows` over all sequences and heads.
+
+    At least split_count · `rows`. Unlike that product it grows with `rows`: TensorRT plans memory
+    for a profile's largest.
     """
-    block = min(BLOCK_ROWS, block_size)
-    blocks = (rows + (block - 1)) // block
-    return (blocks + (most - 1)) // blocks
-
-
-def share_rows(most: int, block_size: int, rows: Extent) -> Extent:
-    """Rows of all shares that are allocated: at least split_count · `rows`, as many for a block.
-
-    Unlike that product it grows with `rows`: TensorRT plans memory for a profile's largest.
-    """
-    return rows + (most - 1) * min(BLOCK_ROWS, block_size)
+    return rows + (most - 1) * UNIT_ROWS
 
 
 def needs_split(capacity: int, block_size: int, window: int = 0) -> bool:
     """Whether a block may see more positions than one program per KV head should read."""
-    return (min(capacity, window + block_size) if window else capacity) >= 2 * RUN
+    return (min(capacity, window + block_size) if window else capacity) >= ONE_LAUNCH
 
 
 def scratch_bytes(
@@ -76,5 +78,5 @@ def scratch_bytes(
     """
     if head_dim not in HEAD_DIMS or not needs_split(capacity, block_size, window):
         return 0
-    held: int = share_rows(most_splits(capacity), block_size, rows)
-    return batch * query_heads * held * (head_dim + 1) * FLOAT32_BYTES
+    held: int = share_rows(most_splits(capacity), batch * query_heads * rows)
+    return held * (head_dim + 1) * FLOAT32_BYTES

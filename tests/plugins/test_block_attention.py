@@ -21,6 +21,7 @@ from dflash_plugins.block_attention.launch import (
     BLOCK,
     FEW,
     FLOOR,
+    LEAST,
     attention_operations,
     tile_positions,
 )
@@ -30,12 +31,15 @@ from dflash_plugins.testing.interpreter import Interpreter
 from dflash_plugins.testing.numeric import Array, assert_close, assert_same_bits
 
 from dflash_trt.errors import DflashError
-from dflash_trt.kernels.attention import MAX_SPLITS, RUN, needs_split
+from dflash_trt.kernels.attention import MAX_SPLITS, ONE_LAUNCH, RUN, UNIT_ROWS, needs_split
 from tests.covering import exhaustive
 from tests.plugins.conftest import attention_shape as shaped
 from tests.plugins.conftest import check_attention
 
 pytestmark = pytest.mark.numeric
+
+LONG = 3 * ONE_LAUNCH // 2
+"""Positions of a cache with twelve splits."""
 
 # Query heads, KV heads, head size: the groups of public pairs, one head, groups of no power of 2.
 HEADS = [(4, 1, 128), (8, 1, 128), (8, 1, 64), (2, 1, 256), (6, 1, 256), (8, 1, 512)]
@@ -62,18 +66,19 @@ def shapes_and_lengths() -> Iterator[tuple[AttentionShape, list[int], dict[str, 
     for cache, page_size in product(NARROW, (None, 16)):
         shape = shaped(cache=cache, head_dim=128, page_size=page_size)
         yield shape, [4, 40, 96], {}
-        yield replace(shape, length=2 * RUN), [600], {}
+        yield replace(shape, length=ONE_LAUNCH), [600], {}
     for mask, page_size in product(masks, (None, 16)):
         shape = shaped(cache=DType.FLOAT8, page_size=page_size, **mask)
         yield shape, [4, 61, 96], {"has_sinks": True}
     # One share, two with a single key in the second, all; a window that leaves shares empty.
     for (window, is_causal), has_sinks in product(((0, 0), (0, 1), (1050, 1)), (False, True)):
-        shape = shaped(length=3 * RUN, window=window, is_causal=is_causal)
-        yield shape, [4, RUN, RUN + 1, 3 * RUN], {"has_sinks": has_sinks}
-    # Positions past the runs are dealt in tiles.
-    past = shaped(2, 1, length=32 * RUN + 300, is_causal=True)
-    yield past, [32 * RUN + 65], {}
-    yield replace(past, window=1300), [past.length, 32 * RUN + 40], {}
+        shape = shaped(length=LONG, window=window, is_causal=is_causal)
+        yield shape, [4, RUN, RUN + 1, LONG], {"has_sinks": has_sinks}
+    # Splits of two runs, and of three.
+    turn = MAX_SPLITS * RUN
+    past = shaped(2, 1, length=2 * turn + 300, is_causal=True)
+    yield past, [2 * turn + 65], {}
+    yield replace(past, window=1300), [past.length, turn + 40], {}
 
 
 @pytest.mark.parametrize(
@@ -97,20 +102,23 @@ def test_wide_heads_of_public_targets(interpreter: Interpreter, name: str, is_pa
     """Three rows, and more positions than a window or a share has. Gemma 4 does not scale q."""
     form = {"compute": DType.FLOAT16, "cache": DType.FLOAT16, "page_size": 24 if is_paged else None}
     shape = replace(WIDE[name], **form)
-    lengths = [1100 if shape.window else RUN + 20]
+    lengths = [1100 if shape.window else ONE_LAUNCH + 20]
     sizes = {"score_size": shape.head_dim**0.5} if name.startswith("gemma") else {}
     check_attention(interpreter.run, shape, make_inputs(shape, lengths, 3, **sizes))
 
 
-@pytest.mark.parametrize(("group", "rows"), [(1, 16), (4, 32), exhaustive(8, 32)])
+@pytest.mark.parametrize(
+    ("group", "tactic", "rows"),
+    [(1, FEW, 16), (4, FEW, 32), exhaustive(8, FEW, 32), (8, LEAST, 16)],
+)
 def test_a_program_of_few_rows_computes_the_same(
-    interpreter: Interpreter, group: int, rows: int
+    interpreter: Interpreter, group: int, tactic: int, rows: int
 ) -> None:
-    """Half of a block's, 16 to 32, over two splits."""
-    shape = shaped(group, 1, length=2 * RUN, block_size=16, is_causal=True)
+    """Half of a block's, 16 to 32, or the least, over several splits."""
+    shape = shaped(group, 1, length=ONE_LAUNCH, block_size=16, is_causal=True)
     inputs = make_inputs(shape, [RUN + 40])
-    check_attention(partial(interpreter.run, tactic=FEW), shape, inputs)
-    launches = [make_cases("", shape, batch=1)[0].launch(tactic) for tactic in (BLOCK, FEW)]
+    check_attention(partial(interpreter.run, tactic=tactic), shape, inputs)
+    launches = [make_cases("", shape, batch=1)[0].launch(one) for one in (BLOCK, tactic)]
     block, few = (launch.constants["BLOCK_M"] for launch in launches)
     assert few == rows and few <= block
 
@@ -119,7 +127,7 @@ def test_a_program_of_few_rows_computes_the_same(
     ("head_dim", "lengths", "changes"),
     [
         (64, [64, 65, 160], {"cache": DType.FLOAT8, "page_size": 24}),
-        (128, [RUN + 10], {"length": 2 * RUN}),
+        (128, [RUN + 10], {"length": ONE_LAUNCH}),
         exhaustive(256, [70, 160], {"window": 9}),
         (512, [70, 160], {"window": 9, "page_size": 24}),
     ],
@@ -154,26 +162,44 @@ def test_sinks(interpreter: Interpreter, window: int) -> None:
 
 
 def test_a_share_without_positions_is_not_written(interpreter: Interpreter) -> None:
-    shape = shaped(2, 1, length=3 * RUN, window=2 * RUN - 4)
-    inputs = make_inputs(shape, [RUN, 3 * RUN])
+    shape = shaped(2, 1, length=LONG, window=ONE_LAUNCH - 4)
+    inputs = make_inputs(shape, [RUN, LONG])
     split = make_cases("", shape, batch=2)[0]
     outputs = interpreter.run(
         split.operation.name,
         {name: inputs[name] for name in split.operation.inputs},
         split.attributes,
     )
-    by_split = outputs["shares"].reshape(2, 2, 3, 4, 64)
-    written = np.isfinite(by_split).all(axis=(1, 3, 4))
-    assert written.tolist() == [[True, False, False], [False, True, True]]
-    log_sums = outputs["log_sums"].reshape(2, 2, 3, 4)
-    assert_same_bits(np.isnan(log_sums).all(axis=(1, 3)), ~written)
+    splits = split.launch().extras[2]
+    used = splits * 2 * 2 * 4
+    by_split = outputs["shares"][:used].reshape(splits, 2, -1)
+    written = np.isfinite(by_split).all(axis=2)
+    begin = (LONG - ONE_LAUNCH) // RUN
+    assert written[:, 0].tolist() == [True] + (splits - 1) * [False]
+    assert written[:, 1].tolist() == begin * [False] + (splits - begin) * [True]
+    log_sums = outputs["log_sums"][:used].reshape(splits, 2, -1)
+    assert_same_bits(np.isnan(log_sums).all(axis=2), ~written)
+
+
+@pytest.mark.parametrize(
+    ("batch", "splits"), [(32, 8), exhaustive(33, 4), exhaustive(256, 1), exhaustive(300, 1)]
+)
+def test_calls_of_more_rows_have_fewer_splits(
+    interpreter: Interpreter, batch: int, splits: int
+) -> None:
+    """Down to one, when sequences alone fill a GPU."""
+    shape = shaped(4, 1, length=ONE_LAUNCH, is_causal=True)
+    assert batch > 32 or batch * 16 == UNIT_ROWS
+    lengths = [ONE_LAUNCH, 4, 500, *(batch - 3) * [9]]
+    assert make_cases("", shape, batch=batch)[0].launch().extras[2] == splits
+    check_attention(interpreter.run, shape, make_inputs(shape, lengths, has_sinks=True))
 
 
 @pytest.mark.parametrize("page_size", [exhaustive(None), 16])
 def test_neighbours_and_slots_change_no_bit(
     interpreter: Interpreter, page_size: int | None
 ) -> None:
-    shape = shaped(length=2 * RUN, page_size=page_size, is_causal=True)
+    shape = shaped(length=ONE_LAUNCH, page_size=page_size, is_causal=True)
     inputs = make_inputs(shape, [700, 30, 1000])
     together = attend(interpreter.run, shape, inputs)
     for b in range(3):
@@ -186,7 +212,7 @@ def test_neighbours_and_slots_change_no_bit(
 
 def test_a_causal_rows_bits_depend_on_its_own_keys_alone(interpreter: Interpreter) -> None:
     """Whatever the block's length, and what follows: decoding and verification are the same."""
-    shape = shaped(length=2 * RUN, query_heads=2, is_causal=True)
+    shape = shaped(length=ONE_LAUNCH, query_heads=2, is_causal=True)
     inputs = make_inputs(shape, [600])
     block = attend(interpreter.run, shape, inputs)
     for row in range(4):
@@ -216,17 +242,15 @@ def test_what_no_kernel_does_is_refused() -> None:
 
 
 def test_short_windows_and_caches_take_one_launch() -> None:
-    assert not needs_split(2 * RUN - 1, 16)
-    assert needs_split(2 * RUN, 16)
+    assert not needs_split(ONE_LAUNCH - 1, 16)
+    assert needs_split(ONE_LAUNCH, 16)
     assert not needs_split(131072, 16, window=1000)
     assert not needs_split(131072, 16, window=128)
     assert needs_split(131072, 16, window=4096)
-    for length in (2 * RUN, 3 * RUN - 1, 8192, 131072):
-        split = make_cases("", shaped(length=length), batch=1)[0]
+    for length in (ONE_LAUNCH, ONE_LAUNCH + 1, 8192, 131072):
+        split, merge = make_cases("", shaped(length=length), batch=1)
         splits = split.launch().extras[2]
-        assert splits == min(MAX_SPLITS, length // RUN)
-    merge = make_cases("", shaped(length=2 * RUN), batch=1)[1]
-    assert merge.launch().extras[1] == 2
+        assert splits == merge.launch().extras[1] == min(MAX_SPLITS, -(-length // RUN))
 
 
 @pytest.mark.parametrize("is_quantized", [False, True])
@@ -242,7 +266,7 @@ def test_operations_are_found_by_layout_and_type(is_paged: bool, is_quantized: b
 
 @pytest.mark.parametrize(
     ("first", "end"),
-    [(0, 1), (0, 64), (0, 513), (0, 8192), (0, 16385), (0, 40000), (300, 700), (16000, 33333)],
+    [(0, 1), (0, 64), (0, 513), (0, 8192), (0, 2049), (0, 40000), (300, 700), (16000, 33333)],
 )
 def test_reads_follow_the_positions_held_and_are_shared_evenly(
     interpreter: Interpreter, first: int, end: int
@@ -250,13 +274,13 @@ def test_reads_follow_the_positions_held_and_are_shared_evenly(
     """Of 131,072 positions that a cache may have: every tile that is seen once, no other."""
     from tests.plugins.interpreted import count_reads
 
-    tile = tile_positions(128)
-    reads = interpreter.call(count_reads, first, end, 131072, 32, RUN, tile)
+    tile = tile_positions(128, BLOCK)
+    reads = interpreter.call(count_reads, first, end, 131072, MAX_SPLITS, RUN, tile)
     expected = np.zeros(131072 // tile, np.int32)
     expected[first // tile : -(-end // tile)] = 1
     assert_same_bits(reads.sum(axis=0, dtype=np.int32), expected)
-    dealt = int(expected[32 * RUN // tile :].sum())
-    assert reads.sum(axis=1).max() <= RUN // tile + -(-dealt // 32)
+    runs = -(-end // RUN) - first // RUN
+    assert reads.sum(axis=1).max() <= -(-runs // MAX_SPLITS) * RUN // tile
 
 
 @pytest.mark.exhaustive

@@ -22,9 +22,10 @@ from dflash_plugins.testing.interpreter import Interpreter
 from dflash_plugins.testing.numeric import assert_same_bits
 
 from dflash_trt.kernels.attention import (
-    BLOCK_ROWS,
     MAX_SPLITS,
+    ONE_LAUNCH,
     RUN,
+    UNIT_ROWS,
     most_splits,
     scratch_bytes,
     share_rows,
@@ -35,21 +36,25 @@ from tests.plugins.conftest import attention_shape, check_attention
 
 pytestmark = pytest.mark.numeric
 
-SHAPE = attention_shape(3, 1, 64, 3 * RUN, block_size=16, is_causal=True)
+LONG = 3 * ONE_LAUNCH // 2
+"""Positions of a cache with twelve splits."""
+
+SHAPE = attention_shape(16, 1, 64, LONG, block_size=16, is_causal=True)
 
 
 @pytest.mark.parametrize(
     ("rows", "lengths", "shares", "changes"),
     [
-        (70, [70, 96], None, {"length": 96, "page_size": 24}),
-        exhaustive(17, [17, 600], 1, {"length": 2 * RUN}),
-        exhaustive(17, [900], 1, {"length": 2 * RUN, "page_size": 16}),
-        (32, [RUN + 1, 3 * RUN], 2, {"page_size": 24}),
-        (20, [20, 700], 2, {"is_causal": False}),
-        (20, [20, 700], None, {"window": 40}),
-        (20, [20, 700], None, {"window": 40, "is_causal": False}),
-        exhaustive(20, [20, 700], None, {"window": 1}),
-        exhaustive(20, [20, 1200], 2, {"window": 1100}),
+        (70, [70, 96], None, {"length": 96, "page_size": 24, "query_heads": 3}),
+        exhaustive(33, [33, 600], 6, {}),
+        (40, [RUN + 1, LONG], 6, {"page_size": 24}),
+        exhaustive(180, [900], 2, {"page_size": 16}),
+        exhaustive(512, [900], 1, {"page_size": 16}),
+        (33, [33, 700], 6, {"is_causal": False}),
+        (20, [20, 700], None, {"window": 40, "query_heads": 3}),
+        (20, [20, 700], None, {"window": 40, "is_causal": False, "query_heads": 3}),
+        exhaustive(20, [20, 700], None, {"window": 1, "query_heads": 3}),
+        exhaustive(33, [33, 1200], 6, {"window": 1100}),
     ],
 )
 def test_chunks_of_every_number_of_shares(
@@ -61,14 +66,15 @@ def test_chunks_of_every_number_of_shares(
 ) -> None:
     """Programs of one head's rows, and of one head's end and the next; behind a window is NaN."""
     shape = replace(SHAPE, **changes)
-    first = make_cases("", shape, batch=1, rows=rows)[0].launch()
-    assert first.extras[2:3] == (() if shares is None else (shares,))
-    check_attention(interpreter.run, shape, make_inputs(shape, lengths, rows, has_sinks=True))
+    for length in lengths:
+        first = make_cases("", shape, batch=1, rows=rows)[0].launch()
+        assert first.extras[2:3] == (() if shares is None else (shares,))
+        check_attention(interpreter.run, shape, make_inputs(shape, [length], rows, has_sinks=True))
 
 
 def test_a_row_reads_nothing_of_what_follows_it(interpreter: Interpreter) -> None:
     """Programs of 16 rows of one head: their own reach bounds what they read."""
-    shape = replace(SHAPE, query_heads=1, length=RUN, window=30)
+    shape = replace(SHAPE, query_heads=1, length=512, window=30)
     inputs = make_inputs(shape, [256], 256)
     attended = attend(interpreter.run, shape, inputs)
     for name in ("k_cache", "v_cache"):
@@ -80,7 +86,7 @@ def test_a_row_reads_nothing_of_what_follows_it(interpreter: Interpreter) -> Non
 
 @pytest.mark.parametrize("window", [exhaustive(0), 40])
 def test_a_program_of_more_rows_computes_the_same(interpreter: Interpreter, window: int) -> None:
-    shape = replace(SHAPE, query_heads=2, length=2 * RUN, block_size=2, window=window)
+    shape = replace(SHAPE, query_heads=2, length=ONE_LAUNCH, block_size=2, window=window)
     inputs = make_inputs(shape, [600], rows=70)
     check_attention(partial(interpreter.run, tactic=MOST), shape, inputs)
     launches = [make_cases("", shape, batch=2)[0].launch(tactic) for tactic in (BLOCK, MOST)]
@@ -110,7 +116,7 @@ def test_a_chunks_scratch_is_that_of_blocks() -> None:
         scratch_bytes, capacity=131072, block_size=8, query_heads=64, head_dim=64, batch=1
     )
     block = scratch(window=0, rows=8)
-    assert block == 64 * MAX_SPLITS * 8 * 65 * 4
+    assert block == UNIT_ROWS * MAX_SPLITS * 65 * 4
     for rows in (1, 8, 17, 100, 512, 2048):
         chunk = scratch(window=0, rows=rows)
         assert chunk - block == 64 * (rows - 8) * 65 * 4
@@ -120,32 +126,29 @@ def test_a_chunks_scratch_is_that_of_blocks() -> None:
     assert scratch(window=128, rows=512) == 0
 
 
-@pytest.mark.parametrize("block_size", [1, 5, 8, 16, 24])
-@pytest.mark.parametrize("capacity", [2 * RUN, 4 * RUN, 131072])
-def test_shares_fit_what_grows_with_rows(capacity: int, block_size: int) -> None:
-    """TensorRT allocates for a profile's largest rows, which have the fewest shares."""
-    most = most_splits(capacity)
-    allocated = [share_rows(most, block_size, rows) for rows in range(1, 4097)]
-    splits = [split_count(most, block_size, rows) for rows in range(1, 4097)]
+@pytest.mark.parametrize("capacity", [ONE_LAUNCH, 2 * ONE_LAUNCH, 131072])
+def test_shares_fit_what_grows_with_rows(capacity: int) -> None:
+    """TensorRT allocates for a profile's largest call, which has the fewest shares."""
+    most, calls = most_splits(capacity), range(1, 40 * UNIT_ROWS)
+    allocated = [share_rows(most, rows) for rows in calls]
+    splits = [split_count(most, rows) for rows in calls]
     assert allocated == sorted(allocated)
-    needed = [count * rows for count, rows in zip(splits, range(1, 4097), strict=True)]
+    needed = [count * rows for count, rows in zip(splits, calls, strict=True)]
     assert all(held >= need for held, need in zip(allocated, needed, strict=True))
-    block = min(block_size, BLOCK_ROWS)
-    assert allocated[block - 1] == needed[block - 1] == most * block
-    assert set(splits[:block]) == {most}
-    assert splits[-1] == 1
+    assert allocated[UNIT_ROWS - 1] == needed[UNIT_ROWS - 1] == most * UNIT_ROWS
+    assert set(splits[:UNIT_ROWS]) == {most}
+    assert splits == sorted(splits, reverse=True) and splits[-1] == 1
 
 
-@pytest.mark.parametrize("rows", [15, 16, 17, exhaustive(32), exhaustive(33)])
+@pytest.mark.parametrize("rows", [31, 32, 33, exhaustive(64), exhaustive(65)])
 def test_shares_of_a_chunk_stay_inside(interpreter: Interpreter, rows: int) -> None:
     """Their guards are whole, and what the last share does not fill stays as it was."""
-    shape = replace(SHAPE, length=3 * RUN)
-    inputs = make_inputs(shape, [3 * RUN], rows)
-    split = make_cases("", shape, batch=1, rows=rows)[0]
+    inputs = make_inputs(SHAPE, [LONG], rows)
+    split = make_cases("", SHAPE, batch=1, rows=rows)[0]
     own = {name: inputs[name] for name in split.operation.inputs}
     outputs = interpreter.run(split.operation.name, own, split.attributes)
-    splits = split.launch().extras[2]
-    assert outputs["log_sums"].shape == (1, 3, rows + 2 * 16)
-    for values in (outputs["log_sums"], outputs["shares"][..., 0]):
-        assert np.isfinite(values[:, :, : splits * rows]).all()
-        assert np.isnan(values[:, :, splits * rows :]).all()
+    used = split.launch().extras[2] * 16 * rows
+    assert outputs["log_sums"].shape == (16 * rows + 11 * UNIT_ROWS,)
+    for values in (outputs["log_sums"], outputs["shares"][:, 0]):
+        assert np.isfinite(values[:used]).all()
+        assert np.isnan(values[used:]).all()

@@ -75,8 +75,8 @@ DYNAMIC = {
     "k_cache": (0,),
     "v_cache": (0,),
     "key_value_lengths": (0,),
-    "shares": (0, 2),
-    "log_sums": (0, 2),
+    "shares": (0,),
+    "log_sums": (0,),
     "peaks": (0, 1),
     "weights": (0, 1),
 }

@@ -132,19 +132,15 @@ def test_programs_of_an_sm() -> None:
 
 @pytest.mark.parametrize(
     ("first", "end", "splits"),
-    [(0, 1, 3), (0, 512, 3), (0, 513, 2), (700, 1041, 3), (0, 5000, 4), (4900, 5000, 4)],
+    [(0, 1, 3), (0, 128, 3), (0, 129, 2), (700, 1041, 3), (0, 5000, 4), (4900, 5000, 4)],
 )
 def test_splits_have_the_tiles_that_the_kernel_gives_them(
     first: int, end: int, splits: int
 ) -> None:
-    run, tile = 512, 64
+    run, tile = 128, 64
     owners = [0] * splits
-    for index in range(-(-end // tile)):
-        position = index * tile
-        if position + tile <= first:
-            continue
-        dealt = (position - splits * run) // tile % splits
-        owners[position // run if position < splits * run else dealt] += 1
+    for position in range(first // tile * tile, end, tile):
+        owners[position // run % splits] += 1
     assert [split_tiles(one, first, end, splits, run, tile) for one in range(splits)] == owners
 
 
@@ -153,7 +149,7 @@ def compiled(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every kernel takes what the block's of Qwen3-8B's draft took on sm_90a."""
 
     def compile_kernel(spec: Any, arch: str, folder: Path) -> CompiledKernel:
-        took = Resources(184, 114_688, 0, 0, 0)
+        took = Resources(123, 114_688, 0, 0, 0)
         return CompiledKernel(spec.kernel, arch, "", b"", spec.warps * 32, 114_688, took)
 
     monkeypatch.setattr(kernels, "compile_kernel", compile_kernel)
@@ -167,8 +163,8 @@ def test_a_kernel_s_work_is_its_launch_s_and_its_machine_code_s() -> None:
     point = AttentionPoint("", shape, 8, 4096, 16)
     work = attention_work(point, 0, find_rates("h200"), Path("unused"))
     assert (work.buffers, work.resident, work.row_blocks) == (3, 2, 1)
-    assert (work.tile_rows, work.tile_positions, work.splits) == (64, 64, 8)
-    assert sum(work.tiles) == math.ceil(4112 / 64) and work.groups == ((8 * 8, 9), (8 * 8 * 7, 8))
+    assert (work.tile_rows, work.tile_positions, work.splits) == (64, 64, 2)
+    assert sum(work.tiles) == math.ceil(4112 / 64) and work.groups == ((8 * 8, 33), (8 * 8, 32))
     assert work.cache_bytes == 8 * 4112 * 2 * 8 * 128 * 2
 
 

@@ -19,7 +19,7 @@ from dflash_trt.checkpoints.target import read_target
 from dflash_trt.config import BuildConfig
 from dflash_trt.core.progress import Progress
 from dflash_trt.graph.form import CacheDtype
-from dflash_trt.kernels.attention import RUN
+from dflash_trt.kernels.attention import ONE_LAUNCH
 from dflash_trt.memory.shape import DFlashShape, ModelShape
 from dflash_trt.planning.known_pairs import PairShape
 from dflash_trt.synthetic.gpt_oss import write_gpt_oss
@@ -36,8 +36,8 @@ LAYERS, DRAFT_LAYERS, TAPS = 5, 2, (1, 2)
 EXPERTS = 4
 WINDOW = 40
 MAX_BATCH, PREFILL_CHUNK = 4, 96
-# One run of attention's split kernels, or several.
-SHORT, LONG = RUN // 2, 2 * RUN + 100
+# Attention in one launch, or in several splits and their merge.
+SHORT, LONG = ONE_LAUNCH // 4, ONE_LAUNCH + 100
 PAGE_SIZE = 16
 
 

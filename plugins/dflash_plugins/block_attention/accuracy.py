@@ -19,7 +19,10 @@ from dflash_plugins.operation import DType
 from dflash_plugins.testing.guarded import Run
 from dflash_plugins.testing.numeric import Accuracy, Array, attempt, judge
 from dflash_plugins.testing.spread import spread
-from dflash_trt.kernels.attention import RUN
+from dflash_trt.kernels.attention import ONE_LAUNCH, RUN
+
+LONG = 2 * ONE_LAUNCH
+"""Positions of most caches: every split has a run."""
 
 TacticRun = Callable[..., Mapping[str, Array]]
 """A `Run` that also takes the keyword `tactic`."""
@@ -40,19 +43,19 @@ class AccuracyCase:
 def accuracy_cases() -> list[AccuracyCase]:
     """Each head size and form, at lengths where tiles, splits and pages end; each tactic."""
     heads = {
-        "heads of 64": AttentionShape(16, 2, 64, 4 * RUN),
-        "heads of 128": AttentionShape(8, 2, 128, 4 * RUN, block_size=16),
-        "heads of 256": AttentionShape(8, 2, 256, 4 * RUN, block_size=16),
-        "heads of 512": AttentionShape(8, 1, 512, 4 * RUN, block_size=16),
+        "heads of 64": AttentionShape(16, 2, 64, LONG),
+        "heads of 128": AttentionShape(8, 2, 128, LONG, block_size=16),
+        "heads of 256": AttentionShape(8, 2, 256, LONG, block_size=16),
+        "heads of 512": AttentionShape(8, 1, 512, LONG, block_size=16),
     }
-    lengths = (16, 64, 65, RUN, RUN + 1, 1500, 4 * RUN)
+    lengths = (16, 64, 65, RUN, RUN + 1, 1500, LONG)
     found = []
     for name, shape in heads.items():
         forms = {
             "draft": shape,
             "verify": replace(shape, is_causal=True),
             "window": replace(shape, window=100),
-            "long window": replace(shape, window=2 * RUN + 100),
+            "long window": replace(shape, window=ONE_LAUNCH + 100),
             "paged": replace(shape, page_size=32, is_causal=True),
             "window paged": replace(shape, page_size=24, window=5),
         }
@@ -73,19 +76,19 @@ def accuracy_cases() -> list[AccuracyCase]:
     ]
     one_row = replace(verify, block_size=8)
     found.append(AccuracyCase("one row", one_row, (1, 64, 1500), 1))
-    far = replace(verify, length=33 * RUN)
-    found.append(AccuracyCase("positions past the runs", far, (33 * RUN, 33 * RUN - 100)))
+    far = replace(verify, length=2 * LONG + RUN)
+    found.append(AccuracyCase("splits of several runs", far, (far.length, far.length - 100)))
     return found + chunk_cases()
 
 
 def chunk_cases() -> list[AccuracyCase]:
     """A target's prefill chunks with each tactic: several splits, one split, and one launch."""
     targets = {
-        "heads of 64": AttentionShape(16, 2, 64, 4 * RUN, is_causal=True, page_size=32),
+        "heads of 64": AttentionShape(16, 2, 64, LONG, is_causal=True, page_size=32),
         "heads of 128": AttentionShape(
-            8, 2, 128, 4 * RUN, block_size=16, is_causal=True, page_size=32
+            8, 2, 128, LONG, block_size=16, is_causal=True, page_size=32
         ),
-        "window": AttentionShape(16, 2, 64, 4 * RUN, is_causal=True, window=128, page_size=32),
+        "window": AttentionShape(16, 2, 64, LONG, is_causal=True, window=128, page_size=32),
     }
     return [
         AccuracyCase(
@@ -120,8 +123,11 @@ def check_case(run: TacticRun, case: AccuracyCase) -> Accuracy:
 
 
 def check_bits(run: Run) -> Accuracy:
-    """Whether results have the same bits for a sequence alone, and for a causal row alone."""
-    shape = AttentionShape(2, 1, 64, 2 * RUN, is_causal=True)
+    """Whether results have the same bits for a sequence alone, and for a causal row alone.
+
+    Both calls have few rows, so as many splits.
+    """
+    shape = AttentionShape(2, 1, 64, ONE_LAUNCH, is_causal=True)
     inputs = make_inputs(shape, (700, 33))
     together = attend(run, shape, inputs)
     found = []

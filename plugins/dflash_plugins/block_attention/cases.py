@@ -11,10 +11,13 @@ from dflash_plugins.operation import Case, DType, TensorSpec
 from dflash_plugins.public import public_pairs, wide_targets
 from dflash_trt.config import PublishedPair
 from dflash_trt.core.limits import PAGE_SIZE
-from dflash_trt.kernels.attention import RUN, most_splits, needs_split
+from dflash_trt.kernels.attention import ONE_LAUNCH, most_splits, needs_split
 
 LENGTH = 131_072
 """Positions of the longest cache that kernels are compiled for."""
+
+SHORT = ONE_LAUNCH - 1
+"""Positions of the longest cache that one launch reads."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +98,8 @@ def make_cases(
     first = Case(name, operation, inputs, own)
     if not shape.is_split:
         return [first]
-    return [first, Case(name, MERGE, {"q": q, **first.outputs, **lengths, **sinks}, attributes)]
+    own = {name: attributes[name] for name in MERGE.attributes}
+    return [first, Case(name, MERGE, {"q": q, **first.outputs, **lengths, **sinks}, own)]
 
 
 def main_cases() -> list[Case]:
@@ -131,9 +135,8 @@ def main_cases() -> list[Case]:
             f"{name} {form}": replace(wide[name], **changes) for form, changes in forms.items()
         }
     for name in ("qwen3.5-27b target", "gemma-4-31b target"):
-        shapes[f"{name} of {RUN} positions"] = replace(wide[name], length=RUN)
-    short = 2 * RUN - 1
-    shapes[f"qwen3-8b draft of {short} positions"] = replace(draft, length=short)
+        shapes[f"{name} of {SHORT} positions"] = replace(wide[name], length=SHORT)
+    shapes[f"qwen3-8b draft of {SHORT} positions"] = replace(draft, length=SHORT)
     firsts = [make_cases(name, shape, batch=8)[0] for name, shape in shapes.items()]
     of_merge = {"gpt-oss target": targets["gpt-oss target"]}
     of_merge["gemma-4-31b target"] = wide["gemma-4-31b target"]

@@ -16,27 +16,24 @@ LOG2_E = tl.constexpr(1.4426950408889634)
 
 @triton.jit
 def tile_range(split, first, end, splits, RUN: tl.constexpr, TILE: tl.constexpr):
-    """The half-open range of tile indices of `split` that hold any of the positions [first, end).
+    """The half-open range of tile numbers of `split` that hold any of the positions [first, end).
 
-    A split has a run of RUN positions, cut into tiles, then every splits-th tile past all runs.
+    Runs of RUN positions, each cut into tiles, go to the splits in turn.
     """
     run_tiles: tl.constexpr = RUN // TILE
-    run_start = split * RUN
-    run_begin = tl.minimum(tl.maximum(first - run_start, 0) // TILE, run_tiles)
-    run_end = tl.minimum(tl.cdiv(tl.maximum(end - run_start, 0), TILE), run_tiles)
-    dealt_first = tl.maximum(first - splits * RUN, 0) // TILE
-    dealt_end = tl.cdiv(tl.maximum(end - splits * RUN, 0), TILE)
-    dealt_begin = (dealt_first + splits - 1 - split) // splits
-    begin = tl.where(run_begin < run_tiles, run_begin, run_tiles + dealt_begin)
-    return begin, run_end + (dealt_end + splits - 1 - split) // splits
+    turn, before = splits * run_tiles, split * run_tiles
+    first_tile, end_tile = first // TILE, tl.cdiv(end, TILE)
+    begin = first_tile // turn * run_tiles
+    begin += tl.minimum(tl.maximum(first_tile % turn - before, 0), run_tiles)
+    stop = end_tile // turn * run_tiles
+    return begin, stop + tl.minimum(tl.maximum(end_tile % turn - before, 0), run_tiles)
 
 
 @triton.jit
 def tile_position(split, index, splits, RUN: tl.constexpr, TILE: tl.constexpr):
     """The first cache position of the tile with number `index` of `split`."""
     run_tiles: tl.constexpr = RUN // TILE
-    dealt = splits * RUN + ((index - run_tiles) * splits + split) * TILE
-    return tl.where(index < run_tiles, split * RUN + index * TILE, dealt)
+    return (index // run_tiles * splits + split) * RUN + index % run_tiles * TILE
 
 
 @triton.jit
@@ -64,10 +61,9 @@ def block_attention(
     rows,  # S
     capacity,  # positions that a sequence's cache can hold
     splits,  # how many splits a row has; 1 where `attended` is written at once
-    share_rows,  # R, rows allocated for all splits of a head: at least splits · S
     attended,  # [B,H_q,S,D], the result; or None, and the next two instead
-    shares,  # float32 [B,H_q,R,D]: at row split · S + s the attention over the split's keys
-    log_sums,  # float32 [B,H_q,R]: log2 of the sum of exp(score) over the split's keys
+    shares,  # float32 [R,D], its beginning as [splits,B,H_q,S,D]: attention over a split's keys
+    log_sums,  # float32 [R], alike: log2 of the sum of exp(score) over the split's keys
     GROUP: tl.constexpr,  # query heads per KV head
     HEAD_DIM: tl.constexpr,
     RUN: tl.constexpr,
@@ -105,6 +101,10 @@ def block_attention(
     head = (sequence * kv_heads + kv_head).to(tl.int64)
     q_offsets = (head * GROUP * rows + m)[:, None] * HEAD_DIM + d[None, :]
     q_rows = tl.load(q + q_offsets, mask=is_row[:, None], other=0.0)
+    # Rows of a cache fit 32 bits, and so do the elements of one head; those of a cache may not.
+    if PAGE_SIZE == 0:
+        k_cache += head * capacity * HEAD_DIM
+        v_cache += head * capacity * HEAD_DIM
 
     score_scale = LOG2_E
     if kv_scales is not None:
@@ -117,14 +117,14 @@ def block_attention(
         # Positions outside may hold NaN (unwritten, or on a freed page), and 0 times NaN is NaN.
         is_held = (keys >= first) & (keys < end)
         if PAGE_SIZE > 0:
-            entry = page_table + sequence.to(tl.int64) * (capacity // PAGE_SIZE)
-            page = tl.load(entry + keys // PAGE_SIZE, mask=is_held, other=0).to(tl.int64)
+            entry = page_table + sequence * (capacity // PAGE_SIZE) + keys // PAGE_SIZE
+            page = tl.load(entry, mask=is_held, other=0)
             row = (page * PAGE_SIZE + keys % PAGE_SIZE) * kv_heads + kv_head
+            kv_offsets = row.to(tl.int64)[:, None] * HEAD_DIM + d[None, :]
         else:
-            row = head * capacity + keys
-        kv_offsets = row[:, None] * HEAD_DIM + d[None, :]
+            kv_offsets = keys[:, None] * HEAD_DIM + d[None, :]
         k = tl.load(k_cache + kv_offsets, mask=is_held[:, None], other=0.0)
-        scores = tl.dot(q_rows, tl.trans(k.to(q_rows.dtype)), input_precision="ieee") * score_scale
+        scores = tl.dot(q_rows, tl.trans(k.to(q_rows.dtype)), input_precision="ieee")
         is_seen = is_held[None, :]
         if CAUSAL:
             is_seen = is_seen & (keys[None, :] <= position)
@@ -133,10 +133,10 @@ def block_attention(
             if not CAUSAL:
                 is_seen = is_seen & (keys[None, :] < position + WINDOW)
         scores = tl.where(is_seen, scores, float("-inf"))
-        new_peak = tl.maximum(peak, tl.max(scores, 1))
+        new_peak = tl.maximum(peak, tl.max(scores, 1) * score_scale)
         # Before a row's first key the peak is -inf, and -inf minus -inf is NaN.
         shift = tl.where(new_peak == float("-inf"), 0.0, new_peak)
-        weights = tl.exp2(scores - shift[:, None])
+        weights = tl.exp2(scores * score_scale - shift[:, None])
         fade = tl.exp2(peak - shift)
         total = total * fade + tl.sum(weights, 1)
         v = tl.load(v_cache + kv_offsets, mask=is_held[:, None], other=0.0)
@@ -159,28 +159,27 @@ def block_attention(
     else:
         has_keys = total > 0.0
         divisor = tl.where(has_keys, total, 1.0)
-        share_row = (head * GROUP + m // rows) * share_rows + split * rows + m % rows
         log_sum = tl.where(has_keys, peak + tl.log2(divisor), float("-inf"))
-        tl.store(log_sums + share_row, log_sum, mask=is_row)
-        share_offsets = share_row[:, None] * HEAD_DIM + d[None, :]
-        tl.store(shares + share_offsets, acc / divisor[:, None], mask=is_row[:, None])
+        part = (split * tl.num_programs(2) + sequence).to(tl.int64) * kv_heads + kv_head
+        own_sums = log_sums + part * GROUP * rows
+        tl.store(own_sums + m, log_sum, mask=is_row)
+        own_shares = shares + part * GROUP * rows * HEAD_DIM + m[:, None] * HEAD_DIM + d[None, :]
+        tl.store(own_shares, acc / divisor[:, None], mask=is_row[:, None])
 
 
 @triton.jit
 def block_attention_merge(
     q,  # [B,H_q,S,D]: not read; `attended` has its type and shape
-    shares,  # float32 [B,H_q,R,D], from block_attention
-    log_sums,  # float32 [B,H_q,R], from block_attention
+    shares,  # float32 [R,D], from block_attention
+    log_sums,  # float32 [R], from block_attention
     key_value_lengths,
     sinks,
     rows,  # S
     splits,
-    share_rows,  # R
     attended,  # [B,H_q,S,D]
     HEAD_DIM: tl.constexpr,
     MOST_SPLITS: tl.constexpr,
     RUN: tl.constexpr,
-    TILE: tl.constexpr,
     CAUSAL: tl.constexpr,
     WINDOW: tl.constexpr,
 ):
@@ -190,15 +189,17 @@ def block_attention_merge(
     """
     row = tl.program_id(0)
     q_head = tl.program_id(1)
-    head = (tl.program_id(2) * tl.num_programs(1) + q_head).to(tl.int64)
-    length = tl.load(key_value_lengths + tl.program_id(2))
+    sequence = tl.program_id(2)
+    length = tl.load(key_value_lengths + sequence)
     split = tl.arange(0, MOST_SPLITS)
     position = length - rows + row
     first, end = visible_range(position, position, length, CAUSAL, WINDOW)
-    begin, stop = tile_range(split, first, end, splits, RUN, TILE)
+    begin, stop = tile_range(split, first, end, splits, RUN, RUN)
     is_active = (begin < stop) & (split < splits)
 
-    share_row = head * share_rows + split * rows + row
+    head = sequence * tl.num_programs(1) + q_head
+    heads = tl.num_programs(2) * tl.num_programs(1)
+    share_row = (split * heads + head).to(tl.int64) * rows + row
     log_sum = tl.load(log_sums + share_row, mask=is_active, other=float("-inf"))
     sink = tl.load(sinks + q_head) * LOG2_E
     peak = tl.maximum(tl.max(log_sum, 0), sink)
@@ -210,4 +211,4 @@ def block_attention_merge(
     offsets = share_row[:, None] * HEAD_DIM + d[None, :]
     share = tl.load(shares + offsets, mask=is_active[:, None], other=0.0)
     result = tl.sum(share * weights[:, None], 0) / tl.where(total > 0.0, total, 1.0)
-    tl.store(attended + (head * rows + row) * HEAD_DIM + d, result)
+    tl.store(attended + (head.to(tl.int64) * rows + row) * HEAD_DIM + d, result)

@@ -5,8 +5,9 @@ a partial result per split of the context, `_merge` combines them. The first two
 (`kv_caches.py`). Attributes: block_size, the most rows of a verify step; is_causal, 1 for the
 lower-right mask; window, 0 for none; most_splits, the most splits of a row. Tactic 0 gives a
 program the rows of one block, tactic 1 as many as registers hold: prefill chunks read K and V less.
-Tactic 2 gives it half a block's rows, at most 32: more programs, whose tiles take less time, for
-few sequences. Tactic 3 is the floor: 48 KiB of shared memory, which a launcher need not opt in to.
+Tactics 2 and 3 give it half a block's rows, at most 32, and 16: more programs, whose tiles take
+less time, for few sequences. Tactic 4 is the floor: 48 KiB of shared memory, which a launcher need
+not opt in to.
 """
 
 from __future__ import annotations
@@ -29,8 +30,8 @@ from dflash_trt.errors import DflashError
 from dflash_trt.kernels import attention
 from dflash_trt.kernels.attention import Extent
 
-TACTICS = BLOCK, MOST, FEW, FLOOR = range(4)
-"""A program has the rows of a block, the most rows, few, or at most what 48 KiB hold."""
+TACTICS = BLOCK, MOST, FEW, LEAST, FLOOR = range(5)
+"""A program has the rows of a block, the most rows, few, the least, or at most what 48 KiB hold."""
 
 MAX_ROWS, MAX_ROW_ELEMENTS = 128, 64 * 256
 """Most query rows of a program, and most elements of them: its float32 sums stay in registers."""
@@ -38,43 +39,47 @@ MAX_ROWS, MAX_ROW_ELEMENTS = 128, 64 * 256
 LEAST_ROWS, FEW_ROWS = 16, 32
 """Rows of a product on tensor cores, and of a program that shares its block's with others."""
 
-WHOLE_ROW_ELEMENTS = 32 * 128
-"""Of a program that writes the result at once, with heads of 128: 64 rows spill on sm_120a."""
-
 FLOOR_ROW_ELEMENTS = 32 * 128
 """Most elements of the floor's rows: beside 8 KiB of q and 8 of products, 32 KiB of K and V fit."""
 
-
-def tile_positions(head_dim: int) -> int:
-    """Cache positions per iteration of the kernel's loop: at most 16 KiB of K in 16 bits."""
-    return min(64, 64 * 128 // head_dim)
+TILE_BYTES, FLIGHT_BYTES = 16 << 10, 64 << 10
+"""Of K in a tile, and of K and V that a program has in flight: so much fits every architecture."""
 
 
-def _warps(program_rows: int, head_dim: int, is_paged: bool) -> int:
-    """Warps per program, enough that its sums and addresses stay in registers."""
-    is_large = program_rows >= 128 or program_rows * head_dim >= (64 if is_paged else 128) * 128
-    return 8 if is_large else 4
+def tile_positions(head_dim: int, tactic: int) -> int:
+    """Cache positions per iteration of the kernel's loop: TILE_BYTES of K in 16 bits.
 
-
-def _stages(head_dim: int, cache: DType, is_paged: bool) -> int:
-    """Software pipeline depth: some 64 KiB of K and V in flight fit every architecture.
-
-    Paged caches get two more, unless there are 5: reading the page table is one more load.
+    Of narrower types as many: it is scores, not K and V, that fill registers.
     """
-    if head_dim > 128:
-        return 4 if is_paged else 2
-    tile_bytes = tile_positions(head_dim) * head_dim * cache.numpy.itemsize
-    steps = 3 if tile_bytes > 8 * 1024 else 5
-    return steps + 2 if is_paged and steps == 3 else steps
+    positions = TILE_BYTES // 2 // head_dim
+    return min(64, positions) if tactic == FLOOR else positions
 
 
-def _floor_stages(cache: DType, is_paged: bool) -> int:
-    """The floor's pipeline depth: 32 KiB of K and V in flight, one tile of each in 16 bits.
+def _program_rows(block_rows: int, head_dim: int, tactic: int) -> int:
+    """Query rows of a program; a block has `block_rows` of a KV head."""
+    elements = FLOOR_ROW_ELEMENTS if tactic == FLOOR else MAX_ROW_ELEMENTS
+    most = min(MAX_ROWS, elements // head_dim)
+    if tactic == MOST:
+        return most
+    most = min(most, max(LEAST_ROWS, next_power_of_two(block_rows)))
+    if tactic == FEW:
+        return max(LEAST_ROWS, min(FEW_ROWS, most // 2))
+    return LEAST_ROWS if tactic == LEAST else most
 
-    Paged caches take two steps for a tile: one for its row of the page table.
+
+def _warps(program_rows: int, head_dim: int, specs: Specs) -> int:
+    """Warps per program, enough that its sums, scores and addresses stay in registers."""
+    most = 32 if "page_table" in specs and "kv_scales" in specs else 64
+    return 8 if program_rows >= 128 or program_rows * head_dim >= most * 128 else 4
+
+
+def _stages(tile_bytes: int, tactic: int, *, is_paged: bool) -> int:
+    """Software pipeline depth for tiles of K and V of `tile_bytes`.
+
+    One more than tiles in flight, and two where a page table is read before them.
     """
-    tiles = max(1, 2 // cache.numpy.itemsize)
-    return 1 + (2 * tiles if is_paged else tiles)
+    flight = FLIGHT_BYTES // 2 if tactic == FLOOR else FLIGHT_BYTES
+    return 1 + max(1, flight // tile_bytes) + 2 * is_paged
 
 
 def _capacity(specs: Specs) -> Extent:
@@ -84,14 +89,9 @@ def _capacity(specs: Specs) -> Extent:
     return specs["k_cache"].shape[2]
 
 
-def _visibility(head_dim: int, attributes: Attributes) -> dict[str, Constant]:
-    """The constants that fix a split's positions and the mask; the merge needs the same."""
-    return {
-        "RUN": attention.RUN,
-        "TILE": tile_positions(head_dim),
-        "CAUSAL": bool(attributes["is_causal"]),
-        "WINDOW": attributes["window"],
-    }
+def _visibility(attributes: Attributes) -> dict[str, Constant]:
+    """The constants that fix the mask."""
+    return {"CAUSAL": bool(attributes["is_causal"]), "WINDOW": attributes["window"]}
 
 
 def _head_dim(specs: Specs) -> int:
@@ -114,21 +114,12 @@ def _launch(is_split: bool, specs: Specs, attributes: Attributes, tactic: int) -
     splits: Extent = 1
     extras: tuple[Extent, ...] = (rows, capacity)
     if is_split:
-        most, block_size = attributes["most_splits"], attributes["block_size"]
-        splits = attention.split_count(most, block_size, rows)
-        extras = (rows, capacity, splits, attention.share_rows(most, block_size, rows))
-    cache, elements = specs["k_cache"].dtype, MAX_ROW_ELEMENTS
-    stages = _stages(head_dim, cache, is_paged)
-    if not is_split and head_dim == 128:
-        elements = WHOLE_ROW_ELEMENTS
-    if tactic == FLOOR:
-        elements, stages = FLOOR_ROW_ELEMENTS, _floor_stages(cache, is_paged)
-    program_rows = min(MAX_ROWS, elements // head_dim)
-    if tactic != MOST:
-        block_rows = next_power_of_two(group * attributes["block_size"])
-        program_rows = min(max(LEAST_ROWS, block_rows), program_rows)
-    if tactic == FEW:
-        program_rows = max(LEAST_ROWS, min(FEW_ROWS, program_rows // 2))
+        splits = attention.split_count(attributes["most_splits"], batch * query_heads * rows)
+        extras = (rows, capacity, splits)
+    cache = specs["k_cache"].dtype
+    program_rows = _program_rows(group * attributes["block_size"], head_dim, tactic)
+    tile = tile_positions(head_dim, tactic)
+    tile_bytes = 2 * tile * head_dim * cache.numpy.itemsize
     row_blocks = (rows * group + (program_rows - 1)) // program_rows
     absent = [name for name in ("page_table", "kv_scales") if name not in specs]
     absent += ["sinks", "attended"] if is_split else ["shares", "log_sums"]
@@ -137,31 +128,33 @@ def _launch(is_split: bool, specs: Specs, attributes: Attributes, tactic: int) -
         extras=extras,
         constants={
             **dict.fromkeys(absent),
-            **({} if is_split else {"splits": 1, "share_rows": 0}),
+            **({} if is_split else {"splits": 1}),
             "GROUP": group,
             "HEAD_DIM": head_dim,
-            **_visibility(head_dim, attributes),
+            **_visibility(attributes),
+            "RUN": attention.RUN,
+            "TILE": tile,
             "BLOCK_M": program_rows,
             "PAGE_SIZE": fixed(specs["k_cache"].shape[1], "the page size") if is_paged else 0,
         },
-        warps=_warps(program_rows, head_dim, is_paged),
-        stages=stages,
+        warps=_warps(program_rows, head_dim, specs),
+        stages=_stages(tile_bytes, tactic, is_paged=is_paged),
     )
 
 
 def _launch_merge(specs: Specs, attributes: Attributes, tactic: int) -> Launch:
     batch, query_heads, rows, _ = specs["q"].shape
     head_dim = _head_dim(specs)
-    splits = attention.split_count(attributes["most_splits"], attributes["block_size"], rows)
     return Launch(
         grid=(rows, query_heads, batch),
-        extras=(rows, splits, specs["shares"].shape[2]),
+        extras=(rows, attention.split_count(attributes["most_splits"], batch * query_heads * rows)),
         constants={
             "HEAD_DIM": head_dim,
             "MOST_SPLITS": attention.MAX_SPLITS,
-            **_visibility(head_dim, attributes),
+            "RUN": attention.RUN,
+            **_visibility(attributes),
         },
-        warps=min(4, attention.MAX_SPLITS * head_dim // 1024),
+        warps=min(4, attention.MAX_SPLITS * head_dim // 512),
         stages=1,
     )
 
@@ -172,11 +165,10 @@ def _describe_attended(specs: Specs, attributes: Attributes) -> dict[str, Tensor
 
 def _describe_shares(specs: Specs, attributes: Attributes) -> dict[str, TensorSpec]:
     batch, query_heads, rows, head_dim = specs["q"].shape
-    held = attention.share_rows(attributes["most_splits"], attributes["block_size"], rows)
-    shape = (batch, query_heads, held)
+    held = attention.share_rows(attributes["most_splits"], batch * query_heads * rows)
     return {
-        "shares": TensorSpec(DType.FLOAT32, (*shape, head_dim)),
-        "log_sums": TensorSpec(DType.FLOAT32, shape),
+        "shares": TensorSpec(DType.FLOAT32, (held, head_dim)),
+        "log_sums": TensorSpec(DType.FLOAT32, (held,)),
     }
 
 
@@ -189,7 +181,7 @@ def _operation(*, is_split: bool, is_paged: bool, is_quantized: bool) -> Operati
         name=f"block_attention{suffix}",
         kernel="block_attention",
         inputs=tuple(inputs),
-        extras=("rows", "capacity", *["splits", "share_rows"] * is_split),
+        extras=("rows", "capacity", *["splits"] * is_split),
         outputs=("shares", "log_sums") if is_split else ("attended",),
         attributes=dict.fromkeys(attributes, int),
         describe=_describe_shares if is_split else _describe_attended,
@@ -202,9 +194,9 @@ MERGE = Operation(
     name="block_attention_merge",
     kernel="block_attention_merge",
     inputs=("q", "shares", "log_sums", "key_value_lengths", "sinks"),
-    extras=("rows", "splits", "share_rows"),
+    extras=("rows", "splits"),
     outputs=("attended",),
-    attributes=dict.fromkeys(("block_size", "is_causal", "window", "most_splits"), int),
+    attributes=dict.fromkeys(("is_causal", "window", "most_splits"), int),
     describe=_describe_attended,
     launch=_launch_merge,
 )

@@ -28,7 +28,8 @@ class AttentionWork:
     A program takes one split of a KV head, with `tile_rows` rows for its query heads, in tiles of
     `tile_positions`; where they are more, `row_blocks` programs read the same K and V, all but the
     first from the L2 cache. `split_tiles` has the tiles of each split of a sequence; None deals the
-    context out evenly. `is_converted`: K and V are converted to the products' type.
+    context out evenly. `is_merged`: even one split leaves its share for a merge. `is_converted`:
+    K and V are converted to the products' type.
     """
 
     batch: int
@@ -46,6 +47,7 @@ class AttentionWork:
     splits: int
     split_tiles: tuple[int, ...] | None = None
     row_blocks: int = 1
+    is_merged: bool = False
     is_converted: bool = False
 
     @property
@@ -71,8 +73,8 @@ class AttentionWork:
 
     @property
     def share_bytes(self) -> int:
-        """Of the shares that splits leave for the merge; 0 where there is one split."""
-        if self.splits == 1:
+        """Of the shares that splits leave for the merge; 0 where there is no merge."""
+        if self.splits == 1 and not self.is_merged:
             return 0
         used = sum(1 for tiles in self.tiles if tiles)
         rows = self.batch * self.query_heads * self.rows

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from dflash_plugins.block_attention.benchmark import AttentionPoint
-from dflash_plugins.block_attention.launch import BLOCK, FEW, FLOOR
+from dflash_plugins.block_attention.launch import BLOCK, FEW, FLOOR, LEAST
 from dflash_plugins.compile import compile_kernel
 from dflash_plugins.gated_delta_step.launch import STEP
 from dflash_plugins.operation import Case
@@ -30,7 +30,7 @@ Predictor = Callable[[Any], PredictedTime | None]
 """The time of a point of a benchmark; None where the formula has none."""
 
 WRITERS = ("kv_cache_update", "kv_feature_injection")
-MEASURED_TACTICS = (BLOCK, FEW, FLOOR)
+MEASURED_TACTICS = (BLOCK, FEW, LEAST, FLOOR)
 """Of a block's rows; the other gives a program more rows than a block has."""
 
 
@@ -103,6 +103,7 @@ def attention_work(
             for split in range(splits)
         ),
         row_blocks=row_blocks,
+        is_merged=shape.is_split,
         is_converted=shape.cache is not shape.compute,
     )
 
@@ -110,16 +111,11 @@ def attention_work(
 def split_tiles(split: int, first: int, end: int, splits: int, run: int, tile: int) -> int:
     """Tiles of `split` with any of the positions [first, end): `tile_range` of the kernel.
 
-    A split has a run of `run` positions, then every splits-th tile past all runs.
+    Runs of `run` positions go to the splits in turn.
     """
-    own = range(split * run // tile, (split + 1) * run // tile)
     seen = range(first // tile, -(-end // tile))
-    dealt = range(splits * run // tile + split, seen.stop, splits)
-    return _common(own, seen) + sum(1 for one in dealt if one in seen)
-
-
-def _common(one: range, other: range) -> int:
-    return max(0, min(one.stop, other.stop) - max(one.start, other.start))
+    runs = range(split * run // tile, seen.stop, splits * run // tile)
+    return sum(1 for begin in runs for one in range(begin, begin + run // tile) if one in seen)
 
 
 def _attention(point: AttentionPoint, tactic: int, rates: GpuRates, folder: Path) -> PredictedTime:
