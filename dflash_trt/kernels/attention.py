@@ -27,9 +27,9 @@ RUN = 128
 MAX_SPLITS = 16
 """Of a row, where a call has few rows: with 8 KV heads and programs of half a block's rows, 256."""
 
-UNIT_ROWS = 512
+UNIT_ROWS = 1024
 """Query rows of a call, over all sequences and heads, whose programs fill a GPU with all splits:
-a block of 16 rows of 32 heads."""
+two blocks of 16 rows of 32 heads."""
 
 FLOAT32_BYTES = 4
 

@@ -16,9 +16,15 @@ from dflash_plugins.testing.guarded import Run
 from dflash_plugins.testing.interpreter import Interpreter
 from dflash_plugins.testing.numeric import assert_close
 
+from dflash_trt.kernels import attention
+
 WRITTEN_HEADS = [(8, 128), (8, 64), (1, 256), (20, 64), (3, 80)]
 """KV heads and head sizes of public pairs, a single head, more heads than one program takes, and a
 head size that is no power of two."""
+
+
+SMALL_UNIT = 48
+"""Rows of a block of 16 of three heads."""
 
 
 @pytest.fixture(scope="session")
@@ -36,6 +42,21 @@ def interpreter() -> Iterator[Interpreter]:
     pytest.importorskip("triton", reason="Triton language (the plugins extra) is not installed")
     with Interpreter() as running:
         yield running
+
+
+@pytest.fixture
+def small_units(interpreter: Interpreter) -> Iterator[None]:
+    """Attention has fewer splits from so few rows on, that the interpreter can run them."""
+    usual = attention.UNIT_ROWS
+    set_unit_rows(SMALL_UNIT)
+    interpreter.call(set_unit_rows, SMALL_UNIT)
+    yield
+    set_unit_rows(usual)
+    interpreter.call(set_unit_rows, usual)
+
+
+def set_unit_rows(rows: int) -> None:
+    attention.UNIT_ROWS = rows
 
 
 def attention_shape(
