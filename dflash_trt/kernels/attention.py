@@ -21,22 +21,22 @@ HEAD_DIMS = (64, 128, 256, 512)
 ONE_LAUNCH = 1024
 """From so many positions on, several programs and their merge are faster than one."""
 
-RUN = 128
+RUN = 256
 """Cache positions that go to a split in its turn: a multiple of every tile."""
 
-MAX_SPLITS = 16
-"""Of a row, where a call has few rows: with 8 KV heads and programs of half a block's rows, 256."""
+MAX_SPLITS = 32
+"""Of a row, where a call has few rows: with 4 KV heads 128 programs, one for a processor."""
 
-UNIT_ROWS = 1024
+UNIT_ROWS = 512
 """Query rows of a call, over all sequences and heads, whose programs fill a GPU with all splits:
-two blocks of 16 rows of 32 heads."""
+a block of 16 rows of 32 heads."""
 
 FLOAT32_BYTES = 4
 
 
 def most_splits(capacity: int) -> int:
     """The most splits of a cache of `capacity` positions: what a call of few rows has."""
-    return min(MAX_SPLITS, -(-capacity // RUN))
+    return max(1, min(MAX_SPLITS, capacity // RUN))
 
 
 def split_count(most: int, rows: Extent) -> Extent:

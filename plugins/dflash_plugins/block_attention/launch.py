@@ -154,7 +154,7 @@ def _launch_merge(specs: Specs, attributes: Attributes, tactic: int) -> Launch:
             "RUN": attention.RUN,
             **_visibility(attributes),
         },
-        warps=min(4, attention.MAX_SPLITS * head_dim // 512),
+        warps=min(4, attention.MAX_SPLITS * head_dim // 1024),
         stages=1,
     )
 
