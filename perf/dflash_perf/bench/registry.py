@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dflash_perf.bench import (  # noqa: F401
+    attention_phases,
     build_cost,
     chain_cost,
     choice_cost,
