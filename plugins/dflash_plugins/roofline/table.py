@@ -11,6 +11,7 @@ from dflash_plugins.block_attention.benchmark import AttentionPoint
 from dflash_plugins.block_attention.cases import draft_shape
 from dflash_plugins.operation import DType
 from dflash_plugins.public import public_pairs
+from dflash_plugins.roofline.attention import OPENING_LOADS
 from dflash_plugins.roofline.kernels import predict_point
 from dflash_plugins.roofline.model import PredictedTime
 from dflash_plugins.roofline.published import PublishedTime
@@ -21,6 +22,8 @@ from dflash_trt.core.limits import PAGE_SIZE
 MB = 10**6
 LARGE_BYTES, MIDDLE_BYTES = 64 * MB, 16 * MB
 """What attention reads at least, to be judged by its share of the bandwidth."""
+LARGE_GOAL, MIDDLE_GOAL, SMALL_GOAL = 0.8, 0.6, 2.0
+"""The least shares, and below MIDDLE_BYTES the most times its floor."""
 FORMULA = """\
 time  = launch + dependent loads + Σ of waves + written bytes ÷ bandwidth, and a merge's time
 wave  = max(programs' own time, bytes ÷ (reach × bandwidth) + arithmetic of the last tile)
@@ -43,11 +46,28 @@ class AttentionCell:
         return self.time.share(self.rates)
 
     @property
-    def over_floor(self) -> float:
-        """Its time by that of one launch, one load from memory and the required bytes."""
+    def floor_seconds(self) -> float:
+        """One launch, one load from memory and the required bytes at the full bandwidth."""
         rates = self.rates
-        floor = self.point.required_bytes / rates.bandwidth + rates.launch + rates.memory_latency
-        return self.time.seconds / floor
+        return self.point.required_bytes / rates.bandwidth + rates.launch + rates.memory_latency
+
+    @property
+    def over_floor(self) -> float:
+        return self.time.seconds / self.floor_seconds
+
+    @property
+    def streaming_seconds(self) -> float:
+        """Of one launch that does nothing but stream: no arithmetic, no splits, no merge."""
+        rates = self.rates
+        loads = OPENING_LOADS * rates.l2_latency + rates.memory_latency
+        return rates.launch + loads + self.point.required_bytes / rates.reach
+
+    def meets_goal(self, seconds: float) -> bool:
+        """Whether it would in so many seconds."""
+        size, bandwidth = self.point.required_bytes, self.rates.bandwidth
+        if size < MIDDLE_BYTES:
+            return seconds <= SMALL_GOAL * self.floor_seconds
+        return size / seconds / bandwidth >= (LARGE_GOAL if size >= LARGE_BYTES else MIDDLE_GOAL)
 
     def as_json(self) -> dict[str, Any]:
         return {
@@ -107,17 +127,31 @@ def describe_classes(cells: Iterable[AttentionCell]) -> Iterator[str]:
     for cell in cells:
         by_gpu.setdefault(cell.rates.title, []).append(cell)
     for title, found in by_gpu.items():
-        large = [c.share for c in found if c.point.required_bytes >= LARGE_BYTES]
-        middle = [c.share for c in found if MIDDLE_BYTES <= c.point.required_bytes < LARGE_BYTES]
-        small = [c.over_floor for c in found if c.point.required_bytes < MIDDLE_BYTES]
+        large = [c for c in found if c.point.required_bytes >= LARGE_BYTES]
+        middle = [c for c in found if MIDDLE_BYTES <= c.point.required_bytes < LARGE_BYTES]
+        small = [c for c in found if c.point.required_bytes < MIDDLE_BYTES]
         parts = [
-            f"{name} {min(shares):.0%} to {max(shares):.0%}"
-            for name, shares in (("from 64 MB", large), ("16 to 64 MB", middle))
-            if shares
+            f"{name} {min(c.share for c in some):.0%} to {max(c.share for c in some):.0%}, "
+            f"{_count_goals(some, goal)}"
+            for name, some, goal in (
+                ("from 64 MB", large, f"{LARGE_GOAL:.0%}"),
+                ("16 to 64 MB", middle, f"{MIDDLE_GOAL:.0%}"),
+            )
+            if some
         ]
         if small:
-            parts.append(f"below {min(small):.1f} to {max(small):.1f} × (launch + load + bytes)")
+            times = [c.over_floor for c in small]
+            parts.append(
+                f"below {min(times):.1f} to {max(times):.1f} × (launch + load + bytes), "
+                f"{_count_goals(small, f'{SMALL_GOAL:g} ×')}"
+            )
         yield f"block_attention, {title}: {'; '.join(parts)}"
+
+
+def _count_goals(cells: Sequence[AttentionCell], goal: str) -> str:
+    met = sum(1 for one in cells if one.meets_goal(one.time.seconds))
+    possible = sum(1 for one in cells if one.meets_goal(one.streaming_seconds))
+    return f"{goal} in {met} of {len(cells)} (streaming alone: {possible})"
 
 
 def describe_steps(rates: GpuRates, parts: Sequence[StepPart]) -> Iterator[str]:
