@@ -73,13 +73,16 @@ def _warps(program_rows: int, head_dim: int, specs: Specs) -> int:
     return 8 if program_rows >= 128 or program_rows * head_dim >= most * 128 else 4
 
 
-def _stages(tile_bytes: int, tactic: int, *, is_paged: bool) -> int:
+def _stages(tile_bytes: int, cache: DType, tactic: int, *, is_paged: bool) -> int:
     """Software pipeline depth for tiles of K and V of `tile_bytes`.
 
-    One more than tiles in flight, and two where a page table is read before them.
+    One more than tiles in flight, and two where a page table is read before them. The floor has one
+    tile in flight, two where they have 8 bits; its pages take a step for each.
     """
-    flight = FLIGHT_BYTES // 2 if tactic == FLOOR else FLIGHT_BYTES
-    return 1 + max(1, flight // tile_bytes) + 2 * is_paged
+    if tactic == FLOOR:
+        tiles = max(1, 2 // cache.numpy.itemsize)
+        return 1 + (2 * tiles if is_paged else tiles)
+    return 1 + max(1, FLIGHT_BYTES // tile_bytes) + 2 * is_paged
 
 
 def _capacity(specs: Specs) -> Extent:
@@ -138,7 +141,7 @@ def _launch(is_split: bool, specs: Specs, attributes: Attributes, tactic: int) -
             "PAGE_SIZE": fixed(specs["k_cache"].shape[1], "the page size") if is_paged else 0,
         },
         warps=_warps(program_rows, head_dim, specs),
-        stages=_stages(tile_bytes, tactic, is_paged=is_paged),
+        stages=_stages(tile_bytes, cache, tactic, is_paged=is_paged),
     )
 
 
