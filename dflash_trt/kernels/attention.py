@@ -24,11 +24,14 @@ ONE_LAUNCH = 1024
 RUN = 256
 """Cache positions that go to a split in its turn: a multiple of every tile."""
 
+SPLIT_POSITIONS = 512
+"""Of a full cache in a split, at least: a share of few costs as much to write as one of many."""
+
 MAX_SPLITS = 32
 """Of a row, where a call has few rows: with 4 KV heads 128 programs, one for a processor."""
 
 UNIT_ROWS = 512
-"""Query rows of a call, over all sequences and heads, whose programs fill a GPU with all splits:
+"""Query rows of a call, over all sequences and heads, whose programs fill a GPU with MAX_SPLITS:
 a block of 16 rows of 32 heads."""
 
 FLOAT32_BYTES = 4
@@ -36,15 +39,21 @@ FLOAT32_BYTES = 4
 
 def most_splits(capacity: int) -> int:
     """The most splits of a cache of `capacity` positions: what a call of few rows has."""
-    return max(1, min(MAX_SPLITS, capacity // RUN))
+    return max(1, min(MAX_SPLITS, capacity // SPLIT_POSITIONS))
+
+
+def unit_rows(most: int) -> int:
+    """Query rows of a call whose programs fill a GPU with `most` splits: of fewer, more rows."""
+    return UNIT_ROWS * MAX_SPLITS // most
 
 
 def split_count(most: int, rows: Extent) -> Extent:
     """Splits in a call of `rows` query rows over all sequences and heads.
 
-    `most` of up to UNIT_ROWS rows; of more, that many divided by their units, rounded up.
+    `most` of a unit of rows; of more, that many divided by their units, rounded up.
     """
-    units = (rows + (UNIT_ROWS - 1)) // UNIT_ROWS
+    unit = unit_rows(most)
+    units = (rows + (unit - 1)) // unit
     return (units + (most - 1)) // units
 
 
@@ -54,7 +63,7 @@ def share_rows(most: int, rows: Extent) -> Extent:
     At least split_count · `rows`. Unlike that product it grows with `rows`: TensorRT plans memory
     for a profile's largest.
     """
-    return rows + (most - 1) * UNIT_ROWS
+    return rows + (most - 1) * unit_rows(most)
 
 
 def needs_split(capacity: int, block_size: int, window: int = 0) -> bool:

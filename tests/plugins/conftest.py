@@ -23,8 +23,8 @@ WRITTEN_HEADS = [(8, 128), (8, 64), (1, 256), (20, 64), (3, 80)]
 head size that is no power of two."""
 
 
-SMALL_UNIT = 48
-"""Rows of a block of 16 of three heads."""
+SMALL_UNIT = 6
+"""Instead of UNIT_ROWS: with four splits a unit is a block of 16 rows of three heads."""
 
 
 @pytest.fixture(scope="session")

@@ -30,14 +30,15 @@ from dflash_trt.kernels.attention import (
     scratch_bytes,
     share_rows,
     split_count,
+    unit_rows,
 )
 from tests.covering import exhaustive
-from tests.plugins.conftest import SMALL_UNIT, attention_shape, check_attention
+from tests.plugins.conftest import attention_shape, check_attention
 
 pytestmark = pytest.mark.numeric
 
-LONG = 3 * ONE_LAUNCH // 2
-"""Positions of a cache with six splits."""
+LONG = 2 * ONE_LAUNCH
+"""Positions of a cache with four splits."""
 
 SHAPE = attention_shape(3, 1, 64, LONG, block_size=16, is_causal=True)
 
@@ -47,14 +48,14 @@ SHAPE = attention_shape(3, 1, 64, LONG, block_size=16, is_causal=True)
     ("rows", "lengths", "shares", "changes"),
     [
         (70, [70, 96], None, {"length": 96, "page_size": 24}),
-        exhaustive(17, [17, 600], 3, {}),
+        exhaustive(17, [17, 600], 2, {}),
         exhaustive(90, [900], 1, {"page_size": 16}),
-        (32, [RUN + 1, LONG], 3, {"page_size": 24}),
+        (32, [RUN + 1, LONG], 2, {"page_size": 24}),
         (40, [40, 700], 2, {"is_causal": False}),
         (20, [20, 700], None, {"window": 40}),
         (20, [20, 700], None, {"window": 40, "is_causal": False}),
         exhaustive(20, [20, 700], None, {"window": 1}),
-        exhaustive(20, [20, 1200], 3, {"window": 1100}),
+        exhaustive(20, [20, 1200], 2, {"window": 1100}),
     ],
 )
 def test_chunks_of_every_number_of_shares(
@@ -129,14 +130,15 @@ def test_a_chunks_scratch_is_that_of_blocks() -> None:
 @pytest.mark.parametrize("capacity", [ONE_LAUNCH, 2 * ONE_LAUNCH, 131072])
 def test_shares_fit_what_grows_with_rows(capacity: int) -> None:
     """TensorRT allocates for a profile's largest call, which has the fewest shares."""
-    most, calls = most_splits(capacity), range(1, 40 * UNIT_ROWS)
+    most, calls = most_splits(capacity), range(1, 80 * UNIT_ROWS)
     allocated = [share_rows(most, rows) for rows in calls]
     splits = [split_count(most, rows) for rows in calls]
     assert allocated == sorted(allocated)
     needed = [count * rows for count, rows in zip(splits, calls, strict=True)]
     assert all(held >= need for held, need in zip(allocated, needed, strict=True))
-    assert allocated[UNIT_ROWS - 1] == needed[UNIT_ROWS - 1] == most * UNIT_ROWS
-    assert set(splits[:UNIT_ROWS]) == {most}
+    unit = unit_rows(most)
+    assert allocated[unit - 1] == needed[unit - 1] == most * unit == MAX_SPLITS * UNIT_ROWS
+    assert set(splits[:unit]) == {most}
     assert splits == sorted(splits, reverse=True) and splits[-1] == 1
 
 
@@ -149,7 +151,7 @@ def test_shares_of_a_chunk_stay_inside(interpreter: Interpreter, rows: int) -> N
     own = {name: inputs[name] for name in split.operation.inputs}
     outputs = interpreter.run(split.operation.name, own, split.attributes)
     used = split.launch().extras[2] * 3 * rows
-    assert outputs["log_sums"].shape == (3 * rows + 5 * SMALL_UNIT,)
+    assert outputs["log_sums"].shape == (3 * rows + 3 * unit_rows(4),)
     for values in (outputs["log_sums"], outputs["shares"][:, 0]):
         assert np.isfinite(values[:used]).all()
         assert np.isnan(values[used:]).all()

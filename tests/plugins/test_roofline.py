@@ -163,8 +163,8 @@ def test_a_kernel_s_work_is_its_launch_s_and_its_machine_code_s() -> None:
     point = AttentionPoint("", shape, 8, 4096, 16)
     work = attention_work(point, 0, find_rates("h200"), Path("unused"))
     assert (work.buffers, work.resident, work.row_blocks) == (3, 2, 1)
-    assert (work.tile_rows, work.tile_positions, work.splits) == (64, 64, 2)
-    assert sum(work.tiles) == math.ceil(4112 / 64) and work.groups == ((8 * 8, 33), (8 * 8, 32))
+    assert (work.tile_rows, work.tile_positions, work.splits) == (64, 64, 4)
+    assert sum(work.tiles) == math.ceil(4112 / 64) and work.groups == ((8 * 8, 17), (8 * 8 * 3, 16))
     assert work.cache_bytes == 8 * 4112 * 2 * 8 * 128 * 2
 
 
