@@ -70,7 +70,8 @@ def _program_rows(block_rows: int, head_dim: int, tactic: int) -> int:
 def _warps(program_rows: int, head_dim: int, specs: Specs) -> int:
     """Warps per program, enough that its sums, scores and addresses stay in registers."""
     most = 32 if "page_table" in specs and "kv_scales" in specs else 64
-    return 8 if program_rows >= 128 or program_rows * head_dim >= most * 128 else 4
+    is_large = program_rows * head_dim >= most * 128
+    return 8 if is_large or program_rows >= 128 or head_dim > 256 else 4
 
 
 def _stages(tile_bytes: int, cache: DType, tactic: int, *, is_paged: bool) -> int:
