@@ -155,7 +155,10 @@ def _hashes(files: dict[str, bytes]) -> dict[str, str]:
 
 
 def run_compiler(spec: KernelSpec, function: Any, capability: int) -> Any:
-    """`spec` compiled by Triton language, for a compute capability such as 100."""
+    """`spec` compiled by Triton language, for a compute capability such as 100.
+
+    A kernel that has a parameter CAPABILITY is told it.
+    """
     import triton
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
@@ -166,7 +169,8 @@ def run_compiler(spec: KernelSpec, function: Any, capability: int) -> Any:
     # TensorRT aligns tensors to 256 bytes, and executors bind caches at multiples of that.
     aligned = {(names.index(n),): [["tt.divisibility", 16]] for n in types if types[n][0] == "*"}
     signature = {name: types.get(name, "constexpr") for name in names}
-    source = ASTSource(function, signature, dict(spec.constants), aligned)
+    told = {"CAPABILITY": capability} if "CAPABILITY" in names else {}
+    source = ASTSource(function, signature, {**dict(spec.constants), **told}, aligned)
     target = GPUTarget("cuda", capability, WARP)
     options = {"num_warps": spec.warps, "num_stages": spec.stages}
     with triton.knobs.compilation.scope():

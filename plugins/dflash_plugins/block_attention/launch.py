@@ -7,7 +7,7 @@ lower-right mask; window, 0 for none; most_splits, the most splits of a row. Tac
 program the rows of one block, tactic 1 as many as registers hold: prefill chunks read K and V less.
 Tactics 2 and 3 give it half a block's rows, at most 32, and 16: more programs, whose tiles take
 less time, for few sequences. Tactic 4 is the floor: 48 KiB of shared memory, which a launcher need
-not opt in to.
+not opt in to. Tactic 5, of FP8 caches and on trial, multiplies FP8.
 """
 
 from __future__ import annotations
@@ -33,17 +33,22 @@ from dflash_trt.kernels.attention import Extent
 TACTICS = BLOCK, MOST, FEW, LEAST, FLOOR = range(5)
 """A program has the rows of a block, the most rows, few, the least, or at most what 48 KiB hold."""
 
+FP8 = len(TACTICS)
+"""Rows are two FP8 parts each, and products run on the FP8 codes of K and V as they are."""
+
 MAX_ROWS, MAX_ROW_ELEMENTS = 128, 64 * 256
 """Most query rows of a program, and most elements of them: its float32 sums stay in registers."""
 
-LEAST_ROWS, FEW_ROWS = 16, 32
-"""Rows of a product on tensor cores, and of a program that shares its block's with others."""
+LEAST_ROWS, FEW_ROWS, FP8_ROWS = 16, 32, 64
+"""Rows of a product on tensor cores, of a program that shares its block's with others, and of one
+whose products are FP8: as many as one such instruction of sm_90a has."""
 
 FLOOR_ROW_ELEMENTS = 32 * 128
 """Most elements of the floor's rows: beside 8 KiB of q and 8 of products, 32 KiB of K and V fit."""
 
-TILE_BYTES, FLIGHT_BYTES = 16 << 10, 64 << 10
-"""Of K in a tile, and of K and V that a program has in flight: so much fits every architecture."""
+TILE_BYTES, FLIGHT_BYTES, FP8_FLIGHT_BYTES = 16 << 10, 64 << 10, 48 << 10
+"""Of K in a tile, and of K and V that a program has in flight: so much fits every architecture.
+Beside parts of q and of weights, less does."""
 
 
 def tile_positions(head_dim: int, tactic: int) -> int:
@@ -52,7 +57,7 @@ def tile_positions(head_dim: int, tactic: int) -> int:
     Of narrower types as many: it is scores, not K and V, that fill registers.
     """
     positions = TILE_BYTES // 2 // head_dim
-    return min(64, positions) if tactic == FLOOR else positions
+    return min(64, positions) if tactic in (FLOOR, FP8) else positions
 
 
 def _program_rows(block_rows: int, head_dim: int, tactic: int) -> int:
@@ -61,6 +66,8 @@ def _program_rows(block_rows: int, head_dim: int, tactic: int) -> int:
     most = min(MAX_ROWS, elements // head_dim)
     if tactic == MOST:
         return most
+    if tactic == FP8:
+        return min(most, FP8_ROWS)
     most = min(most, max(LEAST_ROWS, next_power_of_two(block_rows)))
     if tactic == FEW:
         return max(LEAST_ROWS, min(FEW_ROWS, most // 2))
@@ -83,7 +90,8 @@ def _stages(tile_bytes: int, cache: DType, tactic: int, *, is_paged: bool) -> in
     if tactic == FLOOR:
         tiles = max(1, 2 // cache.numpy.itemsize)
         return 1 + (2 * tiles if is_paged else tiles)
-    return 1 + max(1, FLIGHT_BYTES // tile_bytes) + 2 * is_paged
+    flight = FP8_FLIGHT_BYTES if tactic == FP8 else FLIGHT_BYTES
+    return 1 + max(1, flight // tile_bytes) + 2 * is_paged
 
 
 def _capacity(specs: Specs) -> Extent:
@@ -140,6 +148,7 @@ def _launch(is_split: bool, specs: Specs, attributes: Attributes, tactic: int) -
             "TILE": tile,
             "BLOCK_M": program_rows,
             "PAGE_SIZE": fixed(specs["k_cache"].shape[1], "the page size") if is_paged else 0,
+            "FP8": tactic == FP8,
         },
         warps=_warps(program_rows, head_dim, specs),
         stages=_stages(tile_bytes, cache, tactic, is_paged=is_paged),
@@ -190,7 +199,8 @@ def _operation(*, is_split: bool, is_paged: bool, is_quantized: bool) -> Operati
         attributes=dict.fromkeys(attributes, int),
         describe=_describe_shares if is_split else _describe_attended,
         launch=partial(_launch, is_split),
-        tactics=len(TACTICS),
+        tactics=len(TACTICS) + is_quantized,
+        trial=(FP8,) * is_quantized,
     )
 
 
