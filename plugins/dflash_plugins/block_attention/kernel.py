@@ -131,8 +131,8 @@ def block_attention(
         q_high, q_low = two_parts(wide * (1.0 / largest * PARTS_MAX)[:, None])
         row_scale *= largest / PARTS_MAX
     # sm_90a multiplies FP8 along rows of both operands only: V would be turned in registers, which
-    # spill. A product of FP8 has 32 terms at least.
-    FP8_VALUES: tl.constexpr = FP8 and CAPABILITY >= 100 and TILE >= 32
+    # spill.
+    FP8_VALUES: tl.constexpr = FP8 and CAPABILITY >= 100
     peak = tl.full([BLOCK_M], float("-inf"), tl.float32)
     total = tl.zeros([BLOCK_M], tl.float32)
     acc = tl.zeros([BLOCK_M, HEAD_DIM], tl.float32)

@@ -7,7 +7,8 @@ lower-right mask; window, 0 for none; most_splits, the most splits of a row. Tac
 program the rows of one block, tactic 1 as many as registers hold: prefill chunks read K and V less.
 Tactics 2 and 3 give it half a block's rows, at most 32, and 16: more programs, whose tiles take
 less time, for few sequences. Tactic 4 is the floor: 48 KiB of shared memory, which a launcher need
-not opt in to. Tactic 5, of FP8 caches and on trial, multiplies FP8.
+not opt in to. Tactic 5, of FP8 caches and on trial, multiplies FP8; for
+heads of more than 128 it is tactic 0.
 """
 
 from __future__ import annotations
@@ -35,6 +36,9 @@ TACTICS = BLOCK, MOST, FEW, LEAST, FLOOR = range(5)
 
 FP8 = len(TACTICS)
 """Rows are two FP8 parts each, and products run on the FP8 codes of K and V as they are."""
+
+FP8_HEAD_DIM = 128
+"""The widest heads that are multiplied so: wider ones spill, or leave too few rows."""
 
 MAX_ROWS, MAX_ROW_ELEMENTS = 128, 64 * 256
 """Most query rows of a program, and most elements of them: its float32 sums stay in registers."""
@@ -123,6 +127,8 @@ def _launch(is_split: bool, specs: Specs, attributes: Attributes, tactic: int) -
     if query_heads % kv_heads:
         raise DflashError(f"{query_heads} query heads do not divide among {kv_heads} KV heads")
     group = query_heads // kv_heads
+    if tactic == FP8 and head_dim > FP8_HEAD_DIM:
+        tactic = BLOCK
     splits: Extent = 1
     extras: tuple[Extent, ...] = (rows, capacity)
     if is_split:
@@ -150,7 +156,7 @@ def _launch(is_split: bool, specs: Specs, attributes: Attributes, tactic: int) -
             "PAGE_SIZE": fixed(specs["k_cache"].shape[1], "the page size") if is_paged else 0,
             "FP8": tactic == FP8,
         },
-        warps=_warps(program_rows, head_dim, specs),
+        warps=8 if tactic == FP8 else _warps(program_rows, head_dim, specs),
         stages=_stages(tile_bytes, cache, tactic, is_paged=is_paged),
     )
 

@@ -73,7 +73,8 @@ def attention_work(
 ) -> AttentionWork:
     """The work of `block_attention` at `point` with a tactic.
 
-    Products of two FP8 parts take as long as one in 16 bits, and nothing is converted.
+    Products of two FP8 parts take as long as one in 16 bits, and nothing is converted; that sm_90a
+    converts V all the same is left out.
     """
     case, shape = point.cases[0], point.shape
     launch = case.launch(tactic)
