@@ -14,6 +14,7 @@ import pytest
 from dflash_trt.bundle.bundle import open_bundle
 from dflash_trt.cli.main import main
 from dflash_trt.errors import DflashError
+from dflash_trt.kernels import attention
 from dflash_trt.speculation.schedule import BlockSchedule, merge_ranges
 from dflash_trt.tuning.bundle_schedule import write_schedule
 from tests.cli.bigram import write_bigram_pair
@@ -191,3 +192,9 @@ def slow_drafts(bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
         open_bundle(folder), BlockSchedule(blocks=blocks, executor="cpu", measured=measured)
     )
     return folder
+
+
+def split_short_caches(monkeypatch: pytest.MonkeyPatch, positions: int) -> None:
+    """Has kernels split caches of twice as many positions, into parts of so many."""
+    monkeypatch.setattr(attention, "ONE_LAUNCH", 2 * positions)
+    monkeypatch.setattr(attention, "SPLIT_POSITIONS", positions)

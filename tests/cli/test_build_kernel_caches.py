@@ -19,8 +19,7 @@ pytest.importorskip("triton", reason="Triton language (the plugins extra) is not
 
 from dflash_plugins.table import operations
 
-from dflash_trt.kernels import attention as kernel_facts
-from tests.cli.conftest import Build, Run, write_config
+from tests.cli.conftest import Build, Run, split_short_caches, write_config
 from tests.pairs import TWO_KINDS, PairFactory
 from tests.standins.plugin_tensorrt import FULL, PluginTensorRt
 
@@ -65,7 +64,7 @@ def test_kernels_are_all_that_touches_such_caches(
 ) -> None:
     """In every graph, the prompt's chunks included; with windows and sinks."""
     if is_long:
-        monkeypatch.setattr(kernel_facts, "RUN", 16)
+        split_short_caches(monkeypatch, 16)
     config = write_config(make_pair(**PAIRS[pair]).folder, **LIMITS)
     build.well(config, *FULL, *CACHES[caches], "--plugins")
     manifest = build.manifest

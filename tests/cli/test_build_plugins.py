@@ -21,10 +21,10 @@ from dflash_trt.backends.tensorrt.build.plugins import (
 )
 from dflash_trt.errors import DflashError
 from dflash_trt.graph.functions import DFLASH_DOMAIN
-from dflash_trt.kernels import accept, attention
+from dflash_trt.kernels import accept
 from dflash_trt.kernels.interface import PLUGIN_INTERFACE
 from tests.cli.bigram import write_bigram_pair
-from tests.cli.conftest import Build, Run, edit_manifest
+from tests.cli.conftest import Build, Run, edit_manifest, split_short_caches
 from tests.standins.cuda import FakeCuda
 from tests.standins.plugin_tensorrt import FULL, PluginBuilder, PluginTensorRt
 from tests.standins.stub_builder import FullBuilder, FullTensorRt
@@ -91,7 +91,7 @@ def test_the_drafts_blocks_attend_by_plugins(
 ) -> None:
     """In one launch where the cache is short, in two where it is long; the target stays native."""
     if is_long:
-        monkeypatch.setattr(attention, "RUN", 16)
+        split_short_caches(monkeypatch, 16)
     build.well(write_bigram_pair(tmp_path / "pair", head_dim=64), *PLUGINS)
     target, draft, _ = full.handed
     assert "TRT_Attention" in {node.op_type for node in target.graph.node}

@@ -16,10 +16,9 @@ from dflash_trt.bundle.bundle import open_bundle
 from dflash_trt.bundle.memory import bundle_scratch
 from dflash_trt.cli.main import main
 from dflash_trt.core.limits import MAX_COUNT, Limits
-from dflash_trt.kernels import attention
 from dflash_trt.memory.workspace import split_scratch
 from tests.cli.bigram import write_bigram_pair
-from tests.cli.conftest import Build, Run, edit_manifest
+from tests.cli.conftest import Build, Run, edit_manifest, split_short_caches
 from tests.standins.cuda import FakeCuda
 from tests.standins.engines import stand_in
 from tests.standins.plugin_tensorrt import stand_in_builder
@@ -27,7 +26,7 @@ from tests.standins.tensorrt import FakeTensorRt
 
 ENGINES = ["--executor", "tensorrt", "--precision", "fp16", "--plugins", "--max-seq-len", "128"]
 CACHES = ["--kv-layout", "paged", "--page-size", "16", "--kv-pages", "20", "--kv-dtype", "fp8"]
-SHARES_RUN = 64
+SPLIT = 64
 
 pytestmark = pytest.mark.usefixtures("own_cache")
 
@@ -44,7 +43,7 @@ def fp8(config: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("fp8")
     with pytest.MonkeyPatch.context() as patch:
         stand_in_builder(patch, folder)
-        patch.setattr(attention, "RUN", SHARES_RUN)
+        split_short_caches(patch, SPLIT)
         command = ["build", "--target", str(config), *ENGINES, *CACHES]
         assert main([*command, "-o", str(folder / "bundle")]) == 0
     return folder / "bundle"
@@ -100,7 +99,7 @@ def test_workspace_counts_the_shares(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(attention, "RUN", SHARES_RUN)
+    split_short_caches(monkeypatch, SPLIT)
     manifest = open_bundle(fp8).manifest
     heads, rows = manifest.target.heads, manifest.limits.max_batch * manifest.limits.block_size
     shares = bundle_scratch(manifest)
@@ -126,7 +125,7 @@ def test_shares_of_a_large_batch(fp8: Path) -> None:
     draft = manifest.draft.model_copy(update={"heads": 64, "head_dim": 64})
     limits = Limits(max_batch=64, max_seq_len=1 << 17, block_size=8, prefill_chunk=512)
     form = manifest.graph_form
-    split = 64 * 64 * 32 * 8 * 65 * 4
+    split = (64 * 64 * 8 + 31 * 512) * 65 * 4
     assert split_scratch(target.sizes, draft.sizes, limits, form, 1 << 17) == split
     narrow = draft.model_copy(update={"head_dim": 96})  # native attention: no kernel has it
     linear = manifest.model_copy(update={"page_pool": None, "kv_dtype": "auto"}).graph_form
@@ -141,7 +140,7 @@ def test_shares_of_a_large_batch(fp8: Path) -> None:
             ("--kv-pages", "1000000", "--page-size", "256"),
             ["of paged caches (1000000 × 256", "exceed the largest", "lower --kv-pages or --max"],
         ),
-        (("--max-batch", "1000000"), ["of attention's shares exceed the largest sm_120 device"]),
+        (("--max-batch", "16000000"), ["of attention's shares exceed the largest sm_120 device"]),
     ],
 )
 def test_what_cannot_fit_is_refused_before_anything_is_written(
@@ -152,7 +151,7 @@ def test_what_cannot_fit_is_refused_before_anything_is_written(
     options: tuple[str, ...],
     pieces: list[str],
 ) -> None:
-    monkeypatch.setattr(attention, "RUN", 4)  # 32 shares
+    split_short_caches(monkeypatch, 4)  # 32 shares
     stand_in_builder(monkeypatch, tmp_path)
     build(config, *ENGINES, *CACHES, *options).fails(2, *pieces)
 

@@ -278,7 +278,7 @@ def test_reads_follow_the_positions_held_and_are_shared_evenly(
     """Of 131,072 positions that a cache may have: every tile that is seen once, no other."""
     from tests.plugins.interpreted import count_reads
 
-    tile = tile_positions(128, BLOCK)
+    tile = tile_positions(128, DType.FLOAT16, BLOCK)
     reads = interpreter.call(count_reads, first, end, 131072, MAX_SPLITS, RUN, tile)
     expected = np.zeros(131072 // tile, np.int32)
     expected[first // tile : -(-end // tile)] = 1

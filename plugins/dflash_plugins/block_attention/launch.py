@@ -47,6 +47,9 @@ LEAST_ROWS, FEW_ROWS, FP8_ROWS = 16, 32, 64
 """Rows of a product on tensor cores, of a program that shares its block's with others, and of one
 whose products are FP8: as many as one such instruction of sm_90a has."""
 
+WHOLE_ROW_ELEMENTS = 32 * 128
+"""Of a program that writes the result at once, with heads of 128: 64 rows spill on sm_120a."""
+
 FLOOR_ROW_ELEMENTS = 32 * 128
 """Most elements of the floor's rows: beside 8 KiB of q and 8 of products, 32 KiB of K and V fit."""
 
@@ -55,18 +58,23 @@ TILE_BYTES, FLIGHT_BYTES, FP8_FLIGHT_BYTES = 16 << 10, 64 << 10, 48 << 10
 Beside parts of q and of weights, less does."""
 
 
-def tile_positions(head_dim: int, tactic: int) -> int:
+def tile_positions(head_dim: int, cache: DType, tactic: int) -> int:
     """Cache positions per iteration of the kernel's loop: TILE_BYTES of K in 16 bits.
 
-    Of narrower types as many: it is scores, not K and V, that fill registers.
+    At most 64 of 8 bits: their conversion takes registers, too.
     """
     positions = TILE_BYTES // 2 // head_dim
-    return min(64, positions) if tactic in (FLOOR, FP8) else positions
+    is_narrow = tactic == FLOOR or cache.numpy.itemsize == 1
+    return min(64, positions) if is_narrow else positions
 
 
-def _program_rows(block_rows: int, head_dim: int, tactic: int) -> int:
+def _program_rows(block_rows: int, head_dim: int, tactic: int, *, is_split: bool) -> int:
     """Query rows of a program; a block has `block_rows` of a KV head."""
-    elements = FLOOR_ROW_ELEMENTS if tactic == FLOOR else MAX_ROW_ELEMENTS
+    elements = MAX_ROW_ELEMENTS
+    if not is_split and head_dim == 128:
+        elements = WHOLE_ROW_ELEMENTS
+    if tactic == FLOOR:
+        elements = FLOOR_ROW_ELEMENTS
     most = min(MAX_ROWS, elements // head_dim)
     if tactic == MOST:
         return most
@@ -79,23 +87,28 @@ def _program_rows(block_rows: int, head_dim: int, tactic: int) -> int:
 
 
 def _warps(program_rows: int, head_dim: int, specs: Specs) -> int:
-    """Warps per program, enough that its sums, scores and addresses stay in registers."""
-    most = 32 if "page_table" in specs and "kv_scales" in specs else 64
+    """Warps per program, enough that its sums, scores and addresses stay in registers.
+
+    No more: of 64 rows, two groups of four would compute the same scores on sm_90a.
+    """
+    most = 16 if "page_table" in specs and "kv_scales" in specs else 128
     is_large = program_rows * head_dim >= most * 128
     return 8 if is_large or program_rows >= 128 or head_dim > 256 else 4
 
 
-def _stages(tile_bytes: int, cache: DType, tactic: int, *, is_paged: bool) -> int:
+def _stages(head_dim: int, cache: DType, tile_bytes: int, tactic: int, *, is_paged: bool) -> int:
     """Software pipeline depth for tiles of K and V of `tile_bytes`.
 
-    One more than tiles in flight, and two where a page table is read before them. The floor has one
-    tile in flight, two where they have 8 bits; its pages take a step for each.
+    One more than tiles in flight, four at most. A page table is read before them,
+    in two steps, which four tiles can spare. Wide heads have one tile in flight beside their rows.
+    So has the floor, or two of 8 bits; its pages take a step each.
     """
     if tactic == FLOOR:
         tiles = max(1, 2 // cache.numpy.itemsize)
         return 1 + (2 * tiles if is_paged else tiles)
     flight = FP8_FLIGHT_BYTES if tactic == FP8 else FLIGHT_BYTES
-    return 1 + max(1, flight // tile_bytes) + 2 * is_paged
+    tiles = 1 if head_dim > 128 else max(1, min(4, flight // tile_bytes))
+    return 1 + tiles + (2 if is_paged and tiles < 4 else 0)
 
 
 def _capacity(specs: Specs) -> Extent:
@@ -135,8 +148,9 @@ def _launch(is_split: bool, specs: Specs, attributes: Attributes, tactic: int) -
         splits = attention.split_count(attributes["most_splits"], batch * query_heads * rows)
         extras = (rows, capacity, splits)
     cache = specs["k_cache"].dtype
-    program_rows = _program_rows(group * attributes["block_size"], head_dim, tactic)
-    tile = tile_positions(head_dim, tactic)
+    block_rows = group * attributes["block_size"]
+    program_rows = _program_rows(block_rows, head_dim, tactic, is_split=is_split)
+    tile = tile_positions(head_dim, cache, tactic)
     tile_bytes = 2 * tile * head_dim * cache.numpy.itemsize
     row_blocks = (rows * group + (program_rows - 1)) // program_rows
     absent = [name for name in ("page_table", "kv_scales") if name not in specs]
@@ -157,7 +171,7 @@ def _launch(is_split: bool, specs: Specs, attributes: Attributes, tactic: int) -
             "FP8": tactic == FP8,
         },
         warps=8 if tactic == FP8 else _warps(program_rows, head_dim, specs),
-        stages=_stages(tile_bytes, cache, tactic, is_paged=is_paged),
+        stages=_stages(head_dim, cache, tile_bytes, tactic, is_paged=is_paged),
     )
 
 
