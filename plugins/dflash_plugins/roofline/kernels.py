@@ -37,8 +37,8 @@ MEASURED_TACTICS = (BLOCK, FEW, LEAST, FLOOR)
 def predict_point(point: Any, rates: GpuRates, folder: Path) -> PredictedTime | None:
     """The time of a point of any operation's benchmark; None where the formula has none.
 
-    `folder` keeps what is compiled. Attention takes its fastest tactic, as TensorRT does. Prefill
-    chunks have no time here: arithmetic bounds them.
+    `folder` keeps what is compiled. Attention takes the fastest tactic at this point; an engine has
+    one for all of a profile. Prefill chunks have no time here: arithmetic bounds them.
 
     Raises:
         DflashError: Triton language is not installed, or a kernel does not compile.
