@@ -89,6 +89,13 @@ def test_chunks_compute_the_same(
     check(interpreter.run(NAME, inputs, case.attributes, CHUNKS), expect(inputs, 16))
 
 
+def test_more_open_rows_than_a_chunk_has_leave_the_settled_state(interpreter: Interpreter) -> None:
+    """Of blocks of more than 16 rows: a chunk of those that may be taken back must not store it."""
+    case = make_case("", SMALL, batch=1, count=17, replay=17)
+    inputs = make_inputs(case, [Place(3, 2, 7)])
+    check(interpreter.run(NAME, inputs, case.attributes, CHUNKS), expect(inputs, 17))
+
+
 @pytest.mark.exhaustive
 def test_repeated_rows_and_strong_decays_by_chunks(interpreter: Interpreter) -> None:
     """Equal keys make the largest terms of its system; a decay to nothing cancels no other."""

@@ -40,7 +40,7 @@ def gated_delta_step(
     REPLAY: tl.constexpr,
     HELD_BLOCK: tl.constexpr,  # HELD, up to a power of two
     COLUMNS: tl.constexpr,
-    CHUNK: tl.constexpr,  # rows at a time; 1 goes row by row
+    CHUNK: tl.constexpr,  # rows at a time, REPLAY at least; 1 goes row by row
     SLICE: tl.constexpr,  # rows of a state that are multiplied at a time, for chunks
     UPDATED: tl.constexpr,  # and that are updated
 ):

@@ -1,7 +1,8 @@
 """The launch of `gated_delta_step`: a program for some columns of a value head's state.
 
 Tactic 0 goes row by row. Tactic 1 takes CHUNK rows at once, of blocks as of prompts: their
-products are matrices', and what they wait for, they wait for together. It rounds otherwise.
+products are matrices', and what they wait for, they wait for together. It rounds otherwise. Rows
+that may be taken back must be one chunk; where they are more, both tactics go row by row.
 """
 
 from __future__ import annotations
@@ -55,6 +56,8 @@ def _launch(specs: Specs, attributes: Attributes, tactic: int) -> Launch:
         raise DflashError(f"gated_delta_step has no kernel for head size {size}, only {known}")
     if taps > MOST_TAPS:
         raise DflashError(f"gated_delta_step convolves up to {MOST_TAPS} rows, not {taps}")
+    if attributes["replay"] > CHUNK:
+        tactic = STEP  # a state between two chunks of open rows has no place: state_out is settled
     columns = min(COLUMNS[tactic], size)
     return Launch(
         grid=(heads * size // columns, batch, 1),
