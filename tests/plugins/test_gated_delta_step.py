@@ -43,6 +43,7 @@ NAME = "gated_delta_step"
         exhaustive(SMALL, 20, PLACES),
         exhaustive(RecurrentSizes(2, 4, 16, 2), 4, PLACES),
         exhaustive(RecurrentSizes(2, 2, 32, 3), 17, PLACES[2:4]),
+        exhaustive(RecurrentSizes(1, 1, 16, 1), 2, PLACES[2:]),
         *(exhaustive(sizes, 2, PLACES[4:]) for sizes in public_groups(1)),
     ],
 )

@@ -148,10 +148,11 @@ def gated_delta_step(
         channel = q_first + is_k * (KEY_HEADS * HEAD_DIM) + d[None, :]
         w0, w1, w2, w3 = taps(kernel, channel, TAPS)
         u0, u1, u2, u3 = taps(kernel, v_channel, TAPS)
+        # Rows that no tap reaches may be anything, and 0 times NaN is NaN.
         h, g, is_old, is_new = locate(new, old, begin - 1, oldest, shift, count, WIDTH, HELD)
+        is_old = is_old & (TAPS > 1)
         x1 = read(h, g, is_old, is_new, channel)
         v1 = read(h, g, is_old, is_new, v_channel)
-        # Rows that no tap reaches may be anything, and 0 times NaN is NaN.
         h, g, is_old, is_new = locate(new, old, begin - 2, oldest, shift, count, WIDTH, HELD)
         is_old = is_old & (TAPS > 2)
         x2 = read(h, g, is_old, is_new, channel)
