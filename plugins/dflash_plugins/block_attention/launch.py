@@ -47,8 +47,8 @@ LEAST_ROWS, FEW_ROWS, FP8_ROWS = 16, 32, 64
 """Rows of a product on tensor cores, of a program that shares its block's with others, and of one
 whose products are FP8: as many as one such instruction of sm_90a has."""
 
-WHOLE_ROW_ELEMENTS = 32 * 128
-"""Of a program that writes the result at once, with heads of 128: 64 rows spill on sm_120a."""
+WHOLE_ROWS = 32
+"""Most of a program that writes the result at once, with heads of 128 and more: 64 spill."""
 
 FLOOR_ROW_ELEMENTS = 32 * 128
 """Most elements of the floor's rows: beside 8 KiB of q and 8 of products, 32 KiB of K and V fit."""
@@ -70,12 +70,9 @@ def tile_positions(head_dim: int, cache: DType, tactic: int) -> int:
 
 def _program_rows(block_rows: int, head_dim: int, tactic: int, *, is_split: bool) -> int:
     """Query rows of a program; a block has `block_rows` of a KV head."""
-    elements = MAX_ROW_ELEMENTS
-    if not is_split and head_dim == 128:
-        elements = WHOLE_ROW_ELEMENTS
-    if tactic == FLOOR:
-        elements = FLOOR_ROW_ELEMENTS
-    most = min(MAX_ROWS, elements // head_dim)
+    elements = FLOOR_ROW_ELEMENTS if tactic == FLOOR else MAX_ROW_ELEMENTS
+    is_whole = not is_split and head_dim >= 128
+    most = min(WHOLE_ROWS if is_whole else MAX_ROWS, elements // head_dim)
     if tactic == MOST:
         return most
     if tactic == FP8:
