@@ -7,8 +7,7 @@ lower-right mask; window, 0 for none; most_splits, the most splits of a row. Tac
 program the rows of one block, tactic 1 as many as registers hold: prefill chunks read K and V less.
 Tactics 2 and 3 give it half a block's rows, at most 32, and 16: more programs, whose tiles take
 less time, for few sequences. Tactic 4 is the floor: 48 KiB of shared memory, which a launcher need
-not opt in to. Tactic 5, of FP8 caches and on trial, multiplies FP8; for
-heads of more than 128 it is tactic 0.
+not opt in to. Tactic 5, of FP8 caches and on trial, multiplies FP8; of wider heads it is tactic 0.
 """
 
 from __future__ import annotations
@@ -83,11 +82,13 @@ def _program_rows(block_rows: int, head_dim: int, tactic: int, *, is_split: bool
     return LEAST_ROWS if tactic == LEAST else most
 
 
-def _warps(program_rows: int, head_dim: int, specs: Specs) -> int:
+def _warps(program_rows: int, head_dim: int, specs: Specs, tactic: int) -> int:
     """Warps per program, enough that its sums, scores and addresses stay in registers.
 
     No more: of 64 rows, two groups of four would compute the same scores on sm_90a.
     """
+    if tactic == FP8:
+        return 8
     most = 16 if "page_table" in specs and "kv_scales" in specs else 128
     is_large = program_rows * head_dim >= most * 128
     return 8 if is_large or program_rows >= 128 or head_dim > 256 else 4
@@ -96,9 +97,9 @@ def _warps(program_rows: int, head_dim: int, specs: Specs) -> int:
 def _stages(head_dim: int, cache: DType, tile_bytes: int, tactic: int, *, is_paged: bool) -> int:
     """Software pipeline depth for tiles of K and V of `tile_bytes`.
 
-    One more than tiles in flight, four at most. A page table is read before them,
-    in two steps, which four tiles can spare. Wide heads have one tile in flight beside their rows.
-    So has the floor, or two of 8 bits; its pages take a step each.
+    One more than tiles in flight, four at most. A page table is read before them, in two more steps
+    unless there are four. Wide heads have one tile in flight, beside their rows; so has the
+    floor, or two of 8 bits, whose pages take a step each.
     """
     if tactic == FLOOR:
         tiles = max(1, 2 // cache.numpy.itemsize)
@@ -167,7 +168,7 @@ def _launch(is_split: bool, specs: Specs, attributes: Attributes, tactic: int) -
             "PAGE_SIZE": fixed(specs["k_cache"].shape[1], "the page size") if is_paged else 0,
             "FP8": tactic == FP8,
         },
-        warps=8 if tactic == FP8 else _warps(program_rows, head_dim, specs),
+        warps=_warps(program_rows, head_dim, specs, tactic),
         stages=_stages(head_dim, cache, tile_bytes, tactic, is_paged=is_paged),
     )
 
