@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from dflash_trt.backends.tensorrt.build.profiles import profiles
+from dflash_trt.backends.tensorrt.library import LIBRARIES
 from dflash_trt.bundle.bundle import Bundle, open_bundle
 from dflash_trt.memory.caches import engine_cache_length
 from tests.standins.cuda import FakeCuda
@@ -20,7 +21,7 @@ def add_engines(trt: FakeTensorRt, bundle: Bundle) -> None:
     engines, pool = manifest.engines, manifest.page_pool
     for engine in engines.files if engines else ():
         graph = bundle.folder / f"{engine.graph}.onnx"
-        built = profiles(engine.graph, manifest.limits)
+        built = profiles(engine.graph, manifest.limits, LIBRARIES[manifest.executor])
         plan = Plan(graph, built, length, pool, has_plugins=engines.draws)
         trt.add(bundle.folder / engine.path, plan)
 

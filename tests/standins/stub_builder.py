@@ -30,7 +30,7 @@ class StubBuilder:
         return getattr(self._builder, name)
 
     def build_serialized_network_to_stream(self, network: Any, config: Any, writer: Any) -> bool:
-        assert config.num_optimization_profiles in (1, 2)
+        assert config.num_optimization_profiles in (1, 2, 3)
         # Neighbours differ, and all are of one size, whatever was built before.
         return bool(writer.write(f"stub engine {chr(ord('0') + next(_engines) % 64)}".encode()))
 

@@ -106,7 +106,7 @@ def make_machine(
         paths[graph].write_text(f"engine of {graph}")
         plan = Plan(
             graphs / f"{graph}.onnx",
-            profiles(graph, cpu_limits),
+            profiles(graph, cpu_limits, LIBRARIES[library]),
             length,
             cpu_limits.page_pool,
             has_plugins,

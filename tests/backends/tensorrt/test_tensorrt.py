@@ -14,6 +14,7 @@ import pytest
 
 from dflash_trt.backends.base import Scores, StepCall
 from dflash_trt.backends.tensorrt.build.profiles import choose_profile, profiles
+from dflash_trt.backends.tensorrt.library import LIBRARIES
 from dflash_trt.backends.tensorrt.run.executor import TensorRtExecutor
 from dflash_trt.errors import DflashError
 from dflash_trt.graph.form import CacheDtype, Precision
@@ -111,13 +112,15 @@ def test_a_step_is_two_copies_and_one_replay(machine: Machine) -> None:
 
 
 def test_the_tightest_profile_takes_a_call(machine: Machine) -> None:
-    known = profiles("target", machine.bundle.limits)
+    library = LIBRARIES[machine.library]
+    known = profiles("target", machine.bundle.limits, library)
     names = {
         sizes: None if index is None else known[index].name
-        for sizes in ((1, 16, 1), (1, 6, 1), (4, 6, 6), (1, 17, 1), (2, 7, 1))
+        for sizes in ((1, 16, 1), (1, 6, 1), (2, 6, 6), (3, 6, 6), (4, 6, 6), (1, 17, 1), (2, 7, 1))
         for index in (choose_profile(known, dict(zip("BSR", sizes, strict=True))),)
     }
-    assert list(names.values()) == ["prefill", "decode", "decode", None, None]
+    many = ["decode" if library.is_rtx else "decode_many"] * 2
+    assert list(names.values()) == ["prefill", "decode", "decode", *many, None, None]
 
 
 def test_slots_are_moved_and_released(machine: Machine) -> None:

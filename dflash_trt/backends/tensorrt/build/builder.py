@@ -281,7 +281,7 @@ def _build_with(
 
     path = folder / options.folder / f"{graph}.engine"
     path.parent.mkdir(parents=True, exist_ok=True)
-    built = profiles(graph, limits)
+    built = profiles(graph, limits, library)
     has_states = any(node.op_type == GROUPS for node in handed.graph.node)
     config = _configure(trt, builder, network, options, built, has_states=has_states)
     timings = None if library.is_rtx else _TimingCache(trt, config, options)

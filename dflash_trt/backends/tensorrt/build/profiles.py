@@ -1,17 +1,23 @@
 """Optimisation profiles: the shapes an engine is built for.
 
 B sequences, S rows each, R logit rows, as in graph/bindings.py. A call uses one profile:
-a prefill chunk of one sequence, or a decode step of many.
+a prefill chunk of one sequence, or a decode step.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from dflash_trt.backends.tensorrt.library import Library
 from dflash_trt.core.limits import Limits
 from dflash_trt.graph.bindings import GraphName
+
+FEW_SEQUENCES = 2
+"""Steps of so many or fewer have a profile of their own where kernels are timed: TensorRT does that
+at a profile's usual sizes, and what is fastest for one sequence may take twice as long for 16."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,21 +35,33 @@ class Profile:
 
     name: str
     axes: Mapping[str, Span]
+    is_step: bool = True
 
 
-def profiles(graph: GraphName, limits: Limits) -> list[Profile]:
+def profiles(graph: GraphName, limits: Limits, library: Library) -> list[Profile]:
     """Decode steps, preceded by prefill chunks for the graphs that have them."""
-    batch, block = limits.max_batch, limits.block_size
+    block = limits.block_size
     if graph == "draft":  # a block is an anchor and at least one draft
-        return [Profile("decode", {"B": Span(1, 1, batch), "S": Span(2, block, block)})]
+        return _steps(limits.max_batch, {"S": Span(2, block, block)}, library)
     rows = Span(1, block, block)
     chunk = limits.prefill_chunk
     # A chunk needs the logits of its last row; more rows would only reserve memory, [R,V] floats.
     picked = Span(1, 1, min(block, chunk))
-    return [
-        Profile("prefill", {"B": Span(1, 1, 1), "S": Span(1, chunk, chunk), "R": picked}),
-        Profile("decode", {"B": Span(1, 1, batch), "S": rows, "R": rows}),
-    ]
+    prefill = {"B": Span(1, 1, 1), "S": Span(1, chunk, chunk), "R": picked}
+    steps = _steps(limits.max_batch, {"S": rows, "R": rows}, library)
+    return [Profile("prefill", prefill, is_step=False), *steps]
+
+
+def _steps(batch: int, axes: Mapping[str, Span], library: Library) -> list[Profile]:
+    """Decode steps of up to `batch` sequences."""
+    # TensorRT-RTX chooses kernels at run time, for the shape that comes.
+    if library.is_rtx or batch <= FEW_SEQUENCES:
+        return [Profile("decode", {"B": Span(1, 1, batch), **axes})]
+    few = Profile("decode", {"B": Span(1, 1, FEW_SEQUENCES), **axes})
+    least = FEW_SEQUENCES + 1
+    # Batches are doublings: the middle one, so that neither end is far.
+    usual = 1 << round(math.log2(least * batch) / 2)
+    return [few, Profile("decode_many", {"B": Span(least, min(usual, batch), batch), **axes})]
 
 
 def choose_profile(known: Sequence[Profile], sizes: Mapping[str, int]) -> int | None:

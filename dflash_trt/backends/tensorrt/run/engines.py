@@ -14,7 +14,7 @@ from typing import Any
 from onnx import TensorProto
 
 from dflash_trt.backends.base import ExecutorLimits
-from dflash_trt.backends.tensorrt.build.profiles import Profile, choose_profile, profiles
+from dflash_trt.backends.tensorrt.build.profiles import Profile, choose_profile
 from dflash_trt.backends.tensorrt.library import Library, make_logger, refused
 from dflash_trt.core.files import open_file
 from dflash_trt.core.user_cache import read_cache, write_cache
@@ -56,7 +56,7 @@ class EngineBundle:
         vocab_size, draws = self.limits.vocab_size, self.form.draws
         return graph_tensors(graph, self.form, self.layout, vocab_size, has_candidates=not draws)
 
-    def check(self, graph: GraphName, native: Any) -> None:
+    def check(self, graph: GraphName, native: Any, profiles: int) -> None:
         """Refuses an engine that is not what the manifest describes: binding would write past it.
 
         TensorRT says where it updates a cache itself, and nothing (None) of what plugins update:
@@ -84,9 +84,9 @@ class EngineBundle:
                 is_untold = told is None and tensor.updates in self.plugin_caches[graph]
                 if told != tensor.updates and not is_untold:
                     raise _unlike(graph, f"{tensor.updates} is not updated in place")
-        built, profiled = native.num_optimization_profiles, len(profiles(graph, self.limits))
-        if built != profiled:
-            raise _unlike(graph, f"it has {built} profiles, not {profiled}")
+        built = native.num_optimization_profiles
+        if built != profiles:
+            raise _unlike(graph, f"it has {built} profiles, not {profiles}")
 
 
 class Loader:
@@ -100,7 +100,7 @@ class Loader:
     """
 
     def __init__(self, library: Library, trt: Any, kernel_cache: Path | None) -> None:
-        self._library = library
+        self.library = library
         self._trt = trt
         self._logger = make_logger(trt)
         self._runtime = trt.Runtime(self._logger)
@@ -115,7 +115,7 @@ class Loader:
             DflashError: it is not an engine, or not one for this library and device.
         """
         with open_file(path) as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-            if self._library.is_rtx:
+            if self.library.is_rtx:
                 self._check_header(path, data[: self._runtime.engine_header_size])
             engine = self._runtime.deserialize_cuda_engine(data)
         if engine is None:
@@ -138,7 +138,7 @@ class Loader:
     def failure(self, doing: str, where: str, *, fix: str | None = None) -> DflashError:
         """An error with what the library last said about it."""
         said, self._logger.errors[:] = list(self._logger.errors), []
-        return refused(self._library, doing, where, said, fix=fix)
+        return refused(self.library, doing, where, said, fix=fix)
 
     def save_kernels(self) -> None:
         """Writes the kernel cache, if anything was compiled since it was read."""
@@ -156,14 +156,13 @@ class Loader:
         """
         trt = self._trt
         user_managed = trt.ExecutionContextAllocationStrategy.USER_MANAGED
-        if not self._library.is_rtx:
+        if not self.library.is_rtx:
             return user_managed
         config = engine.create_runtime_config()
         config.set_execution_context_allocation_strategy(user_managed)
         strategies = trt.DynamicShapesKernelSpecializationStrategy
-        is_decode = profile.name == "decode"
         config.dynamic_shapes_kernel_specialization_strategy = (
-            strategies.EAGER if is_decode else strategies.LAZY
+            strategies.EAGER if profile.is_step else strategies.LAZY
         )
         if self._cache_path is not None:
             if self._cache is None:
@@ -184,7 +183,7 @@ class Loader:
             str(kind.name).lower().replace("_", " ") for kind in kinds if int(kind) & diagnostics
         ]
         raise DflashError(
-            f"{self._library.name} does not accept it: {', '.join(reasons) or 'no reason given'}",
+            f"{self.library.name} does not accept it: {', '.join(reasons) or 'no reason given'}",
             where=path,
             fix=REBUILD,
         )

@@ -102,9 +102,9 @@ class PassRunner:
     def engine(self, graph: GraphName) -> LoadedEngine:
         """Loads an engine at its first use: plain generation never loads the draft."""
         if graph not in self._engines:
-            built = profiles(graph, self._bundle.limits)
+            built = profiles(graph, self._bundle.limits, self._loader.library)
             native = self._loader.load(self._bundle.paths[graph])
-            self._bundle.check(graph, native)
+            self._bundle.check(graph, native, len(built))
             engine = LoadedEngine(graph, native, built, self._loader, self._device.stream)
             self._share_scratch(engine)
             self._engines[graph] = engine
