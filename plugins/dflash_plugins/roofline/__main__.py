@@ -17,13 +17,14 @@ import click
 from dflash_plugins.compile import check_compiler
 from dflash_plugins.operation import DType
 from dflash_plugins.public import public_pairs
-from dflash_plugins.roofline.published import published_times
+from dflash_plugins.roofline.published import published_arithmetic, published_times
 from dflash_plugins.roofline.rates import GpuRates, find_rates
 from dflash_plugins.roofline.recurrence import describe_recurrences, recurrence_cells
 from dflash_plugins.roofline.steps import SMALL_KERNELS, step_parts
 from dflash_plugins.roofline.table import (
     AttentionCell,
     attention_cells,
+    describe_arithmetic,
     describe_attention,
     describe_classes,
     describe_errors,
@@ -162,11 +163,12 @@ def _print_tables(asked: _Asked, as_json: bool) -> None:
 
 
 def _print_check(as_json: bool) -> None:
-    times = published_times()
+    times, prompts = published_times(), published_arithmetic()
     if as_json:
-        click.echo(json.dumps([one.as_json() for one in times], indent=2))
+        rows = [one.as_json() for one in times] + [one.as_json() for one in prompts]
+        click.echo(json.dumps(rows, indent=2))
         return
-    click.echo("\n".join(describe_errors(times)))
+    click.echo("\n".join([*describe_errors(times), "", *describe_arithmetic(prompts)]))
 
 
 if __name__ == "__main__":

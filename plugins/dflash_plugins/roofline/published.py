@@ -1,4 +1,4 @@
-"""What others have measured of attention in decoding, and how far off the formula is there."""
+"""What others have measured of attention, and how far off the formula is there."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from dflash_plugins.roofline.attention import AttentionWork, merge_work, split_work
-from dflash_plugins.roofline.model import PredictedTime, predict
-from dflash_plugins.roofline.rates import GpuRates, find_rates
+from dflash_plugins.roofline.model import PredictedTime, attention_tile_seconds, predict
+from dflash_plugins.roofline.rates import GpuRates, find_rates, read_constants
 from dflash_trt.core.yaml_files import parse_yaml
 
 PUBLISHED_FILE = Path(__file__).with_name("published.yaml")
@@ -64,10 +64,72 @@ class PublishedTime:
         }
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PublishedArithmetic:
+    """Arithmetic of a whole prompt, FLOP/s: nothing but the tiles' phases bounds it.
+
+    One program of an SM at a time. `by_hand` is what others reach whose phases overlap.
+    """
+
+    name: str
+    source: str
+    config: str
+    rates: GpuRates
+    rows: int
+    positions: int
+    head_dim: int
+    flops: float
+    by_hand: float
+
+    @property
+    def predicted(self) -> float:
+        """FLOP/s where the phases of a tile are in a row."""
+        tile = 4 * self.rows * self.positions * self.head_dim
+        seconds = attention_tile_seconds(
+            self.rates,
+            read_constants()["softmax_instructions"].value,
+            rows=self.rows,
+            positions=self.positions,
+            head_dim=self.head_dim,
+            is_converted=False,
+        )
+        return self.rates.sms * tile / seconds
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "kernel": self.name,
+            "source": self.source,
+            "gpu": self.rates.name,
+            "flops": self.flops,
+            "predicted_flops": self.predicted,
+            "flops_by_hand": self.by_hand,
+        }
+
+
 def published_times() -> list[PublishedTime]:
-    """All of published.yaml, in its order."""
-    found = parse_yaml(PUBLISHED_FILE.read_text(encoding="utf-8"), PUBLISHED_FILE)
-    return [_read(one) for one in found]
+    """Decoding of published.yaml, in its order."""
+    return [_read(one) for one in _published()["decode"]]
+
+
+def published_arithmetic() -> list[PublishedArithmetic]:
+    """Prompts of published.yaml, in its order."""
+    return [
+        PublishedArithmetic(
+            **{key: one[key] for key in ("name", "source", "config")},
+            **one["kernel"],
+            rates=find_rates(one["gpu"]),
+            flops=one["tflops"] * 1e12,
+            by_hand=one["by_hand"] * 1e12,
+        )
+        for one in _published()["prompts"]
+    ]
+
+
+def _published() -> dict[str, list[dict[str, Any]]]:
+    found: dict[str, list[dict[str, Any]]] = parse_yaml(
+        PUBLISHED_FILE.read_text(encoding="utf-8"), PUBLISHED_FILE
+    )
+    return found
 
 
 def _read(raw: dict[str, Any]) -> PublishedTime:

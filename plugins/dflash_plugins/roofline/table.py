@@ -14,7 +14,7 @@ from dflash_plugins.public import public_pairs
 from dflash_plugins.roofline.attention import OPENING_LOADS
 from dflash_plugins.roofline.kernels import predict_point
 from dflash_plugins.roofline.model import PredictedTime
-from dflash_plugins.roofline.published import PublishedTime
+from dflash_plugins.roofline.published import PublishedArithmetic, PublishedTime
 from dflash_plugins.roofline.rates import GpuRates, latency_source, read_constants
 from dflash_plugins.roofline.steps import StepPart
 from dflash_trt.core.limits import PAGE_SIZE
@@ -184,6 +184,18 @@ def describe_errors(times: Sequence[PublishedTime]) -> Iterator[str]:
     mean = sum(abs(one.error) for one in times) / len(times)
     yield f"{within} of {len(times)} within 15 points; {mean:.1f} points off on average"
     for source in dict.fromkeys(one.source for one in times):
+        yield f"  {source}"
+
+
+def describe_arithmetic(found: Sequence[PublishedArithmetic]) -> Iterator[str]:
+    """Predicted beside published, for whole prompts."""
+    yield f"{'prompts, TFLOP/s':24}{'GPU':>6}{'published':>11}{'predicted':>11}{'by hand':>9}"
+    for one in found:
+        yield (
+            f"{one.name:24}{one.rates.name:>6}{one.flops / 1e12:>11,.0f}"
+            f"{one.predicted / 1e12:>11,.0f}{one.by_hand / 1e12:>9,.0f}"
+        )
+    for source in dict.fromkeys(one.source for one in found):
         yield f"  {source}"
 
 
