@@ -97,6 +97,17 @@ def test_more_open_rows_than_a_chunk_has_leave_the_settled_state(interpreter: In
     check(interpreter.run(NAME, inputs, case.attributes, CHUNKS), expect(inputs, 17))
 
 
+def test_a_row_that_may_be_taken_back_reaches_no_state(interpreter: Interpreter) -> None:
+    """Not even one of NaN, which lies in a tile with the rows that settle."""
+    case = make_case("", SMALL, batch=1, count=3)
+    inputs = make_inputs(case, [Place(3, 2, 1)])
+    known = interpreter.run(NAME, inputs, case.attributes, CHUNKS)
+    inputs["new_rows"][:, 1:] = np.nan
+    found = interpreter.run(NAME, inputs, case.attributes, CHUNKS)
+    assert_same_bits(found["state_out"], known["state_out"])
+    assert not np.array_equal(found["y"], known["y"])
+
+
 @pytest.mark.exhaustive
 def test_repeated_rows_and_strong_decays_by_chunks(interpreter: Interpreter) -> None:
     """Equal keys make the largest terms of its system; a decay to nothing cancels no other."""

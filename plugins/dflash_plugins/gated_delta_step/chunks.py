@@ -28,16 +28,18 @@ def raw(
     row,
     oldest,
     shift,
-    count,
+    stop,
     channel,
     is_reached,
     WIDTH: tl.constexpr,
     HELD: tl.constexpr,
 ):
-    """`channel` of raw rows as float32; 0 where there is nothing. Offsets have 32 bits."""
+    """`channel` of raw rows as float32; 0 where there is nothing, and from `stop` on: what is taken
+    back changes no state, and 0 times NaN is NaN. Offsets have 32 bits.
+    """
     slot = tl.minimum(tl.maximum(row + shift, 0), HELD - 1)
     is_old = (row >= oldest) & (row < 0) & is_reached
-    is_new = (row >= 0) & (row < count)
+    is_new = (row >= 0) & (row < stop)
     before = tl.load(old + (slot * WIDTH + channel), mask=is_old, other=0.0)
     now = tl.load(new + (tl.maximum(row, 0) * WIDTH + channel), mask=is_new, other=0.0)
     return tl.where(row < 0, before, now.to(tl.float32))
@@ -51,7 +53,7 @@ def mix_rows(
     row,
     oldest,
     shift,
-    count,
+    stop,
     channel,
     WIDTH: tl.constexpr,
     HELD: tl.constexpr,
@@ -59,10 +61,10 @@ def mix_rows(
 ):
     """silu of the convolution at rows [R,1], of channels [1,C]."""
     w0, w1, w2, w3 = taps(kernel, channel, TAPS)
-    mixed = raw(new, old, row, oldest, shift, count, channel, True, WIDTH, HELD) * w0
-    mixed += raw(new, old, row - 1, oldest, shift, count, channel, TAPS > 1, WIDTH, HELD) * w1
-    mixed += raw(new, old, row - 2, oldest, shift, count, channel, TAPS > 2, WIDTH, HELD) * w2
-    mixed += raw(new, old, row - 3, oldest, shift, count, channel, TAPS > 3, WIDTH, HELD) * w3
+    mixed = raw(new, old, row, oldest, shift, stop, channel, True, WIDTH, HELD) * w0
+    mixed += raw(new, old, row - 1, oldest, shift, stop, channel, TAPS > 1, WIDTH, HELD) * w1
+    mixed += raw(new, old, row - 2, oldest, shift, stop, channel, TAPS > 2, WIDTH, HELD) * w2
+    mixed += raw(new, old, row - 3, oldest, shift, stop, channel, TAPS > 3, WIDTH, HELD) * w3
     return silu(mixed)
 
 
@@ -112,7 +114,6 @@ def run_chunk(
     outputs,
     oldest,
     shift,
-    count,
     slope,
     bias,
     own,  # [COLUMNS]: of the state
@@ -143,21 +144,21 @@ def run_chunk(
     for begin in tl.range(0, HEAD_DIM, SLICE, disable_licm=True):
         places = (begin + d)[:, None] * HEAD_DIM + own[None, :]
         k_channel = k_first + begin + d[None, :]
-        k = mix_rows(new, old, kernel, row, oldest, shift, count, k_channel, WIDTH, HELD, TAPS)
+        k = mix_rows(new, old, kernel, row, oldest, shift, stop, k_channel, WIDTH, HELD, TAPS)
         k_turned = tl.trans(k)
         k_by_k = multiply(k, k_turned, k_by_k)
         memory = tl.load(before_chunk + places, mask=is_begun, other=0.0)
         known = multiply(k, memory, known)
         if has_outputs:
             q_channel = q_first + begin + d[None, :]
-            q = mix_rows(new, old, kernel, row, oldest, shift, count, q_channel, WIDTH, HELD, TAPS)
+            q = mix_rows(new, old, kernel, row, oldest, shift, stop, q_channel, WIDTH, HELD, TAPS)
             q_by_k = multiply(q, k_turned, q_by_k)
             attended = multiply(q, memory, attended)
             q_squares += tl.sum(q * q, 1)
 
     rows = first + at
-    b = raw(new, old, rows, oldest, shift, count, b_channel, True, WIDTH, HELD)
-    a = raw(new, old, rows, oldest, shift, count, a_channel, True, WIDTH, HELD)
+    b = raw(new, old, rows, oldest, shift, stop, b_channel, True, WIDTH, HELD)
+    a = raw(new, old, rows, oldest, shift, stop, a_channel, True, WIDTH, HELD)
     beta, log_decay = gates(b, a, slope, bias)
     # Rows past the last are none: they change and forget nothing.
     beta = tl.where(rows < stop, beta, 0.0)
@@ -173,7 +174,7 @@ def run_chunk(
     rule = tl.where(is_past, k_by_k * fade * (beta * k_unit)[:, None], 0.0)
     inverse = invert(rule, at[:, None], at[None, :])
     v_channel = v_first + own[None, :]
-    v = mix_rows(new, old, kernel, row, oldest, shift, count, v_channel, WIDTH, HELD, TAPS)
+    v = mix_rows(new, old, kernel, row, oldest, shift, stop, v_channel, WIDTH, HELD, TAPS)
     wanted = v * beta[:, None] - known * (before * beta * k_unit)[:, None]
     nothing = tl.zeros((CHUNK, own.shape[0]), tl.float32)
     change = multiply(inverse, wanted, nothing)
@@ -193,6 +194,6 @@ def run_chunk(
             places = (begin + updated)[:, None] * HEAD_DIM + own[None, :]
             memory = tl.load(before_chunk + places, mask=is_begun, other=0.0)
             k_channel = k_first + begin + updated[None, :]
-            k = mix_rows(new, old, kernel, row, oldest, shift, count, k_channel, WIDTH, HELD, TAPS)
+            k = mix_rows(new, old, kernel, row, oldest, shift, stop, k_channel, WIDTH, HELD, TAPS)
             memory = multiply(tl.trans(k), kept, memory * left)
             tl.store(after_chunk + places, memory, mask=is_kept)

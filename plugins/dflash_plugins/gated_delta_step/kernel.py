@@ -118,7 +118,6 @@ def gated_delta_step(
                 y + sequence * count * OUTPUTS + head * HEAD_DIM,
                 oldest,
                 shift,
-                count,
                 slope,
                 bias,
                 own,
