@@ -64,6 +64,9 @@ def open_session(
     # A plan of where intermediates lie, kept for every shape ever met: prompts of all lengths
     # would let a server grow without end, and it saves no time here.
     options.enable_mem_pattern = False
+    # Which intermediate may lie where another was: found by comparing all with all, which took more
+    # than half of the time that a graph of 1,000 nodes opens in. The arena reuses them as well.
+    options.enable_mem_reuse = False
     if threads is not None:
         options.intra_op_num_threads = threads
     if model is not None:
