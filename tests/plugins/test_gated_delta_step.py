@@ -105,7 +105,7 @@ def test_a_row_that_may_be_taken_back_reaches_no_state(interpreter: Interpreter)
     inputs["new_rows"][:, 1:] = np.nan
     found = interpreter.run(NAME, inputs, case.attributes, CHUNKS)
     assert_same_bits(found["state_out"], known["state_out"])
-    assert not np.array_equal(found["y"], known["y"])
+    assert np.isnan(found["y"][0, 0]).any(), "else the rows were in no tile with the others"
 
 
 @pytest.mark.exhaustive

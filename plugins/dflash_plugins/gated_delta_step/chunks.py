@@ -34,8 +34,8 @@ def raw(
     WIDTH: tl.constexpr,
     HELD: tl.constexpr,
 ):
-    """`channel` of raw rows as float32; 0 where there is nothing, and from `stop` on: what is taken
-    back changes no state, and 0 times NaN is NaN. Offsets have 32 bits.
+    """`channel` of raw rows as float32; 0 where there is nothing, and from `stop` on, where rows
+    lie that may be taken back: 0 times NaN is NaN. Offsets have 32 bits.
     """
     slot = tl.minimum(tl.maximum(row + shift, 0), HELD - 1)
     is_old = (row >= oldest) & (row < 0) & is_reached

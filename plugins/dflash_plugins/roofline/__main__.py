@@ -165,8 +165,11 @@ def _print_tables(asked: _Asked, as_json: bool) -> None:
 def _print_check(as_json: bool) -> None:
     times, prompts = published_times(), published_arithmetic()
     if as_json:
-        rows = [one.as_json() for one in times] + [one.as_json() for one in prompts]
-        click.echo(json.dumps(rows, indent=2))
+        told = {
+            "decode": [one.as_json() for one in times],
+            "prompts": [one.as_json() for one in prompts],
+        }
+        click.echo(json.dumps(told, indent=2))
         return
     click.echo("\n".join([*describe_errors(times), "", *describe_arithmetic(prompts)]))
 

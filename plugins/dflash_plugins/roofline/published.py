@@ -66,7 +66,7 @@ class PublishedTime:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PublishedArithmetic:
-    """Arithmetic of a whole prompt, FLOP/s: nothing but the tiles' phases bounds it.
+    """Arithmetic of a whole long prompt, FLOP/s, which the tiles' phases bound.
 
     One program of an SM at a time. `by_hand` is what others reach whose phases overlap.
     """
@@ -74,6 +74,7 @@ class PublishedArithmetic:
     name: str
     source: str
     config: str
+    by_hand_source: str
     rates: GpuRates
     rows: int
     positions: int
@@ -115,7 +116,7 @@ def published_arithmetic() -> list[PublishedArithmetic]:
     """Prompts of published.yaml, in its order."""
     return [
         PublishedArithmetic(
-            **{key: one[key] for key in ("name", "source", "config")},
+            **{key: one[key] for key in ("name", "source", "config", "by_hand_source")},
             **one["kernel"],
             rates=find_rates(one["gpu"]),
             flops=one["tflops"] * 1e12,

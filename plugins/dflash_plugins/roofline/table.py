@@ -189,14 +189,16 @@ def describe_errors(times: Sequence[PublishedTime]) -> Iterator[str]:
 
 def describe_arithmetic(found: Sequence[PublishedArithmetic]) -> Iterator[str]:
     """Predicted beside published, for whole prompts."""
-    yield f"{'prompts, TFLOP/s':24}{'GPU':>6}{'published':>11}{'predicted':>11}{'by hand':>9}"
+    yield (
+        f"{'prompts, TFLOP/s':24}{'GPU':>6}{'published':>11}{'predicted':>11}{'by hand':>9}  tile"
+    )
     for one in found:
         yield (
             f"{one.name:24}{one.rates.name:>6}{one.flops / 1e12:>11,.0f}"
             f"{one.predicted / 1e12:>11,.0f}{one.by_hand / 1e12:>9,.0f}"
+            f"  {one.rows} × {one.positions}, assumed"
         )
-    for source in dict.fromkeys(one.source for one in found):
-        yield f"  {source}"
+        yield f"  {one.source}; by hand: {one.by_hand_source}"
 
 
 def describe_formula() -> Iterator[str]:

@@ -16,7 +16,9 @@ from dflash_trt.backends.base import Scores, StepCall
 from dflash_trt.backends.tensorrt.build.profiles import choose_profile, profiles
 from dflash_trt.backends.tensorrt.library import LIBRARIES
 from dflash_trt.backends.tensorrt.run.executor import TensorRtExecutor
+from dflash_trt.core.limits import Limits
 from dflash_trt.errors import DflashError
+from dflash_trt.graph.bindings import GRAPH_NAMES
 from dflash_trt.graph.form import CacheDtype, Precision
 from dflash_trt.hardware.device import Device
 from dflash_trt.runtime import Generator, GeneratorOptions
@@ -121,6 +123,25 @@ def test_the_tightest_profile_takes_a_call(machine: Machine) -> None:
     }
     many = ["decode" if library.is_rtx else "decode_many"] * 2
     assert list(names.values()) == ["prefill", "decode", "decode", *many, None, None]
+
+
+@pytest.mark.parametrize(
+    ("batch", "many"), [(2, None), (3, 3), (4, 4), (8, 4), (16, 8), (64, 16), (256, 32)]
+)
+def test_every_step_has_one_profile_and_is_timed_amid_it(batch: int, many: int | None) -> None:
+    limits = Limits(max_batch=batch, max_seq_len=64, block_size=8, prefill_chunk=8)
+    for graph in GRAPH_NAMES:
+        for library in LIBRARIES.values():
+            known = profiles(graph, limits, library)
+            steps = [one.axes["B"] for one in known if one.is_step]
+            split = many is not None and not library.is_rtx
+            assert [span.usual for span in steps] == ([1, many] if split else [1])
+            assert all(span.low <= span.usual <= span.high for span in steps)
+            for sequences in range(1, batch + 1):
+                index = choose_profile(known, {"B": sequences, "S": 8, "R": 8})
+                assert index is not None and known[index].is_step
+                taking = [span for span in steps if span.low <= sequences <= span.high]
+                assert taking == [known[index].axes["B"]]
 
 
 def test_slots_are_moved_and_released(machine: Machine) -> None:

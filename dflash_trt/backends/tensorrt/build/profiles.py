@@ -65,13 +65,20 @@ def _steps(batch: int, axes: Mapping[str, Span], library: Library) -> list[Profi
 
 
 def choose_profile(known: Sequence[Profile], sizes: Mapping[str, int]) -> int | None:
-    """Index of the tightest of `known` that takes a call of these axis sizes; None if none does."""
+    """Index of the tightest of `known` that takes a call of these axis sizes; None if none does.
+
+    Of equally tight ones the steps'.
+    """
     fitting = [
         index
         for index, profile in enumerate(known)
         if all(span.low <= sizes[axis] <= span.high for axis, span in profile.axes.items())
     ]
-    return min(fitting, key=lambda index: known[index].axes["S"].high, default=None)
+    return min(
+        fitting,
+        key=lambda index: (known[index].axes["S"].high, not known[index].is_step),
+        default=None,
+    )
 
 
 def add_profile(builder: Any, config: Any, network: Any, profile: Profile) -> None:
