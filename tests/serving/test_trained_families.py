@@ -22,6 +22,7 @@ from tests.reference.checkpoints import Family, write_target
 from tests.reference.generate import load_target
 from tests.serving.client import LLM, ask_grpc, make_fields
 from tests.serving.served import Served, serving
+from tests.shared import Shared
 
 pytestmark = pytest.mark.exhaustive
 
@@ -89,10 +90,8 @@ def teach(folder: Path, steps: int = 120) -> None:
         shutil.copy(DEMO / name, folder / name)
 
 
-@pytest.fixture(scope="module", params=TARGETS)
-def trained(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Trained:
-    family: Family = request.param
-    folder = tmp_path_factory.mktemp(family)
+def train(folder: Path, family: Family) -> None:
+    """A target that speaks it, a draft for that one, and a bundle of both."""
     target = write_target(folder / "target", family, vocab=VOCAB, eos_token_id=0, **TARGETS[family])
     teach(target)
     prompts = folder / "prompts.jsonl"
@@ -100,7 +99,14 @@ def trained(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     prompts.write_text("\n".join(lines), "utf-8")
     given = ["--target", target, "--prompts", f"words={prompts}", *SMALL, *TRAININGS[family]]
     told = run_well("train-draft", *given, "-o", folder / "draft", "--json").json
-    return Trained(folder / "draft-bundle", prompts, told)
+    (folder / "told.json").write_text(json.dumps(told), "utf-8")
+
+
+@pytest.fixture(scope="module", params=TARGETS)
+def trained(request: pytest.FixtureRequest, shared: Shared) -> Trained:
+    folder = shared.folder(train, request.param)
+    told = json.loads((folder / "told.json").read_text("utf-8"))
+    return Trained(folder / "draft-bundle", folder / "prompts.jsonl", told)
 
 
 @pytest.fixture(scope="module")
