@@ -11,7 +11,7 @@ from dflash_plugins.roofline.model import (
     attention_tile_seconds,
     resident_programs,
 )
-from dflash_plugins.roofline.rates import GpuRates, read_constants
+from dflash_plugins.roofline.rates import GpuRates
 
 FLOAT32_BYTES = 4
 OPENING_LOADS = 2
@@ -89,7 +89,6 @@ def split_work(work: AttentionWork, rates: GpuRates) -> LaunchWork:
     """The launch that reads K and V."""
     arithmetic = attention_tile_seconds(
         rates,
-        read_constants()["softmax_instructions"].value,
         rows=work.tile_rows,
         positions=work.tile_positions,
         head_dim=work.head_dim,

@@ -143,7 +143,6 @@ def kernel_residency(kernel: CompiledKernel, rates: GpuRates) -> int:
 
 def attention_tile_seconds(
     rates: GpuRates,
-    softmax_instructions: float,
     *,
     rows: int,
     positions: int,
@@ -157,7 +156,7 @@ def attention_tile_seconds(
     """
     scores = rows * positions
     products = 4 * scores * head_dim / rates.products
-    softmax = scores / rates.exponentials + softmax_instructions * scores / rates.lanes
+    softmax = scores / rates.exponentials + rates.softmax_instructions * scores / rates.lanes
     converted = 2 * positions * head_dim / rates.conversions if is_converted else 0.0
     return products + softmax + converted + rates.tile_latency
 

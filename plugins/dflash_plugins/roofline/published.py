@@ -8,7 +8,7 @@ from typing import Any
 
 from dflash_plugins.roofline.attention import AttentionWork, merge_work, split_work
 from dflash_plugins.roofline.model import PredictedTime, attention_tile_seconds, predict
-from dflash_plugins.roofline.rates import GpuRates, find_rates, read_constants
+from dflash_plugins.roofline.rates import GpuRates, find_rates
 from dflash_trt.core.yaml_files import parse_yaml
 
 PUBLISHED_FILE = Path(__file__).with_name("published.yaml")
@@ -88,7 +88,6 @@ class PublishedArithmetic:
         tile = 4 * self.rows * self.positions * self.head_dim
         seconds = attention_tile_seconds(
             self.rates,
-            read_constants()["softmax_instructions"].value,
             rows=self.rows,
             positions=self.positions,
             head_dim=self.head_dim,

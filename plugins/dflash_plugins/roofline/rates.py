@@ -34,7 +34,8 @@ class GpuRates:
     """A GPU as the formula sees it; times in seconds, rates in 1/s.
 
     `bandwidth` is the data sheet's, which shares are of; `reach` is what streaming gets of it.
-    `products` are dense bfloat16 FLOP/s of one SM, the next three of one SM too. Of an SM's
+    `products` are dense bfloat16 FLOP/s of one SM, the next three of one SM too;
+    `softmax_instructions` those of a score besides its exponential. Of an SM's
     resident programs `shared_bytes`, `registers` and `threads` are the most.
     """
 
@@ -54,6 +55,7 @@ class GpuRates:
     exponentials: float
     lanes: float
     conversions: float
+    softmax_instructions: float
     tile_latency: float
     shared_bytes: int
     registers: int
@@ -120,6 +122,7 @@ def _rates(
         exponentials=exponentials * clock,
         lanes=constants["lanes_per_clock"].value * clock,
         conversions=constants["conversions_per_clock"].value * clock,
+        softmax_instructions=constants["softmax_instructions"].value,
         tile_latency=constants["tile_clocks"].value / clock,
         shared_bytes=arch.sm_shared_bytes,
         registers=arch.registers,

@@ -56,7 +56,7 @@ class EngineBundle:
         vocab_size, draws = self.limits.vocab_size, self.form.draws
         return graph_tensors(graph, self.form, self.layout, vocab_size, has_candidates=not draws)
 
-    def check(self, graph: GraphName, native: Any, profiles: int) -> None:
+    def check(self, graph: GraphName, native: Any, profile_count: int) -> None:
         """Refuses an engine that is not what the manifest describes: binding would write past it.
 
         TensorRT says where it updates a cache itself, and nothing (None) of what plugins update:
@@ -85,8 +85,8 @@ class EngineBundle:
                 if told != tensor.updates and not is_untold:
                     raise _unlike(graph, f"{tensor.updates} is not updated in place")
         built = native.num_optimization_profiles
-        if built != profiles:
-            raise _unlike(graph, f"it has {built} profiles, not {profiles}")
+        if built != profile_count:
+            raise _unlike(graph, f"it has {built} profiles, not {profile_count}")
 
 
 class Loader:
