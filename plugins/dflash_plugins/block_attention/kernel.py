@@ -73,6 +73,7 @@ def block_attention(
     sinks,  # float32 [H_q], attention-sink logits (-inf: none); None where the merge adds them
     rows,  # S
     capacity,  # positions that a sequence's cache can hold
+    pages,  # of a paged cache
     splits,  # how many splits a row has; 1 where `attended` is written at once
     attended,  # [B,H_q,S,D], the result; or None, and the next two instead
     shares,  # float32 [R,D], its beginning as [splits,B,H_q,S,D]: attention over a split's keys
@@ -142,7 +143,8 @@ def block_attention(
         is_held = (keys >= first) & (keys < end)
         if PAGE_SIZE > 0:
             entry = page_table + sequence * (capacity // PAGE_SIZE) + keys // PAGE_SIZE
-            page = tl.load(entry, mask=is_held, other=0)
+            # TensorRT times kernels over arbitrary numbers: such a page must be in the pool, too.
+            page = tl.minimum(tl.maximum(tl.load(entry, mask=is_held, other=0), 0), pages - 1)
             row = (page * PAGE_SIZE + keys % PAGE_SIZE) * kv_heads + kv_head
             kv_offsets = row.to(tl.int64)[:, None] * HEAD_DIM + d[None, :]
         else:

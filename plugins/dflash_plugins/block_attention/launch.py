@@ -141,10 +141,10 @@ def _launch(is_split: bool, specs: Specs, attributes: Attributes, tactic: int) -
     if tactic == FP8 and head_dim > FP8_HEAD_DIM:
         tactic = BLOCK
     splits: Extent = 1
-    extras: tuple[Extent, ...] = (rows, capacity)
     if is_split:
         splits = attention.split_count(attributes["most_splits"], batch * query_heads * rows)
-        extras = (rows, capacity, splits)
+    pages = (specs["k_cache"].shape[0],) * is_paged
+    extras = (rows, capacity, *pages, *(splits,) * is_split)
     cache = specs["k_cache"].dtype
     block_rows = group * attributes["block_size"]
     program_rows = _program_rows(block_rows, head_dim, tactic, is_split=is_split)
@@ -158,6 +158,7 @@ def _launch(is_split: bool, specs: Specs, attributes: Attributes, tactic: int) -
         extras=extras,
         constants={
             **dict.fromkeys(absent),
+            **({} if is_paged else {"pages": 0}),
             **({} if is_split else {"splits": 1}),
             "GROUP": group,
             "HEAD_DIM": head_dim,
@@ -212,7 +213,7 @@ def _operation(*, is_split: bool, is_paged: bool, is_quantized: bool) -> Operati
         name=f"block_attention{suffix}",
         kernel="block_attention",
         inputs=tuple(inputs),
-        extras=("rows", "capacity", *["splits"] * is_split),
+        extras=("rows", "capacity", *["pages"] * is_paged, *["splits"] * is_split),
         outputs=("shares", "log_sums") if is_split else ("attended",),
         attributes=dict.fromkeys(attributes, int),
         describe=_describe_shares if is_split else _describe_attended,
