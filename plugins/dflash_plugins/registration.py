@@ -105,8 +105,8 @@ class PluginRegistration:
             tensors = [*arguments[: len(operation.inputs)], *arguments[-1]]
             types = ", ".join(self._type_name(tensor.dtype) for tensor in tensors)
             # Tactics are numbered from 1; 0 is TensorRT's default, where none are listed.
-            offered = operation.offered
-            tactics = [one + 1 for one in offered] if len(offered) > 1 else None
+            count = operation.tactics
+            tactics = list(range(1, count + 1)) if count > 1 else None
             return [self._plugin.AutoTuneCombination(types, "LINEAR", tactics)]
 
         extra = {"outputs": GenericAlias(tuple, self._plugin.TensorDesc)}

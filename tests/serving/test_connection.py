@@ -11,12 +11,12 @@ import pytest
 
 pytest.importorskip("tritonclient.grpc", reason="the perf extra is not installed")
 
-from dflash_perf.bench.harness_timing import Stub, run_stub
-from dflash_perf.bench.process import own_memory
+from dflash_perf.bench.kill_campaign import own_memory
 
 from dflash_trt.serving.client.client import GenerationRequest, TextDelta
 from dflash_trt.serving.client.errors import ServedModelError
 from dflash_trt.serving.server.connection import Connection
+from tests.perf.stub import Stub, run_stub
 
 
 @pytest.fixture(scope="module")

@@ -6,8 +6,8 @@ import random
 from pathlib import Path
 
 import pytest
-from dflash_perf.bench.training_kills import choose_moments, run_killed, run_whole
 
+from tests.training.kills import choose_moments, run_killed, run_whole
 from tests.training.prompts import command, contents, write_prompts
 
 KILLS = 10

@@ -63,14 +63,6 @@ def peak_memory(pid: int | str = "self") -> int:
     return 0
 
 
-def own_memory(pid: int) -> int:
-    """Bytes of a process that are in no file (its share of them), as heaps and stacks are."""
-    for line in Path(f"/proc/{pid}/smaps_rollup").read_text(encoding="ascii").splitlines():
-        if line.startswith("Pss_Anon:"):
-            return 1024 * int(line.split()[1])
-    return 0
-
-
 def _children_seconds() -> float:
     usage = getrusage(RUSAGE_CHILDREN)
     return usage.ru_utime + usage.ru_stime
