@@ -17,7 +17,6 @@ from dflash_plugins.testing.interpreter import Interpreter
 from dflash_plugins.testing.numeric import Array
 
 from dflash_trt.sampling.choice import choose_token
-from dflash_trt.sampling.coupling import LIKELIEST, DraftCoupling
 from dflash_trt.sampling.noise import draw_gumbel
 from dflash_trt.sampling.params import SamplingParams, pack_sampling
 from dflash_trt.sampling.penalties import Penalties, PenaltyState
@@ -151,25 +150,3 @@ def test_temperatures_at_both_ends(interpreter: Interpreter, temperature: float)
     ]
     logits = 6 * generator.standard_normal((len(params), 1, 777)).astype(np.float32)
     assert compare_draws(interpreter.run, logits, params).wrong is None
-
-
-@pytest.mark.parametrize("rows", [2, exhaustive(7)])
-def test_coupled_drafts_are_those_that_the_host_would_couple(
-    interpreter: Interpreter, rows: int
-) -> None:
-    """A graph multiplies the draft's logits by their sharpness and hands them over in float32."""
-    sharpness = (1.5, LIKELIEST, 1.0, 0.5, 2.0, 3.0, 1.0)[:rows]
-    generator = np.random.default_rng(9)
-    logits = (4 * generator.standard_normal((rows, 300))).astype(DType.BFLOAT16.numpy)
-    logits = logits.astype(np.float32)
-    sampling, first = drawn(temperature=0.8, seed=2**50 + 2), 1234
-    inputs = {
-        "logits": (logits * np.float32(sharpness)[:, None])[None],
-        "positions": np.arange(first, first + rows)[None],
-        "sampling": pack_sampling([sampling]),
-    }
-    likeliest = logits.argmax(axis=1)
-    coupled = DraftCoupling(sharpness).choose(logits, likeliest, sampling, first)
-    assert sample(interpreter.run, inputs)[0].tolist() == coupled.tolist()
-    assert coupled[1] == likeliest[1]
-    assert (coupled != likeliest).any()  # noise decides: another one would give other drafts

@@ -37,7 +37,6 @@ from dflash_trt.errors import DflashError
 from dflash_trt.graph.bindings import (
     BLOCK_IDS,
     CACHE_START,
-    DRAFT_LOGITS,
     DRAFT_TOKEN_IDS,
     GraphName,
 )
@@ -93,7 +92,7 @@ class CuttingExecutor(OnnxRuntimeExecutor):
     def _draft(self, call: StepCall) -> tuple[npt.NDArray[np.int64], Chances]:
         columns = self._hold(self.limits.check(call), call.rows)
         axes = {"B": call.batch, "S": call.rows, "R": call.rows, "C": columns}
-        bound = self._bind(("draft",), call, axes, {DRAFT_LOGITS})
+        bound = self._bind(("draft",), call, axes, set())
         bound.arrays[BLOCK_IDS][...] = call.block_ids(self.limits.mask_token_id)
         bound.arrays[CACHE_START][...] = call.starts
         ((graph, io),) = bound.passes
