@@ -28,7 +28,7 @@ from dflash_trt.bundle.manifest import Manifest
 from dflash_trt.bundle.staging import check_destination
 from dflash_trt.checkpoints.draft import read_draft
 from dflash_trt.checkpoints.hub import find_checkpoint
-from dflash_trt.checkpoints.pair import Pair, check_pair
+from dflash_trt.checkpoints.pair import check_pair
 from dflash_trt.checkpoints.target import read_target
 from dflash_trt.config import (
     BuildConfig,
@@ -41,7 +41,6 @@ from dflash_trt.core.progress import Progress
 from dflash_trt.errors import DflashError, refuse_options
 from dflash_trt.graph.form import CacheDtype
 from dflash_trt.hardware.gpus import DEFAULT_ARCH, find_gpu
-from dflash_trt.speculation.coupling import Coupling, check_couples
 from dflash_trt.text.prompts import read_prompts
 
 EXECUTORS = ("cpu", *LIBRARIES, TRTLLM)
@@ -145,7 +144,6 @@ def _write_bundle(
     draft_folder = _find(config.draft, path, given.draft_checkpoint, "--draft-checkpoint")
     progress.stage("reading checkpoints", None)
     pair = check_pair(read_target(target_folder), read_draft(draft_folder))
-    sharpness = _read_sharpness(given.coupling, pair, engines)
     prompts = _prompts(config, path)
     caches = choose_caches(request.caches, request.executor, plugins=request.engines.plugins)
     quantization = None
@@ -167,39 +165,11 @@ def _write_bundle(
         pages=caches.pages,
         cache_dtype=caches.dtype,
         quantization=quantization,
-        sharpness=sharpness,
     )
     manifest = build_bundle(
         pair, config, path.stem, output, build_options, progress, prompts=prompts
     )
     return BuiltBundle(output, manifest)
-
-
-def _read_sharpness(
-    file: Path | None, pair: Pair, engines: EngineOptions | None
-) -> tuple[float, ...]:
-    """That of each draft of a block; empty where the likeliest tokens are drafted.
-
-    Raises:
-        DflashError: no coupling or another block's, a draft or engines that share no noise (usage).
-    """
-    if file is None:
-        return ()
-    what = fix = None
-    if engines is not None and not engines.plugins:
-        what, fix = "engines share noise by this project's kernels alone", "add --plugins"
-    elif engines is not None and pair.draft_token_ids is not None:
-        what = "the draft chooses among some tokens, which share no noise on engines yet"
-        fix = "build for the CPU, or leave --coupling out"
-    draft = pair.draft
-    check_couples(draft.traits, draft.checkpoint.path)
-    sharpness = Coupling.read(file).sharpness
-    if len(sharpness) != draft.block_size - 1:
-        what = f"is for blocks of {len(sharpness) + 1}, the draft's has {draft.block_size}"
-        fix = "run `dflash-trt couple` on a bundle of this pair"
-    if what is not None:
-        raise DflashError(what, where="--coupling", fix=fix, usage=True)
-    return tuple(sharpness)
 
 
 def _find(source: CheckpointSource, config_path: Path, given: Path | None, option: str) -> Path:

@@ -46,11 +46,10 @@ def _types(options: type) -> Mapping[str, Any]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Checkpoints(_Options):
-    """Folders to use instead of what the configuration names; a `coupling` of the draft's."""
+    """Folders to use instead of what the configuration names."""
 
     target_checkpoint: Path | None = None
     draft_checkpoint: Path | None = None
-    coupling: Path | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -58,8 +58,7 @@ class BuildOptions:
 
     `engines` None makes a bundle for the CPU, which runs the graphs themselves; `quantization`
     None builds the checkpoints as they are. `page_size` None gives linear KV caches, `pages` None
-    as many as all full sequences need. Engines need plugins for paged and for FP8 caches, and for
-    drafts that share the target's noise with a `sharpness` each (see sampling/coupling.py).
+    as many as all full sequences need. Engines need plugins for paged and for FP8 caches.
     """
 
     copy_weights: bool = False
@@ -70,7 +69,6 @@ class BuildOptions:
     page_size: int | None = None
     pages: int | None = None
     cache_dtype: CacheDtype = CacheDtype.COMPUTE
-    sharpness: tuple[float, ...] = ()
 
 
 def build_bundle(
@@ -109,7 +107,6 @@ def build_bundle(
         windows=() if pool is None else pool.windows,
         cache_dtype=options.cache_dtype,
         replay=limits.block_size if pair.target.sizes.has_state else None,
-        sharpness=options.sharpness[: limits.block_size - 1] or None,
     )
     libraries = {library: version(library) for library in LIBRARIES}
     if options.engines is not None:
@@ -152,7 +149,7 @@ def build_bundle(
             executor="cpu" if options.engines is None else options.engines.library.executor,
             compute_dtype=form.precision.value,
             target=target_dims(pair),
-            draft=draft_dims(pair, form.sharpness or ()),
+            draft=draft_dims(pair),
             limits=limits,
             weights=origin,
             tokenizer=has_tokenizer,

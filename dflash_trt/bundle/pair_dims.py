@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
 from typing import Any
 
 from dflash_trt.bundle.full_dims import full_dims
@@ -55,7 +54,7 @@ def _expert_dims(target: TargetSpec) -> ExpertDims | None:
     )
 
 
-def draft_dims(pair: Pair, sharpness: Sequence[float] = ()) -> DraftDims:
+def draft_dims(pair: Pair) -> DraftDims:
     """The draft's part of a manifest."""
     draft, ids = pair.draft, pair.draft_token_ids
     return DraftDims(
@@ -68,7 +67,6 @@ def draft_dims(pair: Pair, sharpness: Sequence[float] = ()) -> DraftDims:
         layer_windows=list(draft.layer_windows),
         layer_causal=list(draft.layer_causal),
         token_count=None if ids is None else len(ids),
-        sharpness=list(sharpness),
     )
 
 

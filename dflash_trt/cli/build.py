@@ -45,11 +45,6 @@ _checkpoints = option_group(
     Checkpoints,
     click.option("--target-checkpoint", type=FOLDER, help="Folder to use for the target."),
     click.option("--draft-checkpoint", type=FOLDER, help="Folder to use for the draft."),
-    click.option(
-        "--coupling",
-        type=FILE,
-        help="Let drafts share the noise of sampled draws, as this file of `couple` says.",
-    ),
 )
 _engines = option_group(
     "engines",
