@@ -25,7 +25,6 @@ from dflash_perf.bench import (  # noqa: F401
     serving_cost,
     step_cost,
     task_acceptance,
-    training_kills,
     tuned_speed,
     two_checkouts,
 )
