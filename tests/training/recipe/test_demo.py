@@ -7,12 +7,11 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
-from dflash_trt.checkpoints.draft import read_draft
-from dflash_trt.checkpoints.pair import Pair, check_pair
-from dflash_trt.checkpoints.rope import YarnScaling
-from dflash_trt.checkpoints.target import read_target
-from dflash_trt.training.demo.recipe import (
+from demo_pair.recipe.gpt_oss import round_experts
+from demo_pair.recipe.make import load_target, make_demo_pair, save_target
+from demo_pair.recipe.settings import (
     GPT_OSS,
     DraftStage,
     Stage,
@@ -20,6 +19,11 @@ from dflash_trt.training.demo.recipe import (
     expert_sizes,
     small_sizes,
 )
+from demo_pair.recipe.target import Optimizer, build_target, round_to_bf16
+from dflash_trt.checkpoints.draft import read_draft
+from dflash_trt.checkpoints.pair import Pair, check_pair
+from dflash_trt.checkpoints.rope import YarnScaling
+from dflash_trt.checkpoints.target import read_target
 
 pytestmark = pytest.mark.numeric
 
@@ -119,10 +123,7 @@ def test_committed_pair() -> None:
 
 @pytest.mark.exhaustive
 def test_recipe_end_to_end(tmp_path: Path) -> None:
-    for name in ("torch", "transformers", "tokenizers", "modelopt"):
-        pytest.importorskip(name)
-    from dflash_trt.training.demo.make import make_demo_pair
-
+    pytest.importorskip("modelopt")
     seen: list[str] = []
     pair = tmp_path / "pair"
     metrics = make_demo_pair(TOY, pair, lambda what, *_: seen.append(what))
@@ -154,12 +155,6 @@ def test_the_committed_gpt_oss_is_what_the_recipe_says() -> None:
 
 
 def test_a_saved_target_computes_what_it_computed(tmp_path: Path) -> None:
-    torch = pytest.importorskip("torch")
-    pytest.importorskip("transformers")
-    from dflash_trt.training.demo.gpt_oss import round_experts
-    from dflash_trt.training.demo.make import load_target, save_target
-    from dflash_trt.training.demo.target import build_target, round_to_bf16
-
     torch.manual_seed(0)
     model = build_target(TOY_GPT_OSS, 4)
     weight = model.model.layers[1].mlp.experts.down_proj
@@ -179,9 +174,6 @@ def test_a_saved_target_computes_what_it_computed(tmp_path: Path) -> None:
 
 
 def test_every_parameter_is_trained_by_its_kind() -> None:
-    pytest.importorskip("transformers")
-    from dflash_trt.training.demo.target import Optimizer, build_target
-
     model = build_target(TOY_GPT_OSS, 2)
     muon, adam = Optimizer(TOY_GPT_OSS, model).parts
     shapes = {tuple(one.shape) for group in muon.param_groups for one in group["params"]}
@@ -195,8 +187,6 @@ def test_every_parameter_is_trained_by_its_kind() -> None:
 @pytest.mark.exhaustive
 def test_gpt_oss_end_to_end(tmp_path: Path) -> None:
     pytest.importorskip("modelopt")
-    from dflash_trt.training.demo.make import make_demo_pair
-
     metrics = make_demo_pair(TOY_GPT_OSS, tmp_path / "pair", lambda *_: None)
     assert 1 <= metrics.acceptance_greedy <= TOY_GPT_OSS.block_size
     moe = read_pair(tmp_path / "pair", TOY_GPT_OSS).target.moe

@@ -7,18 +7,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from dflash_trt.training.demo.corpus import TRAIN_STREAM, document
-from dflash_trt.training.demo.gpt_oss import build_gpt_oss, round_experts
-from dflash_trt.training.demo.progress import LossReport
-from dflash_trt.training.demo.recipe import Stage, TrainingRecipe
-from dflash_trt.training.demo.tokenizer import END_ID
-from dflash_trt.training.extras import training_module
+import torch
+import transformers
+from torch import Tensor
+from transformers import PreTrainedTokenizerFast, Qwen3ForCausalLM
 
-if TYPE_CHECKING:
-    from torch import Tensor
-    from transformers import PreTrainedTokenizerFast, Qwen3ForCausalLM
+from demo_pair.recipe.corpus import TRAIN_STREAM, document
+from demo_pair.recipe.gpt_oss import build_gpt_oss, round_experts
+from demo_pair.recipe.settings import LossReport, Stage, TrainingRecipe
+from demo_pair.recipe.tokenizer import END_ID
 
 
 def build_target(recipe: TrainingRecipe, layers: int) -> Qwen3ForCausalLM:
@@ -26,8 +25,6 @@ def build_target(recipe: TrainingRecipe, layers: int) -> Qwen3ForCausalLM:
     if recipe.target.experts is not None:
         expert_model: Qwen3ForCausalLM = build_gpt_oss(recipe, layers)
         return expert_model
-    torch = training_module("torch")
-    transformers = training_module("transformers")
     config = transformers.Qwen3Config(
         **recipe.target_fields(layers),
         rope_parameters={"rope_type": "default", "rope_theta": recipe.rope_theta},
@@ -45,7 +42,6 @@ def build_target(recipe: TrainingRecipe, layers: int) -> Qwen3ForCausalLM:
 
 def deepen(recipe: TrainingRecipe, model: Qwen3ForCausalLM, layers: int) -> Qwen3ForCausalLM:
     """The same function with `layers` layers: copies whose outputs are zeroed, spread evenly."""
-    torch = training_module("torch")
     deep = build_target(recipe, layers)
     old = model.model.layers
     ratio = layers / len(old)
@@ -78,7 +74,6 @@ def corpus_rows(
     tokenizer: PreTrainedTokenizerFast, seed: int, stream: str, rows: range, length: int
 ) -> Tensor:
     """The rows of a stream as int64 ids [len(rows), length]."""
-    torch = training_module("torch")
     ids: Tensor = torch.tensor([corpus_row(tokenizer, seed, stream, row, length) for row in rows])
     return ids
 
@@ -100,20 +95,19 @@ class Optimizer:
     """
 
     def __init__(self, recipe: TrainingRecipe, model: Any) -> None:
-        optim = training_module("torch").optim
         named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
         kinds: dict[str, list[Any]] = {"matrix": [], "embedding": [], "experts": [], "other": []}
         for name, parameter in named:
             kinds[_kind(name, parameter.ndim)].append(parameter)
-        slow = {"params": kinds["embedding"], "scale": recipe.embedding_rate}
-        experts = {"params": kinds["experts"], "scale": recipe.expert_rate}
+        slow: dict[str, Any] = {"params": kinds["embedding"], "scale": recipe.embedding_rate}
+        experts: dict[str, Any] = {"params": kinds["experts"], "scale": recipe.expert_rate}
         self.weights = [p for _, p in named]
         self.clip = recipe.clip
         self.parts = [
-            optim.Muon(
+            torch.optim.Muon(
                 kinds["matrix"], weight_decay=recipe.weight_decay, adjust_lr_fn="match_rms_adamw"
             ),
-            optim.AdamW(
+            torch.optim.AdamW(
                 [{"params": kinds["other"]}, *(one for one in (slow, experts) if one["params"])],
                 betas=(0.9, 0.95),
                 weight_decay=0.0,
@@ -122,7 +116,6 @@ class Optimizer:
 
     def step(self, loss: Tensor, lr: float) -> None:
         """Back-propagate `loss`, clip, update at `lr`, clear the gradients."""
-        torch = training_module("torch")
         loss.backward()  # type: ignore[no-untyped-call]
         torch.nn.utils.clip_grad_norm_(self.weights, self.clip)
         for part in self.parts:
@@ -145,7 +138,6 @@ def _kind(name: str, dimensions: int) -> str:
 
 def round_to_bf16(model: Any) -> None:
     """Round every weight to the nearest bf16 value; the tensors stay float32."""
-    torch = training_module("torch")
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.copy_(parameter.to(torch.bfloat16).to(parameter.dtype))
@@ -155,7 +147,7 @@ def train_target(
     recipe: TrainingRecipe, tokenizer: PreTrainedTokenizerFast, progress: LossReport
 ) -> Qwen3ForCausalLM:
     """The trained target, weights rounded to bf16 values and held in float32."""
-    training_module("torch").manual_seed(recipe.seed)
+    torch.manual_seed(recipe.seed)
     model = build_target(recipe, recipe.target_stages[0].layers or len(recipe.target.layers))
     row = 0
     for number, stage in enumerate(recipe.target_stages):
@@ -193,8 +185,7 @@ def continue_rows(
     Args:
         temperature: 0 takes the likeliest token, else the softmax of logits / temperature.
     """
-    torch = training_module("torch")
-    cache_type = training_module("transformers").StaticCache
+    cache_type = transformers.StaticCache
     generator = torch.Generator().manual_seed(seed)
     rows = [list(prompt) for prompt in prompts]
     lengths = [len(prompt) + new_tokens for prompt in prompts]

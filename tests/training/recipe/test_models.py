@@ -3,23 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from random import Random
 
 import pytest
+import torch
+from transformers import Qwen3ForCausalLM
 
-from dflash_trt.training.demo.draft import attach_draft, draft_options, tapped_features
-from dflash_trt.training.demo.evaluate import drafts_everywhere
-from dflash_trt.training.demo.recipe import TrainingRecipe, small_sizes
-from dflash_trt.training.demo.target import build_target, continue_rows, deepen, round_to_bf16
-from dflash_trt.training.demo.tokenizer import MASK_ID
+from demo_pair.recipe.draft import attach_draft, draft_options, tapped_features
+from demo_pair.recipe.evaluate import accepted_lengths, distinct_ngrams, drafts_everywhere
+from demo_pair.recipe.settings import TrainingRecipe, small_sizes
+from demo_pair.recipe.target import build_target, continue_rows, deepen, round_to_bf16
+from demo_pair.recipe.tokenizer import MASK_ID
 
 pytestmark = pytest.mark.numeric
-
-if TYPE_CHECKING:
-    from transformers import Qwen3ForCausalLM
-
-torch = pytest.importorskip("torch")
-pytest.importorskip("transformers")
 
 TINY = replace(
     TrainingRecipe(),
@@ -104,3 +100,24 @@ def test_the_draft_gets_the_recipes_taps_dimensions_and_rope(target: Qwen3ForCau
     assert draft_options(TINY)["dflash_loss_objective"] == "decay"
     trained = {name for name, p in model.named_parameters() if p.requires_grad}
     assert trained and all(name.startswith("dflash_module.") for name in trained)
+
+
+def test_distinct_ngrams() -> None:
+    assert distinct_ngrams([list(range(10))]) == 1.0
+    assert distinct_ngrams([[1] * 9, [1] * 9]) == 0.25
+    assert distinct_ngrams([[1, 2]]) == 0.0
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_accepted_lengths_follow_the_loop(seed: int) -> None:
+    rng = Random(seed)
+    row = [rng.randrange(2) for _ in range(200)]
+    drafts = [[rng.randrange(2) for _ in range(7)] for _ in row]
+    expected, anchor = [], 10
+    while anchor + 8 <= len(row):
+        emitted = 1
+        while emitted <= 7 and drafts[anchor][emitted - 1] == row[anchor + emitted]:
+            emitted += 1
+        expected.append(emitted)
+        anchor += emitted
+    assert accepted_lengths(row, drafts, 10) == expected

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from demo_pair.recipe.evaluate import DraftMetrics
+from demo_pair.recipe.settings import DraftStage, Stage, TrainingRecipe
 from dflash_trt.checkpoints.sizes import DecoderSizes
-from dflash_trt.training.demo.evaluate import DraftMetrics
-from dflash_trt.training.demo.recipe import DraftStage, Stage, TrainingRecipe
 
 CARD = """\
 ---
@@ -34,7 +34,7 @@ The draft follows the z-lab checkpoint contract (`DFlashDraftModel`): block size
 
 ```
 pip install 'dflash-trt[train]'
-python -m dflash_trt.training.demo {arguments} --seed {recipe.seed}
+python -m demo_pair.recipe {arguments} --seed {recipe.seed}
 ```
 
 Step counts are fixed, so the same library versions on the same machine give the same weights;
@@ -43,7 +43,7 @@ other machines round differently and give a pair of the same quality. Made with
 
 ## Data
 
-Documents generated from the seed (`dflash_trt/training/demo/corpus.py`): shift logs, parcel routes
+Documents generated from the seed (`demo_pair/recipe/corpus.py`): shift logs, parcel routes
 and fleet files. A header draws names, tiers, a crew, a city, a load and the first and last id;
 the records walk through the header's lists, restate them in forms chosen by the tier, and count
 the id up. The load (kept 4 times in 5) and the outcome (ok 88 times in 100) stay random.

@@ -1,4 +1,4 @@
-"""Remakes the demo pair: `python -m dflash_trt.training.demo --output demo_pair --seed 0`.
+"""Remakes the demo pair: `python -m demo_pair.recipe --output demo_pair --seed 0`.
 
 `--family gpt-oss` trains a gpt-oss pair of a few layers by the same recipe.
 """
@@ -9,28 +9,47 @@ import argparse
 import json
 import shutil
 import sys
+import time
 from dataclasses import asdict, replace
+from importlib.metadata import version
 from pathlib import Path
 from random import Random
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import torch
+import transformers
+from transformers import PreTrainedTokenizerFast, Qwen3ForCausalLM
+
+from demo_pair.recipe.card import write_card
+from demo_pair.recipe.corpus import HELD_OUT_STREAM, TRAIN_STREAM, documents
+from demo_pair.recipe.draft import export_draft, load_draft, train_draft
+from demo_pair.recipe.evaluate import DraftMetrics, evaluate
+from demo_pair.recipe.gpt_oss import save_gpt_oss
+from demo_pair.recipe.settings import DEMO, GPT_OSS, LossReport, TrainingRecipe
+from demo_pair.recipe.target import corpus_rows, train_target
+from demo_pair.recipe.tokenizer import END_ID, save_tokenizer, train_tokenizer
 from dflash_trt.errors import DflashError
-from dflash_trt.training.demo.card import write_card
-from dflash_trt.training.demo.corpus import HELD_OUT_STREAM, TRAIN_STREAM, documents
-from dflash_trt.training.demo.draft import export_draft, load_draft, train_draft
-from dflash_trt.training.demo.evaluate import DraftMetrics, evaluate
-from dflash_trt.training.demo.gpt_oss import save_gpt_oss
-from dflash_trt.training.demo.progress import LossReport, Printer
-from dflash_trt.training.demo.recipe import DEMO, GPT_OSS, TrainingRecipe
-from dflash_trt.training.demo.target import corpus_rows, train_target
-from dflash_trt.training.demo.tokenizer import END_ID, save_tokenizer, train_tokenizer
-from dflash_trt.training.extras import training_module
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerFast, Qwen3ForCausalLM
 
 PROMPT_TOKENS = (48, 96)
 RECIPES = {"qwen3": DEMO, "gpt-oss": GPT_OSS}
+STEPS_A_LINE = 25
+
+
+class Printer:
+    """Prints the loss and the time left to stderr, every STEPS_A_LINE steps."""
+
+    def __init__(self) -> None:
+        self.what, self.started = "", 0.0
+
+    def __call__(self, what: str, done: int, total: int, loss: float) -> None:
+        if what != self.what:
+            self.what, self.started = what, time.monotonic()
+        if done % STEPS_A_LINE and done != total:
+            return
+        spent = time.monotonic() - self.started
+        left = spent / done * (total - done)
+        line = f"{what}: {done}/{total}, loss {loss:.3f}, {spent:.0f} s, {left:.0f} s left"
+        print(line, file=sys.stderr, flush=True)
 
 
 def held_out_prompts(recipe: TrainingRecipe, tokenizer: PreTrainedTokenizerFast) -> list[str]:
@@ -49,8 +68,8 @@ def save_target(target: Qwen3ForCausalLM, directory: Path) -> None:
     if target.config.model_type == "gpt_oss":
         save_gpt_oss(target, directory)
         return
-    torch = training_module("torch")
-    saved = type(target)(target.config).to(torch.bfloat16)
+    saved: Any = type(target)(target.config)
+    saved.to(torch.bfloat16)
     saved.load_state_dict(target.state_dict())
     saved.config.use_cache = True
     saved.config.architectures = ["Qwen3ForCausalLM"]
@@ -59,9 +78,7 @@ def save_target(target: Qwen3ForCausalLM, directory: Path) -> None:
 
 def load_target(directory: Path) -> Qwen3ForCausalLM:
     """The target in `directory`, in float32."""
-    model: Any = training_module("transformers").AutoModelForCausalLM.from_pretrained(
-        directory, dtype=training_module("torch").float32
-    )
+    model: Any = transformers.AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32)
     # transformers decodes MXFP4 experts to bf16, which holds them exactly.
     target: Qwen3ForCausalLM = model.float().train(False)
     return target
@@ -69,7 +86,6 @@ def load_target(directory: Path) -> Qwen3ForCausalLM:
 
 def measure(recipe: TrainingRecipe, directory: Path) -> DraftMetrics:
     """Evaluate the pair that lies in `directory`, as its files say."""
-    transformers = training_module("transformers")
     tokenizer = transformers.PreTrainedTokenizerFast.from_pretrained(directory / "target")
     target = load_target(directory / "target")
     draft = load_draft(recipe, target, directory / "draft")
@@ -82,8 +98,8 @@ def measure(recipe: TrainingRecipe, directory: Path) -> DraftMetrics:
 
 def library_versions() -> str:
     """The versions that decide the weights, as one phrase."""
-    names = ("torch", "transformers", "tokenizers", "modelopt")
-    return ", ".join(f"{name} {training_module(name).__version__}" for name in names)
+    names = ("torch", "transformers", "tokenizers", "nvidia-modelopt")
+    return ", ".join(f"{name} {version(name)}" for name in names)
 
 
 def make_demo_pair(recipe: TrainingRecipe, directory: Path, progress: LossReport) -> DraftMetrics:
@@ -91,9 +107,8 @@ def make_demo_pair(recipe: TrainingRecipe, directory: Path, progress: LossReport
 
     An existing directory is replaced only when the new one is complete.
     """
-    torch = training_module("torch")
     torch.set_num_threads(recipe.threads)
-    training_module("transformers").logging.set_verbosity_error()
+    transformers.logging.set_verbosity_error()  # type: ignore[no-untyped-call]
     work = directory.with_name(f".{directory.name}.partial")
     shutil.rmtree(work, ignore_errors=True)
     (work / "draft").mkdir(parents=True)
@@ -117,7 +132,7 @@ def make_demo_pair(recipe: TrainingRecipe, directory: Path, progress: LossReport
 
 def main(arguments: list[str] | None = None) -> int:
     """The command; returns the process's exit code."""
-    parser = argparse.ArgumentParser(prog="python -m dflash_trt.training.demo", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m demo_pair.recipe", description=__doc__)
     parser.add_argument("--output", type=Path, required=True, help="folder to write the pair to")
     parser.add_argument("--seed", type=int, default=DEMO.seed, help="default: %(default)s")
     parser.add_argument("--family", choices=RECIPES, default="qwen3", help="default: %(default)s")

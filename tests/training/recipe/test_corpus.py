@@ -5,15 +5,12 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from random import Random
-from typing import TYPE_CHECKING
 
 import pytest
+from transformers import PreTrainedTokenizerFast
 
-from dflash_trt.training.demo.corpus import HELD_OUT_STREAM, TRAIN_STREAM, document, documents
-from dflash_trt.training.demo.tokenizer import END_ID, MASK_ID, save_tokenizer, train_tokenizer
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerFast
+from demo_pair.recipe.corpus import HELD_OUT_STREAM, TRAIN_STREAM, document, documents
+from demo_pair.recipe.tokenizer import END_ID, MASK_ID, save_tokenizer, train_tokenizer
 
 
 def test_same_seed_same_documents_in_any_order() -> None:
@@ -49,8 +46,6 @@ def test_ids_count_up_to_the_last_one_of_the_header() -> None:
 
 @pytest.fixture(scope="module")
 def fast(tmp_path_factory: pytest.TempPathFactory) -> PreTrainedTokenizerFast:
-    for name in ("tokenizers", "transformers"):
-        pytest.importorskip(name)
     trained = train_tokenizer(documents(0, TRAIN_STREAM, 100), 400)
     return save_tokenizer(trained, tmp_path_factory.mktemp("tokenizer"), 128)
 

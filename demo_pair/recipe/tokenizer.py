@@ -5,12 +5,10 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from dflash_trt.training.extras import training_module
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerFast
+import tokenizers
+from transformers import PreTrainedTokenizerFast
 
 END_TOKEN = "<|endoftext|>"
 MASK_TOKEN = "<|mask|>"
@@ -25,7 +23,6 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int) -> Any:
     All 256 bytes are in the vocabulary, so any UTF-8 text survives encode and decode; ids 0 and
     1 are the end and the mask token.
     """
-    tokenizers = training_module("tokenizers")
     split = tokenizers.pre_tokenizers
     tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE())
     tokenizer.pre_tokenizer = split.Sequence(
@@ -44,7 +41,7 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int) -> Any:
 
 def save_tokenizer(tokenizer: Any, directory: Path, max_length: int) -> PreTrainedTokenizerFast:
     """Write tokenizer.json and tokenizer_config.json as transformers reads them."""
-    fast: PreTrainedTokenizerFast = training_module("transformers").PreTrainedTokenizerFast(
+    fast = PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
         tokenizer_object=tokenizer,
         eos_token=END_TOKEN,
         pad_token=END_TOKEN,

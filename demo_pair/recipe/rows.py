@@ -1,4 +1,4 @@
-"""Rows that drafts of several kinds learn alike: `python -m dflash_trt.training.demo.rows`.
+"""Rows that drafts of several kinds learn alike: `python -m demo_pair.recipe.rows`.
 
 Documents of the corpus that neither the demo pair nor its prompts have seen: of some the demo
 target continues the beginnings itself, greedily; of the others the rest stands as it is, for the
@@ -14,11 +14,11 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+from demo_pair.recipe.corpus import documents
 from dflash_trt.bundle.bundle import open_bundle
 from dflash_trt.core.publish import replacing
 from dflash_trt.errors import DflashError
 from dflash_trt.pair import LoadedPair
-from dflash_trt.training.demo.corpus import documents
 
 STREAM = "drafts-of-three-kinds"
 PROMPT_CHARACTERS = (100, 240)
@@ -47,7 +47,7 @@ def make_rows(pair: LoadedPair, seed: int, greedy: int, corpus: int, tokens: int
 
 def main(arguments: list[str] | None = None) -> int:
     """The command; returns the process's exit code."""
-    parser = argparse.ArgumentParser(prog="python -m dflash_trt.training.demo.rows")
+    parser = argparse.ArgumentParser(prog="python -m demo_pair.recipe.rows")
     parser.add_argument("bundle", type=Path, help="of the demo pair")
     parser.add_argument("--greedy", type=int, default=128, help="default: %(default)s")
     parser.add_argument("--corpus", type=int, default=256, help="default: %(default)s")

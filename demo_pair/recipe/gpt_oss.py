@@ -7,10 +7,13 @@ import math
 from pathlib import Path
 from typing import Any
 
+import torch
+import transformers
+from safetensors.torch import save_file
+
+from demo_pair.recipe.settings import TrainingRecipe
 from dflash_trt.quantization.formats import Float32
 from dflash_trt.quantization.mxfp4 import dequantize_mxfp4, quantize_mxfp4
-from dflash_trt.training.demo.recipe import TrainingRecipe
-from dflash_trt.training.extras import training_module
 
 EXPERT_WEIGHTS = ("gate_up_proj", "down_proj")
 
@@ -32,8 +35,6 @@ def build_gpt_oss(recipe: TrainingRecipe, layers: int) -> Any:
     The head starts as the embedding's copy, as where they are tied: what is copied from the
     prompt is found sooner. Experts' outputs start small, as depth asks.
     """
-    torch = training_module("torch")
-    transformers = training_module("transformers")
     experts = recipe.target.experts
     assert experts is not None
     config = transformers.GptOssConfig(
@@ -52,7 +53,7 @@ def build_gpt_oss(recipe: TrainingRecipe, layers: int) -> Any:
         },
         output_router_logits=True,
         router_aux_loss_coef=recipe.balance,
-        attn_implementation="eager",
+        attn_implementation="eager",  # type: ignore[call-arg]
     )
     model = transformers.GptOssForCausalLM(config)
     with torch.no_grad():
@@ -65,7 +66,6 @@ def build_gpt_oss(recipe: TrainingRecipe, layers: int) -> Any:
 
 def round_experts(model: Any) -> None:
     """Rounds every expert of a gpt-oss to MXFP4 values and freezes it; the tensors stay float32."""
-    torch = training_module("torch")
     with torch.no_grad():
         for layer in model.model.layers:
             for name in EXPERT_WEIGHTS:
@@ -80,7 +80,6 @@ def save_gpt_oss(model: Any, directory: Path) -> None:
 
     The experts must hold MXFP4 values (`round_experts`); everything else is written in bf16.
     """
-    torch = training_module("torch")
     tensors: dict[str, Any] = {}
     for name, value in model.state_dict().items():
         if name.endswith(EXPERT_WEIGHTS):
@@ -90,7 +89,6 @@ def save_gpt_oss(model: Any, directory: Path) -> None:
             tensors[f"{name}_scales"] = torch.from_numpy(scales)
         else:
             tensors[name] = value.to(torch.bfloat16).contiguous()
-    save_file = training_module("safetensors.torch").save_file
     save_file(tensors, directory / "model.safetensors", {"format": "pt"})
     config = json.loads(model.config.to_json_string())
     config |= {

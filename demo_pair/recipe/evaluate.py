@@ -12,17 +12,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import takewhile
 from operator import eq
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from dflash_trt.training.demo.draft import tapped_features
-from dflash_trt.training.demo.recipe import TrainingRecipe
-from dflash_trt.training.demo.target import continue_rows
-from dflash_trt.training.demo.tokenizer import END_ID
-from dflash_trt.training.extras import training_module
+import torch
+from torch import Tensor
+from transformers import Qwen3ForCausalLM
 
-if TYPE_CHECKING:
-    from torch import Tensor
-    from transformers import Qwen3ForCausalLM
+from demo_pair.recipe.draft import tapped_features
+from demo_pair.recipe.settings import TrainingRecipe
+from demo_pair.recipe.target import continue_rows
+from demo_pair.recipe.tokenizer import END_ID
 
 ANCHORS_AT_ONCE = 64
 
@@ -46,7 +45,6 @@ class DraftMetrics:
 
 def perplexity(target: Qwen3ForCausalLM, ids: Tensor) -> float:
     """exp(mean cross-entropy) over rows [rows, length] of int64 ids."""
-    torch = training_module("torch")
     with torch.no_grad():
         losses = [float(target(input_ids=row, labels=row).loss) for row in torch.split(ids, 4)]
     return math.exp(sum(losses) / len(losses))
@@ -63,7 +61,6 @@ def drafts_everywhere(recipe: TrainingRecipe, model: Any, ids: Tensor, features:
 
     Entry [b, n] is drafted from the anchor ids[b, n] and the features of positions below n.
     """
-    torch = training_module("torch")
     rows, length = ids.shape
     chunks = []
     model.dflash_module.eval()
@@ -116,7 +113,6 @@ def acceptance(
     rows: Sequence[Sequence[int]],
 ) -> float:
     """Mean tokens per verify step over all rows (each: a prompt and the target's tokens)."""
-    torch = training_module("torch")
     steps: list[int] = []
     for first in range(0, len(rows), 8):
         some = rows[first : first + 8]

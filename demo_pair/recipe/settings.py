@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
+from demo_pair.recipe.tokenizer import END_ID
 from dflash_trt.checkpoints.sizes import DecoderSizes, ExpertSizes, LayerSizes
-from dflash_trt.training.demo.tokenizer import END_ID
+
+LossReport = Callable[[str, int, int, float], None]
+"""(what, steps done, steps in all, loss)"""
 
 
 def small_sizes(

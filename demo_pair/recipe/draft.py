@@ -11,18 +11,18 @@ import copy
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+from transformers import PreTrainedTokenizerFast, Qwen3ForCausalLM
+from transformers.models.qwen3.modeling_qwen3 import Qwen3RotaryEmbedding
+
+from demo_pair.recipe.settings import DraftStage, LossReport, TrainingRecipe
+from demo_pair.recipe.target import Optimizer, continue_rows, corpus_rows, rate
+from demo_pair.recipe.tokenizer import MASK_ID
 from dflash_trt.errors import DflashError
-from dflash_trt.training.demo.progress import LossReport
-from dflash_trt.training.demo.recipe import DraftStage, TrainingRecipe
-from dflash_trt.training.demo.target import Optimizer, continue_rows, corpus_rows, rate
-from dflash_trt.training.demo.tokenizer import MASK_ID
-from dflash_trt.training.extras import training_module
-
-if TYPE_CHECKING:
-    from torch import Tensor
-    from transformers import PreTrainedTokenizerFast, Qwen3ForCausalLM
 
 IGNORED = -100
 ROWS_AT_ONCE = 64
@@ -63,7 +63,8 @@ def attach_draft(recipe: TrainingRecipe, target: Qwen3ForCausalLM) -> Any:
     ModelOpt taps one target layer per draft layer; the z-lab contract allows any number, so the
     draft module is rebuilt here with the recipe's taps.
     """
-    speculative = training_module("modelopt.torch.speculative")
+    from modelopt.torch import speculative  # which takes seconds
+
     model: Any = copy.deepcopy(target)
     model.config.num_orig_hidden_layers = model.config.num_hidden_layers
     speculative.convert(model, [("dflash", draft_options(recipe))])
@@ -78,9 +79,8 @@ def attach_draft(recipe: TrainingRecipe, target: Qwen3ForCausalLM) -> Any:
     model.dflash_config.target_layer_ids = taps
     model.dflash_module = model._build_draft_module(model.dflash_config)
     # ModelOpt 0.47 builds this lazily with an argument that transformers 5.23 no longer takes.
-    rotary = training_module("transformers.models.qwen3.modeling_qwen3").Qwen3RotaryEmbedding
-    model.dflash_module.rotary_emb = rotary(config=model.dflash_config)
-    start_at = training_module("torch").nn.init.constant_
+    model.dflash_module.rotary_emb = Qwen3RotaryEmbedding(config=model.dflash_config)
+    start_at = torch.nn.init.constant_
     for name, weight in model.dflash_module.named_parameters():
         if name.endswith(("q_norm.weight", "k_norm.weight")):
             # With small heads, a start at 1 keeps attention near flat.
@@ -92,7 +92,6 @@ def attach_draft(recipe: TrainingRecipe, target: Qwen3ForCausalLM) -> Any:
 
 def tapped_features(recipe: TrainingRecipe, target: Qwen3ForCausalLM, ids: Tensor) -> Tensor:
     """Residual streams after the tapped layers, [rows, length, taps * hidden], for int64 ids."""
-    torch = training_module("torch")
     with torch.no_grad():
         states = target.model(input_ids=ids, output_hidden_states=True).hidden_states
     features: Tensor = torch.cat([states[tap + 1] for tap in recipe.draft_taps], dim=-1)
@@ -122,7 +121,6 @@ def training_rows(
     progress: LossReport,
 ) -> TrainingRows:
     """Corpus rows and the target's own greedy and sampled continuations, with their features."""
-    torch = training_module("torch")
     kinds = (
         ("corpus", stage.corpus_rows, None),
         ("greedy", stage.greedy_rows, 0.0),
@@ -158,7 +156,6 @@ def train_draft(
     progress: LossReport,
 ) -> Any:
     """A ModelOpt DFlash model whose draft is trained for `target`."""
-    torch = training_module("torch")
     torch.manual_seed(recipe.seed)
     model = attach_draft(recipe, target)
     generator = torch.Generator().manual_seed(recipe.seed)
@@ -183,8 +180,8 @@ def train_draft(
 
 def export_draft(model: Any, directory: Path) -> None:
     """Write config.json and bf16 model.safetensors in the z-lab contract."""
-    torch = training_module("torch")
-    export = training_module("modelopt.torch.export")
+    from modelopt.torch import export
+
     export.export_speculative_decoding(model, torch.bfloat16, directory)
     path = directory / "config.json"
     config = json.loads(path.read_text())
@@ -200,8 +197,7 @@ def export_draft(model: Any, directory: Path) -> None:
 
 def load_draft(recipe: TrainingRecipe, target: Qwen3ForCausalLM, directory: Path) -> Any:
     """The exported draft in `directory` over `target`, for evaluation of what was written."""
-    safetensors = training_module("safetensors.torch")
     model = attach_draft(recipe, target)
-    tensors = safetensors.load_file(directory / "model.safetensors")
+    tensors = load_file(directory / "model.safetensors")
     model.dflash_module.load_state_dict({k: v.float() for k, v in tensors.items()})
     return model
