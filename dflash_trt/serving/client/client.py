@@ -21,7 +21,7 @@ from dflash_trt.runtime import (
 )
 from dflash_trt.runtime.logprobs import LogprobsMode
 from dflash_trt.sampling.penalties import Penalties
-from dflash_trt.serving.client.errors import ServedModelError, explain
+from dflash_trt.serving.client.errors import ServedModelError, read_error
 from dflash_trt.serving.client.logprobs import read_logprobs, read_prompt_logprobs
 from dflash_trt.serving.client.wire import MODEL, Response, WireClient, make_input
 from dflash_trt.text.detokenise import UNDECODED
@@ -180,8 +180,7 @@ class ServedModel:
         async with aclosing(self._wire.stream(_to_inputs(request), parameters)) as responses:
             async for response in responses:
                 if told := response.texts("error"):
-                    status, message = (told[at].decode(errors="replace") for at in (0, -1))
-                    failure = explain(status, message, self._wire.address)
+                    failure = read_error(told, self._wire.address)
                 if not response.raw.get("text_output"):  # the empty final response
                     continue
                 if first_at is None:

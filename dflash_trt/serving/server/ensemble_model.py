@@ -163,7 +163,8 @@ class TritonPythonModel:
                 outputs = _read_outputs(response)
                 if "error" in outputs:
                     self._release(forwarding)
-                    channel.fail_with(*read_texts(outputs, "error"))
+                    code, *_, message = read_texts(outputs, "error")
+                    channel.fail_with(code, message)
                     ended = True
                 elif outputs:
                     last = _FINAL_MARK in outputs

@@ -73,7 +73,7 @@ class Channel:
         """
         code, message = ERROR_CODES[failure.outcome], failure.error.message
         if as_output:
-            error = as_strings([code, message])
+            error = as_strings([code, failure.outcome, message])
             self.send({"text_output": as_strings([""]), "error": error}, final=True)
         else:
             self.fail_with(code, message)
