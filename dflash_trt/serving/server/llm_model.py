@@ -16,6 +16,7 @@ from dflash_trt.runtime.jobs import Failure, Job, Outcome
 from dflash_trt.runtime.worker import GeneratorWorker
 from dflash_trt.serving.server.compiling import CompilingQueue
 from dflash_trt.serving.server.generation import GenerationReader, check_streaming_text
+from dflash_trt.serving.server.heartbeat import HeartbeatWriter
 from dflash_trt.serving.server.inputs import (
     STOP_IDS,
     Tensors,
@@ -25,7 +26,6 @@ from dflash_trt.serving.server.inputs import (
 )
 from dflash_trt.serving.server.low_acceptance import AcceptanceWatch
 from dflash_trt.serving.server.metrics import Metrics
-from dflash_trt.serving.server.pulse import PulseWriter
 from dflash_trt.serving.server.replies import Channel, Reply, ReplyPool
 from dflash_trt.serving.server.settings import ModelSettings
 from dflash_trt.serving.server.watch import CancellationWatch
@@ -41,7 +41,7 @@ class TritonPythonModel:
 
     When an executor has failed and none opens in its place, every request is refused at once with
     advice to restart the server, but readiness stays true: a Python model cannot take it back,
-    and Triton server 2.51 calls even a model ready whose process has died. The pulse tells it to
+    and Triton server 2.51 calls even a model ready whose process has died. The heartbeat tells
     `dflash-trt serve`, which starts another server.
     """
 
@@ -74,7 +74,7 @@ class TritonPythonModel:
         self._worker = GeneratorWorker(
             pair.open_runner,
             limits.max_batch + queue,
-            on_phase=PulseWriter().beat,
+            on_phase=HeartbeatWriter().beat,
         )
         self._request_seconds = settings.count("request_seconds", 0)
         self._worker.start()
