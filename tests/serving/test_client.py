@@ -19,7 +19,6 @@ from dflash_trt.runtime import SamplingParams
 from dflash_trt.serving.client.client import (
     GenerationRequest,
     ServedModel,
-    TextAssembler,
     TextDelta,
 )
 from dflash_trt.serving.client.errors import ServedModelError, read_error
@@ -28,41 +27,6 @@ from tests.serving.client import read_metrics
 from tests.serving.conftest import counting
 from tests.serving.served import PROMPTS, Served
 from tests.waiting import wait_until
-
-
-@pytest.mark.parametrize(
-    ("outputs", "pieces"),
-    [
-        (["a", "ab", "abc"], ["a", "b", "c"]),
-        (["a", "a", "ab"], ["a", "", "b"]),
-        (["", "\ufffd", "é", "é"], ["", "", "é", ""]),  # half a character
-        (["a\ufffd\ufffd\ufffd", "a😀", "a😀b"], ["a", "😀", "b"]),
-        (["a\ufffd", "a\ufffdb", "a\ufffdb"], ["a", "\ufffdb", ""]),  # it stays what it is
-        (["a\ufffd", "a\ufffd"], ["a", "\ufffd"]),
-        (["a\ufffdb", "a\ufffd\ufffd", "a\ufffdb"], None),
-        (["ab", "a"], None),
-        (["ab", "ax"], None),
-    ],
-)
-def test_cumulative_text(outputs: list[str], pieces: list[str] | None) -> None:
-    assembler = TextAssembler(cumulative=True)
-    last = len(outputs) - 1
-
-    def push_all() -> list[str]:
-        return [assembler.push(out, final=at == last) for at, out in enumerate(outputs)]
-
-    if pieces is None:
-        with pytest.raises(ServedModelError, match="changed"):
-            push_all()
-    else:
-        assert push_all() == pieces
-        assert assembler.text == outputs[-1] == "".join(pieces)
-
-
-def test_text_in_pieces() -> None:
-    assembler = TextAssembler(cumulative=False)
-    assert [assembler.push(out, final=False) for out in ("a", "", "é")] == ["a", "", "é"]
-    assert assembler.text == "aé"
 
 
 async def _collect(model: ServedModel, request: GenerationRequest) -> list[TextDelta]:
