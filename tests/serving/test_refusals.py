@@ -69,7 +69,7 @@ def test_between_models_a_refusal_is_an_output(addresses: ServerAddresses) -> No
     for fields in ({"text_input": ""}, {"text_input": "abc", MAX: 0}):
         answer = ask_grpc(addresses.grpc, LLM, fields, parameters={"errors_as_output": True})
         assert answer.error is None
-        assert answer.last["error"].startswith("INVALID_ARG"), answer.last
+        assert answer.last["error"].startswith("INVALID_ARGrefused"), answer.last
 
 
 def test_parameters_are_checked(addresses: ServerAddresses) -> None:
