@@ -211,7 +211,7 @@ NO_SYSTEM = {"messages": [{"role": "system", "content": "x"}]}
         ("completions", b" " * (MAX_BODY_BYTES + 1), 413, None, "16 MiB"),
         ("completions", PROMPT | {"model": "gpt-4"}, 404, "model", "only 'demo'"),
         ("chat/completions", CHAT | {"model": "gpt-4"}, 404, "model", "only 'demo'"),
-        ("chat/completions", CHAT | {"tools": [{}]}, 400, "tools[0]", "only tools of type"),
+        ("chat/completions", CHAT | {"tools": [{}]}, 400, "tools[0].type", "required"),
         (
             "chat/completions",
             CHAT | {"reasoning_effort": "low"},

@@ -26,9 +26,9 @@ from dflash_trt.serving.openai.body import BodyReader
 from dflash_trt.serving.openai.errors import ApiError, as_api_error
 from dflash_trt.serving.openai.figures import FrontFigures
 from dflash_trt.serving.openai.merging import merge
+from dflash_trt.serving.openai.messages import check_variables
 from dflash_trt.serving.openai.reply import ReplyWriter, error_event
 from dflash_trt.serving.openai.request import CompletionRequest, read_chat, read_completion
-from dflash_trt.serving.openai.templates import check_variables
 from dflash_trt.serving.openai.tokenization import (
     TokenizeRequest,
     detokenize,
