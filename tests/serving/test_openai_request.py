@@ -120,7 +120,7 @@ BOTH: list[tuple[dict[str, Any], str | None, str]] = [
     ({"repetition_penalty": 0}, "repetition_penalty", "0.0 is not a number from 0.0001"),
     ({"logit_bias": {"50256": -101}}, "logit_bias", "-101.0 is not a number from -100 to 100"),
     ({"logit_bias": {"5": "x"}}, "logit_bias.5", "number"),
-    ({"logit_bias": {"5.0": 1}}, "logit_bias", "is no token id"),
+    ({"logit_bias": {"5.0": 1}}, "logit_bias.5.0", "match pattern"),
     ({"logit_bias": {"5": 1, "05": 2}}, "logit_bias", "names a token twice"),
     ({"logit_bias": [5]}, "logit_bias", "an object"),
     ({"logit_bias": dict.fromkeys(map(str, range(1025)), 1)}, "logit_bias", "1024"),

@@ -40,7 +40,7 @@ class _Part(Body, extra="ignore"):
     text: AnyText
 
 
-Content = Annotated[
+MessageText = Annotated[
     Annotated[AnyText, Tag("text")] | Annotated[list[_Part], Tag("parts")],
     Discriminator(_find_form),
 ]
@@ -58,7 +58,7 @@ class _Call(Body, extra="ignore"):
 
 
 class _Said(Body):
-    content: Content
+    content: MessageText
 
     @model_validator(mode="before")
     @classmethod
