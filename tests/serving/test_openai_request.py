@@ -34,7 +34,7 @@ def test_defaults_are_openais() -> None:
     )
     assert asked.generation == expected and not asked.include_usage
     assert seed != _completion().generation.sampling.seed  # one of its own for each
-    assert (chat.generation.max_tokens, chat.messages) == (None, tuple(HELLO))
+    assert (chat.generation.max_tokens, chat.chat.messages) == (None, tuple(HELLO))
 
 
 def test_everything_that_is_supported() -> None:
@@ -86,7 +86,7 @@ def test_messages() -> None:
             {"role": "assistant", "content": "x", "refusal": None, "tool_calls": []},
         ]
     )
-    assert [message["content"] for message in asked.messages] == ["s", "", "ab", "x"]
+    assert [message["content"] for message in asked.chat.messages] == ["s", "", "ab", "x"]
 
 
 def test_neutral_values_ask_for_nothing() -> None:
@@ -314,7 +314,7 @@ def test_refused_in_one(read: Callable[..., object], fields: dict[str, Any], par
 def test_calls_and_their_results() -> None:
     asks = {"role": "assistant", "content": None, "tool_calls": [CALL, {**CALL, "id": "d"}]}
     results = [{"role": "tool", "content": one, "tool_call_id": one} for one in "dc"]
-    read = _chat(messages=[*HELLO, asks, *results, *HELLO]).messages
+    read = _chat(messages=[*HELLO, asks, *results, *HELLO]).chat.messages
     called = {"name": "f", "arguments": {"a": 1}}
     assert read[1]["content"] == "" and read[1]["tool_calls"][1]["function"] == called
     assert read[1]["tool_calls"][1]["id"] == "d"
@@ -332,14 +332,14 @@ def test_tools() -> None:
     parameters = {"type": "object", "properties": {"a": {"type": "integer"}}}
     full = _function(description="does", parameters=parameters, strict=True)
     other = {"type": "function", "function": {"name": "g"}}
-    use = _chat(tools=[full, other], parallel_tool_calls=False).tools
+    use = _chat(tools=[full, other], parallel_tool_calls=False).chat.tools
     assert use == ToolUse((Tool("f", "does", parameters, True), Tool("g")), parallel=False)
-    assert _chat(tools=[full], tool_choice="required").tools.must
+    assert _chat(tools=[full], tool_choice="required").chat.tools.must
     named = {"type": "function", "function": {"name": "g"}}
-    use = _chat(tools=[full, other], tool_choice=named).tools
+    use = _chat(tools=[full, other], tool_choice=named).chat.tools
     assert [one.name for one in use.callable] == ["g"] and use.must and not use.parallel
-    assert _chat(tools=[full], tool_choice="none").tools is None
-    assert _chat(tools=[], tool_choice="none").tools is None
+    assert _chat(tools=[full], tool_choice="none").chat.tools is None
+    assert _chat(tools=[], tool_choice="none").chat.tools is None
 
 
 @pytest.mark.parametrize("body", [None, [], "text", 3])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Discriminator, Field, Tag, model_validator
@@ -12,8 +13,10 @@ from dflash_trt.core.strict_json import parse_json, quoted
 from dflash_trt.errors import DflashError
 from dflash_trt.serving.openai.errors import ApiError
 from dflash_trt.serving.openai.fields import AnyText, Body, Text
+from dflash_trt.serving.openai.tools import Tools
 from dflash_trt.text.chat import ChatRenderer, Message
 from dflash_trt.text.tokenizer import SPECIAL_TOKENS
+from dflash_trt.text.tools import ToolUse
 
 VARIABLES, EFFORT = "chat_template_kwargs", "reasoning_effort"
 MOST_VARIABLES = 32
@@ -101,10 +104,26 @@ Messages = Annotated[list[Said], Field(min_length=1)]
 
 
 class TemplateBody(Body):
-    """What a request gives a chat's template beside messages and tools."""
+    """What a request gives a chat's template beside messages."""
 
+    tools: Tools = Field([])
     chat_template_kwargs: dict[str, Any] = Field({}, max_length=MOST_VARIABLES)
     reasoning_effort: Literal["low", "medium", "high"] | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Conversation:
+    """What a chat's template makes a prompt of.
+
+    Args:
+        messages: at least one.
+        variables: of the template, the effort included.
+        tools: that the answer may call; None where there are none.
+    """
+
+    messages: tuple[Message, ...]
+    variables: Mapping[str, Any]
+    tools: ToolUse | None
 
 
 def read_messages(given: Sequence[_Told | _Answered | _Result]) -> tuple[Message, ...]:

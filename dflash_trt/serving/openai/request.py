@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Discriminator, Field, Tag
@@ -18,15 +17,14 @@ from dflash_trt.serving.client.client import GenerationRequest, Prompt
 from dflash_trt.serving.openai.errors import ApiError
 from dflash_trt.serving.openai.fields import Body, Count, Text, TokenId, as_refusal, read_body
 from dflash_trt.serving.openai.messages import (
+    Conversation,
     Messages,
     TemplateBody,
     read_messages,
     read_variables,
 )
 from dflash_trt.serving.openai.structured import StructuredBody, read_structure
-from dflash_trt.serving.openai.tools import Tools, read_tools
-from dflash_trt.text.chat import Message
-from dflash_trt.text.tools import ToolUse
+from dflash_trt.serving.openai.tools import read_tools
 
 MAX_STOPS = 4
 DEFAULT_COMPLETION_TOKENS = 16  # OpenAI's; a chat's default is the end of the context
@@ -114,7 +112,6 @@ class _ChatBody(_CommonBody, TemplateBody):
     max_completion_tokens: Count | None = None
     logprobs: bool = False
     top_logprobs: Annotated[int, Field(ge=0, le=20)] = 0
-    tools: Tools = Field([])
     tool_choice: Any = "auto"
     parallel_tool_calls: bool = True
     separate_reasoning: bool = True  # SGLang's name and default
@@ -134,10 +131,8 @@ class CompletionRequest:
         prompts: of a completion, at least one; none of a chat.
         echo: a completion's texts begin with their prompts.
         prompt_logprobs: so many alternatives of each token of a prompt are shown; None: nothing is.
-        messages: of a chat, at least one; none of a completion.
-        variables: of a chat's template.
+        chat: what the prompt of a chat is made of; None of a completion.
         separates_reasoning: a chat's reply tells it from the content, where the model marks it.
-        tools: that a chat's answer may call; None where there are none.
         include_usage: a stream ends with the token counts.
     """
 
@@ -148,14 +143,12 @@ class CompletionRequest:
     prompts: tuple[Prompt, ...] = ()
     echo: bool = False
     prompt_logprobs: int | None = None
-    messages: tuple[Message, ...] = ()
-    variables: Mapping[str, Any] = field(default_factory=dict)
+    chat: Conversation | None = None
     separates_reasoning: bool = False
-    tools: ToolUse | None = None
 
     @property
     def is_chat(self) -> bool:
-        return bool(self.messages)
+        return self.chat is not None
 
     def outputs(self) -> list[GenerationRequest]:
         """What is asked of the model: of one prompt after the other its samples.
@@ -224,10 +217,12 @@ def read_chat(raw: Any) -> CompletionRequest:
         include_usage=_read_usage(body),
         samples=body.n,
         prompt_logprobs=body.prompt_logprobs,
-        messages=read_messages(body.messages),
-        variables=read_variables(body),
+        chat=Conversation(
+            messages=read_messages(body.messages),
+            variables=read_variables(body),
+            tools=read_tools(body.tools, body.tool_choice, parallel=body.parallel_tool_calls),
+        ),
         separates_reasoning=body.separate_reasoning,
-        tools=read_tools(body.tools, body.tool_choice, parallel=body.parallel_tool_calls),
     )
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -11,17 +10,17 @@ from pydantic import Field
 from dflash_trt.serving.openai.errors import ApiError
 from dflash_trt.serving.openai.fields import AnyText, Body, read_body
 from dflash_trt.serving.openai.messages import (
+    EFFORT,
     VARIABLES,
+    Conversation,
     Messages,
     TemplateBody,
     read_messages,
     read_variables,
 )
-from dflash_trt.serving.openai.tools import Tools, read_tools
-from dflash_trt.text.chat import Message
+from dflash_trt.serving.openai.tools import read_tools
 from dflash_trt.text.tokenizer import BundleTokenizer
 from dflash_trt.text.tokenizer_calls import decode
-from dflash_trt.text.tools import ToolUse
 
 MAX_CHARACTERS = 1 << 20
 """Of a text: one thread makes the tokens of all who ask."""
@@ -31,7 +30,6 @@ class _TokenizeBody(TemplateBody):
     model: str | None = None
     prompt: AnyText | None = None
     messages: Messages | None = None
-    tools: Tools = Field([])
     add_special_tokens: bool | None = None
     return_token_strs: bool = False
     # An unfinished chat is refused.
@@ -48,21 +46,17 @@ class DetokenizeRequest(Body):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenizeRequest:
-    """A text, or the messages of a chat, of which the token ids are asked.
+    """A text, or a chat, of which the token ids are asked.
 
     Args:
         model: None where the client named none.
-        tools: that the chat's template is told of.
-        variables: of the chat's template.
         special: the tokenizer adds its own special tokens; a chat's template writes them itself.
         strings: each token as the vocabulary spells it is asked too.
     """
 
     model: str | None
     prompt: str
-    messages: tuple[Message, ...]
-    tools: ToolUse | None
-    variables: Mapping[str, Any]
+    chat: Conversation | None
     special: bool
     strings: bool
 
@@ -74,20 +68,25 @@ def read_tokenize(raw: Any) -> TokenizeRequest:
         ApiError: a parameter that is missing, wrong or not supported.
     """
     body = read_body(_TokenizeBody, raw)
-    is_chat = body.messages is not None
-    if is_chat == (body.prompt is not None):
-        what = "goes without messages" if is_chat else "is required, or messages"
+    if (body.messages is None) == (body.prompt is None):
+        what = "is required, or messages" if body.prompt is None else "goes without messages"
         raise ApiError(what, param="prompt")
-    for name in ("tools", VARIABLES):
-        if not is_chat and getattr(body, name):
+    chat = None
+    if body.messages is not None:
+        chat = Conversation(
+            messages=read_messages(body.messages),
+            variables=read_variables(body),
+            tools=read_tools(body.tools),
+        )
+    for name in ("tools", VARIABLES, EFFORT):
+        if chat is None and getattr(body, name):
             raise ApiError("goes with messages only", param=name)
+    special = chat is None if body.add_special_tokens is None else body.add_special_tokens
     return TokenizeRequest(
         model=body.model,
         prompt=body.prompt or "",
-        messages=read_messages(body.messages or ()),
-        tools=read_tools(body.tools),
-        variables=read_variables(body),
-        special=not is_chat if body.add_special_tokens is None else body.add_special_tokens,
+        chat=chat,
+        special=special,
         strings=body.return_token_strs,
     )
 
@@ -112,7 +111,7 @@ def tokenize(
     """
     if len(text) > MAX_CHARACTERS:
         what = f"a text of {len(text):,} characters; {MAX_CHARACTERS:,} are the most"
-        raise ApiError(what, param="messages" if asked.messages else "prompt")
+        raise ApiError(what, param="messages" if asked.chat else "prompt")
     ids = tokenizer.encode(text, special=asked.special)
     strings = [tokenizer.core.id_to_token(token) for token in ids] if asked.strings else None
     return {"count": len(ids), "max_model_len": max_seq_len, "tokens": ids, "token_strs": strings}
