@@ -49,7 +49,6 @@ _FRONT_ONLY = {
     "--served-model-name": "model_names",
     "--api-key-file": "key_file",
     "--key-requests": "key_requests",
-    "--key-tokens": "key_tokens",
     "--tls-cert": "tls_cert",
     "--tls-key": "tls_key",
 }
@@ -86,12 +85,6 @@ _FRONT_ONLY = {
     ),
     click.option(
         "--key-requests", type=COUNT, help="Requests in flight of one API key.  [default: any]"
-    ),
-    click.option(
-        "--key-tokens",
-        type=COUNT,
-        help="Tokens of one API key, of prompts and answers, that may end in a minute.  "
-        "[default: any]",
     ),
     click.option("--tls-cert", type=FILE, help="The OpenAI port speaks TLS by this PEM file..."),
     click.option("--tls-key", type=FILE, help="... and its key."),

@@ -7,7 +7,7 @@ import math
 import time
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any, cast, get_args
 
 import numpy as np
@@ -17,15 +17,13 @@ from dflash_trt.runtime import (
     FinishReason,
     RequestResult,
     RequestStatistics,
-    SamplingParams,
     TokenLogprob,
 )
-from dflash_trt.runtime.logprobs import LogprobsMode
-from dflash_trt.sampling.penalties import Penalties
+from dflash_trt.runtime.request import Continuation
+from dflash_trt.sampling.rules import TokenRules
 from dflash_trt.serving.client.errors import ServedModelError, read_error
 from dflash_trt.serving.client.wire import MODEL, Response, WireClient, make_input
 from dflash_trt.text.grammar import Grammar
-from dflash_trt.text.stops import check_stop_strings
 
 if TYPE_CHECKING:
     from tritonclient.grpc import InferInput
@@ -38,43 +36,28 @@ _LARGEST = 2**31 - 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GenerationRequest:
+class GenerationRequest(Continuation):
     """What to continue and how; as `runtime.Request`, but with text.
 
     Args:
         prompt: not empty; token ids are taken as they are.
-        max_tokens: most output tokens (>= 1); None is up to the end of the context.
-        ignore_eos: do not end at the model's end-of-sequence ids.
         add_special_tokens: False for a rendered chat template, which writes them itself.
         streaming: False asks for one answer at the end, which costs the server less.
-        logprobs, logprobs_mode, prompt_logprobs, penalties: as `runtime.Request` has them.
         allowed_token_ids: the only tokens that may come; None: all.
         bad_words: texts that may not come; the served model makes tokens of them.
         grammar: what the output must be; compiled by the served model.
-
-    Raises:
-        DflashError: a stop string is empty, or there is too much of them (usage).
     """
 
     prompt: Prompt
-    max_tokens: int | None = None
-    sampling: SamplingParams = field(default_factory=SamplingParams)
-    stop_strings: tuple[str, ...] = ()
-    ignore_eos: bool = False
     add_special_tokens: bool = True
     streaming: bool = True
-    logprobs: int | None = None
-    logprobs_mode: LogprobsMode = "raw_logprobs"
-    prompt_logprobs: int | None = None
-    penalties: Penalties = field(default_factory=Penalties)
     allowed_token_ids: tuple[int, ...] | None = None
     bad_words: tuple[str, ...] = ()
     grammar: Grammar | None = None
 
     def __post_init__(self) -> None:
-        if not all(self.stop_strings):
-            raise DflashError("a stop string is empty", where="stop_strings", usage=True)
-        check_stop_strings(self.stop_strings)
+        Continuation.__post_init__(self)  # slots leave `super()` without its class
+        TokenRules(allowed=self.allowed_token_ids)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

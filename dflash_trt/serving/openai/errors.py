@@ -24,13 +24,11 @@ class ApiError(DflashError):
         status: int = 400,
         param: str | None = None,
         code: str | None = None,
-        retry_after_s: int = RETRY_AFTER_S,
     ) -> None:
         super().__init__(what, where=param)
         self.status = status
         self.param = param
         self.code = code
-        self._retry_after_s = retry_after_s
 
     @property
     def headers(self) -> dict[str, str]:
@@ -39,7 +37,7 @@ class ApiError(DflashError):
             return {"WWW-Authenticate": "Bearer"}
         if self.status == 504:  # else OpenAI's clients ask twice more, for as long each time
             return {"x-should-retry": "false"}
-        return {"Retry-After": str(self._retry_after_s)} if self.status in (429, 503) else {}
+        return {"Retry-After": str(RETRY_AFTER_S)} if self.status in (429, 503) else {}
 
     def to_json(self) -> dict[str, Any]:
         kind = "invalid_request_error" if self.status < 500 else "server_error"
