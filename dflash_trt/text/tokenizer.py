@@ -83,6 +83,15 @@ class BundleTokenizer:
             return None
         return ChatRenderer(self.chat_template, self.special_texts)
 
+    def end_ids(self, named: Sequence[int]) -> tuple[int, ...]:
+        """The ids that end a text: those `named` by the model's config, then the tokenizer's own.
+
+        A model tuned for chats may state the base model's end alone, and end its turns with the
+        tokenizer's `eos_token`.
+        """
+        own = self.core.token_to_id(self.special_texts["eos_token"])
+        return tuple(named) if own is None or own in named else (*named, own)
+
     @property
     def special_texts(self) -> dict[str, str]:
         """The special tokens that the config names, by its keys; empty texts for others."""
