@@ -109,7 +109,8 @@ def test_hostile_templates(template: str, piece: str) -> None:
 
 def test_some_attributes_are_merely_undefined() -> None:
     # jinja2's sandbox: an unsafe attribute that is only printed has no text.
-    assert _render("{{ raise_exception.__globals__ }}|{{ messages.__class__ }}|") == "||"
+    unsafe = "{{ raise_exception.__globals__ }}|{{ messages.__class__ }}|"
+    assert _render(unsafe + "{{ messages[0].content }}") == "||hi"
 
 
 @pytest.mark.parametrize(
@@ -130,6 +131,43 @@ def test_a_broken_interpreter_is_one_line(
 ) -> None:
     monkeypatch.setattr(sys, "executable", interpreter)
     _refusal("x")
+
+
+KNOWING = """{% for m in messages %}{% if m.role in ROLES %}<{{ m.role }}>
+{%- if m.tool_calls %}call{% else %}{{ m.content | trim | tojson }}{% endif %}
+{%- endif %}{% endfor %}"""
+
+
+@pytest.mark.parametrize(
+    ("known", "roles", "shown"),
+    [
+        ("['system', 'user']", "developer user", '<system>"hi 0"<user>"hi 1"'),
+        ("['system', 'user']", "user developer", '<user>"hi 0"<system>"hi 1"'),
+        ("['developer', 'user']", "developer user", '<developer>"hi 0"<user>"hi 1"'),
+        ("['user']", "developer user", "drops message 1, of role 'system'"),
+        ("['user']", "system user", "drops message 1, of role 'system'"),
+        ("['user']", "user critic user", "drops message 2, of role 'critic'"),
+    ],
+)
+def test_no_message_is_lost(known: str, roles: str, shown: str) -> None:
+    """Templates pass over roles that they do not know; contents that they trim or quote show."""
+    messages = [{"role": role, "content": f" hi {at}"} for at, role in enumerate(roles.split())]
+    with closing(ChatRenderer(KNOWING.replace("ROLES", known), {})) as renderer:
+        for _ in range(2):  # the second time from memory
+            if shown.startswith("drops"):
+                with pytest.raises(DflashError, match=shown):
+                    renderer.render(messages)
+            else:
+                assert renderer.render(messages) == shown
+
+
+def test_what_may_be_missing_from_a_chat() -> None:
+    """Nothing of an empty message, and the words beside a call, which Llama's template drops."""
+    calling = {"role": "assistant", "content": "let me see", "tool_calls": [{}]}
+    template = KNOWING.replace("ROLES", "['user', 'assistant']")
+    with closing(ChatRenderer(template, {})) as renderer:
+        empty = {"role": "system", "content": " "}
+        assert renderer.render([empty, *HELLO, calling]) == '<user>"hi"<assistant>call'
 
 
 def _tokenizer(folder: Path, **config: Any) -> BundleTokenizer:
@@ -161,13 +199,13 @@ def test_template_files_that_cannot_be_used(tmp_path: Path, content: bytes) -> N
 def test_special_tokens(tmp_path: Path) -> None:
     tokenizer = _tokenizer(
         tmp_path,
-        chat_template="{{ bos_token }}{{ eos_token }}{{ unk_token }}.",
+        chat_template="{{ bos_token }}{{ eos_token }}{{ unk_token }}{{ messages[0].content }}",
         bos_token={"content": "!", "special": True},
         eos_token="<end>",
         unk_token=None,
     )
     ids = tokenizer.encode("!")
-    assert tokenizer.encode_chats(["x"]) == [[*ids, 256, *tokenizer.encode(".")]]
+    assert tokenizer.encode_chats(["x"]) == [[*ids, 256, *tokenizer.encode("x")]]
 
 
 def test_settings_of_the_tokenizers_training_do_not_apply(tmp_path: Path) -> None:
@@ -189,11 +227,11 @@ def test_a_text_the_tokenizer_has_no_token_for(tmp_path: Path) -> None:
 
 
 def test_a_worker_is_kept() -> None:
-    template = "{{ messages[0].content }}{{ eos_token }}{{ messages | length }}"
+    template = "{% for m in messages %}{{ m.content }}{{ eos_token }}{{ loop.index }}{% endfor %}"
     with closing(ChatRenderer(template, {"eos_token": "<end>"})) as renderer:
         for text in ("a", "", "é\n\u2028", "<b>&\x00", "x" * 1_000_000):
             message = {"role": "user", "content": text}
-            assert renderer.render([message] * 2) == f"{text}<end>2"
+            assert renderer.render([message] * 2) == f"{text}<end>1{text}<end>2"
         kept = chat_worker(renderer)
         kept.kill()
         kept.wait()
