@@ -176,6 +176,39 @@ def _tokenizer(folder: Path, **config: Any) -> BundleTokenizer:
     return BundleTokenizer(folder)
 
 
+def test_added_tokens_of_the_config_alone(tmp_path: Path) -> None:
+    """As transformers reads them, flags and order too."""
+    transformers = pytest.importorskip("transformers")
+    stated = {
+        "258": {"content": "<b>", "special": False, "lstrip": True, "normalized": True},
+        "257": {"content": "<|im_start|>", "special": True},
+        "256": {"content": "<end>", "special": True},
+        "259": {"content": "<end>b", "special": False, "single_word": True},
+    }
+    found = _tokenizer(
+        tmp_path, added_tokens_decoder=stated, tokenizer_class="PreTrainedTokenizerFast"
+    )
+    theirs = transformers.AutoTokenizer.from_pretrained(tmp_path)
+    for text in ("<|im_start|>user\nhi  <b>!<end>bx<end>b", "<end>b <|im_start|><|im_end|>"):
+        assert found.encode(text) == theirs.encode(text, add_special_tokens=False)
+        assert 257 in found.encode(text)
+    assert found.core.get_vocab_size() == len(theirs) == 260
+
+
+@pytest.mark.parametrize(
+    ("stated", "piece"),
+    [
+        ({"300": {"content": "<b>"}}, 'gives "<b>" the id 300, tokenizer.json 257'),
+        ({"x": {"content": "<b>"}}, 'no token\'s id and content at "x"'),
+        ({"257": 3}, 'no token\'s id and content at "257"'),
+    ],
+)
+def test_added_tokens_that_do_not_fit(tmp_path: Path, stated: object, piece: str) -> None:
+    with pytest.raises(DflashError, match=piece) as caught:
+        _tokenizer(tmp_path, added_tokens_decoder=stated)
+    assert "tokenizer_config.json" in caught.value.message
+
+
 NAMED = [{"name": "tool_use", "template": "t"}, {"name": "default", "template": "d"}]
 
 
