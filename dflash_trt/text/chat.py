@@ -7,11 +7,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from dflash_trt.errors import DflashError, one_line
-from dflash_trt.text.foreign import ForeignLimits, ForeignProcess, ForeignProcessLostError
+from dflash_trt.text.sandbox import Sandbox, SandboxLimits, SandboxLostError
 
 MAX_RENDERED_CHARACTERS = 4 << 20
-MAX_WORKER_BYTES = 512 << 20
-MAX_WORKER_SECONDS = 10
+# JSON takes up to 12 bytes for a character.
+LIMITS = SandboxLimits(10, 512 << 20, 12 * MAX_RENDERED_CHARACTERS + 1024)
 _MOST_KEPT = 256
 
 Message = Mapping[str, Any]
@@ -29,8 +29,8 @@ _TAKEN = frozenset(
 class ChatRenderer:
     """Renders conversations (messages of role and content) with a Jinja template.
 
-    jinja2's sandbox does not keep a template from looping or allocating without end, so it runs in
-    a worker with limits, which is kept until it ends. For one thread at a time.
+    jinja2's own sandbox does not keep one from looping or allocating without end, so it runs in a
+    process with limits, which is kept until it ends. For one thread at a time.
     """
 
     def __init__(self, template: str, special_tokens: Mapping[str, str]) -> None:
@@ -38,7 +38,7 @@ class ChatRenderer:
         self._special_tokens = special_tokens
         self._lost: dict[tuple[str, ...], frozenset[int]] = {}
         """Places of messages that the template drops, by roles and names of variables."""
-        self._process = ForeignProcess("chat_worker.py")
+        self._sandbox = Sandbox("template")
 
     def knows(self, variable: str) -> bool:
         """Whether the template uses the variable, by its name; Jinja's own are none."""
@@ -95,7 +95,7 @@ class ChatRenderer:
                 self._lost.clear()
             try:
                 text = self._render(marked, variables)
-            except ForeignProcessLostError:
+            except SandboxLostError:
                 raise
             except DflashError:  # it looks into contents; what it made of the real ones stands
                 text = "".join(marks.values())
@@ -115,9 +115,7 @@ class ChatRenderer:
             },
             "max_characters": MAX_RENDERED_CHARACTERS,
         }
-        # JSON takes up to 12 bytes for a character.
-        most = 12 * MAX_RENDERED_CHARACTERS + 1024
-        answer = self._process.ask(job, ForeignLimits(MAX_WORKER_SECONDS, MAX_WORKER_BYTES, most))
+        answer = self._sandbox.ask(job, LIMITS)
         if "text" not in answer:
             raise DflashError(
                 one_line(answer.get("error")),
@@ -129,7 +127,7 @@ class ChatRenderer:
 
     def close(self) -> None:
         """Ends the worker."""
-        self._process.close()
+        self._sandbox.close()
 
 
 def as_messages(prompt: Any) -> list[Message] | None:

@@ -14,10 +14,13 @@ from tokenizers import Tokenizer
 from dflash_trt.core.files import FileKind, exists, read_bytes, read_text
 from dflash_trt.core.strict_json import quoted, read_json_object
 from dflash_trt.errors import DflashError
-from dflash_trt.text.bounded import BoundedEncoder
 from dflash_trt.text.chat import ChatRenderer
-from dflash_trt.text.tokenizer_calls import encode, load_tokenizer
-from dflash_trt.text.tokenizer_trial import check_tokenizer
+from dflash_trt.text.tokenizer_calls import (
+    BoundedEncoder,
+    check_tokenizer,
+    encode,
+    load_tokenizer,
+)
 
 MAX_TEMPLATE_CHARACTERS = 1 << 20
 SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "pad_token")

@@ -6,6 +6,7 @@ import json
 import os
 import sys
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -121,7 +122,7 @@ def test_some_attributes_are_merely_undefined() -> None:
     ],
 )
 def test_endless_templates_are_stopped(template: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(chat, "MAX_WORKER_SECONDS", 1)
+    monkeypatch.setattr(chat, "LIMITS", replace(chat.LIMITS, max_seconds=1))
     assert "takes more than 1 s" in _refusal(template)
 
 
@@ -273,7 +274,7 @@ def test_a_worker_is_kept() -> None:
 
 
 def test_a_kept_worker_has_the_limits_of_each_job(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(chat, "MAX_WORKER_SECONDS", 1)
+    monkeypatch.setattr(chat, "LIMITS", replace(chat.LIMITS, max_seconds=1))
     template = (
         "{{ raise_exception('no') if messages[0].content == 'no' }}"
         "{% if messages[0].content == 'loop' %}"
