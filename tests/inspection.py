@@ -146,8 +146,7 @@ def is_closing(worker: GeneratorWorker) -> bool:
 
 def chat_worker(renderer: ChatRenderer) -> subprocess.Popen[bytes]:
     """The process that renders chat templates."""
-    worker = renderer._process._worker
-    assert worker is not None
+    (worker,) = renderer._sandbox._workers
     return worker
 
 

@@ -48,10 +48,14 @@ EXECUTORS = ("cpu", *LIBRARIES, TRTLLM)
 
 @dataclass(frozen=True, slots=True)
 class BuiltBundle:
-    """A bundle's folder and manifest."""
+    """A bundle's folder and manifest.
+
+    `added_end` is the tokenizer's end of text where the checkpoint's configs do not name it.
+    """
 
     folder: Path
     manifest: Manifest
+    added_end: int | None = None
 
 
 def build(request: BuildRequest, progress: Progress) -> BuiltBundle | BuiltDeployment:
@@ -169,7 +173,9 @@ def _write_bundle(
     manifest = build_bundle(
         pair, config, path.stem, output, build_options, progress, prompts=prompts
     )
-    return BuiltBundle(output, manifest)
+    ends = manifest.target.eos_token_ids
+    added = next((one for one in ends if one not in pair.target.eos_token_ids), None)
+    return BuiltBundle(output, manifest, added)
 
 
 def _find(source: CheckpointSource, config_path: Path, given: Path | None, option: str) -> Path:

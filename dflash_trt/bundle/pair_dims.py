@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any
 
+from collections.abc import Sequence
+
 from dflash_trt.bundle.full_dims import full_dims
 from dflash_trt.bundle.manifest import DraftDims, ExpertDims, QuantizationSummary, TargetDims
 from dflash_trt.bundle.recurrent_dims import recurrent_dims
@@ -20,8 +22,8 @@ from dflash_trt.checkpoints.target import TargetSpec
 from dflash_trt.errors import printable
 
 
-def target_dims(pair: Pair) -> TargetDims:
-    """The target's part of a manifest."""
+def target_dims(pair: Pair, end_ids: Sequence[int]) -> TargetDims:
+    """The target's part of a manifest; `end_ids` are all that end a text."""
     target = pair.target
     return TargetDims(
         **_decoder_dims(target),
@@ -33,7 +35,7 @@ def target_dims(pair: Pair) -> TargetDims:
         full=full_dims(target.sizes),
         vocab_size=target.vocab_size,
         max_position_embeddings=target.max_position_embeddings,
-        eos_token_ids=list(target.eos_token_ids),
+        eos_token_ids=list(end_ids),
     )
 
 

@@ -101,6 +101,7 @@ def describe_bundle(manifest: Manifest, memory: MemoryEstimate) -> list[str]:
         f"{manifest.name}: {target.family} target with {draft.traits.title}, for executor "
         f"{manifest.executor} ({manifest.compute_dtype} compute), by {manifest.created_by}",
         f"target  {_dims(target)}, vocabulary {target.vocab_size:,}",
+        f"        ends a text with {', '.join(map(str, target.eos_token_ids)) or 'no token'}",
         *_indented(experts_line(manifest)),
         *_indented(attention_line(manifest)),
         *_indented(recurrent_line(manifest)),

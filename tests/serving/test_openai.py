@@ -21,7 +21,7 @@ from dflash_trt.serving.openai.access import Gate
 from dflash_trt.serving.openai.body import MAX_BODY_BYTES, MAX_VALUES
 from dflash_trt.serving.openai.figures import FrontFigures
 from dflash_trt.serving.openai.options import FrontOptions
-from dflash_trt.text.foreign import ForeignProcess, ForeignProcessLostError
+from dflash_trt.text.sandbox import Sandbox, SandboxLostError
 from tests.cli.bigram import write_tokenizer
 from tests.serving.fronts import Front, ScriptedModel, openai_client, post, switching_front
 from tests.serving.served import fetch
@@ -146,11 +146,11 @@ def test_a_template_whose_process_is_killed_is_not_the_clients_fault(
     front: Front, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def lose(*_: object) -> None:
-        raise ForeignProcessLostError("the process that does this was killed, twice")
+        raise SandboxLostError("the process that does this was killed, twice")
 
     url = front(ScriptedModel())
     with monkeypatch.context() as patch:
-        patch.setattr(ForeignProcess, "ask", lose)
+        patch.setattr(Sandbox, "ask", lose)
         status, content, headers = post(url, "/v1/chat/completions", CHAT)
     assert status == 503 and headers["Retry-After"] and b"was killed, twice" in content
     assert post(url, "/v1/chat/completions", CHAT)[0] == 200

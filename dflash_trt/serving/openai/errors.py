@@ -6,7 +6,7 @@ from typing import Any
 
 from dflash_trt.errors import DflashError
 from dflash_trt.serving.client.errors import Problem, ServedModelError
-from dflash_trt.text.foreign import ForeignProcessLostError
+from dflash_trt.text.sandbox import SandboxLostError
 
 # Others: 500.
 _STATUS_OF: dict[Problem, int] = {"refused": 400, "unavailable": 503, "overdue": 504}
@@ -53,7 +53,7 @@ def as_api_error(error: DflashError) -> ApiError:
     if isinstance(error, ServedModelError):
         status = _STATUS_OF.get(error.problem, 500)
         return ApiError(error.what, status=status, code=_CODE_OF.get(status))
-    if isinstance(error, ForeignProcessLostError):
+    if isinstance(error, SandboxLostError):
         return ApiError(error.what, status=503, code=_CODE_OF[503])
     # Its `fix` speaks to who runs the server.
     return ApiError(error.what if error.where is None else f"{error.where}: {error.what}")

@@ -29,7 +29,7 @@ from dflash_trt.serving.server.metrics import AcceptanceWatch, Metrics
 from dflash_trt.serving.server.replies import Channel, Reply
 from dflash_trt.serving.server.settings import ModelSettings
 from dflash_trt.serving.server.watch import CancellationWatch
-from dflash_trt.text.foreign import ForeignProcessLostError
+from dflash_trt.text.sandbox import SandboxLostError
 from dflash_trt.tuning.bundle_schedule import AUTO, NONE
 
 _REPLY_THREADS = 2
@@ -104,7 +104,7 @@ class TritonPythonModel:
             try:
                 self._take(request, channel)
             except DflashError as error:
-                at_fault = not isinstance(error, ForeignProcessLostError)
+                at_fault = not isinstance(error, SandboxLostError)
                 outcome = Outcome.REFUSED if at_fault else Outcome.FAILED
                 self._fail(request, channel, Failure(outcome, error))
             except Exception as error:

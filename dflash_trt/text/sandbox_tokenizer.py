@@ -1,4 +1,4 @@
-"""Tries a tokenizer: loads it, encodes and decodes. Run by foreign_worker.py, in its limits.
+"""Tries a tokenizer: loads it, encodes and decodes. Run by sandbox_worker.py, in its limits.
 
 The library runs what `tokenizer.json` says: patterns that backtrack, steps that each double a text,
 tables whose lengths lie. What ends badly for some text only is looked for in the file itself.
@@ -36,23 +36,21 @@ class _UnfitError(Exception):
     """What no text should have to find out."""
 
 
-def answer(job: dict[str, Any], payload: bytes) -> dict[str, Any]:
+def answer(job: dict[str, Any], payload: bytes, held: None) -> dict[str, Any]:
     """{"expressions": its regular expressions} if the tokenizer that `payload` holds behaves.
 
-    {"error": …} if not. An expression is told by its first characters, and many as an empty one.
+    An expression is told by its first characters, and many as an empty one.
     """
     try:
         literals, expressions = _inspect(payload)
         _try(_load(payload), literals + expressions)
-    except _UnfitError as error:
-        return {"error": str(error)}
-    except MemoryError:
-        return {"error": f"needs more than {job['max_bytes'] >> 20} MiB"}
+    except (_UnfitError, MemoryError):
+        raise
     except BaseException as error:
         if type(error).__name__ == "PanicException":
-            return {"error": f"makes the tokenizers library panic: {error}"}
+            raise _UnfitError(f"makes the tokenizers library panic: {error}") from error
         if isinstance(error, Exception):
-            return {"error": f"fails when it is tried: {error}"}
+            raise _UnfitError(f"fails when it is tried: {error}") from error
         raise
     told = expressions if len(expressions) <= _MOST_EXPRESSIONS else [""]
     return {"expressions": [one[:_LONGEST_EXPRESSION] for one in told]}

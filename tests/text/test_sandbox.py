@@ -1,4 +1,4 @@
-"""The process for foreign code: what it bounds beside time and memory."""
+"""The sandbox: what it bounds beside time and memory."""
 
 from __future__ import annotations
 
@@ -11,27 +11,27 @@ from pathlib import Path
 
 import pytest
 
-from dflash_trt.text import foreign
+from dflash_trt.text import sandbox
 from dflash_trt.text.chat import ChatRenderer
-from dflash_trt.text.foreign import ForeignLimits, ForeignProcess, ForeignProcessLostError
+from dflash_trt.text.sandbox import Sandbox, SandboxLimits, SandboxLostError
 from tests.inspection import chat_worker
 from tests.waiting import PATIENCE_S
 
-LIMITS = ForeignLimits(max_seconds=1, max_bytes=512 << 20, max_answer_bytes=1000)
+LIMITS = SandboxLimits(max_seconds=1, max_bytes=512 << 20, max_answer_bytes=1000)
 
 
 @pytest.fixture
-def process() -> Iterator[ForeignProcess]:
-    with closing(ForeignProcess("chat_worker.py")) as opened:
+def process() -> Iterator[Sandbox]:
+    with closing(Sandbox("template")) as opened:
         yield opened
 
 
-def _ask(process: ForeignProcess, template: str) -> dict[str, str]:
+def _ask(process: Sandbox, template: str) -> dict[str, str]:
     job = {"template": template, "variables": {}, "max_characters": 1 << 20}
     return process.ask(job, LIMITS)
 
 
-def test_an_answer_that_is_too_long_is_not_read(process: ForeignProcess) -> None:
+def test_an_answer_that_is_too_long_is_not_read(process: Sandbox) -> None:
     answer = _ask(process, "{{ 'x' * 900000 }}")
     assert answer == {"error": "answers with more than 1,000 bytes"}
     assert _ask(process, "fine") == {"text": "fine"}
@@ -51,13 +51,13 @@ def test_a_process_that_is_stopped_is_replaced(monkeypatch: pytest.MonkeyPatch) 
     with closing(ChatRenderer("fine", {})) as renderer:
         assert renderer.render([]) == "fine"
         chat_worker(renderer).send_signal(signal.SIGSTOP)
-        monkeypatch.setattr(foreign, "_WAIT_FACTOR", Patience())
+        monkeypatch.setattr(sandbox, "_WAIT_FACTOR", Patience())
         assert renderer.render([]) == "fine"
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
 def test_a_process_that_is_killed_at_work_is_started_again(
-    process: ForeignProcess, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+    process: Sandbox, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
 ) -> None:
     """Once; then whoever asks hears that nothing is wrong with what was asked."""
     deaths = tmp_path / "deaths"
@@ -74,13 +74,13 @@ def test_a_process_that_is_killed_at_work_is_started_again(
     process.close()
     for name in "12":
         (deaths / name).mkdir()
-    with pytest.raises(ForeignProcessLostError, match="killed, twice"):
+    with pytest.raises(SandboxLostError, match="killed, twice"):
         _ask(process, "fine")
     assert not list(deaths.iterdir())
     assert _ask(process, "fine") == {"text": "fine"}
 
 
-def test_a_server_with_many_files_open(process: ForeignProcess) -> None:
+def test_a_server_with_many_files_open(process: Sandbox) -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if hard < 2000:
         pytest.skip("a process may open too few files here")
@@ -95,7 +95,7 @@ def test_a_server_with_many_files_open(process: ForeignProcess) -> None:
 
 
 def test_a_package_that_is_missing_is_named(
-    process: ForeignProcess, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    process: Sandbox, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "jinja2.py").write_text("raise ImportError('no jinja2 here')\n")
     monkeypatch.syspath_prepend(str(tmp_path))

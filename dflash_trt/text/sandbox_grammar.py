@@ -1,4 +1,4 @@
-"""Tries grammars with one tokenizer. Run by foreign_worker.py, for grammar_trial.py.
+"""Tries grammars with one tokenizer. Run by sandbox_worker.py, in its limits.
 
 Each is tried in a fork with limits of its own, so that one that exceeds them ends that fork alone:
 loading the tokenizer again would cost more than most trials.
@@ -22,39 +22,25 @@ _WALKS, _STEPS = 3, 16
 _OVERTIME = 6  # on the clock, for a machine that is busy
 _PIPE_BYTES = 4096
 
-_held: list[Any] = []
 
-
-def answer(job: dict[str, Any], payload: bytes) -> dict[str, Any]:
-    """Takes the tokenizer in `payload`, or tries the grammar there: {"bytes": what it takes}.
-
-    {"error": …} of what does not compile or exceeds a limit; {"absent": true} where no tokenizer
-    is held.
-    """
-    try:
-        if job["loads"]:
-            _held[:] = [_load(job, payload)]
-            return {}
-        return _try_in_fork(job, payload.decode()) if _held else {"absent": True}
-    except BaseException as error:
-        if isinstance(error, Exception) or type(error).__name__ == "PanicException":
-            return {"error": str(error)}
-        raise
-
-
-def _load(job: dict[str, Any], payload: bytes) -> Any:
+def load(job: dict[str, Any], payload: bytes) -> Any:
+    """The tokenizer in `payload`, as llguidance takes it."""
     size, ends = job["vocab_size"], job["eos_token_ids"]
     return llguidance.LLTokenizer(payload.decode(), n_vocab=size, eos_token=ends)
 
 
-def _try_in_fork(job: dict[str, Any], text: str) -> dict[str, Any]:
+def answer(job: dict[str, Any], payload: bytes, tokenizer: Any) -> dict[str, Any]:
+    """Tries the grammar in `payload`: {"bytes": what it takes}.
+
+    {"error": …} of what does not compile or exceeds a limit.
+    """
     reads, writes = os.pipe()
     child = os.fork()
     if child == 0:
         with suppress(BaseException):
             os.close(reads)
             _bound(job)
-            said = json.dumps(_try(job, text)).encode()
+            said = json.dumps(_try(job, payload.decode(), tokenizer)).encode()
             os.write(writes, said[:_PIPE_BYTES])
         os._exit(0)
     os.close(writes)
@@ -79,12 +65,12 @@ def _bound(job: dict[str, Any]) -> None:
     signal.alarm(_OVERTIME * seconds)
 
 
-def _try(job: dict[str, Any], text: str) -> dict[str, Any]:
+def _try(job: dict[str, Any], text: str, tokenizer: Any) -> dict[str, Any]:
     """Compiles, and goes some way through what may come next, as outputs will."""
     before = _address_space()
     try:
         limits = llguidance.LLParserLimits(**job["limits"])
-        start = llguidance.LLMatcher(_held[0], text, log_level=0, limits=limits)
+        start = llguidance.LLMatcher(tokenizer, text, log_level=0, limits=limits)
         if start.is_error():
             return {"error": _first_words(start.get_error())}
         start.compute_bitmask()  # the first is slow, and comes before any output
