@@ -23,14 +23,19 @@ ExecutorName = Annotated[Literal["cpu", "tensorrt-rtx"], "What to build for."]
 LAYER = LayerSizes(heads=16, kv_heads=8, head_dim=128)
 SIZES = DecoderSizes(hidden_size=2048, intermediate_size=6144, layers=(LAYER,) * 18)
 TWO_GB = resize(
-    find_pair("qwen3-8b"), SIZES, draft_layers=5, block_size=16, vocab=32_000, max_context=8192
+    find_pair("qwen3-8b"),
+    SIZES,
+    draft_layers=5,
+    block_size=16,
+    vocab_size=32_000,
+    max_position_embeddings=8192,
 )
 
 
 @bench(runs=5, variant="executor")
 def measure(work: Work, *, executor: ExecutorName = "cpu") -> Figures:
     size = write_pair(work.folder, TWO_GB, dtype="BF16", random=executor != "cpu")
-    options = ("--executor", executor, "--max-seq-len", str(TWO_GB.target.max_context))
+    options = ("--executor", executor, "--max-seq-len", str(TWO_GB.target.max_position_embeddings))
     bundles = [work.folder / f"bundle-{number}" for number in range(work.runs)]
     costs = [build_synthetic(work.folder, bundle, *options) for bundle in bundles]
     seconds = spread([cost.seconds for cost in costs])

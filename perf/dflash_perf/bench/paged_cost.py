@@ -20,7 +20,7 @@ from dflash_trt.core.limits import PAGE_SIZE
 from dflash_trt.runtime import Generator, Request
 from dflash_trt.synthetic.qwen3 import write_pair
 
-POSITIONS = PAIR.target.max_context
+POSITIONS = PAIR.target.max_position_embeddings
 HELD = (100, 1000, 3000)
 LAYOUTS = ("linear", "paged")
 PREFIX, QUESTION = 2048, 32
@@ -32,9 +32,9 @@ def measure_first_token(executor: Executor, runs: int) -> Figures:
     rng = np.random.default_rng(0)
     times: dict[str, list[float]] = {"new": [], "shared": []}
     for _ in range(runs):
-        prefix = rng.integers(0, PAIR.target.vocab, PREFIX).tolist()
+        prefix = rng.integers(0, PAIR.target.vocab_size, PREFIX).tolist()
         for name in times:
-            question = rng.integers(0, PAIR.target.vocab, QUESTION).tolist()
+            question = rng.integers(0, PAIR.target.vocab_size, QUESTION).tolist()
             request = Request(prompt_ids=(*prefix, *question), max_tokens=1)
             statistics = generator.generate([request])[0].statistics
             assert statistics.cached_prompt_tokens == (PREFIX if name == "shared" else 0)

@@ -33,8 +33,8 @@ PAIR = resize(
     DecoderSizes(hidden_size=64, intermediate_size=192, layers=(LAYER,) * 32),
     draft_layers=2,
     block_size=BLOCK_SIZE,
-    vocab=512,
-    max_context=max(LENGTHS),
+    vocab_size=512,
+    max_position_embeddings=max(LENGTHS),
 )
 WAYS = {"target_only": False, "dflash": True}
 """Ways of decoding by name, and whether each speculates."""
@@ -48,7 +48,7 @@ def open_synthetic(folder: Path, max_seq_len: int, held: int, layout: str = "lin
     build_synthetic(folder, bundle, *options)
     executor = open_executor(open_bundle(bundle), threads=1)
     hold_positions(executor, max_seq_len)
-    ids = np.arange(held, dtype=np.int64)[None] % PAIR.target.vocab
+    ids = np.arange(held, dtype=np.int64)[None] % PAIR.target.vocab_size
     zero, last = np.zeros(1, np.int64), np.array([[held - 1]])
     executor.forward(TargetCall("target", 0, ids, zero, last))
     executor.forward(TargetCall("target_only", 0, ids, zero, last))

@@ -24,8 +24,8 @@ from dflash_plugins.roofline.rates import GpuRates
 from dflash_plugins.row_sample.benchmark import SAMPLING, SamplePoint
 from dflash_plugins.row_sample.launch import make_cases as sample_cases
 from dflash_trt.config import PublishedDecoder, PublishedPair, PublishedTarget
+from dflash_trt.core.formats import Format
 from dflash_trt.core.limits import PAGE_SIZE
-from dflash_trt.memory.shape import FORMATS
 
 SMALL_KERNELS = ("accept", "kv_cache_update", "kv_feature_injection", "row_sample")
 ITEM_BYTES = 2
@@ -146,7 +146,7 @@ def _target_bytes(target: PublishedTarget) -> float:
     if target.experts_per_token is None:
         return _dense_bytes(target)
     chosen = target.layers * target.experts_per_token * 3 * target.hidden * target.intermediate
-    return _attention_bytes(target) + FORMATS[target.mlp_format].bytes(chosen)
+    return _attention_bytes(target) + Format(target.mlp_format).bytes(chosen)
 
 
 def _cache_bytes(decoder: PublishedDecoder, context: int) -> int:
