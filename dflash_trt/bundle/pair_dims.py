@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import Any
-
 from collections.abc import Sequence
+from typing import Any
 
 from dflash_trt.bundle.full_dims import full_dims
 from dflash_trt.bundle.manifest import DraftDims, ExpertDims, QuantizationSummary, TargetDims

@@ -143,7 +143,7 @@ def check_buildable(
                 )
         _check_states(owner, spec)
         if form.has_kernel_caches:
-            for layer in spec.sizes.kinds():
+            for layer in spec.sizes.kinds:
                 _check_kernels(owner, layer)
             continue
         _check_fused(library, owner, spec, form)
@@ -169,7 +169,7 @@ def _check_fused(library: Library, owner: Owner, spec: DecoderSpec, form: GraphF
 
 def _check_states(owner: Owner, spec: DecoderSpec) -> None:
     """A slot's state begins where TensorRT lets a tensor begin."""
-    for layer in spec.sizes.kinds():
+    for layer in spec.sizes.kinds:
         if layer.recurrent is not None and layer.recurrent.state_elements % ALIGNED_ELEMENTS:
             raise DflashError(
                 f"the {owner}'s recurrent states of {layer.recurrent.state_elements} elements "
