@@ -11,7 +11,7 @@ import pytest
 import dflash_trt
 from dflash_trt import DflashError
 from dflash_trt.building.named_pair import find_config
-from dflash_trt.building.request import Checkpoints
+from dflash_trt.building.spec import Checkpoints
 from tests.cli.bigram import write_bigram_pair
 from tests.cli.conftest import Build, Run, refusal_of
 

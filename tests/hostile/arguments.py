@@ -26,7 +26,7 @@ _GOOD: dict[str, Command] = {
 _LEFT_OUT = {
     *("--url", "--eagle-checkpoint"),  # names of other machines
     *("--repeats", "--max-tokens", "--chat"),  # as long as one asks for
-    *("--executor", "--plugins", "--timing-cache", "--arch"),  # TensorRT's, with tests of their own
+    *("--executor", "--plugins", "--arch"),  # TensorRT's, with tests of their own
 }
 _VALUES = (
     *(one for one in TEXTS if "\0" not in one),
