@@ -24,11 +24,7 @@ from dflash_trt.checkpoints.draft import read_draft
 from dflash_trt.checkpoints.hub import find_checkpoint
 from dflash_trt.checkpoints.pair import check_draft, check_pair
 from dflash_trt.checkpoints.target import read_target
-from dflash_trt.config import (
-    QUANTIZED,
-    BuildConfig,
-    Eagle3Source,
-)
+from dflash_trt.config import QUANTIZED, BuildConfig
 from dflash_trt.core.progress import Progress
 from dflash_trt.errors import DflashError, one_line
 from dflash_trt.planning.known_pairs import PairShape
@@ -68,7 +64,9 @@ def build_deployment(
         draft=find_source(config.draft, path, given.draft_checkpoint, "--draft-checkpoint"),
         precision={},
     )
-    sources = _with_eagle3(sources, config, path, options.eagle_checkpoint)
+    if config.eagle3 is not None:
+        eagle3 = find_source(config.eagle3, path, None, f"{path}, eagle3")
+        sources = replace(sources, eagle3=eagle3, eagle3_draft_len=config.eagle3.max_draft_len)
     if spec.copy_weights and not quantizes and not sources.folders:
         raise DflashError(
             "does nothing where models stay names on the hub",
@@ -139,19 +137,6 @@ def _planned_precision(config: BuildConfig) -> BuildConfig:
         return config
     check_executor(PRECISIONS[config.precision], TRTLLM, config.precision, where="--precision")
     return config.model_copy(update={"precision": None}) if config.precision == "bf16" else config
-
-
-def _with_eagle3(sources: Sources, config: BuildConfig, path: Path, given: str | None) -> Sources:
-    """The sources with an EAGLE-3 draft, where the command line or the configuration has one."""
-    eagle3, where = config.eagle3, path
-    if given is not None:
-        known = eagle3 or Eagle3Source(checkpoint=given)
-        eagle3 = known.model_copy(update={"checkpoint": given, "revision": None})
-        where = Path("./x")
-    if eagle3 is None:
-        return sources
-    source = find_source(eagle3, where, None, "--eagle-checkpoint")
-    return replace(sources, eagle3=source, eagle3_draft_len=eagle3.max_draft_len)
 
 
 def _read_pair(sources: Sources, config: BuildConfig, path: Path) -> PairShape:

@@ -105,7 +105,6 @@ class DeploymentRequest(_Options):
     trtllm_version: str | None = None
     block_schedule: Path | None = None
     attention_backend: AttentionBackend | None = None
-    eagle_checkpoint: str | None = None
     llm_arg: tuple[str, ...] = ()
 
 

@@ -147,9 +147,6 @@ _deployment = option_group(
         help="trtllm: the draft's attention.  [default: by the GPU]",
     ),
     click.option(
-        "--eagle-checkpoint", help="trtllm: an EAGLE-3 draft to compare with, a folder or hub name."
-    ),
-    click.option(
         "--llm-arg",
         multiple=True,
         metavar="NAME=VALUE",

@@ -22,7 +22,7 @@ from dflash_trt.cli.options import (
     option_group,
     show_thread_note,
 )
-from dflash_trt.cli.packaging import packaging_options, refuse_packaging
+from dflash_trt.cli.package import packaging_options, refuse_packaging
 from dflash_trt.cli.progress import StageBars
 from dflash_trt.core.limits import MAX_COUNT
 from dflash_trt.core.machine import allow_more_files

@@ -24,7 +24,7 @@ _GOOD: dict[str, Command] = {
     "plan": ("--target", "qwen3-8b", "--gpu", "b200"),
 }
 _LEFT_OUT = {
-    *("--url", "--eagle-checkpoint"),  # names of other machines
+    "--url",  # names of other machines
     *("--repeats", "--max-tokens", "--chat"),  # as long as one asks for
     *("--executor", "--plugins", "--arch"),  # TensorRT's, with tests of their own
 }
