@@ -18,21 +18,15 @@ from dflash_trt.building.recipe import (
     pair_quantization,
     precision_places,
 )
+from dflash_trt.building.sources import fetch, find_source
 from dflash_trt.building.spec import BuildSpec
 from dflash_trt.bundle.build import BuildOptions, build_bundle
 from dflash_trt.bundle.manifest import Manifest
 from dflash_trt.bundle.staging import check_destination
 from dflash_trt.checkpoints.draft import read_draft
-from dflash_trt.checkpoints.hub import find_checkpoint
 from dflash_trt.checkpoints.pair import check_pair
 from dflash_trt.checkpoints.target import read_target
-from dflash_trt.config import (
-    BuildConfig,
-    CheckpointSource,
-    HardwareProfile,
-    resolve_builtin,
-    resolve_file,
-)
+from dflash_trt.config import BuildConfig, HardwareProfile, resolve_file
 from dflash_trt.core.progress import Progress
 from dflash_trt.errors import DflashError
 from dflash_trt.graph.form import CacheDtype, Precision
@@ -112,11 +106,14 @@ def _write_bundle(
     texts = find_texts(recipe, config, path, spec.precision.calibration)
     output = spec.output or Path(f"{path.stem}-bundle")
     check_destination(output, overwrite=spec.overwrite)  # before anything is downloaded
-    given = spec.checkpoints
-    target_folder = _find(config.target, path, given.target_checkpoint, "--target-checkpoint")
-    draft_folder = _find(config.draft, path, given.draft_checkpoint, "--draft-checkpoint")
+    folders = []
+    for source, given, option in (
+        (config.target, spec.checkpoints.target_checkpoint, "--target-checkpoint"),
+        (config.draft, spec.checkpoints.draft_checkpoint, "--draft-checkpoint"),
+    ):
+        folders.append(given or fetch(find_source(source, path, None, option), path, option))
     progress.stage("reading checkpoints", None)
-    pair = check_pair(read_target(target_folder), read_draft(draft_folder))
+    pair = check_pair(read_target(folders[0]), read_draft(folders[1]))
     prompts = _prompts(config, path)
     quantization = None
     if texts is not None:
@@ -139,18 +136,6 @@ def _write_bundle(
     )
     manifest = build_bundle(pair, config, path.stem, output, options, progress, prompts=prompts)
     return BuiltBundle(output, manifest)
-
-
-def _find(source: CheckpointSource, config_path: Path, given: Path | None, option: str) -> Path:
-    """The folder of a checkpoint: the option's, what ships with the project, local, or hub."""
-    if given is not None:
-        return given
-    builtin = resolve_builtin(source.checkpoint)
-    if builtin is not None:
-        return builtin
-    return find_checkpoint(
-        source.checkpoint, base=config_path.parent, revision=source.revision, option=option
-    )
 
 
 def _prompts(config: BuildConfig, config_path: Path) -> Path | None:

@@ -14,14 +14,13 @@ from dflash_trt.building.recipe import (
     pair_quantization,
     precision_places,
 )
-from dflash_trt.building.sources import find_source, read_shapes
+from dflash_trt.building.sources import fetch, find_source, read_shapes
 from dflash_trt.building.spec import BuildSpec, DeploymentRequest
 from dflash_trt.bundle.build import TOKENIZER_NAME
 from dflash_trt.bundle.quantize import plan_quantization, quantize_pair
 from dflash_trt.bundle.staging import check_destination
 from dflash_trt.bundle.support import PRECISIONS, TRTLLM, check_executor
 from dflash_trt.checkpoints.draft import read_draft
-from dflash_trt.checkpoints.hub import find_checkpoint
 from dflash_trt.checkpoints.pair import check_draft, check_pair
 from dflash_trt.checkpoints.target import read_target
 from dflash_trt.config import QUANTIZED, BuildConfig
@@ -170,8 +169,8 @@ def _quantization(
     recipe = choose_recipe(config, precision_places(options, path), TRTLLM)
     texts = find_texts(recipe, config, path, options.calibration)
     assert texts is not None
-    target = _fetch(sources.target, path, "--target-checkpoint")
-    draft = _fetch(sources.draft, path, "--draft-checkpoint")
+    target = fetch(sources.target, path, "--target-checkpoint")
+    draft = fetch(sources.draft, path, "--draft-checkpoint")
     pair = check_pair(read_target(target), read_draft(draft))
     wanted = pair_quantization(recipe, pair, texts, quantize_lm_head=options.quantize_lm_head)
     planned = plan_quantization(pair, wanted)
@@ -187,10 +186,3 @@ def _quantization(
         sources = replace(sources, draft=ModelSource(folder=draft))
     precision = {str(role): one.value for role, one in recipe.algorithms.items()}
     return replace(sources, precision=precision), quantize
-
-
-def _fetch(source: ModelSource, path: Path, option: str) -> Path:
-    """The model's folder, downloaded where it is a name."""
-    return source.folder or find_checkpoint(
-        source.name or "", base=path.parent, revision=source.revision, option=option
-    )
