@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from dflash_trt.backends.tensorrt.library import LIBRARIES, Library, library_arches
 from dflash_trt.building.profile import on_profile, plain_profiles
-from dflash_trt.building.request import TRTLLM
+from dflash_trt.bundle.support import PLUGINS, TRTLLM, needing_plugins
 from dflash_trt.config import BuildConfig, load_config
 from dflash_trt.core.formats import Format
 from dflash_trt.core.limits import Limits
@@ -141,8 +141,8 @@ def _kernel_ability(arch: Arch) -> Ability:
     if arch.kernels is None:
         detail = f"none for {arch.name}: TensorRT's attention, linear caches in the compute type"
         return Ability(part, False, detail)
-    gain = "paged and FP8 caches, tokens drawn on the GPU"
-    return Ability(part, True, f"--plugins, compiled for {arch.kernels}: {gain}")
+    gain = ", ".join([*needing_plugins(), "drawing on the GPU"])
+    return Ability(part, True, f"{PLUGINS}, compiled for {arch.kernels}: {gain}")
 
 
 def _format_ability(arch: Arch) -> Ability:
@@ -249,7 +249,7 @@ def _engines(config: BuildConfig, pair: PairShape, card: Card) -> Iterator[Way |
         if library.is_rtx:
             options += ("--arch", arch.name)
         if plugins:
-            options += ("--plugins",)
+            options += (PLUGINS,)
         if precision is not None:
             options += ("--precision", precision, "--calibration", TEXTS)
         yield Way(

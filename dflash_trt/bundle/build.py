@@ -21,7 +21,7 @@ from dflash_trt.bundle.manifest import (
 from dflash_trt.bundle.pair_dims import draft_dims, target_dims
 from dflash_trt.bundle.quantize import PairQuantization, plan_quantization, quantize_pair
 from dflash_trt.bundle.staging import staged_folder
-from dflash_trt.checkpoints.decoder import DecoderSpec
+from dflash_trt.bundle.support import PairFeature, check_pair_features
 from dflash_trt.checkpoints.kv_scales import read_kv_scales
 from dflash_trt.checkpoints.pair import Pair
 from dflash_trt.checkpoints.safetensors_header import header_sha256
@@ -165,28 +165,14 @@ def build_bundle(
 
 def _check_kind(pair: Pair, options: BuildOptions) -> None:
     """Refuses what has no graph for the kind of draft or target; DflashError (usage)."""
-    engines, quantised = options.engines is not None, options.quantization is not None
     fp8 = options.cache_dtype is CacheDtype.FP8
-    draft, odd, both = pair.draft.traits, pair.target.sizes.unusual, "quantising the pair"
-    is_odd, kind = odd is not None, "" if odd is None else odd.one
-    linear = "leave out --kv-layout and --kv-dtype"
-    kernels = engines and (fp8 or options.page_size is not None)
-    kept = "engines with paged or FP8 caches"
-    first = "quantize the target first, build that"
-    as_it_is = "leave it out: the CPU executor runs the pair as it is"
-    refused: tuple[tuple[bool, DecoderSpec, str, str, str], ...] = (
-        (kernels and not draft.has_kernel_caches, pair.draft, draft.title, kept, linear),
-        (quantised and not draft.is_quantised, pair.draft, draft.title, both, first),
-        (fp8 and is_odd, pair.target, kind, "FP8 KV caches", as_it_is),
-    )
-    for is_refused, spec, title, what, fix in refused:
-        if is_refused:
-            raise DflashError(
-                f"is {title}, for which {what} cannot be built yet",
-                where=spec.checkpoint.path,
-                fix=fix,
-                usage=True,
-            )
+    kernels = options.engines is not None and (fp8 or options.page_size is not None)
+    wanted = {
+        PairFeature.KERNEL_CACHES: kernels,
+        PairFeature.QUANTIZING: options.quantization is not None,
+        PairFeature.FP8_CACHES: fp8,
+    }
+    check_pair_features(pair, [feature for feature, is_wanted in wanted.items() if is_wanted])
 
 
 def _limits(pair: Pair, config: BuildConfig) -> Limits:

@@ -11,8 +11,8 @@ import click
 
 from dflash_trt.building.named_pair import find_config
 from dflash_trt.building.on_gpu import NEVER_RUN, PairOnGpu, judge_pair
-from dflash_trt.building.request import Checkpoints
 from dflash_trt.building.sources import find_source, read_shapes
+from dflash_trt.building.spec import Checkpoints
 from dflash_trt.cli.options import FILE, FOLDER, json_option, parse_numbers, print_json
 from dflash_trt.core.formats import Format
 from dflash_trt.errors import DflashError

@@ -66,7 +66,7 @@ def test_generate_verify_and_tune(
     texts = [one["text"] for one in generated.json["requests"]]
     assert texts == ["ba" * 30, "ab" * 30, "c" * 60, "ab" * 30]
     assert generated.json["total"]["cached_prompt_tokens"] == 3 * 16, "pages are shared"
-    common = ["--prompt-file", prompts, "--max-tokens", 12]
+    common = ["--prompts", prompts, "--max-tokens", 12]
     run.well("verify", fp8, *common, "--repeats", 1, "--batch", "4")
     monkeypatch.setattr("dflash_trt.tuning.blocks.STEPS_SECONDS", 0.0)
     monkeypatch.setattr("dflash_trt.tuning.blocks.LEAST_STEPS", 8)

@@ -69,7 +69,6 @@ from dflash_trt.kernels.attention import HEAD_DIMS
 class EngineOptions:
     """What engines to build, beyond the bundle's limits.
 
-    `timing_cache` is where TensorRT keeps what it measured; None is the user's cache folder.
     With `plugins`, kernels of this project stand for the functions that they are written for, and
     the target's engines draw tokens themselves. `kernel_codes` are tried in turn: that TensorRT
     takes cubins is in its code, and not in its documentation.
@@ -78,7 +77,6 @@ class EngineOptions:
     arch: Arch
     precision: Precision
     library: Library = TENSORRT_RTX
-    timing_cache: Path | None = None
     plugins: bool = False
     kernel_codes: tuple[KernelCode, ...] = get_args(KernelCode)
 
@@ -318,7 +316,7 @@ class _TimingCache:
 
     def __init__(self, trt: Any, config: Any, options: EngineOptions) -> None:
         name = f"timing-{trt.__version__}-{options.arch.name}.cache"
-        self._path = options.timing_cache or user_cache_file(name)
+        self._path = user_cache_file(name)
         self._config = config
         # A cache of another GPU or version is refused, and the build starts with an empty one.
         for data in (read_cache(self._path), b""):

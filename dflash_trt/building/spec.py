@@ -1,4 +1,7 @@
-"""What one may ask of a build. Every default that is not a configuration's stands here."""
+"""What one may ask of a build: one record for the command line, Python and YAML.
+
+Its sections are the groups of options; every default that is not a configuration's stands here.
+"""
 
 from __future__ import annotations
 
@@ -11,14 +14,13 @@ from typing import Annotated, Any, Literal, get_args, get_type_hints
 
 from pydantic import Field
 
+from dflash_trt.bundle.support import CPU, TRTLLM, Feature, check_executor
 from dflash_trt.config import BuildConfig, PrecisionName
-from dflash_trt.core.limits import MAX_COUNT, Count
+from dflash_trt.core.limits import MAX_COUNT, PAGE_SIZE, Count
 from dflash_trt.core.validation import check_value
-from dflash_trt.errors import DflashError
+from dflash_trt.errors import DflashError, refuse_options
+from dflash_trt.graph.form import CacheDtype
 from dflash_trt.trtllm.schema import AttentionBackend
-
-CPU = "cpu"
-TRTLLM = "trtllm"
 
 
 class _Options:
@@ -60,11 +62,6 @@ class LimitOptions(_Options):
     max_seq_len: Annotated[int, Field(ge=3, le=MAX_COUNT)] | None = None
     block_size: Annotated[int, Field(ge=2, le=MAX_COUNT)] | None = None
 
-    def apply(self, config: BuildConfig) -> BuildConfig:
-        """`config` with these limits in place of its own."""
-        given = {name: value for name, value in asdict(self).items() if value is not None}
-        return config.model_copy(update=given)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PrecisionOptions(_Options):
@@ -82,7 +79,10 @@ class PrecisionOptions(_Options):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CacheOptions(_Options):
-    """The KV caches: layout, what they hold, tokens of a page and pages of the pool."""
+    """The KV caches: layout, what they hold, tokens of a page and pages of the pool.
+
+    `kv_pages` None is enough for every full sequence.
+    """
 
     kv_layout: Literal["linear", "paged"] = "linear"
     kv_dtype: Literal["auto", "fp8"] = "auto"
@@ -92,10 +92,9 @@ class CacheOptions(_Options):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineRequest(_Options):
-    """What only engines have: the GPU they are for, a file of timings, this project's kernels."""
+    """What only engines have: the GPU they are for, this project's kernels."""
 
     arch: str | None = None
-    timing_cache: Path | None = None
     plugins: bool = False
 
 
@@ -106,29 +105,15 @@ class DeploymentRequest(_Options):
     trtllm_version: str | None = None
     block_schedule: Path | None = None
     attention_backend: AttentionBackend | None = None
-    eagle_checkpoint: str | None = None
     llm_arg: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class OutputOptions(_Options):
-    """The folder to write, and how its weights get there.
-
-    `output` None is ./NAME-bundle, or ./NAME-PROFILE for a deployment.
-    """
-
-    copy_weights: bool = False
-    hash_weights: bool = False
-    overwrite: bool = False
-    output: Path | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BuildRequest(_Options):
+class BuildSpec(_Options):
     """A build of `target`: a name, a YAML file or a folder; None where `checkpoints` has both.
 
-    `executor` is "cpu", "tensorrt-rtx", "tensorrt" or "trtllm"; `profile` names hardware of the
-    configuration.
+    `executor` is one of `bundle.support.EXECUTORS`; `profile` names hardware of the configuration.
+    `output` None is ./NAME-bundle, or ./NAME-PROFILE for a deployment.
     """
 
     target: str | None = None
@@ -140,4 +125,56 @@ class BuildRequest(_Options):
     caches: CacheOptions = field(default_factory=CacheOptions)
     engines: EngineRequest = field(default_factory=EngineRequest)
     deployment: DeploymentRequest = field(default_factory=DeploymentRequest)
-    output: OutputOptions = field(default_factory=OutputOptions)
+    copy_weights: bool = False
+    hash_weights: bool = False
+    overwrite: bool = False
+    output: Path | None = None
+
+    @property
+    def is_deployment(self) -> bool:
+        return self.executor == TRTLLM
+
+    @property
+    def page_size(self) -> int | None:
+        """Tokens of a page; None for linear caches."""
+        caches = self.caches
+        return None if caches.kv_layout == "linear" else caches.page_size or PAGE_SIZE
+
+    @property
+    def cache_dtype(self) -> CacheDtype:
+        return CacheDtype(self.caches.kv_dtype)
+
+    def apply(self, config: BuildConfig) -> BuildConfig:
+        """`config` with these limits and precisions in place of its own.
+
+        A precision that is given replaces the configuration's recipe as a whole: its
+        draft_precision and patterns were chosen for its own.
+        """
+        limits, own = asdict(self.limits), self.precision
+        update = {name: value for name, value in limits.items() if value is not None}
+        if own.precision is not None:
+            update |= {"precision": own.precision, "draft_precision": None, "exclude": ()}
+        if own.draft_precision is not None:
+            update["draft_precision"] = own.draft_precision
+        if own.exclude:
+            update["exclude"] = own.exclude
+        return config.model_copy(update=update)
+
+    def check_executor(self) -> None:
+        """Refuses each option that the executor does not support, as the support table words it."""
+        caches, plugins = self.caches, self.engines.plugins
+        if caches.kv_layout == "linear":
+            given = {"--page-size": caches.page_size, "--kv-pages": caches.kv_pages}
+            refuse_options(given, "linear caches have no pages", "add --kv-layout paged")
+        for feature, value in (
+            (Feature.PAGED_CACHES, caches.kv_layout == "paged"),
+            (Feature.FP8_CACHES, self.cache_dtype is CacheDtype.FP8),
+            (Feature.ARCH, self.engines.arch),
+            (Feature.KERNELS, plugins),
+            (Feature.HASHES, self.hash_weights),
+            (Feature.PROFILE, self.profile),
+        ):
+            check_executor(feature, self.executor, value, plugins=plugins)
+        for name, value in asdict(self.deployment).items():
+            option = f"--{name.replace('_', '-')}"
+            check_executor(Feature.DEPLOYMENT, self.executor, value, where=option)
