@@ -33,8 +33,7 @@ from dflash_plugins.row_sample import accuracy as row_sample_accuracy
 from dflash_plugins.row_sample import benchmark as row_sample_benchmark
 from dflash_plugins.table import FOLDERS
 from dflash_plugins.testing.gpu import GpuRunner, KernelLauncher, TorchRunner, load_driver
-from dflash_plugins.testing.numeric import Accuracy
-from dflash_plugins.testing.spread import spread
+from dflash_plugins.testing.numeric import Accuracy, spread
 from dflash_trt.core.machine import describe_host
 from dflash_trt.core.user_cache import user_cache_file
 from dflash_trt.errors import DflashError, one_line

@@ -19,11 +19,15 @@ from typing import Any
 
 import click
 
-from dflash_plugins.assembler import Resources, assemble, other_assemblers
-from dflash_plugins.cuda_tools import tool_version
+from dflash_plugins.machine_code import (
+    Resources,
+    assemble,
+    other_assemblers,
+    read_sass,
+    tool_version,
+)
 from dflash_plugins.operation import Case, KernelSpec
 from dflash_plugins.ptx import drop_scratch_pointers, name_entry, ptx_version
-from dflash_plugins.sass import read_sass
 from dflash_plugins.table import load_kernel, main_cases
 from dflash_trt.core.user_cache import write_cache
 from dflash_trt.errors import DflashError, one_line

@@ -12,7 +12,8 @@ from tests.cli.conftest import refusal_of
 
 ONE = {"name": "a", "url": "h:1"}
 GOOD: dict[str, Any] = {"configurations": [ONE], "input_file": "p.jsonl"}
-YAML = "input_file: p.jsonl\nconfigurations:\n- {name: a, url: 'h:1'}\n"
+SETS = "configurations:\n- {name: a, url: 'h:1'}\n"
+YAML = f"input_file: p.jsonl\n{SETS}"
 
 
 @pytest.mark.parametrize(
@@ -44,6 +45,11 @@ YAML = "input_file: p.jsonl\nconfigurations:\n- {name: a, url: 'h:1'}\n"
         (YAML + "seed: 99999999999\n", ["seed", "got 99999999999"]),
         (YAML + "temperature: .nan\n", ["temperature", "got nan"]),
         ("[]\n", ["must be a YAML mapping"]),
+        (
+            SETS + "prompts: {a: p.jsonl}\ndataset: speed-bench\n",
+            ["dataset speed-bench is read from an input_file"],
+        ),
+        (SETS + "prompts: {}\n", ["give input_file, prompts by name, or isl and tokenizer"]),
     ],
 )
 def test_mistakes(tmp_path: Path, text: str, pieces: list[str]) -> None:
@@ -52,6 +58,14 @@ def test_mistakes(tmp_path: Path, text: str, pieces: list[str]) -> None:
     message = refusal_of(read_sweep_config, path, {})
     for piece in [str(path), *pieces]:
         assert piece in message, message
+
+
+@pytest.mark.parametrize("name", ["all", "a b"])
+def test_names_of_sets(tmp_path: Path, name: str) -> None:
+    path = tmp_path / "sweep.yaml"
+    path.write_text(f"{SETS}prompts: {{{name}: p.jsonl}}\n")
+    message = refusal_of(read_sweep_config, path, {})
+    assert f"prompts: {name!r} cannot name a set" in message
 
 
 @pytest.mark.parametrize(

@@ -18,11 +18,6 @@ from dflash_plugins.testing.numeric import assert_close
 
 from dflash_trt.kernels import attention
 
-WRITTEN_HEADS = [(8, 128), (8, 64), (1, 256), (20, 64), (3, 80)]
-"""KV heads and head sizes of public pairs, a single head, more heads than one program takes, and a
-head size that is no power of two."""
-
-
 SMALL_UNIT = 6
 """Instead of UNIT_ROWS: with four splits a unit is a block of 16 rows of three heads."""
 

@@ -13,8 +13,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 from dflash_plugins import compile as compilation
-from dflash_plugins import sass
-from dflash_plugins.assembler import Resources, parse_resources
+from dflash_plugins import machine_code
 from dflash_plugins.compile import (
     CompiledKernel,
     check_limits,
@@ -23,10 +22,16 @@ from dflash_plugins.compile import (
     reassemble,
 )
 from dflash_plugins.gated_delta_step.launch import CHUNKS
+from dflash_plugins.machine_code import (
+    Resources,
+    SassFacts,
+    count_instructions,
+    parse_resources,
+    read_sass,
+)
 from dflash_plugins.operation import Case, DType
 from dflash_plugins.ptx import drop_scratch_pointers, entry_parameters, name_entry
 from dflash_plugins.row_sample.launch import make_cases
-from dflash_plugins.sass import SassFacts, count_instructions, read_sass
 from dflash_plugins.table import main_cases
 
 from dflash_trt.errors import DflashError
@@ -324,7 +329,7 @@ def test_an_unknown_architecture_is_no_fault(
     tool = tmp_path / "nvdisasm"
     tool.write_text(f'#!/bin/sh\necho "nvdisasm fatal : {said}" >&2\nexit 1\n')
     tool.chmod(0o755)
-    monkeypatch.setattr(sass, "newest_tool", lambda name: tool)
+    monkeypatch.setattr(machine_code, "newest_tool", lambda name: tool)
     if found is None:
         assert read_sass(b"") is None
         return

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 from dflash_plugins import roofline
-from dflash_plugins.assembler import Resources
 from dflash_plugins.check import describe_speed, measure
 from dflash_plugins.compile import CompiledKernel
+from dflash_plugins.machine_code import Resources
 from dflash_plugins.roofline import LATENCY_S, LAUNCH_S, REACH, MemoryRates, open_predictor
 
 from dflash_trt.hardware.gpus import arches, find_gpu

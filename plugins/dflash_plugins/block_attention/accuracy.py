@@ -17,8 +17,7 @@ from dflash_plugins.block_attention.launch import FLOOR, TACTICS
 from dflash_plugins.block_attention.reference import TENSOR_CORES, error_bound
 from dflash_plugins.operation import DType
 from dflash_plugins.testing.guarded import Run
-from dflash_plugins.testing.numeric import Accuracy, Array, attempt, judge
-from dflash_plugins.testing.spread import spread
+from dflash_plugins.testing.numeric import Accuracy, Array, attempt, judge, spread
 from dflash_trt.kernels.attention import ONE_LAUNCH, RUN
 
 LONG = 2 * ONE_LAUNCH

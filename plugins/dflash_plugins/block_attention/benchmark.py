@@ -121,7 +121,7 @@ def measure(
     error = None
     rival_seconds: dict[str, float] = {}
     failed: dict[str, str] = {}
-    rivals = alternatives(torch, point, tensors, is_quick=runner.is_quick)
+    rivals = alternatives(torch, point, tensors)
     try:
         if not runner.is_quick:
             rivals["flashinfer"] = flashinfer_call(torch, point, tensors)
@@ -207,23 +207,17 @@ def make_tensors(torch: Any, point: AttentionPoint, device: str) -> Tensors:
     return tensors
 
 
-def alternatives(
-    torch: Any, point: AttentionPoint, tensors: Mapping[str, Any], *, is_quick: bool = False
-) -> dict[str, Call]:
+def alternatives(torch: Any, point: AttentionPoint, tensors: Mapping[str, Any]) -> dict[str, Call]:
     """PyTorch's ways to compute the same attention, by name; none reads paged caches.
 
     An FP8 cache is converted to q's type first. `concatenate` is the way of a drafter that keeps
-    context and block in two tensors: it copies both into one before every call. `flex_attention`
-    is compiled for the point, so not where `is_quick`.
+    context and block in two tensors: it copies both into one before every call.
     """
     if point.shape.page_size is not None:
         return {}
-    from torch.nn.attention.flex_attention import flex_attention
-
     q, held = tensors["q"], point.context + point.rows
     scaled_dot_product = torch.nn.functional.scaled_dot_product_attention
-    flex = torch.compile(flex_attention, dynamic=False) if q.is_cuda else flex_attention
-    mask, block_mask = _masks(torch, point, q.device) if point.shape.is_causal else (None, None)
+    mask = _mask(torch, point, q.device) if point.shape.is_causal else None
 
     def cache(name: str, scale: float) -> Any:
         rows = tensors[name][:, :, :held]
@@ -239,11 +233,8 @@ def alternatives(
         return scaled_dot_product(q, *both, scale=1.0, enable_gqa=True)
 
     found = {
-        "sdpa": lambda: scaled_dot_product(q, *kv(), attn_mask=mask, scale=1.0, enable_gqa=True),
-        "flex_attention": lambda: flex(q, *kv(), block_mask=block_mask, scale=1.0, enable_gqa=True),
+        "sdpa": lambda: scaled_dot_product(q, *kv(), attn_mask=mask, scale=1.0, enable_gqa=True)
     }
-    if is_quick:
-        del found["flex_attention"]
     return found if point.is_chunk else found | {"concatenate": concatenate}
 
 
@@ -294,20 +285,13 @@ def flashinfer_call(torch: Any, point: AttentionPoint, tensors: Mapping[str, Any
     return attend
 
 
-def _masks(torch: Any, point: AttentionPoint, device: Any) -> tuple[Any, Any]:
-    """The causal mask, with the window if any: for `sdpa` and for `flex_attention`."""
+def _mask(torch: Any, point: AttentionPoint, device: Any) -> Any:
+    """The causal mask, with the window if any."""
     from torch.nn.attention.bias import causal_lower_right
-    from torch.nn.attention.flex_attention import create_block_mask
 
     rows, held, window = point.rows, point.context + point.rows, point.shape.window
-
-    def is_seen(batch: Any, head: Any, row: Any, key: Any) -> Any:
-        position = row + point.context
-        seen = key <= position
-        return seen & (key > position - window) if window else seen
-
-    block_mask = create_block_mask(is_seen, None, None, rows, held, device=device)
     if not window:
-        return causal_lower_right(rows, held), block_mask
+        return causal_lower_right(rows, held)
     row, key = (torch.arange(count, device=device) for count in (rows, held))
-    return is_seen(None, None, row[:, None], key[None, :]), block_mask
+    position = row[:, None] + point.context
+    return (key <= position) & (key > position - window)

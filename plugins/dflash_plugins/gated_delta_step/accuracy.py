@@ -13,8 +13,14 @@ from dflash_plugins.gated_delta_step.reference import expect
 from dflash_plugins.operation import Case, DType
 from dflash_plugins.public import recurrences
 from dflash_plugins.testing.guarded import Arrays, Run
-from dflash_plugins.testing.numeric import Accuracy, Array, assert_same_bits, attempt, judge
-from dflash_plugins.testing.spread import spread
+from dflash_plugins.testing.numeric import (
+    Accuracy,
+    Array,
+    assert_same_bits,
+    attempt,
+    judge,
+    spread,
+)
 from dflash_trt.checkpoints.sizes import RecurrentSizes
 from dflash_trt.kernels.recurrence import SIDES
 

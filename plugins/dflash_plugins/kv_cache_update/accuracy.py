@@ -18,8 +18,8 @@ from dflash_plugins.testing.numeric import (
     assert_same_bits,
     attempt,
     relative_error,
+    spread,
 )
-from dflash_plugins.testing.spread import spread
 from dflash_trt.quantization.fp8 import quantize_fp8
 
 LAYOUTS = [

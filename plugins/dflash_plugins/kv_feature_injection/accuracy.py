@@ -19,10 +19,10 @@ from dflash_plugins.testing.numeric import (
     epsilon,
     judge,
     relative,
+    spread,
     sum_error,
     tiny,
 )
-from dflash_plugins.testing.spread import spread
 from dflash_trt.quantization.formats import encode_e4m3
 
 CODE = 2 * epsilon(DType.FLOAT8.numpy)

@@ -12,8 +12,7 @@ import numpy as np
 from dflash_plugins.operation import DType
 from dflash_plugins.row_sample.launch import OPERATIONS
 from dflash_plugins.testing.guarded import Arrays, Run
-from dflash_plugins.testing.numeric import Accuracy, Array, attempt
-from dflash_plugins.testing.spread import spread
+from dflash_plugins.testing.numeric import Accuracy, Array, attempt, spread
 from dflash_trt.sampling.choice import choose_tokens
 from dflash_trt.sampling.params import SamplingParams, pack_sampling
 

@@ -148,8 +148,7 @@ class GpuRunner:
 class TorchRunner:
     """Launches cases over PyTorch tensors and times work on PyTorch's current stream.
 
-    `is_quick` asks benchmarks to leave out rivals that are compiled when they are first
-    called, for every point or with nvcc.
+    `is_quick` asks benchmarks to leave out rivals that nvcc compiles when they are first called.
     """
 
     is_quick = False

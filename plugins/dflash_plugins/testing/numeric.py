@@ -1,10 +1,10 @@
-"""One measure of error, the first coordinate that is wrong, and memory with guards around it."""
+"""One measure of error, the first wrong coordinate, an order of cases, and guarded memory."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import ml_dtypes
 import numpy as np
@@ -13,6 +13,7 @@ import numpy.typing as npt
 from dflash_trt.errors import DflashError, one_line
 
 Array = npt.NDArray[Any]
+Item = TypeVar("Item")
 
 SURE = 6
 """A sum of random errors is taken to stay below this many times its root mean square."""
@@ -44,6 +45,16 @@ def attempt(name: str, check: Callable[[], Accuracy | Iterable[Accuracy]]) -> li
         return [found] if isinstance(found, Accuracy) else list(found)
     except (AssertionError, DflashError) as error:
         return [Accuracy(name, None, None, one_line(error))]
+
+
+def spread(cases: Sequence[Item]) -> list[Item]:
+    """The first case, then the one in the middle, then those between, and so on.
+
+    Whoever stops early has seen some of every kind: neighbours in a table are alike.
+    """
+    bits = max(1, (len(cases) - 1).bit_length())
+    places = (int(f"{number:0{bits}b}"[::-1], 2) for number in range(1 << bits))
+    return [cases[place] for place in places if place < len(cases)]
 
 
 def judge(name: str, actual: Array, expected: Array, bound: float | Array) -> Accuracy:
