@@ -34,7 +34,7 @@ from dflash_plugins.testing.numeric import Accuracy
 
 from dflash_trt.hardware.device import Device
 from dflash_trt.proof.gpu_check import kernel_part
-from dflash_trt.proof.gpu_check.setting import Setting
+from dflash_trt.proof.gpu_check.runner import Setting
 from tests.standins.cuda import FakeCuda
 from tests.standins.driver import FakeDriver
 
