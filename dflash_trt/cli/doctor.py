@@ -63,7 +63,7 @@ def command(
 def _check_gpu(folder: Path, parts: tuple[str, ...], *, is_long: bool, as_json: bool) -> int:
     # Imported here: it brings both executors.
     from dflash_trt.proof.gpu_check.check import check_gpu
-    from dflash_trt.proof.gpu_check.page import lines
+    from dflash_trt.proof.gpu_check.page import lines, to_json
     from dflash_trt.proof.gpu_check.record import PAGE_NAME, RECORD_NAME
 
     try:
@@ -76,13 +76,13 @@ def _check_gpu(folder: Path, parts: tuple[str, ...], *, is_long: bool, as_json: 
             )
         raise
     if as_json:
-        print_json(record.to_json())
+        print_json(to_json(record))
     else:
         for line in lines(record):
             click.echo(line)
         click.echo(f"{folder / PAGE_NAME} is the page, {folder / RECORD_NAME} has every figure")
-        if record.goes_on:
+        if record.unfinished(is_long=False):
             click.echo("the same command goes on with what is unfinished")
-        elif record.unfinished and not is_long:
+        elif record.unfinished() and not is_long:
             click.echo("--long takes the time for what is unfinished")
     return 0 if record.passed else EXIT_FAILED

@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -33,13 +32,11 @@ from dflash_trt.proof.gpu_check import (
     random_pairs,
     shape_probes,
 )
-from dflash_trt.proof.gpu_check.contracts import CONTRACTS, KERNELS, PLUGINS, judge_contracts
+from dflash_trt.proof.gpu_check.contracts import CONTRACTS, KERNELS, judge_contracts
 from dflash_trt.proof.gpu_check.cuda_probes import check_cuda
-from dflash_trt.proof.gpu_check.outcome import PartOutcome
-from dflash_trt.proof.gpu_check.parts import check_parts
 from dflash_trt.proof.gpu_check.random_pairs import PAIRS, RandomPair
-from dflash_trt.proof.gpu_check.runner import run_here
-from dflash_trt.proof.gpu_check.setting import Setting
+from dflash_trt.proof.gpu_check.record import PartOutcome
+from dflash_trt.proof.gpu_check.runner import Setting, run_here
 from tests.cli.bigram import write_bigram_pair
 from tests.covering import exhaustive
 from tests.plugins.test_check import HostTorch
@@ -95,9 +92,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> FakeTensorRt:
     return trt
 
 
-def check(
-    gpu: FakeTensorRt, folder: Path, shape: RandomPair | None = PAGED, *, ptx: bool = False
-) -> PartOutcome:
+def check(gpu: FakeTensorRt, folder: Path, shape: RandomPair | None = PAGED) -> PartOutcome:
     """The part of one random pair: with plugins where its caches need them."""
     library, plugins = (TENSORRT, True) if shape and shape.needs_plugins else (TENSORRT_RTX, False)
     gpu.version = "11.4.0" if plugins else str(tensorrt_rtx.__version__)
@@ -105,7 +100,7 @@ def check(
     setting = Setting(folder, time.monotonic() + 600)
     return run_here(
         lambda given: engine_part.check_engines(
-            library, shape, given, plugins=plugins, ptx=ptx, counts_memory=True
+            library, shape, given, plugins=plugins, counts_memory=True
         ),
         setting,
     )
@@ -292,42 +287,6 @@ def test_what_is_wrong_is_found(
         assert outcome.probes[-1].name == engine_part.REOPENS, "one finding ends no other"
     else:
         assert outcome.reason == "ZeroDivisionError: division by zero"
-
-
-@pytest.mark.parametrize(
-    "fault", ["run", *(pytest.param(one, marks=pytest.mark.exhaustive) for one in ("build", None))]
-)
-def test_ptx_is_tried_where_engines_of_machine_code_do_not_run(
-    gpu: FakeTensorRt, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: str | None
-) -> None:
-    """In a part of its own, which the contracts are judged by; never where it is not needed."""
-    build = engine_part.build_random_pair
-
-    def build_either(shape: Any, pair: Any, folder: Path, engines: Any, progress: Any) -> Bundle:
-        if engines is not None and fault is not None:
-            is_refused = "cubin" in engines.kernel_codes
-            if is_refused and fault == "build":
-                raise DflashError("no tactic")
-            (gpu.fail.add if is_refused else gpu.fail.discard)("run")
-        return build(shape, pair, folder, engines, progress)
-
-    monkeypatch.setattr(engine_part, "build_random_pair", build_either)
-    machine_code, ptx = (one for one in check_parts() if one.name.startswith(f"{PLUGINS}demo"))
-    assert ptx.left_out({}) is not None, "machine code comes first"
-    parts = {machine_code.name: check(gpu, tmp_path / "cubin")}
-    left_out = ptx.left_out(parts)
-    if fault is None:
-        assert left_out is not None and left_out.status == "skipped"
-        return
-    assert left_out is None
-    cut = replace(parts[machine_code.name], status="out of time", is_cut=True)
-    assert ptx.left_out({machine_code.name: cut}) is not None, "it may yet run"
-    parts[ptx.name] = check(gpu, tmp_path / "ptx", ptx=True)
-    codes = [one for one in parts[ptx.name].probes if one.name == engine_part.MACHINE_CODE]
-    assert [one.detail for one in codes] == ["engines of machine code do not run: built from ptx"]
-    assert wrong(parts[ptx.name]) == {engine_part.MACHINE_CODE}
-    judged = {one["probe"]: one["holds"] for one in judge_contracts(parts) if one["holds"] is False}
-    assert set(judged) == {engine_part.MACHINE_CODE}
 
 
 @pytest.mark.parametrize(

@@ -6,25 +6,20 @@ looked for where the next pass will read it, and held to the row that the CPU's 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import suppress
-from dataclasses import dataclass
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 
 import numpy as np
 from onnx import helper
 
-from dflash_trt.backends.base import FloatArray, Int64Array, TargetGraph
+from dflash_trt.backends.base import Int64Array, TargetGraph
 from dflash_trt.backends.onnxruntime.executor import OnnxRuntimeExecutor
 from dflash_trt.backends.tensorrt.run.executor import TensorRtExecutor
-from dflash_trt.checkpoints.decoder import DecoderSpec
-from dflash_trt.checkpoints.kv_scales import read_kv_scales
-from dflash_trt.checkpoints.pair import Pair
+from dflash_trt.bundle.manifest import Manifest
 from dflash_trt.errors import DflashError
-from dflash_trt.graph.bindings import KV, Owner, cache_input
-from dflash_trt.graph.form import GraphForm
-from dflash_trt.graph.tensors import OWNERS, CacheShape, cache_layout
+from dflash_trt.graph.tensors import OWNERS, cache_layout
 from dflash_trt.proof.gpu_check.calls import begin_anew, forward
-from dflash_trt.proof.gpu_check.probe import Probe, attempt
+from dflash_trt.proof.gpu_check.record import Probe, attempt
 
 IN_PLACE = "caches are updated where they lie"
 NEIGHBOURS = "no row that a sequence holds is written again"
@@ -35,59 +30,21 @@ DIRTY_PAGES = "what an earlier owner left in a page is not seen"
 ROW_ERROR = 0.3
 
 
-@dataclass(frozen=True, slots=True)
-class CacheFacts:
-    """What a bundle's caches hold.
-
-    Args:
-        shapes: of each cache by its graph input's name, wider than the model's where there is room
-            for a sink.
-        scales: what each cache's codes are multiples of; 1 where it holds values.
-    """
-
-    form: GraphForm
-    shapes: Mapping[str, CacheShape]
-    scales: Mapping[str, float]
-
-    @classmethod
-    def of(cls, pair: Pair, form: GraphForm) -> CacheFacts:
-        layout = cache_layout(form, pair.target.sizes, pair.draft.sizes)
-        scales = dict.fromkeys(layout.shapes(), 1.0)
-        specs: dict[Owner, DecoderSpec] = {"target": pair.target, "draft": pair.draft}
-        for owner, spec in specs.items():
-            for layer in range(spec.num_layers if form.holds_codes else 0):
-                found = read_kv_scales(
-                    spec.checkpoint.tensors, spec.weights, spec.quantization, layer
-                )
-                scales |= {
-                    cache_input(owner, kv, layer): scale
-                    for kv, scale in zip(KV, found, strict=True)
-                }
-        return cls(form, layout.shapes(), scales)
-
-    def of_graph(self, graph: TargetGraph) -> list[str]:
-        """The caches that `graph` writes."""
-        return [name for name in self.shapes if name.startswith(OWNERS[graph])]
-
-
 class CacheReader:
-    """Reads rows of an executor's caches from the device; close it to free its buffer."""
+    """Reads and overwrites rows of an executor's caches on the device."""
 
-    def __init__(self, gpu: TensorRtExecutor, facts: CacheFacts) -> None:
-        self._gpu, self._facts = gpu, facts
-        self._dtype = np.dtype(helper.tensor_dtype_to_np_dtype(facts.form.cache_type))
-        widest = max(shape.head_dim for shape in facts.shapes.values())
-        self._buffer = gpu.device.allocate_host(widest * self._dtype.itemsize)
+    def __init__(self, gpu: TensorRtExecutor, manifest: Manifest) -> None:
+        form, target, draft = manifest.graph_form, manifest.target.sizes, manifest.draft.sizes
+        self._gpu = gpu
+        self.shapes = cache_layout(form, target, draft).shapes()
+        self._dtype = np.dtype(helper.tensor_dtype_to_np_dtype(form.cache_type))
+        self._holds_codes = form.holds_codes
+        widest = max(shape.head_dim for shape in self.shapes.values())
+        self.buffer = gpu.device.allocate_host(widest * self._dtype.itemsize)
 
-    def read(self, name: str, slot: int, position: int) -> FloatArray:
-        """What the named cache holds of a position, [kv heads, D] in float32."""
-        codes = np.frombuffer(self.read_bytes(name, slot, position), self._dtype)
-        heads = self._facts.shapes[name].kv_heads
-        return codes.reshape(heads, -1).astype(np.float32) * np.float32(self._facts.scales[name])
-
-    def read_bytes(self, name: str, slot: int, position: int) -> bytes:
-        """The same, as it lies there."""
-        memory = self._buffer[: self._facts.shapes[name].head_dim * self._dtype.itemsize]
+    def read(self, name: str, slot: int, position: int) -> bytes:
+        """What the named cache holds of a position, [kv heads, D] as it lies there."""
+        memory = self.buffer[: self.shapes[name].head_dim * self._dtype.itemsize]
         rows = []
         for address in self._gpu.caches.row_places(name, slot, position):
             self._gpu.device.download(memory, address)
@@ -95,41 +52,54 @@ class CacheReader:
             rows.append(memory.tobytes())
         return b"".join(rows)
 
-    def fill(self, name: str, slot: int, positions: Iterable[int], byte: int) -> None:
+    def fill(self, name: str, slot: int, positions: range, byte: int) -> None:
         """Overwrites every byte of positions."""
-        memory = self._buffer[: self._facts.shapes[name].head_dim * self._dtype.itemsize]
+        memory = self.buffer[: self.shapes[name].head_dim * self._dtype.itemsize]
         memory[...] = byte
         for position in positions:
             for address in self._gpu.caches.row_places(name, slot, position):
                 self._gpu.device.upload(address, memory)
         self._gpu.device.synchronize()
 
-    def close(self) -> None:
-        """Frees the buffer once nothing is under way, even if what was has failed."""
+    def error(self, cpu: OnnxRuntimeExecutor, name: str, slot: int, positions: range) -> float:
+        """How far rows are from the CPU's, over the size of those.
+
+        Codes count as multiples of the scale that suits them best: whether it is the checkpoint's,
+        the logits tell.
+        """
+        expected = np.array([cpu.caches.read_row(name, slot, one) for one in positions], np.float64)
+        codes = b"".join(self.read(name, slot, position) for position in positions)
+        actual = np.frombuffer(codes, self._dtype).astype(np.float64)
+        actual = actual.reshape(*expected.shape[:2], -1)[..., : expected.shape[2]]
+        if self._holds_codes:
+            actual *= (actual * expected).sum() / max(np.square(actual).sum(), 1e-30)
+        return float(np.linalg.norm(actual - expected) / np.linalg.norm(expected))
+
+
+@contextmanager
+def _open_reader(gpu: TensorRtExecutor, manifest: Manifest) -> Iterator[CacheReader]:
+    """Frees its buffer once nothing is under way, even if what was has failed."""
+    reader = CacheReader(gpu, manifest)
+    try:
+        yield reader
+    finally:
         with suppress(DflashError):
-            self._gpu.device.synchronize()
-        self._gpu.device.free_host(self._buffer)
+            gpu.device.synchronize()
+        gpu.device.free_host(reader.buffer)
 
 
 def run_cache_probes(
-    gpu: TensorRtExecutor, cpu: OnnxRuntimeExecutor, facts: CacheFacts, prompt: Int64Array
+    gpu: TensorRtExecutor, cpu: OnnxRuntimeExecutor, manifest: Manifest, prompt: Int64Array
 ) -> Iterator[Probe]:
     """All probes of the caches; `prompt` [1,S] is longer than a block."""
-    reader = CacheReader(gpu, facts)
-    try:
-        yield from attempt(IN_PLACE, lambda: _probe_rows(gpu, cpu, facts, reader, prompt))
+    with _open_reader(gpu, manifest) as reader:
+        yield from attempt(IN_PLACE, lambda: _probe_rows(gpu, cpu, reader, prompt))
         if gpu.limits.page_pool is not None:
-            yield from attempt(DIRTY_PAGES, lambda: _probe_dirty_pages(gpu, facts, reader, prompt))
-    finally:
-        reader.close()
+            yield from attempt(DIRTY_PAGES, lambda: _probe_dirty_pages(gpu, reader, prompt))
 
 
 def _probe_rows(
-    gpu: TensorRtExecutor,
-    cpu: OnnxRuntimeExecutor,
-    facts: CacheFacts,
-    reader: CacheReader,
-    prompt: Int64Array,
+    gpu: TensorRtExecutor, cpu: OnnxRuntimeExecutor, reader: CacheReader, prompt: Int64Array
 ) -> Iterator[Probe]:
     """Both target graphs: a pass of a block's rows behind the first rows of `prompt`.
 
@@ -139,7 +109,7 @@ def _probe_rows(
     rows, slots = gpu.limits.block_size, gpu.limits.max_batch
     batch, start = max(1, slots - 1), prompt.shape[1] - rows
     ids = np.stack([np.roll(prompt[0, start:], slot) for slot in range(batch)])
-    written, missed, strays = dict[str, float](), list[str](), list[str]()
+    written, strays = dict[str, float](), list[str]()
     graphs: tuple[TargetGraph, ...] = ("target", "target_only")
     for graph in graphs:
         begin_anew(gpu, cpu)
@@ -149,64 +119,38 @@ def _probe_rows(
         # Rows behind what a sequence holds are scratch: those of a padded call may lie there.
         others = [(slot, at) for slot in range(batch) for at in (0, start - 1)]
         others += [(slot, at) for slot in range(batch, slots) for at in range(start)]
-        names = facts.of_graph(graph)
-        before = {(name, *one): reader.read_bytes(name, *one) for name in names for one in others}
+        names = [name for name in reader.shapes if name.startswith(OWNERS[graph])]
+        before = {(name, *one): reader.read(name, *one) for name in names for one in others}
         for executor in (gpu, cpu):
             forward(executor, ids, [start] * batch, 0, graph=graph)
         for name in names:
-            error = max(
-                _row_error(cpu, reader, name, slot, range(start, start + rows))
-                for slot in range(batch)
-            )
-            written[f"{graph}: {name}"] = error
-            missed += [f"{graph}: {name} ({error:.2f})"] * (error > ROW_ERROR)
-            strays += [
-                f"{graph}: {name}, position {at} of slot {slot}"
-                for slot, at in others
-                if reader.read_bytes(name, slot, at) != before[name, slot, at]
-            ]
-    worst = max(written.values())
+            ends = range(start, start + rows)
+            errors = [reader.error(cpu, name, slot, ends) for slot in range(batch)]
+            written[f"{graph}: {name}"] = max(errors)
+        strays += [
+            f"{graph}: {name}, position {at} of slot {slot}"
+            for (name, slot, at), was in before.items()
+            if reader.read(name, slot, at) != was
+        ]
+    missed = [f"{name} ({error:.2f})" for name, error in written.items() if error > ROW_ERROR]
     yield Probe(
-        name=IN_PLACE,
-        passed=not missed,
-        detail=f"rows of {len(written)} caches differ from the CPU's by {worst:.3f} of their size"
-        + (f", not in place: {', '.join(missed[:4])}" if missed else ""),
-        figures={"relative_errors": written, "bound": ROW_ERROR},
+        IN_PLACE,
+        not missed,
+        f"rows of {len(written)} caches differ from the CPU's by {max(written.values()):.3f} of "
+        "their size" + (f", not in place: {', '.join(missed[:4])}" if missed else ""),
+        {"relative_errors": written, "bound": ROW_ERROR},
     )
-    yield Probe(
-        name=NEIGHBOURS,
-        passed=not strays,
-        detail=f"all held rows are as before, but for {', '.join(strays[:4]) or 'none'}",
-    )
+    detail = f"all held rows are as before, but for {', '.join(strays[:4]) or 'none'}"
+    yield Probe(NEIGHBOURS, not strays, detail)
 
 
-def _row_error(
-    cpu: OnnxRuntimeExecutor, reader: CacheReader, name: str, slot: int, positions: Iterable[int]
-) -> float:
-    """How far the rows are from the CPU's, over the length of those."""
-    missing = size = 0.0
-    for position in positions:
-        expected = cpu.caches.read_row(name, slot, position)
-        actual = reader.read(name, slot, position)[:, : expected.shape[1]]
-        missing += float(np.square(actual - expected).sum(dtype=np.float64))
-        size += float(np.square(expected).sum(dtype=np.float64))
-    return float(np.sqrt(missing / size))
-
-
-def _probe_dirty_pages(
-    gpu: TensorRtExecutor, facts: CacheFacts, reader: CacheReader, prompt: Int64Array
-) -> Probe:
+def _probe_dirty_pages(gpu: TensorRtExecutor, reader: CacheReader, prompt: Int64Array) -> Probe:
     """Bytes of NaN in every row that a sequence has not written change nothing."""
     begin_anew(gpu)
     clean = forward(gpu, prompt, [0], 0)
     begin_anew(gpu)
-    for name in facts.shapes:
+    for name in reader.shapes:
         reader.fill(name, 0, range(min(2 * prompt.shape[1], gpu.limits.max_seq_len)), 0xFF)
-    dirty = forward(gpu, prompt, [0], 0)
-    change = float(np.abs(dirty - clean).max())
-    return Probe(
-        name=DIRTY_PAGES,
-        passed=change == 0,
-        detail=f"with NaN in all rows that were not written, logits differ by {change:.3g}",
-        figures={"change": change},
-    )
+    change = float(np.abs(forward(gpu, prompt, [0], 0) - clean).max())
+    detail = f"with NaN in all rows that were not written, logits differ by {change:.3g}"
+    return Probe(DIRTY_PAGES, change == 0, detail, {"change": change})

@@ -53,3 +53,8 @@ def make_step(executor: Executor, anchors: Int64Array, starts: Int64Array) -> St
 def greedy(executor: Executor, batch: int) -> Int64Array | None:
     """The sampling of `batch` greedy sequences."""
     return sampling_input(executor.limits, [SamplingParams()] * batch)
+
+
+def random_ids(vocab_size: int, batch: int, rows: int) -> Int64Array:
+    """The same [batch,rows] at every call."""
+    return np.random.default_rng(1).integers(0, vocab_size, (batch, rows))

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
-from contextlib import closing
-from functools import partial
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -15,8 +13,8 @@ from dflash_trt.core.machine import describe_host
 from dflash_trt.errors import DflashError
 from dflash_trt.hardware.device import ALIGNMENT, Device, HostBytes, load_cuda
 from dflash_trt.hardware.gpus import arches
-from dflash_trt.proof.gpu_check.probe import Probe, attempt
-from dflash_trt.proof.gpu_check.setting import Setting
+from dflash_trt.proof.gpu_check.record import Probe, attempt
+from dflash_trt.proof.gpu_check.runner import Setting
 
 ALIGNED = "device memory is aligned for TensorRT"
 IN_ORDER = "copies run in the order of the stream"
@@ -25,6 +23,7 @@ PITCHES = "rows are copied and cleared within their pitch"
 GRAPHS = "a graph runs when it is launched, over what is there then"
 CAPTURES = "a capture that fails leaves the stream usable"
 FREED = "memory that is freed is free again"
+BANDWIDTH = "copy bandwidth"
 
 SIZE = 1 << 20
 LARGE = 64 << 20
@@ -55,111 +54,120 @@ def describe_machine(setting: Setting) -> Iterator[Probe]:
     known = arches().get(gpu["arch"])
     kernels = "none" if known is None or known.kernels is None else known.kernels
     yield Probe(
-        name="the GPU answers",
-        passed=True,
-        detail=f"{gpu['name']} ({gpu['arch']}), {gpu['memory_gb']} GB, driver {driver or 'unknown'}"
-        f" for CUDA {gpu['driver_cuda']}; this project's kernels for it: {kernels}",
-        figures={"gpu": gpu | {"driver": driver}, **describe_host(RECORDED)},
+        "the GPU answers",
+        True,
+        f"{gpu['name']} ({gpu['arch']}), {gpu['memory_gb']} GB, driver {driver or 'unknown'} for "
+        f"CUDA {gpu['driver_cuda']}; this project's kernels for it: {kernels}",
+        {"gpu": gpu | {"driver": driver}, **describe_host(RECORDED)},
     )
 
 
 def check_cuda(setting: Setting) -> Iterator[Probe]:
     """Every contract of `Device` that the stand-in for CUDA believes, and the copy bandwidth."""
     with closing(Device()) as device:
-        probes: dict[str, Callable[[Device], tuple[bool, str]]] = {
-            ALIGNED: _is_aligned,
-            IN_ORDER: _copies_in_order,
-            EVENTS: _waits_for_events,
-            PITCHES: _keeps_pitches,
-            GRAPHS: _replays,
-            CAPTURES: _survives_a_failed_capture,
-            FREED: _frees,
-        }
-        for name, probe in probes.items():
-            yield from attempt(name, partial(_judge, device, name, probe))
-        yield from attempt("copy bandwidth", lambda: _measure_copy(device))
+        yield from attempt(ALIGNED, lambda: _align(device))
+        yield from attempt(IN_ORDER, lambda: Probe(IN_ORDER, *_copy_in_order(device)))
+        yield from attempt(EVENTS, lambda: _wait_for_events(device))
+        yield from attempt(PITCHES, lambda: _keep_pitches(device))
+        yield from attempt(GRAPHS, lambda: _replay(device))
+        yield from attempt(CAPTURES, lambda: _survive_a_failed_capture(device))
+        yield from attempt(FREED, lambda: _free(device))
+        yield from attempt(BANDWIDTH, lambda: _measure_copy(device))
 
 
-def _judge(device: Device, name: str, probe: Callable[[Device], tuple[bool, str]]) -> Probe:
-    holds, detail = probe(device)
-    return Probe(name=name, passed=holds, detail=detail)
+class _Buffer:
+    """Device memory of random bytes that `sent` has too, beside pinned memory on the host."""
+
+    def __init__(self, device: Device, size: int, seed: int) -> None:
+        self._device = device
+        self.address, self.host = device.allocate(size, "a probe"), device.allocate_host(size)
+        self.sent = self.fill(seed)
+
+    def fill(self, seed: int) -> HostBytes:
+        """Sends random bytes; returns a copy of them."""
+        self.host[...] = np.random.default_rng(seed).integers(0, 256, self.host.size, np.uint8)
+        self._device.upload(self.address, self.host)
+        self._device.synchronize()
+        return self.host.copy()
+
+    def compare(self, expected: HostBytes) -> tuple[bool, str]:
+        """Whether the device has `expected`, once all is done, and in how many bytes not."""
+        self._device.download(self.host, self.address)
+        self._device.synchronize()
+        return _equal(self.host, expected)
 
 
-def _is_aligned(device: Device) -> tuple[bool, str]:
+@contextmanager
+def _buffers(device: Device, *sizes: int) -> Iterator[list[_Buffer]]:
+    held = [_Buffer(device, size, seed) for seed, size in enumerate(sizes)]
+    try:
+        yield held
+    finally:
+        device.synchronize()
+        for one in held:
+            device.free(one.address)
+            device.free_host(one.host)
+
+
+def _equal(actual: HostBytes, expected: HostBytes) -> tuple[bool, str]:
+    differ = int((actual != expected).sum())
+    return not differ, f"{differ:,} of {expected.size:,} bytes differ"
+
+
+def _align(device: Device) -> Probe:
     addresses = [device.allocate(size, "a probe") for size in (1, 3, ALIGNMENT + 1, SIZE)]
     for address in addresses:
         device.free(address)
     off = [address % ALIGNMENT for address in addresses]
-    return not any(off), f"four allocations lie {off} bytes past multiples of {ALIGNMENT}"
+    detail = f"four allocations lie {off} bytes past multiples of {ALIGNMENT}"
+    return Probe(ALIGNED, not any(off), detail)
 
 
-def _copies_in_order(device: Device) -> tuple[bool, str]:
-    with _Buffers(device, SIZE, SIZE) as (first, second):
-        sent, back = first.fill(1), second.host
+def _copy_in_order(device: Device) -> tuple[bool, str]:
+    with _buffers(device, SIZE, SIZE) as (first, second):
         device.upload(first.address, first.host)
         device.copy(second.address, first.address, SIZE)
-        device.download(back, second.address)
-        device.synchronize()
-        return _equal(back, sent)
+        return second.compare(first.sent)
 
 
-def _waits_for_events(device: Device) -> tuple[bool, str]:
-    with _Buffers(device, SIZE, LARGE) as (small, large):
-        sent, event = small.fill(2), device.make_event()
-        device.upload(small.address, small.host)
-        small_back = large.host[:SIZE]
-        device.download(small_back, small.address)
+def _wait_for_events(device: Device) -> Probe:
+    with _buffers(device, SIZE, LARGE) as (small, large):
+        event, back = device.make_event(), large.host[:SIZE]
+        device.download(back, small.address)
         device.record(event)
         device.clear(large.address, LARGE)
         device.clear(small.address, SIZE)
         device.wait(event)
-        found = _equal(small_back, sent)
-        device.synchronize()
-        return found
+        return Probe(EVENTS, *_equal(back, small.sent))
 
 
-def _keeps_pitches(device: Device) -> tuple[bool, str]:
+def _keep_pitches(device: Device) -> Probe:
     pitch, width, rows = 1024, 700, SIZE // 1024
-    with _Buffers(device, SIZE, SIZE) as (source, destination):
-        sent, kept = source.fill(3).reshape(rows, pitch), destination.fill(4).reshape(rows, pitch)
-        for one in (source, destination):
-            device.upload(one.address, one.host)
-        device.synchronize()
+    with _buffers(device, SIZE, SIZE) as (source, destination):
         places = destination.address, source.address
         device.copy_rows(*places, pitch=pitch, width=width, rows=rows)
         device.clear_rows(destination.address, pitch=pitch, width=width // 2, rows=rows)
-        device.download(destination.host, destination.address)
-        device.synchronize()
-        kept[:, :width] = sent[:, :width]
-        kept[:, : width // 2] = 0
-        return _equal(destination.host, kept.ravel())
+        expected = destination.sent.reshape(rows, pitch)
+        expected[:, :width] = source.sent.reshape(rows, pitch)[:, :width]
+        expected[:, : width // 2] = 0
+        return Probe(PITCHES, *destination.compare(expected.ravel()))
 
 
-def _replays(device: Device) -> tuple[bool, str]:
-    with _Buffers(device, SIZE, SIZE) as (source, destination):
-        before = destination.fill(5)
-        device.upload(destination.address, destination.host)
-        device.synchronize()
+def _replay(device: Device) -> Probe:
+    with _buffers(device, SIZE, SIZE) as (source, destination):
         device.begin_capture()
         device.copy(destination.address, source.address, SIZE)
         graph = device.end_capture()
-        device.download(destination.host, destination.address)
-        device.synchronize()
-        waited, _ = _equal(destination.host, before)
+        waited, _ = destination.compare(destination.sent)
         sent = source.fill(6)
-        device.upload(source.address, source.host)
         device.launch(graph)
-        device.download(destination.host, destination.address)
-        device.synchronize()
-        ran, detail = _equal(destination.host, sent)
+        ran, detail = destination.compare(sent)
         device.destroy_graph(graph)
-        return (
-            waited and ran,
-            f"{detail}; {'nothing' if waited else 'it'} ran while it was captured",
-        )
+    detail += f"; {'nothing' if waited else 'it'} ran while it was captured"
+    return Probe(GRAPHS, waited and ran, detail)
 
 
-def _survives_a_failed_capture(device: Device) -> tuple[bool, str]:
+def _survive_a_failed_capture(device: Device) -> Probe:
     device.begin_capture()
     reason = "synchronising while capturing was no error"
     try:
@@ -167,70 +175,31 @@ def _survives_a_failed_capture(device: Device) -> tuple[bool, str]:
     except DflashError as error:
         reason = error.message
     device.abandon_capture()
-    holds, detail = _copies_in_order(device)
-    return holds, f"{detail} after: {reason}"
+    holds, detail = _copy_in_order(device)
+    return Probe(CAPTURES, holds, f"{detail} after: {reason}")
 
 
-def _frees(device: Device) -> tuple[bool, str]:
+def _free(device: Device) -> Probe:
     before = device.free_bytes()
     address = device.allocate(LARGE, "a probe")
     held = before - device.free_bytes()
     device.free(address)
     lost = before - device.free_bytes()
     detail = f"{LARGE:,} bytes take {held:,}, of which {lost:,} are missing once they are freed"
-    return held >= LARGE and lost < LARGE // 2, detail
+    return Probe(FREED, held >= LARGE and lost < LARGE // 2, detail)
 
 
 def _measure_copy(device: Device) -> Probe:
     """Bytes read plus bytes written, per second, of large copies."""
     size = min(COPIED_BYTES, device.free_bytes() // 4)
     source, destination = (device.allocate(size, "a probe") for _ in range(2))
-    device.copy(destination, source, size)
-    device.synchronize()
-    started = time.perf_counter()
-    for _ in range(COPIES):
+    started = 0.0
+    for number in range(COPIES + 1):
         device.copy(destination, source, size)
+        if not number:
+            device.synchronize()
+            started = time.perf_counter()
     device.synchronize()
     rate = 2 * size * COPIES / (time.perf_counter() - started)
-    return Probe(
-        name="copy bandwidth",
-        passed=None,
-        detail=f"{rate / 1e9:,.0f} GB/s",
-        figures={"bytes_per_second": rate, "copied_bytes": size},
-    )
-
-
-class _Buffer:
-    """Device memory and its pinned twin."""
-
-    def __init__(self, device: Device, size: int) -> None:
-        self.address = device.allocate(size, "a probe")
-        self.host = device.allocate_host(size)
-
-    def fill(self, seed: int) -> HostBytes:
-        """Puts random bytes into the twin; returns a copy of them."""
-        self.host[...] = np.random.default_rng(seed).integers(0, 256, self.host.size, np.uint8)
-        return self.host.copy()
-
-
-class _Buffers:
-    """A few buffers, freed in the end."""
-
-    def __init__(self, device: Device, *sizes: int) -> None:
-        self._device, self._sizes = device, sizes
-        self._held: list[_Buffer] = []
-
-    def __enter__(self) -> list[_Buffer]:
-        self._held = [_Buffer(self._device, size) for size in self._sizes]
-        return self._held
-
-    def __exit__(self, *_: Any) -> None:
-        self._device.synchronize()
-        for one in self._held:
-            self._device.free(one.address)
-            self._device.free_host(one.host)
-
-
-def _equal(actual: HostBytes, expected: HostBytes) -> tuple[bool, str]:
-    differ = int((actual != expected).sum())
-    return not differ, f"{differ:,} of {expected.size:,} bytes differ"
+    figures = {"bytes_per_second": rate, "copied_bytes": size}
+    return Probe(BANDWIDTH, None, f"{rate / 1e9:,.0f} GB/s", figures)

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import closing
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -30,15 +29,15 @@ from dflash_trt.errors import DflashError
 from dflash_trt.graph.form import Precision
 from dflash_trt.hardware.device import Device
 from dflash_trt.hardware.gpus import Arch, arches
-from dflash_trt.proof.gpu_check.cache_probes import CacheFacts, run_cache_probes
+from dflash_trt.proof.gpu_check.cache_probes import run_cache_probes
 from dflash_trt.proof.gpu_check.executor_probes import run_probes
-from dflash_trt.proof.gpu_check.probe import PartSkippedError, Probe, attempt, describe_error
 from dflash_trt.proof.gpu_check.random_pairs import (
     RandomPair,
     build_random_pair,
     write_random_pair,
 )
-from dflash_trt.proof.gpu_check.setting import Setting
+from dflash_trt.proof.gpu_check.record import PartSkippedError, Probe, attempt, describe_error
+from dflash_trt.proof.gpu_check.runner import Setting
 from dflash_trt.proof.gpu_check.shape_probes import run_shape_probes
 from dflash_trt.runtime import Request
 from dflash_trt.text.prompts import read_prompts
@@ -53,10 +52,6 @@ MACHINE_CODE = "TensorRT takes kernels as machine code"
 LOADS = "engines load as their manifest says"
 REFUSES = "a file that is no engine is refused, with a reason"
 REOPENS = "engines open again with what was kept of the first time"
-BEFORE_RUNNING = (BUILDS, MACHINE_CODE, LOADS, REFUSES, REOPENS)
-
-PTX = " (PTX)"
-"""How the name of a part ends that builds the engines of the part of that name from PTX."""
 
 
 def check_engines(
@@ -65,12 +60,9 @@ def check_engines(
     setting: Setting,
     *,
     plugins: bool,
-    ptx: bool = False,
     counts_memory: bool = False,
 ) -> Iterator[Probe]:
     """Probes of the demo pair's engines (`shape` None), or of a random pair's.
-
-    With `ptx` its plugins' kernels are PTX, for where engines of machine code do not run.
 
     Raises:
         PartSkippedError: the library is not here, or has nothing for this GPU.
@@ -78,8 +70,6 @@ def check_engines(
     options = EngineOptions(
         find_arch(library, plugins=plugins), PRECISION, library, plugins=plugins
     )
-    if ptx:
-        options = replace(options, kernel_codes=("ptx",))
     folder = setting.folder
     pair, requests = _write_pair(shape, folder)
     cpu_bundle = _build(shape, pair, folder / "cpu", None)
@@ -89,41 +79,30 @@ def check_engines(
     try:
         bundle = _build(shape, pair, folder / "gpu", options)
     except Exception as error:  # a library's own, too
-        yield Probe(name=BUILDS, passed=False, detail=describe_error(error))
+        yield Probe(BUILDS, False, describe_error(error))
         return
     yield from _describe_build(bundle, options, time.perf_counter() - started)
     probes = partial(
-        _probe_bundles, bundle, cpu_bundle, pair, requests, shape, counts_memory=counts_memory
+        _probe_bundles,
+        bundle,
+        cpu_bundle,
+        requests,
+        with_speed=shape is None,
+        counts_memory=counts_memory,
     )
     yield from attempt(LOADS, probes)
     yield from attempt(REOPENS, partial(_probe_reopening, bundle))
 
 
-def engines_run(probes: Sequence[Probe]) -> bool:
-    """Whether anything that the engines of a part computed is right."""
-    return any(one.passed and one.name not in BEFORE_RUNNING for one in probes)
-
-
 def _describe_build(bundle: Bundle, options: EngineOptions, seconds: float) -> Iterator[Probe]:
     version = str(load_library(options.library).__version__)
-    yield Probe(
-        name=BUILDS,
-        passed=True,
-        detail=f"{options.library.name} {version}, {seconds:.1f} s",
-        figures={"seconds": seconds, "version": version},
-    )
+    detail = f"{options.library.name} {version}, {seconds:.1f} s"
+    yield Probe(BUILDS, True, detail, {"seconds": seconds, "version": version})
     assert bundle.manifest.engines is not None
-    files = bundle.manifest.engines.files
-    codes = {json.loads((bundle.folder / one.summary).read_bytes())["kernel_code"] for one in files}
     if options.plugins:
-        code, tried = ", ".join(sorted(codes)), "cubin" in options.kernel_codes
-        yield Probe(
-            name=MACHINE_CODE,
-            passed=codes == {"cubin"},
-            detail=f"built from {code}"
-            if tried
-            else f"engines of machine code do not run: built from {code}",
-        )
+        files = [bundle.folder / one.summary for one in bundle.manifest.engines.files]
+        codes = {json.loads(file.read_bytes())["kernel_code"] for file in files}
+        yield Probe(MACHINE_CODE, codes == {"cubin"}, f"built from {', '.join(sorted(codes))}")
 
 
 def find_arch(library: Library, *, plugins: bool) -> Arch:
@@ -192,23 +171,22 @@ def _build(
 def _probe_bundles(
     gpu_bundle: Bundle,
     cpu_bundle: Bundle,
-    pair: Pair,
     requests: list[Request],
-    shape: RandomPair | None,
     *,
+    with_speed: bool,
     counts_memory: bool,
 ) -> Iterator[Probe]:
     with closing(open_executor(cpu_bundle)) as cpu, closing(open_executor(gpu_bundle)) as gpu:
         assert isinstance(gpu, TensorRtExecutor) and isinstance(cpu, OnnxRuntimeExecutor)
         gpu.preload(("target", "draft", "target_only"))
-        yield Probe(name=LOADS, passed=True, detail="names, types, shapes and aliases are as built")
-        facts = CacheFacts.of(pair, gpu_bundle.manifest.graph_form)
-        ids, limits = requests[0].prompt_ids, gpu.limits
+        yield Probe(LOADS, True, "names, types, shapes and aliases are as built")
+        ids, limits, manifest = requests[0].prompt_ids, gpu.limits, gpu_bundle.manifest
         rows = min(max(len(ids), 3 * limits.block_size), limits.prefill_chunk)
         prompt = np.resize(np.array(ids), (1, rows))  # repeated where it is short
-        yield from run_cache_probes(gpu, cpu, facts, prompt)
-        yield from run_shape_probes(gpu, cpu, is_fp8=facts.form.is_fp8, counts_memory=counts_memory)
-        yield from run_probes(gpu, cpu, requests, with_speed=shape is None)
+        is_fp8 = manifest.graph_form.is_fp8
+        yield from run_cache_probes(gpu, cpu, manifest, prompt)
+        yield from run_shape_probes(gpu, cpu, is_fp8=is_fp8, counts_memory=counts_memory)
+        yield from run_probes(gpu, cpu, requests, with_speed=with_speed)
 
 
 def _probe_refusal(library: Library, path: Path) -> Probe:
@@ -216,9 +194,8 @@ def _probe_refusal(library: Library, path: Path) -> Probe:
     try:
         Loader(library, load_library(library), None).load(path)
     except DflashError as error:
-        silent = "it gives no reason" in error.what
-        return Probe(name=REFUSES, passed=not silent, detail=error.message)
-    return Probe(name=REFUSES, passed=False, detail="it was taken for an engine")
+        return Probe(REFUSES, "it gives no reason" not in error.what, error.message)
+    return Probe(REFUSES, False, "it was taken for an engine")
 
 
 def _probe_reopening(bundle: Bundle) -> Probe:
@@ -226,6 +203,4 @@ def _probe_reopening(bundle: Bundle) -> Probe:
     with closing(open_executor(bundle, graphs=("target", "draft"))) as executor:
         assert isinstance(executor, TensorRtExecutor)
     seconds = time.perf_counter() - started
-    return Probe(
-        name=REOPENS, passed=True, detail=f"in {seconds:.1f} s", figures={"seconds": seconds}
-    )
+    return Probe(REOPENS, True, f"in {seconds:.1f} s", {"seconds": seconds})

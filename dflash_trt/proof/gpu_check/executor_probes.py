@@ -7,9 +7,8 @@ so a probe measures that noise where nothing can be wrong, and holds what it ask
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from functools import partial
 from statistics import median
 
 import numpy as np
@@ -17,7 +16,7 @@ import numpy as np
 from dflash_trt.backends.base import Executor, FloatArray, Int64Array, Scores, TargetCall
 from dflash_trt.backends.tensorrt.run.executor import TensorRtExecutor
 from dflash_trt.proof.gpu_check.calls import begin_anew, forward, make_step
-from dflash_trt.proof.gpu_check.probe import Probe, attempt
+from dflash_trt.proof.gpu_check.record import Probe, attempt
 from dflash_trt.proof.verification import Mode, ModeReport, measure_speed
 from dflash_trt.runtime import Generator, GeneratorOptions, Request, RequestResult, SamplingParams
 from dflash_trt.runtime.scores import sampling_input
@@ -34,6 +33,7 @@ MOVES = "slots move"
 DRAWS = "engines draw what the runtime would"
 AHEAD = "looking ahead changes no token"
 CANDIDATES = "candidates draw what whole rows draw"
+SPEED = "speed at batch 1"
 
 
 def run_probes(
@@ -54,7 +54,7 @@ def run_probes(
     else:
         yield from attempt(CANDIDATES, lambda: _probe_candidates(gpu, requests))
     if with_speed:
-        yield from attempt("time of a step", lambda: _probe_speed(gpu, requests))
+        yield from attempt(SPEED, lambda: _probe_speed(gpu, requests))
 
 
 def _probe_tokens(gpu: Executor, cpu: Executor, requests: Sequence[Request]) -> Iterator[Probe]:
@@ -80,11 +80,11 @@ def _probe_tokens(gpu: Executor, cpu: Executor, requests: Sequence[Request]) -> 
             report.add(index, want, got)
         gaps = ", ".join(f"{tie.gap:.3g}" for tie in report.ties) or "none"
         yield Probe(
-            name=f"tokens of {mode} are the CPU's",
-            passed=report.is_lossless,
-            detail=f"{report.tokens} tokens; gaps where they part: {gaps}; noise of a logit "
+            f"tokens of {mode} are the CPU's",
+            report.is_lossless,
+            f"{report.tokens} tokens; gaps where they part: {gaps}; noise of a logit "
             f"{report.noise:.3g}",
-            figures={
+            {
                 "tokens": report.tokens,
                 "noise": report.noise,
                 "gaps": [tie.gap for tie in report.ties],
@@ -109,16 +109,16 @@ def _probe_lengths(gpu: Executor, cpu: Executor, prompt: Int64Array) -> Probe:
     alone = np.concatenate([run(gpu, [0]), run(gpu, [1])])
     exact = np.concatenate([run(cpu, [0]), run(cpu, [1])])
     if gpu.limits.max_batch < 2:
-        return Probe(name=OWN_LENGTH, passed=None, detail="the bundle has one slot")
+        return Probe(OWN_LENGTH, None, "the bundle has one slot")
     noise = float(np.abs(alone - exact).max())
     change = float(np.abs(run(gpu, [0, 1]) - alone).max())
     spread = float(exact.std())
     return Probe(
-        name=OWN_LENGTH,
-        passed=change <= NOISE_FACTOR * noise and noise < spread,
-        detail=f"{starts[0]} and {starts[1]} positions together differ from each alone by "
+        OWN_LENGTH,
+        change <= NOISE_FACTOR * noise and noise < spread,
+        f"{starts[0]} and {starts[1]} positions together differ from each alone by "
         f"{change:.3g}; alone from the CPU by {noise:.3g}; logits spread {spread:.3g}",
-        figures={"together": change, "alone": noise, "spread": spread, "lengths": starts},
+        {"together": change, "alone": noise, "spread": spread, "lengths": starts},
     )
 
 
@@ -129,18 +129,15 @@ def _probe_graphs(gpu: TensorRtExecutor) -> Probe:
     answers = [gpu.speculate(step).choice_ids.tolist() for _ in range(5)]
     changed = sum(answer != answers[0] for answer in answers)
     captured, error = gpu.runner.captured, gpu.runner.capture_error
-    return Probe(
-        name=REPLAY,
-        passed=captured > 0 and error is None and not changed,
-        detail=error or f"{captured} captured; {changed} of 4 repeats differ",
-        figures={"captured": captured, "repeats_that_differ": changed},
-    )
+    detail = error or f"{captured} captured; {changed} of 4 repeats differ"
+    figures = {"captured": captured, "repeats_that_differ": changed}
+    return Probe(REPLAY, captured > 0 and error is None and not changed, detail, figures)
 
 
 def _probe_move(gpu: Executor, prompt: Int64Array) -> Probe:
     """A sequence goes on where its slot was moved to."""
     if gpu.limits.max_batch < 2 or prompt.shape[1] < 2:
-        return Probe(name=MOVES, passed=None, detail="the bundle has one slot")
+        return Probe(MOVES, None, "the bundle has one slot")
     begin_anew(gpu)
     head, tail = prompt[:, :-1], prompt[:, -1:]
     forward(gpu, head, [0], 1)
@@ -149,12 +146,8 @@ def _probe_move(gpu: Executor, prompt: Int64Array) -> Probe:
     gpu.move_slot(1, 0, head.shape[1])
     moved = forward(gpu, tail, [head.shape[1]], 0)
     change = float(np.abs(moved - stayed).max())
-    return Probe(
-        name=MOVES,
-        passed=change == 0,
-        detail=f"logits differ by {change:.3g} after the move",
-        figures={"change": change},
-    )
+    detail = f"logits differ by {change:.3g} after the move"
+    return Probe(MOVES, change == 0, detail, {"change": change})
 
 
 def _probe_candidates(gpu: Executor, requests: Sequence[Request]) -> Probe:
@@ -166,12 +159,8 @@ def _probe_candidates(gpu: Executor, requests: Sequence[Request]) -> Probe:
         generator = Generator(gpu, options=GeneratorOptions(record_logits=record_logits))
         outputs.append([generator.generate([one])[0].token_ids for one in sampled])
     same = sum(some == whole for some, whole in zip(*outputs, strict=True))
-    return Probe(
-        name=CANDIDATES,
-        passed=same == len(sampled),
-        detail=f"{same} of {len(sampled)} outputs are the same",
-        figures={"same": same, "outputs": len(sampled)},
-    )
+    detail = f"{same} of {len(sampled)} outputs are the same"
+    return Probe(CANDIDATES, same == len(sampled), detail, {"same": same, "outputs": len(sampled)})
 
 
 def probe_drawing(gpu: Executor, prompt: Int64Array) -> Probe:
@@ -192,12 +181,8 @@ def probe_drawing(gpu: Executor, prompt: Int64Array) -> Probe:
         expected = choose_tokens(output.logits[0], picked[0] + 1, sampling)
         same += int((output.choice_ids[0] == expected).sum())
         drawn += rows
-    return Probe(
-        name=DRAWS,
-        passed=same == drawn,
-        detail=f"{same} of {drawn} tokens are the same",
-        figures={"same": same, "tokens": drawn},
-    )
+    detail = f"{same} of {drawn} tokens are the same"
+    return Probe(DRAWS, same == drawn, detail, {"same": same, "tokens": drawn})
 
 
 def probe_ahead(gpu: TensorRtExecutor, prompt: Int64Array) -> Probe:
@@ -211,12 +196,12 @@ def probe_ahead(gpu: TensorRtExecutor, prompt: Int64Array) -> Probe:
     same = tokens == expected
     figures = {"waiting_steps_per_second": waiting, "ahead_steps_per_second": ahead}
     return Probe(
-        name=AHEAD,
-        passed=same and begun > 0 and not lost,
-        detail=f"batch {batch}: {ahead:,.0f} steps/s with {begun} of {TIMED_STEPS} steps begun "
+        AHEAD,
+        same and begun > 0 and not lost,
+        f"batch {batch}: {ahead:,.0f} steps/s with {begun} of {TIMED_STEPS} steps begun "
         f"ahead, {lost} of them in vain, {waiting:,.0f} without; tokens are "
         f"{'the same' if same else 'others'}",
-        figures={**figures, "batch": batch, "steps": TIMED_STEPS, "begun": begun, "lost": lost},
+        {**figures, "batch": batch, "steps": TIMED_STEPS, "begun": begun, "lost": lost},
     )
 
 
@@ -254,42 +239,18 @@ def _decode(
 
 
 def _probe_speed(gpu: TensorRtExecutor, requests: Sequence[Request]) -> Iterator[Probe]:
-    """Medians of a step's time, and tokens per second against target_only."""
-    begin_anew(gpu)
-    limits = gpu.limits
-    times: dict[str, float] = {}
-    for batch in sorted({1, limits.max_batch}):
-        zeros = np.zeros(batch, np.int64)
-        step, column = make_step(gpu, zeros, zeros), zeros[:, None]
-        plain = TargetCall("target_only", 0, column, zeros, column, sampling=step.sampling)
-        times[f"dflash_step_ms_batch_{batch}"] = _time(partial(gpu.speculate, step))
-        times[f"target_only_step_ms_batch_{batch}"] = _time(partial(gpu.forward, plain))
-    yield Probe(
-        name="time of a step",
-        passed=None,
-        detail=", ".join(f"{name} {value:.3f}" for name, value in times.items()),
-        figures={"cache_bytes": gpu.caches.nbytes, **times},
-    )
-    speed = measure_speed(gpu, requests, block_size=limits.block_size, repeats=3).speed()
+    """Tokens per second against target_only."""
+    block = gpu.limits.block_size
+    speed = measure_speed(gpu, requests, block_size=block, repeats=3).speed()
     if speed.ratios:
+        plain, drafted = median(speed.baseline), median(speed.speculative)
         yield Probe(
-            name="speed at batch 1",
-            passed=None,
-            detail=f"target_only {median(speed.baseline):,.0f} tokens/s, DFlash "
-            f"{median(speed.speculative):,.0f}, ratio {speed.speedup:.2f}",
-            figures={
+            SPEED,
+            None,
+            f"target_only {plain:,.0f} tokens/s, DFlash {drafted:,.0f}, ratio {speed.speedup:.2f}",
+            {
+                "cache_bytes": gpu.caches.nbytes,
                 "target_only_tokens_per_second": list(speed.baseline),
                 "dflash_tokens_per_second": list(speed.speculative),
             },
         )
-
-
-def _time(call: Callable[[], object]) -> float:
-    """Median milliseconds of a call, once its graph has been captured."""
-    times = []
-    for number in range(TIMED_STEPS + 3):
-        started = time.perf_counter()
-        call()
-        if number >= 3:
-            times.append((time.perf_counter() - started) * 1e3)
-    return median(times)

@@ -18,8 +18,8 @@ from dflash_plugins.testing.gpu import KernelLauncher, TorchRunner, load_driver
 from dflash_trt.core.user_cache import user_cache_file
 from dflash_trt.errors import DflashError, one_line
 from dflash_trt.hardware.device import Device
-from dflash_trt.proof.gpu_check.probe import OutOfTimeError, PartSkippedError, Probe
-from dflash_trt.proof.gpu_check.setting import Setting
+from dflash_trt.proof.gpu_check.record import OutOfTimeError, PartSkippedError, Probe
+from dflash_trt.proof.gpu_check.runner import Setting
 
 # What a case takes at most, its compilation included; none is begun with less.
 CASE_SECONDS = 5.0
@@ -29,17 +29,12 @@ POINT_SECONDS = 10.0
 def check_kernels(folder: str, setting: Setting) -> Iterator[Probe]:
     """The accuracy of one operation's kernels, case by case against float64 or to the bit."""
     with closing(Device()) as device:
-        launcher = _open(device)
-        for one in check_accuracy(folder, device, launcher):
-            figures = "" if one.error is None else f"error {one.error:.3g}, bound {one.bound:.3g}"
-            yield Probe(
-                name=one.name,
-                passed=one.mismatch is None,
-                detail=one.mismatch or figures,
-                figures={"error": one.error, "bound": one.bound},
-            )
+        for one in check_accuracy(folder, device, _open(device)):
+            detail = "" if one.error is None else f"error {one.error:.3g}, bound {one.bound:.3g}"
+            figures = {"error": one.error, "bound": one.bound}
+            yield Probe(one.name, one.mismatch is None, one.mismatch or detail, figures)
             if not setting.has(CASE_SECONDS):
-                raise _cut("cases")
+                raise OutOfTimeError("the other cases are left to --long")
 
 
 def measure_kernels(folder: str, setting: Setting) -> Iterator[Probe]:
@@ -52,12 +47,12 @@ def measure_kernels(folder: str, setting: Setting) -> Iterator[Probe]:
         predict = open_predictor(device, user_cache_file("kernels"))
         rival = _flashinfer() if setting.is_long else "left to --long"
         detail = f"a copy reaches {copy / 1e9:,.0f} GB/s; FlashInfer is {rival}"
-        yield Probe(name="what is compared", passed=None, detail=detail, figures={"copy": copy})
+        yield Probe("what is compared", None, detail, {"copy": copy})
         for row in measure(folder, torch, runner, copy, predict):
             name = f"time of {row['operation']}, {row['case']}"
-            yield Probe(name=name, passed=None, detail=describe_speed(row), figures=row)
+            yield Probe(name, None, describe_speed(row), row)
             if not setting.has(POINT_SECONDS):
-                raise _cut("points")
+                raise OutOfTimeError("the other points are left to --long")
 
 
 def _open(device: Device) -> KernelLauncher:
@@ -85,8 +80,3 @@ def _flashinfer() -> str:
         return f"version {importlib.import_module('flashinfer').__version__}"
     except Exception as error:  # it may not load beside another CUDA
         return f"no rival: {one_line(error, 80)}"
-
-
-def _cut(what: str) -> OutOfTimeError:
-    """What was run is spread over all."""
-    return OutOfTimeError(f"the other {what} are left to --long")

@@ -1,4 +1,4 @@
-"""A record for people: lines for a terminal, and a page to send."""
+"""A record for people and programs: lines for a terminal, a page to send, and strict JSON."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ from typing import Any
 
 from dflash_trt.errors import one_line
 from dflash_trt.proof.gpu_check.contracts import judge_contracts
-from dflash_trt.proof.gpu_check.outcome import PartOutcome
-from dflash_trt.proof.gpu_check.record import CheckRecord
+from dflash_trt.proof.gpu_check.record import CheckRecord, PartOutcome
 
 MARKS = {True: "yes", False: "no", None: ""}
 SHOWN_FIGURES = 24
@@ -17,10 +16,27 @@ CELL = 400
 LEFT_OUT = ("skipped", "not run")
 
 
+def to_json(record: CheckRecord) -> dict[str, Any]:
+    """Every figure of a record, and what it says of the contracts."""
+    return {
+        "name": "gpu-check",
+        "date": record.date,
+        "command": "dflash-trt doctor --gpu-check",
+        "source": record.source,
+        "machine": record.machine,
+        "passed": record.passed,
+        "unfinished": record.unfinished(),
+        "contracts": judge_contracts(record.parts),
+        "parts": {name: one.to_json() for name, one in record.parts.items()},
+    }
+
+
 def lines(record: CheckRecord) -> Iterator[str]:
     """A line per part that ran, per finding that failed, and per reason to leave parts out."""
     yield summary(record)
-    for name, outcome in _ran(record).items():
+    for name, outcome in record.parts.items():
+        if outcome.status in LEFT_OUT:
+            continue
         yield f"{MARKS[outcome.passed]:3}  {name}: {describe(outcome)}"
         for probe in outcome.probes:
             if probe.passed is False:
@@ -31,7 +47,7 @@ def lines(record: CheckRecord) -> Iterator[str]:
 
 def summary(record: CheckRecord) -> str:
     """The machine, and whether all is well."""
-    gpu, left = record.machine["gpu"], record.unfinished
+    gpu, left = record.machine["gpu"], record.unfinished()
     verdict = "all that ran is as it should be" if record.passed else "something is wrong"
     unfinished = f"; {len(left)} parts are unfinished" if left else ""
     machine = f"{gpu['name']} ({gpu['arch']}), {gpu['memory_gb']} GB, CUDA {gpu['driver_cuda']}"
@@ -42,15 +58,8 @@ def describe(outcome: PartOutcome) -> str:
     """How a part ended."""
     failed = sum(one.passed is False for one in outcome.probes)
     found = f"{len(outcome.probes)} findings" if outcome.probes else "no finding"
-    if failed:
-        found += f", {failed} of them wrong"
-    if outcome.status == "done":
-        return f"{found}, {outcome.seconds:.0f} s"
-    return f"{outcome.status}: {outcome.reason} ({found}, {outcome.seconds:.0f} s)"
-
-
-def _ran(record: CheckRecord) -> dict[str, PartOutcome]:
-    return {name: one for name, one in record.parts.items() if one.status not in LEFT_OUT}
+    found += f", {failed} of them wrong" * bool(failed) + f", {outcome.seconds:.0f} s"
+    return found if outcome.status == "done" else f"{outcome.status}: {outcome.reason} ({found})"
 
 
 def _left_out(record: CheckRecord) -> list[tuple[str, str]]:
@@ -68,56 +77,51 @@ def _left_out(record: CheckRecord) -> list[tuple[str, str]]:
 
 def page(record: CheckRecord) -> str:
     """The record as one page of Markdown."""
-    return "\n".join(_page(record)) + "\n"
-
-
-def _page(record: CheckRecord) -> Iterator[str]:
-    machine, gpu = record.machine, record.machine["gpu"]
+    machine, gpu, parts = record.machine, record.machine["gpu"], record.parts
     versions = ", ".join(f"{name} {one}" for name, one in machine["libraries"].items())
-    yield f"# GPU check: {gpu['name']}, {record.date[:10]}"
-    yield ""
-    yield f"{summary(record)}."
-    yield ""
-    yield f"Driver {gpu['driver'] or 'unknown'}, {machine['system']}, Python {machine['python']}, "
-    yield f"{versions}; code {record.source}. All figures are in `record.json` beside this page;"
-    yield "what they mean is in docs/first-gpu.md."
-    wrong = [
-        (name, probe.name, probe.detail)
-        for name, outcome in record.parts.items()
-        for probe in outcome.probes
-        if probe.passed is False
-    ]
+    found = [(name, probe) for name, outcome in parts.items() for probe in outcome.probes]
+    wrong = [(name, one.name, one.detail) for name, one in found if one.passed is False]
     wrong += [
-        (name, outcome.status, outcome.reason or "")
-        for name, outcome in record.parts.items()
-        if outcome.is_broken
+        (name, str(one.status), one.reason or "") for name, one in parts.items() if one.is_broken
     ]
-    if wrong:
-        yield from _table("What is wrong", ("part", "what should hold", "found"), wrong)
-    rows = [(name, MARKS[one.passed], describe(one)) for name, one in _ran(record).items()]
-    yield from _table("Parts", ("part", "passed", "how it ended"), rows)
-    if _left_out(record):
-        yield from _table("Left out", ("parts", "why"), _left_out(record))
+    rows = [
+        (name, MARKS[one.passed], describe(one))
+        for name, one in parts.items()
+        if one.status not in LEFT_OUT
+    ]
     contracts = [
         (one["party"], one["belief"], MARKS[one["holds"]], one["probe"])
-        for one in judge_contracts(record.parts)
+        for one in judge_contracts(parts)
     ]
-    header = ("of", "what the tests' stand-ins believe", "holds", "shown by")
-    yield from _table("Contracts", header, contracts)
+    believed = "what the tests' stand-ins believe"
     figures = [
-        (probe.name, probe.detail)
-        for outcome in record.parts.values()
-        for probe in [one for one in outcome.probes if one.passed is None][:SHOWN_FIGURES]
+        (one.name, one.detail)
+        for outcome in parts.values()
+        for one in [one for one in outcome.probes if one.passed is None][:SHOWN_FIGURES]
     ]
-    if figures:
-        yield from _table("Figures", ("what", "measured"), figures)
+    text = [
+        f"# GPU check: {gpu['name']}, {record.date[:10]}",
+        "",
+        f"{summary(record)}.",
+        "",
+        f"Driver {gpu['driver'] or 'unknown'}, {machine['system']}, Python {machine['python']}, "
+        f"{versions}; code {record.source}. All figures are in `record.json` beside this page; "
+        "docs/first-gpu.md says what they mean.",
+        *_table("What is wrong", ("part", "what should hold", "found"), wrong),
+        *_table("Parts", ("part", "passed", "how it ended"), rows),
+        *_table("Left out", ("parts", "why"), _left_out(record)),
+        *_table("Contracts", ("of", believed, "holds", "shown by"), contracts),
+        *_table("Figures", ("what", "measured"), figures),
+    ]
+    return "\n".join(text) + "\n"
 
 
-def _table(title: str, header: Iterable[str], rows: Iterable[Iterable[Any]]) -> Iterator[str]:
-    yield ""
-    yield f"## {title}"
-    yield f"| {' | '.join(header)} |"
-    yield "|---" * len(list(header)) + "|"
-    for row in rows:
-        cells = (one_line(cell or "", CELL).replace("|", "\\|") for cell in row)
-        yield f"| {' | '.join(cells)} |"
+def _table(title: str, header: tuple[str, ...], rows: Iterable[Iterable[Any]]) -> list[str]:
+    """A table of Markdown; none without rows."""
+    written = [
+        f"| {' | '.join(one_line(cell or '', CELL).replace('|', chr(92) + '|') for cell in row)} |"
+        for row in rows
+    ]
+    if not written:
+        return []
+    return ["", f"## {title}", f"| {' | '.join(header)} |", "|---" * len(header) + "|", *written]

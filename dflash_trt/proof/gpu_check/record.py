@@ -1,34 +1,109 @@
-"""The record of a check: a folder with one JSON and one page, whole after every part."""
+"""What the check has found: a folder with one JSON and one page, whole after every part."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import dataclass, field
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
+
+import numpy as np
 
 from dflash_trt.core.files import FileKind, exists, read_text
-from dflash_trt.core.publish import replace_file
 from dflash_trt.errors import DflashError, one_line
-from dflash_trt.proof.gpu_check.contracts import judge_contracts
-from dflash_trt.proof.gpu_check.outcome import PartOutcome
 
 RECORD_NAME, PAGE_NAME = "record.json", "record.md"
 PACKAGES = ("dflash_trt", "dflash_plugins")
 
+Status = Literal[
+    "done", "skipped", "failed", "died", "no answer", "out of time", "interrupted", "not run"
+]
+"""Ran to its end; needs what is not here; ended by an error; its process died; had to be ended when
+its time was up; ended itself then; ended by Ctrl-C or the budget; never begun."""
+
+
+@dataclass(frozen=True, slots=True)
+class Probe:
+    """One finding: `name` says what holds if it passed; `passed` is None for a mere figure."""
+
+    name: str
+    passed: bool | None
+    detail: str
+    figures: dict[str, Any] = field(default_factory=dict)
+
+    def to_json(self) -> dict[str, Any]:
+        """As strict JSON has it: numbers of NumPy are Python's, NaN and infinities are words."""
+        raw: dict[str, Any] = _plain(asdict(self))
+        return raw
+
+
+class PartSkippedError(DflashError):
+    """What a part needs is not here: no failure, but the record says so."""
+
+
+class OutOfTimeError(DflashError):
+    """A part's time is up; what it found so far stays."""
+
+
+@dataclass(slots=True)
+class PartOutcome:
+    """A part's findings so far; `reason` says why it ended otherwise than done.
+
+    `log` has the last lines of a process that died or gave no answer.
+    """
+
+    status: Status
+    reason: str | None = None
+    seconds: float = 0.0
+    probes: list[Probe] = field(default_factory=list)
+    log: list[str] = field(default_factory=list)
+
+    def is_final(self, *, is_long: bool) -> bool:
+        """Whether a resumed check leaves it as it is; --long helps what ran out of time."""
+        if self.status in ("out of time", "no answer"):
+            return not is_long
+        return self.status not in ("interrupted", "not run")
+
+    @property
+    def is_broken(self) -> bool:
+        """Whether its end alone says that something is wrong."""
+        return self.status in ("failed", "died", "no answer")
+
+    @property
+    def passed(self) -> bool | None:
+        """None where nothing has a verdict; what is skipped or was not run has none."""
+        verdicts = [one.passed for one in self.probes if one.passed is not None]
+        if self.is_broken or not all(verdicts):
+            return False
+        return True if verdicts else None
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "status": self.status,
+            "reason": self.reason,
+            "seconds": round(self.seconds, 3),
+            "passed": self.passed,
+            "probes": [one.to_json() for one in self.probes],
+            "log": self.log,
+        }
+
+    @classmethod
+    def from_json(cls, raw: Mapping[str, Any]) -> PartOutcome:
+        probes = [Probe(**probe) for probe in raw["probes"]]
+        return cls(raw["status"], raw["reason"], raw["seconds"], probes, raw["log"])
+
 
 @dataclass(slots=True)
 class CheckRecord:
-    """What is known of one machine with one version of everything.
+    """What is known of one `machine` (GPU, driver, versions) with one version of the code.
 
-    Args:
-        machine: the GPU, its driver, and the versions of what is installed.
-        source: a hash of this project's code.
-        parts: by name, in the order in which they ended.
+    `source` is a hash of that code; `parts` are in the order in which they ended.
     """
 
     machine: dict[str, Any]
@@ -41,28 +116,27 @@ class CheckRecord:
         """Whether nothing that ran is wrong."""
         return all(one.passed is not False for one in self.parts.values())
 
-    @property
-    def unfinished(self) -> list[str]:
-        """The parts that more time would tell more of."""
-        return [name for name, one in self.parts.items() if not one.is_final(is_long=True)]
+    def unfinished(self, *, is_long: bool = True) -> list[str]:
+        """The parts that the check would run again."""
+        return [name for name, one in self.parts.items() if not one.is_final(is_long=is_long)]
 
-    @property
-    def goes_on(self) -> bool:
-        """Whether the short form would run something of it again."""
-        return any(not one.is_final(is_long=False) for one in self.parts.values())
 
-    def to_json(self) -> dict[str, Any]:
-        return {
-            "name": "gpu-check",
-            "date": self.date,
-            "command": "dflash-trt doctor --gpu-check",
-            "source": self.source,
-            "machine": self.machine,
-            "passed": self.passed,
-            "unfinished": self.unfinished,
-            "contracts": judge_contracts(self.parts),
-            "parts": {name: one.to_json() for name, one in self.parts.items()},
-        }
+def attempt(name: str, find: Callable[[], Probe | Iterable[Probe]]) -> Iterator[Probe]:
+    """What `find` finds; an error of it is a finding called `name`, and ends nothing else."""
+    try:
+        found = find()
+        yield from [found] if isinstance(found, Probe) else found
+    except (PartSkippedError, OutOfTimeError):
+        raise
+    except Exception as error:  # what a library does here for the first time is a finding
+        yield Probe(name, False, describe_error(error))
+
+
+def describe_error(error: Exception) -> str:
+    """An error in one line."""
+    if isinstance(error, DflashError):
+        return error.message
+    return f"{type(error).__name__}: {one_line(error)}"
 
 
 def open_record(folder: Path, machine: dict[str, Any]) -> CheckRecord:
@@ -80,25 +154,13 @@ def open_record(folder: Path, machine: dict[str, Any]) -> CheckRecord:
         parts = {name: PartOutcome.from_json(one) for name, one in raw["parts"].items()}
         record = CheckRecord(raw["machine"], raw["source"], raw["date"], parts)
     except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise DflashError(
-            f"is not a record of this check ({one_line(error, 80)})",
-            where=path,
-            fix="choose another -o",
-            usage=True,
-        ) from error
+        what = f"is not a record of this check ({one_line(error, 80)})"
+        raise DflashError(what, where=path, fix="choose another -o", usage=True) from error
     if (record.machine, record.source) != (machine, source_hash()):
-        raise DflashError(
-            "is the record of another machine, other versions or other code",
-            where=path,
-            fix="choose another -o; nothing is mixed",
-            usage=True,
-        )
+        what = "is the record of another machine, other versions or other code"
+        fix = "choose another -o; nothing is mixed"
+        raise DflashError(what, where=path, fix=fix, usage=True)
     return record
-
-
-def write_file(path: Path, text: str) -> None:
-    """Replaces a file in one step."""
-    replace_file(path, text.encode())
 
 
 @cache
@@ -113,3 +175,13 @@ def source_hash() -> str:
             digest.update(f"{path.relative_to(root)}\0".encode())
             digest.update(path.read_bytes())
     return digest.hexdigest()[:16]
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {str(key): _plain(one) for key, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(one) for one in value]
+    if isinstance(value, np.generic):
+        value = value.item()
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value

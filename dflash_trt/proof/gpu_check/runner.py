@@ -1,4 +1,4 @@
-"""Runs a part: in a process of its own, or in this one.
+"""Runs a part of the check: in a process of its own, or in this one.
 
 A fault of a kernel leaves a CUDA context useless and may end its process, so the process that keeps
 the record has no context. A part's findings go through a file, line by line: what was found before
@@ -13,47 +13,65 @@ import multiprocessing
 import os
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
+from dataclasses import dataclass
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 from dflash_trt.errors import one_line
-from dflash_trt.proof.gpu_check.outcome import PartOutcome
-from dflash_trt.proof.gpu_check.probe import (
+from dflash_trt.proof.gpu_check.record import (
     OutOfTimeError,
+    PartOutcome,
     PartSkippedError,
     Probe,
     describe_error,
 )
-from dflash_trt.proof.gpu_check.setting import PartWork, Setting
 
-RunPart = Callable[[PartWork, Setting], PartOutcome]
-
-# A part heeds its time itself where it can; what does not is ended so much later.
+# A part heeds its time itself where it can; what does not is killed so much later.
 GRACE_SECONDS = 10.0
 POLL_SECONDS, KILL_SECONDS = 0.05, 5.0
 LOG_LINES = 30
 
 
-class PartInterruptedError(Exception):
-    """Ctrl-C or SIGTERM came while a part ran; what it had found is in `outcome`."""
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """A part's own `folder`, which is removed afterwards, and its end by `time.monotonic`.
 
-    def __init__(self, outcome: PartOutcome) -> None:
+    With `is_long` everything is run, whatever it takes.
+    """
+
+    folder: Path
+    ends: float
+    is_long: bool = False
+
+    def has(self, seconds: float) -> bool:
+        """Whether so much time is left."""
+        return time.monotonic() + seconds <= self.ends
+
+
+PartWork = Callable[[Setting], Iterator[Probe]]
+"""Yields findings as they are made; another process imports it by name."""
+RunPart = Callable[[PartWork, Setting], PartOutcome]
+
+
+class PartInterruptedError(Exception):
+    """Ctrl-C or SIGTERM, as `signal`, came while a part ran; `outcome` has what it had found."""
+
+    def __init__(self, outcome: PartOutcome, signal: BaseException) -> None:
         super().__init__("interrupted")
-        self.outcome = outcome
+        self.outcome, self.signal = outcome, signal
 
 
 def run_here(
-    work: PartWork, setting: Setting, note: Callable[[Probe], None] | None = None
+    work: PartWork, setting: Setting, note: Callable[[Probe], None] = lambda probe: None
 ) -> PartOutcome:
     """Runs a part in this process; what stops it is how it ended."""
     outcome, started = PartOutcome("done"), time.monotonic()
     try:
         for probe in work(setting):
             outcome.probes.append(probe)
-            if note is not None:
-                note(probe)
+            note(probe)
     except PartSkippedError as error:
         outcome.status, outcome.reason = "skipped", error.message
     except OutOfTimeError as error:
@@ -68,14 +86,13 @@ def run_in_child(work: PartWork, setting: Setting) -> PartOutcome:
     """Runs a part in a process of its own, until its time is up.
 
     Raises:
-        PartInterruptedError: Ctrl-C or SIGTERM; it is the cause. The process has ended.
+        PartInterruptedError: Ctrl-C or SIGTERM. The process has ended.
     """
     found, log = setting.folder / "found.jsonl", setting.folder / "log.txt"
     found.touch()
     log.touch()
-    child = multiprocessing.get_context("spawn").Process(
-        target=_work_in_child, args=(work, setting, found, log)
-    )
+    spawn = multiprocessing.get_context("spawn")
+    child = spawn.Process(target=_work_in_child, args=(work, setting, found, log))
     started, stop = time.monotonic(), None
     child.start()
     try:
@@ -89,7 +106,7 @@ def run_in_child(work: PartWork, setting: Setting) -> PartOutcome:
     outcome.seconds = time.monotonic() - started
     if stop is not None:
         outcome.status, outcome.reason = "interrupted", f"it had run {outcome.seconds:.0f} s"
-        raise PartInterruptedError(outcome) from stop
+        raise PartInterruptedError(outcome, stop) from stop
     if outcome.status == "died":
         outcome.log = log.read_text(errors="replace").splitlines()[-LOG_LINES:]
         outcome.reason = _describe_death(child.exitcode, outcome)

@@ -8,12 +8,13 @@ import numpy as np
 
 from dflash_trt.backends.base import Executor, Int64Array
 from dflash_trt.backends.tensorrt.run.executor import TensorRtExecutor
-from dflash_trt.proof.gpu_check.calls import begin_anew, forward, make_step
-from dflash_trt.proof.gpu_check.probe import Probe, attempt
+from dflash_trt.proof.gpu_check.calls import begin_anew, forward, make_step, random_ids
+from dflash_trt.proof.gpu_check.record import Probe, attempt
 
 CHANGING = "calls of changing shape give the CPU's logits"
 DRAFTS = "drafts are mostly the CPU's"
 DRIFT = "changes of shape keep no memory"
+ONE_CONTEXT = "memory of a context that changes its shape"
 
 CALLS = 40
 CHANGES = 1000
@@ -36,7 +37,7 @@ def run_shape_probes(
     yield from attempt(CHANGING, lambda: _probe_calls(gpu, cpu, bound))
     yield from attempt(DRAFTS, lambda: _probe_drafts(gpu, cpu))
     if counts_memory:
-        yield from attempt(DRIFT, lambda: probe_drift(gpu))
+        yield from attempt(DRIFT, lambda: _probe_drift(gpu))
 
 
 def _probe_calls(gpu: TensorRtExecutor, cpu: Executor, bound: float) -> Probe:
@@ -61,21 +62,18 @@ def _probe_calls(gpu: TensorRtExecutor, cpu: Executor, bound: float) -> Probe:
         errors += off.ravel().tolist()
         if not (off <= bound).all():  # NaN is off as well
             wrong.append(f"{batch} × {rows} rows at {starts.tolist()}")
-    detail = f"{CALLS} calls, {len(errors)} rows: a logit differs by at most {max(errors):.3f} of "
-    detail += f"the spread, half of the rows by {np.median(errors):.3f}"
-    return Probe(
-        name=CHANGING,
-        passed=not wrong,
-        detail=f"{detail}; off are {', '.join(wrong[:4])}" if wrong else detail,
-        figures={"worst": max(errors), "median": float(np.median(errors)), "bound": bound},
-    )
+    worst, median = max(errors), float(np.median(errors))
+    detail = f"{CALLS} calls, {len(errors)} rows: a logit differs by at most {worst:.3f} of "
+    detail += f"the spread, half of the rows by {median:.3f}"
+    detail += f"; off are {', '.join(wrong[:4])}" if wrong else ""
+    return Probe(CHANGING, not wrong, detail, {"worst": worst, "median": median, "bound": bound})
 
 
 def _probe_drafts(gpu: TensorRtExecutor, cpu: Executor) -> Probe:
     """The drafter over a context of some length; its rows are near ties more often than not."""
     limits = gpu.limits
     length = min(limits.prefill_chunk, limits.max_seq_len - limits.block_size)
-    prompts = _ids(limits.vocab_size, limits.max_batch, length)
+    prompts = random_ids(limits.vocab_size, limits.max_batch, length)
     begin_anew(gpu, cpu)
     drafted: list[Int64Array] = []
     for executor in (gpu, cpu):
@@ -84,16 +82,12 @@ def _probe_drafts(gpu: TensorRtExecutor, cpu: Executor) -> Probe:
         starts = np.full(limits.max_batch, length)
         step = executor.speculate(make_step(executor, prompts[:, 0], starts))
         drafted.append(step.token_ids[:, 1:].copy())
-    same = float((drafted[0] == drafted[1]).mean())
-    return Probe(
-        name=DRAFTS,
-        passed=same >= DRAFTS_AGREE,
-        detail=f"{same:.0%} of {drafted[0].size} drafts are the same",
-        figures={"same": same, "drafts": drafted[0].size},
-    )
+    same, count = float((drafted[0] == drafted[1]).mean()), drafted[0].size
+    detail = f"{same:.0%} of {count} drafts are the same"
+    return Probe(DRAFTS, same >= DRAFTS_AGREE, detail, {"same": same, "drafts": count})
 
 
-def probe_drift(gpu: TensorRtExecutor) -> Iterator[Probe]:
+def _probe_drift(gpu: TensorRtExecutor) -> Iterator[Probe]:
     """Free device memory while prefill chunks of other sizes follow each other.
 
     The executor keeps a context for each size, since one that changes its shape may load the
@@ -103,30 +97,18 @@ def probe_drift(gpu: TensorRtExecutor) -> Iterator[Probe]:
     limits = gpu.limits
     longest = min(limits.prefill_chunk, limits.max_seq_len)
     sizes = np.unique(np.linspace(limits.block_size + 1, longest, SIZES, dtype=int)).tolist()
-    ids = _ids(limits.vocab_size, 1, longest)
+    ids = random_ids(limits.vocab_size, 1, longest)
     begin_anew(gpu)
-    lost, free = _watch(gpu, lambda size: forward(gpu, ids[:, :size], [0], 0), sizes)
-    yield Probe(
-        name=DRIFT,
-        passed=lost <= DRIFT_BYTES,
-        detail=f"{lost:,} bytes fewer are free after {CHANGES} changes between {len(sizes)} sizes, "
-        f"{lost / CHANGES:,.0f} a change; {DRIFT_BYTES:,} may be",
-        figures={"free_bytes": free, "lost_bytes": lost, "changes": CHANGES, "sizes": len(sizes)},
-    )
+    lost, drift = _watch(gpu, DRIFT, lambda size: forward(gpu, ids[:, :size], [0], 0), sizes)
+    detail = f"{drift.detail}; {DRIFT_BYTES:,} may be"
+    yield Probe(DRIFT, lost <= DRIFT_BYTES, detail, drift.figures)
     few = sizes[:: max(1, len(sizes) // FEW_SIZES)]  # TensorRT-RTX compiles for each
-    lost, free = _watch(gpu, _one_context(gpu, few), few)
-    yield Probe(
-        name="memory of a context that changes its shape",
-        passed=None,
-        detail=f"{lost:,} bytes fewer are free after {CHANGES} changes between {len(few)} sizes in "
-        f"one context, {lost / CHANGES:,.0f} a change",
-        figures={"free_bytes": free, "lost_bytes": lost, "changes": CHANGES, "sizes": len(few)},
-    )
+    yield _watch(gpu, ONE_CONTEXT, _one_context(gpu, few), few)[1]
 
 
 def _watch(
-    gpu: TensorRtExecutor, change: Callable[[int], object], sizes: Sequence[int]
-) -> tuple[int, list[int]]:
+    gpu: TensorRtExecutor, name: str, change: Callable[[int], object], sizes: Sequence[int]
+) -> tuple[int, Probe]:
     """How many bytes fewer are free after CHANGES, and what was free from time to time."""
     for size in [*sizes, *sizes]:  # what a size needs once, it has by then
         change(size)
@@ -137,7 +119,11 @@ def _watch(
         if (number + 1) % max(1, CHANGES // SAMPLES) == 0:
             gpu.device.synchronize()
             free.append(gpu.device.free_bytes())
-    return free[0] - min(free), free
+    lost = free[0] - min(free)
+    detail = f"{lost:,} bytes fewer are free after {CHANGES} changes between {len(sizes)} sizes, "
+    detail += f"{lost / CHANGES:,.0f} a change"
+    figures = {"free_bytes": free, "lost_bytes": lost, "changes": CHANGES, "sizes": len(sizes)}
+    return lost, Probe(name, None, detail, figures)
 
 
 def _one_context(gpu: TensorRtExecutor, sizes: Sequence[int]) -> Callable[[int], None]:
@@ -157,7 +143,3 @@ def _one_context(gpu: TensorRtExecutor, sizes: Sequence[int]) -> Callable[[int],
         device.synchronize()  # a context is left alone while it is at work
 
     return change
-
-
-def _ids(vocab_size: int, batch: int, rows: int) -> Int64Array:
-    return np.random.default_rng(1).integers(0, vocab_size, (batch, rows))
