@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dflash_trt.training.feature_store import FeatureStore
+from dflash_trt.training.features import FeatureStore
 
 IGNORED = -100
 
