@@ -165,20 +165,18 @@ class OnlineFeatures:
     Answers `features[offset : offset + tokens]` of whole rows as an array on disk would.
     """
 
-    def __init__(self, rows: Sequence[TokenRow], width: int, compute: Features) -> None:
-        _, table = lay_out(rows)
-        self._rows = {int(offset): row for (offset, _, _), row in zip(table, rows, strict=True)}
+    def __init__(
+        self, rows: Sequence[TokenRow], table: NDArray[np.int64], compute: Features
+    ) -> None:
+        self._rows = dict(zip(table[:, 0].tolist(), rows, strict=True))
         self._compute = compute
-        self.shape = (int(table[:, 2].sum()), width)
-
-    def __len__(self) -> int:
-        return self.shape[0]
 
     def __getitem__(self, part: slice) -> NDArray[np.uint16]:
         return to_bits(self._compute(self._rows[part.start].token_ids))
 
 
-def online_store(rows: Sequence[TokenRow], width: int, compute: Features) -> FeatureStore:
+def online_store(rows: Sequence[TokenRow], compute: Features) -> FeatureStore:
     """A store of `rows` whose features are on no disk."""
-    features: Any = OnlineFeatures(rows, width, compute)
-    return FeatureStore(*lay_out(rows), features)
+    tokens, table = lay_out(rows)
+    features: Any = OnlineFeatures(rows, table, compute)
+    return FeatureStore(tokens, table, features)

@@ -122,18 +122,19 @@ class Learner:
         self, train: Sequence[TokenRow], parts: dict[str, Any]
     ) -> Iterator[FeatureStore]:
         """The features of `train`: computed as they are used, or captured unless they are there."""
-        width = self._preparation.width
         stage = None if self._request.online else self._work.stage("features", parts)
         if stage is not None and stage.record is not None:
             yield open_store(stage.folder)
             return
         with open_features(self._source, self._preparation, self._bundle) as compute:
             if stage is None:
-                yield online_store(train, width, compute)
+                yield online_store(train, compute)
                 return
             tokens = sum(len(row.token_ids) for row in train)
             self._watch.stage("capturing features", tokens, "tokens")
-            store = capture(train, width, compute, stage.folder, self._watch.advance)
+            store = capture(
+                train, self._preparation.width, compute, stage.folder, self._watch.advance
+            )
         stage.finish({"rows": len(train), "tokens": tokens})
         yield store
 

@@ -18,6 +18,7 @@ from dflash_trt.errors import DflashError
 from dflash_trt.training.blocks import IGNORED, Batch, draw_batch, order_rows, tokens_before
 from dflash_trt.training.draft_model import load_draft, new_draft, save_draft
 from dflash_trt.training.draft_shape import DraftDesign, shape_of
+from dflash_trt.training.eagle_model import EagleModel, new_head, save_eagle
 from dflash_trt.training.features import FeatureStore
 from dflash_trt.training.loss import Head, block_loss, slot_weights
 from dflash_trt.training.muon import orthogonal
@@ -25,6 +26,7 @@ from dflash_trt.training.target_head import TargetEnds
 from dflash_trt.training.trainer import Trainer, TrainerSettings, learning_rate, start_draft
 from tests.reference.deepspec import DeepSpecDraft
 from tests.reference.draft import DraftConfig, ReferenceDraft
+from tests.reference.eagle import ReferenceEagle
 
 HIDDEN, VOCAB = 16, 50
 SHAPE = DraftDesign(
@@ -300,3 +302,43 @@ def test_bfloat16_computes_about_the_same() -> None:
     batch: Batch = draw_batch(plain.store, [0, 1, 2], 4, SHAPE.block_size, 0, 0)
     losses = [float(one.loss(batch).value.detach()) for one in (plain, narrow)]
     assert losses[1] == pytest.approx(losses[0], rel=0.02)
+
+
+HEAD = KINDS["EAGLE-3"]
+
+
+def make_head() -> EagleModel:
+    model = new_head(HEAD, seed=3)
+    with torch.no_grad():
+        for weight in model.parameters():  # as bfloat16 keeps them, norms too
+            weight.add_(torch.randn_like(weight) * 0.1).copy_(weight.bfloat16().float())
+    return model
+
+
+def test_every_chain_is_what_the_published_head_computes(tmp_path: Path) -> None:
+    torch.manual_seed(1)
+    model, table = make_head(), embedding()
+    save_eagle(model, tmp_path, ends())
+    tensors = load_file(tmp_path / "model.safetensors")
+    weights = {name.removeprefix("midlayer."): one.float() for name, one in tensors.items()}
+    reference = ReferenceEagle(weights, table, HEAD.config(), HEAD.target_layer_ids)
+    tokens, features = torch.randint(0, VOCAB, (1, 12)), torch.randn(1, 12, 2 * HIDDEN)
+    anchors = torch.tensor([[1, 4, 8]])
+    before = torch.stack([tokens[0, at : at + HEAD.slots] for at in anchors[0]])[None]
+    with torch.no_grad():
+        states = model(features, anchors, table[before], table[tokens])
+    for index, anchor in enumerate(anchors[0].tolist()):
+        wanted = reference.taught(tokens[0, : anchor + HEAD.slots], features[0, :anchor], anchor)
+        torch.testing.assert_close(states[0, index], wanted)
+
+
+def test_what_is_saved_is_a_head_of_some_tokens(tmp_path: Path) -> None:
+    model = make_head()
+    save_eagle(model, tmp_path, ends(), torch.tensor([3, 5, 40]))
+    spec = read_draft(tmp_path)
+    assert (spec.kind, spec.token_ids) == ("EAGLE-3", (3, 5, 40))
+    assert spec.target_layer_ids == HEAD.target_layer_ids
+    held = load_file(tmp_path / "model.safetensors")
+    assert held["lm_head.weight"].equal(ends().head[[3, 5, 40]].bfloat16())
+    assert held["t2d"].nonzero().flatten().tolist() == [3, 5, 40]
+    assert sum(one.numel() for one in model.parameters()) == HEAD.parameters

@@ -8,12 +8,16 @@ from contextlib import contextmanager
 from pathlib import Path
 from unittest import mock
 
+import numpy as np
 import pytest
 
+from dflash_trt.api import Checkpoints, build
 from dflash_trt.checkpoints.draft import read_draft
 from dflash_trt.checkpoints.pair import check_pair
 from dflash_trt.checkpoints.target import read_target
 from dflash_trt.config import data_folder
+from dflash_trt.replay import Replay
+from dflash_trt.training.teacher import MOST_DIFFERENT, Teacher, difference
 from dflash_trt.training.trainer import Trainer
 from tests.frozen.command_line import run, run_well
 from tests.training.prompts import STEPS, TARGET, command, contents, write_prompts, write_rows
@@ -165,3 +169,16 @@ def test_an_eagle3_head_is_trained_for_a_quantised_target(tmp_path: Path) -> Non
     assert "A EAGLE-3 draft" not in card and "(arXiv 2503.01840)" in card
     refused = run(*command(prompts, tmp_path / "no"), "--from", tmp_path / "draft")
     assert "training does not know" in refused.err
+
+
+def test_transformers_features_are_the_graphs_and_another_taps_are_not(tmp_path: Path) -> None:
+    taps = (1, 8, 15, 22, 29)
+    ids = list(range(2, 130))
+    bundle = build("demo", tmp_path / "bundle", checkpoints=Checkpoints())
+    teacher = Teacher(TARGET, taps, "cpu")
+    with Replay(bundle) as replay:
+        features = teacher.features(ids)
+        assert features.shape == (128, 6 * 64) and features.dtype == np.float32
+        assert difference(teacher, replay.features, ids) <= MOST_DIFFERENT
+        shifted = Teacher(TARGET, tuple(tap + 1 for tap in taps), "cpu")
+        assert difference(shifted, replay.features, ids) > 3 * MOST_DIFFERENT

@@ -16,7 +16,7 @@ from dflash_trt.backends.base import FloatArray
 from dflash_trt.errors import DflashError
 from dflash_trt.text.tokenizer import BundleTokenizer
 from dflash_trt.training.answers import AnswerOptions, AnswerStore, LocalAnswerer
-from dflash_trt.training.features import OnlineFeatures, TokenRow, capture, open_store
+from dflash_trt.training.features import TokenRow, capture, online_store, open_store
 from dflash_trt.training.json_lines import JsonLines
 from dflash_trt.training.plan import (
     ANSWER_SHARE,
@@ -90,9 +90,9 @@ def test_features_are_those_of_every_token_in_bfloat16(tmp_path: Path) -> None:
     assert store.rows.tolist() == [[0, 3, 5], [5, 1, 5], [10, 9, 10]]
     expected = features_of(store.tokens.tolist()).astype(bfloat16)
     assert (np.array(store.features).view(bfloat16) == expected).all()
-    online = OnlineFeatures(ROWS, 2, features_of)
-    assert online.shape == store.features.shape
-    assert (online[5:10] == store.features[5:10]).all()
+    online = online_store(ROWS, features_of)
+    assert (online.features[5:10] == store.features[5:10]).all()
+    assert (online.rows == store.rows).all() and (online.tokens == store.tokens).all()
 
 
 @pytest.mark.parametrize("killed_at", [0, 1, 2])
