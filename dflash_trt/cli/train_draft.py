@@ -95,7 +95,7 @@ _data = option_group(
     click.option(
         "--rows",
         type=_COUNT,
-        help="Prompts to train on.  [default: what a third of the hours can answer]",
+        help="Prompts to train on.  [default: what 35 % of the hours can answer]",
     ),
 )
 _endpoint = option_group(
@@ -109,13 +109,6 @@ _endpoint = option_group(
         "process, through the target's graphs]",
     ),
     click.option("--endpoint-model", "model", help="Which of its models.  [default: the only one]"),
-    click.option(
-        "--endpoint-requests",
-        "concurrency",
-        type=click.IntRange(1, 1024),
-        default=32,
-        help="Asked at a time: what fills a server's batch.",
-    ),
 )
 _shape = option_group(
     "shape",
@@ -198,13 +191,8 @@ _recipe = option_group(
     click.option(
         "--steps",
         type=_COUNT,
-        help="Of training; the clock does not end it then.  [default: what is left of the hours]",
-    ),
-    click.option(
-        "--patience",
-        type=_COUNT,
-        default=5,
-        help="Measurements without a new best after which training stops: fewer are noise.",
+        help="Of training, all of them.  [default: what 45 % of the hours pay for, until "
+        "acceptance has stopped rising]",
     ),
 )
 
@@ -225,11 +213,6 @@ _recipe = option_group(
 @_shape
 @_recipe
 @click.option(
-    "--device",
-    type=click.Choice(["cpu", "cuda"]),
-    help="What trains.  [default: the GPU that is here, or the CPU]",
-)
-@click.option(
     "--online",
     is_flag=True,
     help="Compute features whenever a row is used: slower, but no disk holds them.",
@@ -241,13 +224,16 @@ _recipe = option_group(
     type=FOLDER,
     help="Where stages keep what they finished.  [default: .DRAFT.work beside the output]",
 )
-@click.option(
-    "--bundle", type=FOLDER, help="The pair's bundle.  [default: DRAFT-bundle beside the output]"
-)
 @click.option("--overwrite", is_flag=True, help="Replace a draft and a bundle that exist.")
 @click.option("--plan", "only_plan", is_flag=True, help="Print the plan, and stop.")
 @json_option
-@click.option("-o", "--output", type=FOLDER, required=True, help="The draft's folder.")
+@click.option(
+    "-o",
+    "--output",
+    type=FOLDER,
+    required=True,
+    help="The draft's folder; the pair's bundle goes into DRAFT-bundle beside it.",
+)
 def command(only_plan: bool, as_json: bool, threads: ThreadChoice, **given: Any) -> None:
     """Train a DFlash draft for a target, from prompts to a proven pair.
 

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any, Self
 
 import click
 
-from dflash_trt.cli.progress import StageBars, format_size
+from dflash_trt.cli.progress import StageBars
 from dflash_trt.core.progress import Unit
+from dflash_trt.training.plan import REST_SHARE
 
 if TYPE_CHECKING:
     from dflash_trt.training.finish import TrainedPair
@@ -64,15 +65,21 @@ class TerminalWatch:
 
     def show_plan(self, plan: Plan, reasons: dict[str, str]) -> None:
         self._plan, self._reasons = plan, reasons
-        self.say(f"plan for {plan.hours:g} h: {_minutes(plan.seconds)}")
-        for stage in plan.stages:
-            size = f", {format_size(stage.bytes)}" if stage.bytes else ""
-            line = f"  {stage.name:<16} {_minutes(stage.seconds):>9}  {stage.amount}{size}"
-            self.say(f"{line} ({stage.how})")
-        if plan.rows < plan.available:
-            self.say(f"  {plan.rows:,} of {plan.available:,} prompts are used")
-        for name, why in reasons.items():
-            self.say(f"  {name}: {why}")
+        rates, hours = plan.rates, plan.hours * 3600
+        self.say(f"plan for {plan.hours:g} h:")
+        lines = [
+            f"answers and features: {plan.rows:,} of {plan.available:,} prompts, and "
+            f"{plan.held_out} held out",
+            f"training: {plan.steps:,} steps, {plan.epochs:.1f} epochs, measured every "
+            f"{plan.evaluation_steps:,} steps",
+        ]
+        if rates is not None:
+            rows = (plan.rows + plan.held_out) * rates.row_s
+            lines[0] += f"; {_minutes(rows)}, {rates.row_s:.2f} s each"
+            lines[1] += f"; {_minutes(plan.steps * rates.step_s)}, {rates.step_s:.3f} s each"
+            lines.append(f"measurements, build and proof: up to {_minutes(REST_SHARE * hours)}")
+        for line in (*lines, *(f"{name}: {why}" for name, why in reasons.items())):
+            self.say(f"  {line}")
 
     def show_evaluation(self, evaluation: Evaluation, *, is_best: bool) -> None:
         loss = "" if evaluation.loss is None else f", loss {evaluation.loss:.3f}"

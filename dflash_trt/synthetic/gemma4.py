@@ -10,7 +10,7 @@ from typing import Any
 
 from dflash_trt.checkpoints.sizes import ExpertSizes, LayerSizes
 from dflash_trt.planning.known_pairs import PairShape, find_pair
-from dflash_trt.synthetic.qwen3 import config_sizes, draft_config, write_sparse
+from dflash_trt.synthetic.qwen3 import config_sizes, draft_config, write_both
 from dflash_trt.synthetic.tensors import Tensors
 
 SHARD_BYTES = 4_900_000_000
@@ -39,7 +39,8 @@ def write_gemma4(folder: Path, name: str) -> int:
         "tie_word_embeddings": True,
     }
     config["dflash_config"]["target_layer_ids"] = list(pair.draft.target_layer_ids)
-    return write_sparse(folder, (_config(pair), _tensors(pair)), pair, config, SHARD_BYTES)
+    target = _config(pair), _tensors(pair)
+    return write_both(folder, target, pair, config, shard_bytes=SHARD_BYTES)
 
 
 def _config(pair: PairShape) -> dict[str, Any]:

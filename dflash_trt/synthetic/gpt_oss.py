@@ -10,22 +10,9 @@ import json
 from pathlib import Path
 from typing import Any
 
-from dflash_trt.checkpoints.sizes import ModelShape
 from dflash_trt.planning.known_pairs import PairShape, find_pair
-from dflash_trt.synthetic.qwen3 import (
-    LAYER_PREFIX,
-    attention_shapes,
-    config_sizes,
-    draft_config,
-    draft_shapes,
-)
-from dflash_trt.synthetic.tensors import (
-    STATES_KV_SCALES,
-    Shapes,
-    Tensors,
-    kv_scales,
-    write_checkpoint,
-)
+from dflash_trt.synthetic.qwen3 import attention_shapes, config_sizes, draft_config, write_both
+from dflash_trt.synthetic.tensors import Shapes, Tensors
 
 SHARD_BYTES = 4_600_000_000
 EOS_TOKEN_IDS = [200_002, 199_999, 200_012]
@@ -50,36 +37,24 @@ def write_gpt_oss_120b(folder: Path) -> int:
 def write_gpt_oss(
     folder: Path, pair: PairShape, *, random: bool, has_kv_scales: bool = False
 ) -> int:
-    """Writes `folder`/target and `folder`/draft; returns the bytes of weights.
-
-    Args:
-        random: False leaves the files sparse.
-        has_kv_scales: whether both state the scales of an FP8 KV cache.
-    """
-
-    def scales(name: str, model: ModelShape) -> Tensors:
-        layers = len(model.sizes.layers)
-        return kv_scales(LAYER_PREFIX[name], layers) if has_kv_scales else {}
-
-    size = write_checkpoint(
-        folder / "target",
-        _target_config(pair),
-        _target_tensors(pair) | scales("target", pair.target),
+    """Writes a gpt-oss pair, as `write_both` does."""
+    config = draft_config(pair, min(_MASK, pair.target.vocab_size - 1)) | {
+        "rope_theta": _ROPE_THETA,
+        "attention_bias": False,
+    }
+    size = write_both(
+        folder,
+        (_target_config(pair), _target_tensors(pair)),
+        pair,
+        config,
         random=random,
         shard_bytes=SHARD_BYTES,
+        has_kv_scales=has_kv_scales,
     )
     if _has_special_tokens(pair):
         generation = {"eos_token_id": EOS_TOKEN_IDS, "pad_token_id": _PAD, "do_sample": True}
         (folder / "target" / "generation_config.json").write_text(json.dumps(generation))
-    mask = min(_MASK, pair.target.vocab_size - 1)
-    config = draft_config(pair, mask) | {"rope_theta": _ROPE_THETA, "attention_bias": False}
-    tensors: Tensors = {name: ("BF16", shape) for name, shape in draft_shapes(pair.draft).items()}
-    if has_kv_scales:
-        config |= STATES_KV_SCALES
-        tensors |= scales("draft", pair.draft)
-    return size + write_checkpoint(
-        folder / "draft", config, tensors, random=random, shard_bytes=SHARD_BYTES
-    )
+    return size
 
 
 def _has_special_tokens(pair: PairShape) -> bool:

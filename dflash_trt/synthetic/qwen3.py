@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -28,55 +29,66 @@ def resize(
     return replace(pair, target=replace(pair.target, sizes=sizes, **both), draft=draft)
 
 
-def write_sparse(
+def write_both(
     folder: Path,
     target: tuple[dict[str, Any], Tensors],
     pair: PairShape,
     draft: dict[str, Any],
-    shard_bytes: int,
+    *,
+    draft_dtype: str = "BF16",
+    random: bool = False,
+    shard_bytes: float = math.inf,
+    has_kv_scales: bool = False,
 ) -> int:
     """Writes `folder`/target, of a config and tensors, and `folder`/draft, of a config and the
-    bfloat16 tensors of `pair`'s draft, as sparse files; returns the bytes of weights."""
-    tensors: Tensors = {name: ("BF16", shape) for name, shape in draft_shapes(pair.draft).items()}
-    return sum(
-        write_checkpoint(folder / name, *one, random=False, shard_bytes=shard_bytes)
-        for name, one in (("target", target), ("draft", (draft, tensors)))
-    )
+    tensors of `pair`'s draft; returns the bytes of weights.
+
+    Args:
+        draft_dtype: safetensors dtype code of the draft.
+        random: False leaves the files sparse.
+        shard_bytes: the most bytes of a file.
+        has_kv_scales: whether both state the scales of an FP8 KV cache.
+    """
+    drafted = {name: (draft_dtype, shape) for name, shape in draft_shapes(pair.draft).items()}
+    size = 0
+    for name, (config, tensors), model in (
+        ("target", target, pair.target),
+        ("draft", (draft, drafted), pair.draft),
+    ):
+        if has_kv_scales:
+            config = STATES_KV_SCALES | config  # one that is quantised says how already
+            tensors = tensors | kv_scales(LAYER_PREFIX[name], len(model.sizes.layers))
+        size += write_checkpoint(
+            folder / name, config, tensors, random=random, shard_bytes=shard_bytes
+        )
+    return size
 
 
 def write_pair(
     folder: Path, pair: PairShape, *, dtype: str, random: bool, has_kv_scales: bool = False
 ) -> int:
-    """Writes `folder`/target and `folder`/draft; returns the bytes of weights.
-
-    Args:
-        dtype: safetensors dtype code, "F32" or "BF16".
-        random: False leaves the files sparse.
-        has_kv_scales: whether both state the scales of an FP8 KV cache.
-    """
-    target, draft = pair.target, pair.draft
+    """Writes a Qwen3 pair of `dtype` ("F32" or "BF16"), as `write_both` does."""
+    target = pair.target
     shapes: Shapes = {
         "model.embed_tokens.weight": (target.vocab_size, target.sizes.hidden_size),
         "model.norm.weight": (target.sizes.hidden_size,),
         "lm_head.weight": (target.vocab_size, target.sizes.hidden_size),
     } | _layer_shapes(LAYER_PREFIX["target"], target)
-    target_config = {
+    config = {
         "architectures": ["Qwen3ForCausalLM"],
         "model_type": "qwen3",
         "rope_theta": 10_000.0,
         "rms_norm_eps": 1e-6,
     } | config_sizes(target)
-    size = 0
-    for name, model_shapes, config, model in (
-        ("target", shapes, target_config, target),
-        ("draft", draft_shapes(draft), draft_config(pair, target.vocab_size - 1), draft),
-    ):
-        tensors: Tensors = {key: (dtype, shape) for key, shape in model_shapes.items()}
-        if has_kv_scales:
-            config |= STATES_KV_SCALES
-            tensors |= kv_scales(LAYER_PREFIX[name], len(model.sizes.layers))
-        size += write_checkpoint(folder / name, config, tensors, random=random)
-    return size
+    return write_both(
+        folder,
+        (config, {name: (dtype, shape) for name, shape in shapes.items()}),
+        pair,
+        draft_config(pair, target.vocab_size - 1),
+        draft_dtype=dtype,
+        random=random,
+        has_kv_scales=has_kv_scales,
+    )
 
 
 def config_sizes(model: TargetShape | DraftShape) -> dict[str, Any]:

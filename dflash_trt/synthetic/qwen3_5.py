@@ -11,7 +11,7 @@ from typing import Any
 
 from dflash_trt.checkpoints.sizes import RecurrentSizes
 from dflash_trt.planning.known_pairs import PairShape, find_pair
-from dflash_trt.synthetic.qwen3 import attention_shapes, config_sizes, draft_config, write_sparse
+from dflash_trt.synthetic.qwen3 import attention_shapes, config_sizes, draft_config, write_both
 from dflash_trt.synthetic.tensors import Tensors
 
 SHARD_BYTES = 4_600_000_000
@@ -23,7 +23,7 @@ def write_qwen3_5(folder: Path, name: str) -> int:
     """Writes the public pair `name`: `folder`/target (sharded) and draft; returns their bytes."""
     pair = find_pair(name)
     target = _config(pair), _tensors(pair)
-    return write_sparse(folder, target, pair, _draft_config(pair), SHARD_BYTES)
+    return write_both(folder, target, pair, _draft_config(pair), shard_bytes=SHARD_BYTES)
 
 
 def _draft_config(pair: PairShape) -> dict[str, Any]:

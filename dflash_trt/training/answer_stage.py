@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from types import TracebackType
 from typing import Self
 
 from dflash_trt.bundle.bundle import Bundle
@@ -12,11 +11,11 @@ from dflash_trt.errors import DflashError
 from dflash_trt.pair import LoadedPair
 from dflash_trt.runtime.loops import is_looping
 from dflash_trt.training.answers import Answerer, AnswerStore, LocalAnswerer, agreement
-from dflash_trt.training.capture import TokenRow
 from dflash_trt.training.endpoint import AnswerServer
+from dflash_trt.training.features import TokenRow
 from dflash_trt.training.json_lines import JsonLines
 from dflash_trt.training.preparation import Preparation
-from dflash_trt.training.render import RenderedRow
+from dflash_trt.training.render import RenderedRow, RenderedRows
 from dflash_trt.training.watch import TrainingWatch
 from dflash_trt.training.work_folder import WorkFolder
 
@@ -43,12 +42,10 @@ class AnswerStage:
         preparation: Preparation,
         work: WorkFolder,
         bundle: Bundle,
-        train: Sequence[RenderedRow],
-        held_out: Sequence[RenderedRow],
+        rows: RenderedRows,
         watch: TrainingWatch,
     ) -> None:
-        self._preparation, self._work, self._watch = preparation, work, watch
-        self._rows = train
+        self._preparation, self._watch, self._rows = preparation, watch, rows.train
         request = preparation.request
         self._pair = LoadedPair(
             bundle,
@@ -56,33 +53,23 @@ class AnswerStage:
             speculation=request.start is not None,
             graphs=("target_only",),
         )
-        parts = {
-            **preparation.target_parts(),
-            **preparation.render_parts(),
-            **preparation.answer_parts(),
-        }
-        stage = work.stage("answers", parts, keep_others=True)
+        stage = work.stage("answers", preparation.answer_parts(), keep_others=True)
         self._lines = JsonLines(stage.folder / "answers.jsonl")
-        self.store = AnswerStore(self._lines, [*train, *held_out])
+        self.store = AnswerStore(self._lines, [*rows.train, *rows.held_out])
         self._answerer: Answerer | None = None
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self._pair.close()
         self._lines.close()
 
     def token_row(self, row: RenderedRow) -> TokenRow:
         return TokenRow(row.prompt_ids, self.store[row])
 
-    def probe(self) -> float:
-        """Answers the first prompts that have no answer; returns tokens a second.
+    def measure(self) -> float:
+        """Answers the first prompts that have no answer; returns the seconds that one takes.
 
         Raises:
             DflashError: what answers is not the target.
@@ -92,19 +79,12 @@ class AnswerStage:
         )
         missing = [row for row in self._rows if row not in self.store][:count]
         if not missing:
-            return 1e9
+            return 0.0
         answerer = self._open()
         self._watch.stage("answering the first prompts", None)
-        tokens = 0
-
-        def count_tokens(more: int) -> None:
-            nonlocal tokens
-            tokens += more
-
         started = time.perf_counter()
-        self.store.fill(missing, answerer, count_tokens)
-        self._work.tick()
-        return tokens / max(time.perf_counter() - started, 1e-9)
+        self.store.fill(missing, answerer, lambda tokens: None)
+        return (time.perf_counter() - started) / len(missing)
 
     def answer(self, rows: Sequence[RenderedRow], has_time: Callable[[], bool]) -> int:
         """Answers what is missing; returns how many of `rows`, from the first on, are answered."""
@@ -114,14 +94,7 @@ class AnswerStage:
         answerer = self._open()
         room = sum(self._preparation.answers.room(row) for row in missing)
         self._watch.stage(f"answering {len(missing):,} prompts", room, "tokens")
-
-        def note() -> bool:
-            self._work.tick()
-            return has_time()
-
-        done = self.store.fill(rows, answerer, self._watch.advance, note)
-        self._work.tick()
-        return done
+        return self.store.fill(rows, answerer, self._watch.advance, has_time)
 
     def warn_of_strangers(self, rows: Sequence[RenderedRow]) -> None:
         """Warns where answers that were not made here are not what the target would say."""

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dflash_trt.training.feature_store import FeatureStore
+from dflash_trt.training.features import FeatureStore
 
 IGNORED = -100
 
@@ -72,7 +72,8 @@ def draw_batch(
     generator = np.random.default_rng([seed, step, 1])
     spans = [tuple(map(int, store.rows[row])) for row in rows]
     longest = max(length for _, _, length in spans)
-    features = np.zeros((len(rows), longest, store.features.shape[1]), np.uint16)
+    parts = [store.features[offset : offset + length] for offset, _, length in spans]
+    features = np.zeros((len(rows), longest, parts[0].shape[1]), np.uint16)
     ids = np.zeros((len(rows), longest), np.int64)
     most = min(anchors, max(length - 1 - prompt for _, prompt, length in spans))
     places = np.zeros((len(rows), most), np.int64)
@@ -80,7 +81,7 @@ def draw_batch(
     labels = np.full((len(rows), most, block_size), IGNORED, np.int64)
     for row, (offset, prompt, length) in enumerate(spans):
         tokens = store.tokens[offset : offset + length]
-        features[row, :length] = store.features[offset : offset + length]
+        features[row, :length] = parts[row]
         ids[row, :length] = tokens
         count = min(most, length - 1 - prompt)
         drawn = prompt + np.sort(generator.choice(length - 1 - prompt, count, replace=False))

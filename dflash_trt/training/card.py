@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -100,22 +100,8 @@ def write_card(record: DraftRecord, name: str, *, curves: str | None) -> str:
         if len(parts) > 1:
             lines += ["", f"## By {what}", "", f"| {what} | τ |", "|---|---|"]
             lines += [f"| {name} | {_number(tau)} |" for name, tau in sorted(parts.items())]
-    columns = "| step | epoch | training tokens | loss | τ | slot 1 |"
-    lines += ["", "## Curve", "", columns, "|---|---|---|---|---|---|"]
-    lines += [
-        f"| {one.step:,}{' (kept)' if one.step == best.step else ''} | {one.epoch:.1f} | "
-        f"{one.tokens:,} | {_number(one.loss)} | {one.acceptance_length:.2f} | "
-        f"{_percent(one.conditional_acceptance[0])} |"
-        for one in record.evaluations
-    ]
-    if len(record.evaluations) > 1:
-        lines += [
-            "",
-            "Rates fall until the schedule's last step, so that an earlier row is not what a "
-            "shorter training would reach.",
-        ]
     if curves is not None:
-        lines += ["", f"Drawn, with every slot and set, in [{curves}]({curves})."]
+        lines += ["", f"Every measurement, slot and set: [{curves}]({curves})."]
     lines += ["", f"Training ended by {record.ended}.", "", "## Data", ""]
     lines += [f"- {name}: {count:,} prompts" for name, count in record.sets.items()]
     lines += [f"- SHA-256 of {name}: `{value}`" for name, value in record.hashes.items() if value]
@@ -128,33 +114,27 @@ def write_card(record: DraftRecord, name: str, *, curves: str | None) -> str:
 
 
 def _serving(record: DraftRecord) -> list[str]:
-    told: Mapping[str, bool | str] = record.template_options
-    lines = []
-    if told or record.system_prompt is not None:
-        lines += [
-            "It was trained on answers to prompts rendered so; others are accepted less:",
-            "",
-        ]
-        lines += [f"- chat template variable `{name}`: `{value}`" for name, value in told.items()]
-        if record.system_prompt is not None:
-            lines += [f"- system prompt: {record.system_prompt!r}"]
-        lines += [""]
+    lines = [
+        f"- chat template variable `{name}`: `{value}`"
+        for name, value in record.template_options.items()
+    ]
+    if record.system_prompt is not None:
+        lines += [f"- system prompt: {record.system_prompt!r}"]
+    if lines:
+        first = "It was trained on answers to prompts rendered so; others are accepted less:"
+        lines = [first, "", *lines, ""]
     drafts = record.shape.block_size - 1
-    layout = (
-        "The checkpoint has z-lab's layout, which vLLM (`num_speculative_tokens` "
-        f"{drafts}), SGLang (`--speculative-num-draft-tokens {record.shape.block_size}`) and "
-        f"TensorRT-LLM (`max_draft_len` {drafts}) describe as theirs (none of the three has loaded "
-        "a draft of `train-draft` so far); here:"
-    )
-    if record.shape.is_chain:
-        layout = "The checkpoint has EAGLE's layout, which others serve as EAGLE-3; here:"
-    if record.shape.markov_rank:
-        layout = (
-            "The checkpoint has DeepSpec's layout, copies of the target's matrices included; here:"
-        )
+    layouts = {
+        "EAGLE-3": "EAGLE's layout, which others serve as EAGLE-3",
+        "DSpark": "DeepSpec's layout, copies of the target's matrices included",
+        "DFlash": f"z-lab's layout, which vLLM (`num_speculative_tokens` {drafts}), SGLang "
+        f"(`--speculative-num-draft-tokens {record.shape.block_size}`) and TensorRT-LLM "
+        f"(`max_draft_len` {drafts}) describe as theirs (none of the three has loaded a draft of "
+        "`train-draft` so far)",
+    }
     return [
         *lines,
-        layout,
+        f"The checkpoint has {layouts[record.shape.kind]}; here:",
         "",
         "```",
         "dflash-trt build --target-checkpoint TARGET --draft-checkpoint DRAFT",

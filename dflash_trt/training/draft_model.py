@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors.torch import load_file, save_file
@@ -250,10 +251,20 @@ def save_draft(model: DraftModel, folder: Path, ends: TargetEnds | None = None) 
             COPIES["embed_tokens"]: ends.embedding / ends.embedding_scale,
             COPIES["lm_head"]: ends.head,
         }
-    weights = {
+    write_checkpoint(folder, model.shape.config(), held)
+
+
+def write_checkpoint(
+    folder: Path,
+    config: dict[str, Any],
+    weights: dict[str, Tensor],
+    more: dict[str, Tensor] | None = None,
+) -> None:
+    """Writes config.json, `weights` in bfloat16, and `more` tensors as they are."""
+    tensors = {
         name: weight.detach().to("cpu", torch.bfloat16).clone().contiguous()
-        for name, weight in held.items()
+        for name, weight in weights.items()
     }
-    save_file(weights, folder / WEIGHTS_NAME, metadata={"format": "pt"})
-    config = json.dumps(model.shape.config(), indent=2, sort_keys=True)
-    (folder / "config.json").write_text(f"{config}\n")
+    save_file(tensors | (more or {}), folder / WEIGHTS_NAME, metadata={"format": "pt"})
+    text = json.dumps(config, indent=2, sort_keys=True)
+    (folder / "config.json").write_text(f"{text}\n")

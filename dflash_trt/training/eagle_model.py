@@ -7,14 +7,19 @@ position j - 1. Shapes: R rows, T tokens, A anchors, S rows of a verify step, H 
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import torch
-from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from dflash_trt.training.draft_model import MLP, UNSEEN, WEIGHTS_NAME, RMSNorm, rotate
+from dflash_trt.training.draft_model import (
+    MLP,
+    UNSEEN,
+    RMSNorm,
+    initialise,
+    rotate,
+    write_checkpoint,
+)
 from dflash_trt.training.draft_shape import DraftDesign
 from dflash_trt.training.target_head import TargetEnds
 
@@ -136,6 +141,13 @@ class EagleModel(nn.Module):
         return torch.stack(states, 2)
 
 
+def new_head(shape: DraftDesign, seed: int) -> EagleModel:
+    """A fresh head."""
+    model = EagleModel(shape)
+    initialise(model, 2**-0.5, seed)
+    return model
+
+
 def save_eagle(
     model: EagleModel, folder: Path, ends: TargetEnds, tokens: Tensor | None = None
 ) -> None:
@@ -145,17 +157,10 @@ def save_eagle(
     """
     count = model.shape.vocab_size
     rows = ends.head if tokens is None else ends.head[tokens]
-    held = dict(model.state_dict()) | {"lm_head.weight": rows}
-    weights = {
-        name: weight.detach().to("cpu", torch.bfloat16).clone().contiguous()
-        for name, weight in held.items()
-    }
+    more: dict[str, Tensor] = {}
     if tokens is not None:
-        weights["d2t"] = tokens - torch.arange(len(tokens))
-        weights["t2d"] = torch.zeros(count, dtype=torch.bool).index_fill(0, tokens, True)
+        more["d2t"] = tokens - torch.arange(len(tokens))
+        more["t2d"] = torch.zeros(count, dtype=torch.bool).index_fill(0, tokens, True)
         count = len(tokens)
-    save_file(weights, folder / WEIGHTS_NAME, metadata={"format": "pt"})
-    config = json.dumps(
-        model.shape.config() | {"draft_vocab_size": count}, indent=2, sort_keys=True
-    )
-    (folder / "config.json").write_text(f"{config}\n")
+    weights = dict(model.state_dict()) | {"lm_head.weight": rows}
+    write_checkpoint(folder, model.shape.config() | {"draft_vocab_size": count}, weights, more)

@@ -14,6 +14,8 @@ from dflash_trt.training.render import RenderedRow
 from dflash_trt.training.request import EndpointOptions
 
 _QUESTION_S, _ANSWER_S = 20.0, 900.0
+_CONCURRENCY = 32
+"""Prompts asked at a time: what fills a server's batch; it queues what is more."""
 _ROUND = 4
 
 
@@ -40,13 +42,13 @@ class AnswerServer:
         unreachable = "start the server, or leave out --answers-from"
         self._server = OpenAiConnection(options.url, "--answers-from", unreachable)
         self._base = self._server.base
-        self._options, self._answers, self._tokenizer = options, answers, tokenizer
+        self._answers, self._tokenizer = answers, tokenizer
         self._variables, self._end_ids = dict(variables), end_ids
         self.model = self._find_model(options.model)
 
     @property
     def round_rows(self) -> int:
-        return _ROUND * self._options.concurrency
+        return _ROUND * _CONCURRENCY
 
     def answer(
         self, rows: Sequence[RenderedRow], on_answer: Callable[[int, Sequence[int]], None]
@@ -56,7 +58,7 @@ class AnswerServer:
         Raises:
             DflashError: the server fails, or reads other tokens than serving would send.
         """
-        with ThreadPoolExecutor(self._options.concurrency) as pool:
+        with ThreadPoolExecutor(_CONCURRENCY) as pool:
             asked = {pool.submit(self.ask, row): index for index, row in enumerate(rows)}
             try:
                 for done in as_completed(asked):

@@ -19,13 +19,12 @@ from dflash_trt.runtime import Request
 from dflash_trt.training.card import DraftRecord, write_card
 from dflash_trt.training.json_lines import write_lines
 from dflash_trt.training.pair_bundle import PairBuilder
-from dflash_trt.training.plan import PROOF_PROMPTS, PROOF_TOKENS
 from dflash_trt.training.preparation import RECORD_NAME, Preparation
 from dflash_trt.training.render import RenderedRow
 from dflash_trt.training.train_stage import CURVES_NAME, TrainedDraft
 from dflash_trt.training.watch import Evaluation, TrainingCurves, TrainingWatch
 
-_SPEED_RUNS = 1
+_PROOF_PROMPTS, _PROOF_TOKENS, _SPEED_RUNS = 4, 48, 1
 _DRAFT = StagedKind("draft that was trained here", RECORD_NAME)
 
 
@@ -49,7 +48,7 @@ class TrainedPair:
         draft, bundle: their folders.
         best: the evaluation of the draft that was kept.
         ended: why training ended.
-        seconds: everything took, killed runs included.
+        seconds: this run took.
     """
 
     draft: Path
@@ -79,7 +78,7 @@ def finish(
     """
     watch.stage("building and proving the pair", None)
     measured = builder.build(trained.folder, trained.folder.parent.parent / "proven")
-    most = min(PROOF_TOKENS, preparation.request.data.answer_tokens)
+    most = min(_PROOF_TOKENS, preparation.request.data.answer_tokens)
     proof = prove(measured, held_out, most, preparation.request.threads)
     output = resolved(preparation.request.output)
     watch.stage("publishing", None)
@@ -89,7 +88,7 @@ def finish(
         text = json.dumps(record.to_json(), indent=2, sort_keys=True)
         (folder / RECORD_NAME).write_text(f"{text}\n", "utf-8")
         write_lines(folder / "epochs.jsonl", (one.to_json() for one in trained.evaluations))
-        curves = TrainingCurves(trained.evaluations, trained.schedule_steps, trained.ended)
+        curves = TrainingCurves(trained.evaluations, trained.steps, trained.ended)
         page = watch.draw(curves)
         if page is not None:
             (folder / CURVES_NAME).write_text(page, "utf-8")
@@ -116,7 +115,9 @@ def prove(bundle: Bundle, rows: Sequence[RenderedRow], most: int, threads: int) 
         DflashError: a bit of a logit differs.
     """
     manifest = bundle.manifest
-    requests = [Request(prompt_ids=row.prompt_ids, max_tokens=most) for row in rows[:PROOF_PROMPTS]]
+    requests = [
+        Request(prompt_ids=row.prompt_ids, max_tokens=most) for row in rows[:_PROOF_PROMPTS]
+    ]
     eos = manifest.target.eos_token_ids
     with closing(
         open_executor(bundle, threads=threads, graphs=("target", "draft", "target_only"))

@@ -1,39 +1,39 @@
-"""From answers to the best draft: features of every row, a schedule, and measured training."""
+"""From answers to the best draft: features of every row, and measured training."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, ExitStack
-from dataclasses import asdict, replace
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from dflash_trt.bundle.bundle import Bundle
-from dflash_trt.core.strict_json import read_json_object
 from dflash_trt.replay import Acceptance, Answer, Replay
-from dflash_trt.training.capture import Features, OnlineFeatures, TokenRow, capture, layout
-from dflash_trt.training.feature_store import FeatureStore, open_store
-from dflash_trt.training.plan import (
-    RESERVE_SHARE,
-    Rates,
-    Schedule,
-    make_schedule,
-    replay_seconds,
+from dflash_trt.training.features import (
+    FeatureStore,
+    TokenRow,
+    capture,
+    online_store,
+    open_store,
 )
+from dflash_trt.training.pair_bundle import PairBuilder
+from dflash_trt.training.plan import Plan
 from dflash_trt.training.preparation import Preparation
+from dflash_trt.training.target_head import load_ends
 from dflash_trt.training.teacher import Source, open_features
 from dflash_trt.training.train_stage import TrainedDraft, TrainStage
-from dflash_trt.training.trainer import Trainer
-from dflash_trt.training.trainer_setup import make_trainer
+from dflash_trt.training.trainer import Trainer, start_draft
 from dflash_trt.training.watch import TrainingWatch
-from dflash_trt.training.work_folder import StageFolder, WorkFolder, digest, write_json
+from dflash_trt.training.work_folder import WorkFolder, digest
 
-_SCHEDULE = "schedule.json"
-_OVERTIME = 1.08
-"""Of the hours: training ends here even if its schedule does not."""
-
-BuildPair = Callable[[Path, Path], Bundle]
-"""A draft's checkpoint and a destination to the pair's bundle there."""
+_WARM_STEPS, _TIMED_STEPS = 2, 8
+_MEASURED_TOKENS = 4096
 
 
 class Learner:
@@ -41,7 +41,7 @@ class Learner:
 
     Args:
         bundle: of the target, whose graphs may compute the features.
-        build: makes bundles of the target with a draft, over what is there.
+        builder: makes bundles of the target with a draft.
         source: who computes the features.
     """
 
@@ -51,111 +51,98 @@ class Learner:
         work: WorkFolder,
         watch: TrainingWatch,
         bundle: Bundle,
-        build: BuildPair,
+        builder: PairBuilder,
         source: Source,
     ) -> None:
         self._preparation, self._work, self._watch = preparation, work, watch
-        self._bundle, self._build, self._source = bundle, build, source
+        self._bundle, self._builder, self._source = bundle, builder, source
         self._request = preparation.request
 
+    def measure(self, rows: Sequence[TokenRow]) -> tuple[float, float]:
+        """The seconds that the features of one of `rows` take, and a training step."""
+        ends = accumulate(len(row.token_ids) for row in rows)
+        least = self._preparation.recipe.settings.rows
+        count = next((n for n, end in enumerate(ends, 1) if end >= _MEASURED_TOKENS), len(rows))
+        some = rows[: max(count, least)]
+        with tempfile.TemporaryDirectory(prefix="measured-", dir=self._work.root) as name:
+            with open_features(self._source, self._preparation, self._bundle) as compute:
+                compute(some[0].token_ids)  # what a first call takes, it takes once
+                started = time.perf_counter()
+                store = capture(some, self._preparation.width, compute, Path(name))
+                features_s = (time.perf_counter() - started) / len(some)
+            trainer = self._trainer(store, _WARM_STEPS + _TIMED_STEPS)
+            trainer.train(_WARM_STEPS)
+            started = time.perf_counter()
+            trainer.train(_WARM_STEPS + _TIMED_STEPS)
+        return features_s, (time.perf_counter() - started) / _TIMED_STEPS
+
     def learn(
-        self, train: Sequence[TokenRow], held_out: Sequence[Answer], rates: Rates
+        self,
+        train: Sequence[TokenRow],
+        held_out: Sequence[Answer],
+        plan: Plan,
+        has_time: Callable[[], bool],
     ) -> TrainedDraft:
         """The best draft of a training on `train`, measured on `held_out`.
 
         Raises:
             DflashError: a disk that is too small, features that are not finite, a divergence.
         """
-        answers = digest({"rows": [[list(row.prompt_ids), list(row.answer_ids)] for row in train]})
-        taps = self._preparation.chosen.shape.target_layer_ids
-        parts = {
+        parts: dict[str, Any] = {
             **self._preparation.target_parts(),
-            "taps": taps,
-            "rows": answers,
+            "taps": self._preparation.chosen.shape.target_layer_ids,
+            "rows": digest({"rows": [[*row.prompt_ids, -1, *row.answer_ids] for row in train]}),
             "source": self._source,
         }
-        with ExitStack() as stack:
-            if self._request.online:
-                compute = stack.enter_context(self._open_features())
-                store = _online_store(train, self._preparation.width, compute)
-            else:
-                store = self._capture(train, parts)
-            stage = self._work.stage("train", {**parts, **self._train_parts(held_out)})
-            schedule = self._schedule(stage, rates, len(train), len(held_out))
-            is_fixed = self._request.recipe.steps is not None
-            measured = replay_seconds(rates, len(held_out))
-            limit = _OVERTIME * self._request.hours * 3600 - measured
+        with self._open_store(train, parts) as store:
+            trainer = self._trainer(store, plan.steps)
+            parts |= self._preparation.training_parts() | {
+                "steps": [plan.steps, plan.evaluation_steps],
+                "held_out": [[*one.prompt_ids, -1, *map(int, one.token_ids)] for one in held_out],
+            }
+            folder = self._work.stage("train", parts).folder
             return TrainStage(
-                stage.folder,
-                self._trainer(store, schedule.steps),
-                schedule,
-                lambda draft: self._measure(draft, held_out, stage.folder),
+                folder,
+                trainer,
+                lambda draft: self._replay(draft, held_out, folder),
                 self._watch,
-                patience=self._request.recipe.patience,
-                has_time=lambda: is_fixed or self._work.spent < limit,
-                tick=self._work.tick,
+                evaluation_steps=plan.evaluation_steps,
+                has_time=has_time,
+                is_fixed=self._request.recipe.steps is not None,
                 measures_start=self._request.start is not None,
             ).run()
 
-    def _train_parts(self, held_out: Sequence[Answer]) -> dict[str, Any]:
-        """What the draft depends on, beside the features."""
-        preparation, request = self._preparation, self._request
-        return {
-            **preparation.start_parts(),
-            "settings": asdict(preparation.recipe.settings),
-            "steps": request.recipe.steps,
-            "patience": request.recipe.patience,
-            "threads": request.threads,
-            "device": preparation.device,
-            "held_out": [[list(one.prompt_ids), list(one.token_ids)] for one in held_out],
-        }
-
-    def _trainer(self, store: FeatureStore, steps: int) -> Trainer:
-        preparation = self._preparation
-        return make_trainer(
-            preparation.target.spec,
-            preparation.chosen.shape,
-            self._request.start,
-            store,
-            replace(preparation.recipe.settings, steps=steps),
-            preparation.device,
-            self._request.threads,
-        )
-
-    def _measure(self, draft: Path, held_out: Sequence[Answer], folder: Path) -> Acceptance:
-        bundle = self._build(draft, folder / "bundle")
+    def _replay(self, draft: Path, held_out: Sequence[Answer], folder: Path) -> Acceptance:
+        bundle = self._builder.build(draft, folder / "bundle")
         with Replay(bundle, threads=self._request.threads) as replay:
             return replay.measure(held_out, self._watch)
 
-    def _open_features(self) -> AbstractContextManager[Features]:
-        return open_features(self._source, self._preparation, self._bundle)
-
-    def _capture(self, train: Sequence[TokenRow], parts: dict[str, Any]) -> FeatureStore:
-        stage = self._work.stage("features", parts)
-        if stage.record is None:
+    @contextmanager
+    def _open_store(
+        self, train: Sequence[TokenRow], parts: dict[str, Any]
+    ) -> Iterator[FeatureStore]:
+        """The features of `train`: computed as they are used, or captured unless they are there."""
+        stage = None if self._request.online else self._work.stage("features", parts)
+        if stage is not None and stage.record is not None:
+            yield open_store(stage.folder)
+            return
+        with open_features(self._source, self._preparation, self._bundle) as compute:
+            if stage is None:
+                yield online_store(train, compute)
+                return
             tokens = sum(len(row.token_ids) for row in train)
             self._watch.stage("capturing features", tokens, "tokens")
-            with self._open_features() as compute:
-                width, advance = self._preparation.width, self._watch.advance
-                capture(train, width, compute, stage.folder, advance)
-            stage.finish({"rows": len(train), "tokens": tokens})
-            self._work.tick()
-        return open_store(stage.folder)
+            store = capture(
+                train, self._preparation.width, compute, stage.folder, self._watch.advance
+            )
+        stage.finish({"rows": len(train), "tokens": tokens})
+        yield store
 
-    def _schedule(self, stage: StageFolder, rates: Rates, rows: int, held_out: int) -> Schedule:
-        """Chosen when training begins, and the same ever after."""
-        path = stage.folder / _SCHEDULE
-        if not path.is_file():
-            budget, measured = self._request.hours * 3600, replay_seconds(rates, held_out)
-            left = (1 - RESERVE_SHARE) * budget - self._work.spent - 2 * measured
-            batch_rows = self._preparation.recipe.settings.rows
-            steps = self._request.recipe.steps
-            schedule = make_schedule(rates, left, rows, batch_rows, measured, steps)
-            write_json(path, asdict(schedule))
-        return Schedule(**read_json_object(path))
-
-
-def _online_store(train: Sequence[TokenRow], width: int, compute: Features) -> FeatureStore:
-    tokens, table = layout(train)
-    features: Any = OnlineFeatures(train, width, compute)
-    return FeatureStore(tokens, table, features)
+    def _trainer(self, store: FeatureStore, steps: int) -> Trainer:
+        """A trainer at step 0, on its device."""
+        preparation, request = self._preparation, self._request
+        torch.set_num_threads(request.threads)
+        settings = replace(preparation.recipe.settings, steps=steps)
+        model = start_draft(preparation.chosen.shape, request.start, settings.seed)
+        ends = load_ends(preparation.target.spec)
+        return Trainer(model.to(preparation.device), ends, store, settings)

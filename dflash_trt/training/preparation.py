@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from itertools import permutations
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,7 @@ from dflash_trt.training.shape_choice import ChosenShape, choose_shape
 from dflash_trt.training.target_source import TrainingTarget, find_target
 from dflash_trt.training.work_folder import digest, work_folder
 
-VERSION = 2
+VERSION = 3
 """Of what stages write: work of another version is not gone on with."""
 
 RECORD_NAME = "training.json"
@@ -71,10 +71,11 @@ class Preparation:
     @property
     def bundle(self) -> Path:
         """Where the pair's bundle goes."""
-        return self.request.bundle or _bundle_beside(self.request.output)
+        return _bundle_beside(self.request.output)
 
     @property
     def reasons(self) -> dict[str, str]:
+        """Why each value that was not given is what it is."""
         return {**self.chosen.reasons, **self.recipe.reasons}
 
     def target_parts(self) -> dict[str, Any]:
@@ -86,29 +87,51 @@ class Preparation:
             "max_length": self.max_length,
         }
 
-    def render_parts(self) -> dict[str, Any]:
-        """What the rendered prompts depend on."""
+    def answer_parts(self) -> dict[str, Any]:
+        """What the answers depend on: the target, the rendered prompts, and how they are asked."""
+        data = self.request.data
         return {
-            "version": VERSION,
+            **self.target_parts(),
+            **asdict(self.answers),
             "hashes": self.hashes,
-            "system_prompt": self.request.data.system_prompt,
+            "system_prompt": data.system_prompt,
             "variables": self.renderer.variables,
-            "raw": self.request.data.raw,
-            "given_answers": self.request.data.given_answers,
-            "max_length": self.max_length,
+            "raw": data.raw,
+            "given_answers": data.given_answers,
+            "endpoint": asdict(self.request.endpoint),
         }
 
-    def start_parts(self) -> dict[str, Any]:
+    def draft_parts(self) -> dict[str, Any]:
         """What the draft begins as."""
         start = self.request.start
         weights = None if start is None else file_sha256(start / "model.safetensors")
-        return {"shape": self.chosen.shape.config(), "start": weights, "seed": self.request.seed}
+        return {
+            **self.target_parts(),
+            "shape": self.chosen.shape.config(),
+            "start": weights,
+            "seed": self.request.seed,
+        }
 
-    def answer_parts(self) -> dict[str, Any]:
-        """What the answers depend on, beside prompts and target."""
-        # How many are asked at a time changes no answer.
-        endpoint = replace(self.request.endpoint, concurrency=1)
-        return {**asdict(self.answers), "endpoint": asdict(endpoint)}
+    def training_parts(self) -> dict[str, Any]:
+        """What the draft becomes depends on, beside rows and steps."""
+        return {
+            **self.draft_parts(),
+            "settings": asdict(self.recipe.settings),
+            "threads": self.request.threads,
+            "device": self.device,
+        }
+
+    def plan_parts(self) -> dict[str, Any]:
+        """What the plan depends on."""
+        request = self.request
+        return {
+            **self.answer_parts(),
+            **self.training_parts(),
+            "hours": request.hours,
+            "rows": request.data.rows,
+            "steps": request.recipe.steps,
+            "online": request.online,
+        }
 
 
 def prepare(request: TrainRequest) -> Preparation:
@@ -121,9 +144,7 @@ def prepare(request: TrainRequest) -> Preparation:
         raise DflashError(f"{request.hours:g} is no time", where="--hours", usage=True)
     _check_apart(request)
     torch = training_module("torch")
-    device = request.device or ("cuda" if torch.cuda.is_available() else "cpu")
-    if device == "cuda" and not torch.cuda.is_available():
-        raise DflashError("PyTorch sees no CUDA device here", where="--device", usage=True)
+    device = "cuda" if torch.cuda.is_available() else "cpu"
     target = find_target(request.target)
     data = request.data
     prompts, held_out = read_sets(data.prompts), read_sets(data.held_out)
@@ -173,7 +194,7 @@ def _check_apart(request: TrainRequest) -> None:
     output = resolved(request.output)
     folders = {
         "--output": output,
-        "--bundle": resolved(request.bundle or _bundle_beside(output)),
+        "the bundle": _bundle_beside(output),
         "--work": resolved(request.work or work_folder(output)),
     }
     for (one, inner), (other, outer) in permutations(folders.items(), 2):
@@ -216,24 +237,3 @@ def target_sha256(checkpoint: Checkpoint) -> str:
     """Hash of a checkpoint's config and its shards' headers; not of where or when it was saved."""
     headers = [header_sha256(file) for file in checkpoint.files]
     return digest({"config": checkpoint.config, "headers": headers})
-
-
-def plan_key(preparation: Preparation) -> str:
-    """Equal for two runs that plan the same."""
-    request = preparation.request
-    settings = asdict(preparation.recipe.settings)
-    return digest(
-        {
-            **preparation.target_parts(),
-            **preparation.render_parts(),
-            **preparation.start_parts(),
-            **preparation.answer_parts(),
-            "settings": settings,
-            "hours": request.hours,
-            "rows": request.data.rows,
-            "steps": request.recipe.steps,
-            "online": request.online,
-            "threads": request.threads,
-            "device": preparation.device,
-        }
-    )

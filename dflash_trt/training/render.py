@@ -11,7 +11,8 @@ from dflash_trt.errors import DflashError
 from dflash_trt.text.chat import ChatRenderer, Message
 from dflash_trt.text.tokenizer import BundleTokenizer
 from dflash_trt.training.request import DataOptions
-from dflash_trt.training.rows import PromptRow
+from dflash_trt.training.rows import HELD_OUT_MOST, PromptRow, SplitRows
+from dflash_trt.training.watch import TrainingWatch
 
 LEAST_ANSWER = 16
 
@@ -133,6 +134,47 @@ class PromptRenderer:
             if not renderer.knows(name):
                 what = f"the chat template knows no {name}"
                 raise DflashError(what, where="--template-option", usage=True)
+
+
+@dataclass(slots=True)
+class RenderedRows:
+    """Prompts to train on, and prompts to measure on."""
+
+    train: list[RenderedRow]
+    held_out: list[RenderedRow]
+
+
+def render_rows(
+    renderer: PromptRenderer, rows: SplitRows, data: DataOptions, watch: TrainingWatch
+) -> RenderedRows:
+    """All prompts as serving sends them; says which are left out.
+
+    Raises:
+        DflashError: see `PromptRenderer.render`; no prompt leaves room for an answer.
+    """
+    watch.stage("rendering prompts", len(rows.train) + len(rows.held_out), "steps")
+    train, long = renderer.render(rows.train, lambda: watch.advance(1))
+    held_out, too_long = renderer.render(rows.held_out, lambda: watch.advance(1))
+    for count, what in (
+        (long + too_long, "too long for --max-length"),
+        (rows.repeated, "repeated"),
+    ):
+        if count:
+            watch.say(f"left out {count:,} prompts that are {what}")
+    if rows.unmeasured:
+        watch.say(
+            f"{rows.unmeasured:,} held-out prompts are not measured on: {HELD_OUT_MOST} tell enough"
+        )
+    brought = sum(row.answer is not None for row in rows.train)
+    if brought and not data.given_answers:
+        watch.say(
+            f"{brought:,} prompts bring answers, which are not used: the target gives its own "
+            "(--given-answers takes theirs)"
+        )
+    if not train or not held_out:
+        what = "no prompt leaves room for an answer"
+        raise DflashError(what, where="--prompts", fix="raise --max-length", usage=True)
+    return RenderedRows(train, held_out)
 
 
 def _check_stated(row: PromptRow, ids: tuple[int, ...]) -> None:

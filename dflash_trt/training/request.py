@@ -45,13 +45,11 @@ class DataOptions:
 class EndpointOptions:
     """An OpenAI-compatible server that answers the prompts; without a URL this process does.
 
-    `model` None takes the only one that the server lists; `concurrency` is how many it is asked
-    for at a time.
+    `model` None takes the only one that the server lists.
     """
 
     url: str | None = None
     model: str | None = None
-    concurrency: int = 32
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,8 +90,7 @@ class RecipeOptions:
         learning_rate: of the schedule's top.
         batch_rows: rows of a step.
         draft_tokens: how many tokens the draft chooses among, the commonest; 0 is all.
-        steps: of the whole schedule; None is what the budget allows.
-        patience: evaluations in a row without a new best after which training stops.
+        steps: of the whole schedule, all of which are trained; None is what the budget allows.
     """
 
     anchors: int | None = None
@@ -102,7 +99,6 @@ class RecipeOptions:
     batch_rows: int | None = None
     draft_tokens: int | None = None
     steps: int | None = None
-    patience: int = 5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,12 +108,10 @@ class TrainRequest:
     Args:
         target: a checkpoint's folder, a bundle's (whose weights, quantised or not, are the
             target then), or a name that `targets` lists.
-        hours: of wall time for everything; what an interrupted run took counts.
+        hours: of wall time for everything.
         start: a draft to go on with; it brings its shape along.
         work: where stages keep their results; None is a hidden folder beside `output`.
-        bundle: where the finished pair's bundle goes; None is `output` with "-bundle" behind it.
         online: features are computed whenever a row is used, not kept on disk.
-        device: what trains, "cpu" or "cuda"; None takes the GPU that is there.
     """
 
     target: str
@@ -129,9 +123,7 @@ class TrainRequest:
     recipe: RecipeOptions = field(default_factory=RecipeOptions)
     start: Path | None = None
     work: Path | None = None
-    bundle: Path | None = None
     overwrite: bool = False
     online: bool = False
-    device: str | None = None
     threads: int = 1
     seed: int = 0

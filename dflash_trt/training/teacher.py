@@ -19,8 +19,8 @@ from dflash_trt.bundle.bundle import Bundle
 from dflash_trt.core.machine import multiplies_bf16
 from dflash_trt.graph.form import CacheDtype
 from dflash_trt.replay import Replay
-from dflash_trt.training.capture import Features, TokenRow
 from dflash_trt.training.extras import training_module
+from dflash_trt.training.features import Features
 from dflash_trt.training.preparation import Preparation
 
 Source = Literal["graphs", "transformers"]
@@ -71,9 +71,9 @@ class Teacher:
 
 
 def find_source(
-    preparation: Preparation, rows: Sequence[TokenRow], replay: Replay
+    preparation: Preparation, rows: Sequence[Sequence[int]], replay: Replay
 ) -> tuple[Source, str]:
-    """Who computes the features of this training, and why."""
+    """Who computes the features of this training, and why; `rows` are compared."""
     spec = preparation.target.spec
     if spec.quantization is not None or spec.moe is not None:
         return (
@@ -87,7 +87,7 @@ def find_source(
     teacher = _open_teacher(preparation)
     largest = 0.0
     for row in rows[:COMPARED_ROWS]:
-        largest = max(largest, difference(teacher, replay.features, row.token_ids))
+        largest = max(largest, difference(teacher, replay.features, row))
     if not largest <= MOST_DIFFERENT:
         return (
             "graphs",

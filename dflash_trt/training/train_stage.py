@@ -1,4 +1,4 @@
-"""Training to the schedule's end, measured on the way through the served graphs; the best is kept.
+"""Training to its last step, measured on the way through the served graphs; the best is kept.
 
 Everything but the moment of a checkpoint depends on steps alone, so that a run that was killed
 and one that was not end with the same bytes.
@@ -13,23 +13,25 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dflash_trt.core.publish import replace_file
-from dflash_trt.core.strict_json import read_json_object
 from dflash_trt.errors import DflashError
 from dflash_trt.replay import Acceptance
 from dflash_trt.training.json_lines import JsonLines
-from dflash_trt.training.plan import Schedule
-from dflash_trt.training.trainer import StepReport, Trainer
-from dflash_trt.training.watch import Evaluation, TrainingCurves, TrainingWatch, best_of
-from dflash_trt.training.work_folder import write_json
+from dflash_trt.training.trainer import Trainer
+from dflash_trt.training.watch import (
+    Evaluation,
+    TrainingCurves,
+    TrainingWatch,
+    best_of,
+    read_evaluation,
+)
 
 CURVES_NAME = "curves.html"
-_EVALUATIONS, _LOSSES = "epochs.jsonl", "losses.json"
+_EVALUATIONS = "epochs.jsonl"
+PATIENCE = 5
+"""Evaluations without a new best after which training ends: fewer are noise."""
 # Seconds between checkpoints: what a kill costs.
 _CHECKPOINT_S = 20.0
 _CHUNK_STEPS = 20
-# A mean loss of so many steps that is so much above the lowest one has left the road.
-_SMOOTH_STEPS = 25
-_DIVERGED = 1.5
 
 Measure = Callable[[Path], Acceptance]
 """A draft's checkpoint to its acceptance on held-out prompts."""
@@ -41,14 +43,14 @@ class TrainedDraft:
 
     Args:
         folder: its checkpoint.
-        schedule_steps: what the learning rate was spread over.
+        steps: what the learning rate was spread over.
         ended: why training ended, in words.
     """
 
     folder: Path
     best: Evaluation
     evaluations: tuple[Evaluation, ...]
-    schedule_steps: int
+    steps: int
     ended: str
 
 
@@ -56,9 +58,9 @@ class TrainStage:
     """Trains in `folder`, or goes on where a killed run was.
 
     Args:
-        patience: evaluations without a new best after which training stops.
+        evaluation_steps: after so many steps the draft is measured, and after the last one.
         has_time: whether the hours last.
-        tick: is called now and then, to note the time.
+        is_fixed: whether all steps are trained, whatever the time and the measurements say.
         measures_start: whether the draft as it begins is measured, and may stay the best.
     """
 
@@ -66,21 +68,18 @@ class TrainStage:
         self,
         folder: Path,
         trainer: Trainer,
-        schedule: Schedule,
         measure: Measure,
         watch: TrainingWatch,
         *,
-        patience: int,
+        evaluation_steps: int,
         has_time: Callable[[], bool],
-        tick: Callable[[], None],
+        is_fixed: bool,
         measures_start: bool,
     ) -> None:
-        self._folder, self._trainer, self._schedule = folder, trainer, schedule
-        self._measure, self._watch, self._patience = measure, watch, patience
-        self._has_time, self._tick = has_time, tick
-        self._measures_start = measures_start
-        self._losses: list[float] = []
-        self._told = False
+        self._folder, self._trainer, self._measure, self._watch = folder, trainer, measure, watch
+        self._every, self._measures_start = evaluation_steps, measures_start
+        self._is_fixed, self._has_time = is_fixed, has_time
+        self._evaluations: list[Evaluation] = []
         self._saved = time.monotonic()
 
     def run(self) -> TrainedDraft:
@@ -90,153 +89,121 @@ class TrainStage:
             DflashError: the loss diverged before anything was measured.
         """
         with JsonLines(self._folder / _EVALUATIONS) as lines:
-            self._restore()
-            evaluations = [read_evaluation(record) for record in lines.records]
+            self._trainer.restore(self._folder)
+            self._evaluations = [read_evaluation(record) for record in lines.records]
             self._begin_bar()
             while True:
-                if self._is_due(evaluations):
-                    evaluations.append(self._evaluate(lines, evaluations))
+                if self._is_due():
+                    self._evaluate(lines)
                     self._save()
-                ended = self._ended(evaluations)
-                if ended is not None:
+                if (ended := self._ended()) is not None:
                     break
                 try:
                     self._train_on()
                 except DflashError as error:
-                    if not evaluations:
+                    if not self._evaluations:
                         raise
                     ended = f"{error.what}: the best before it is kept"
                     self._watch.warn(ended)
                     break
-        best = best_of(evaluations)
-        assert best is not None
+        best = self._best
         return TrainedDraft(
             folder=self._draft_folder(best.step),
             best=best,
-            evaluations=tuple(evaluations),
-            schedule_steps=self._schedule.steps,
+            evaluations=tuple(self._evaluations),
+            steps=self._trainer.settings.steps,
             ended=ended,
         )
 
-    def _ended(self, evaluations: list[Evaluation]) -> str | None:
+    @property
+    def _best(self) -> Evaluation:
+        best = best_of(self._evaluations)
+        assert best is not None
+        return best
+
+    @property
+    def _is_over_time(self) -> bool:
+        return not (self._is_fixed or self._has_time())
+
+    def _ended(self) -> str | None:
         """Why training is over; None while it is not."""
-        trainer = self._trainer
+        trainer, evaluations = self._trainer, self._evaluations
         if trainer.is_done:
             return "the schedule's last step"
         if not evaluations:
             return None
-        best = best_of(evaluations)
-        stale = len(evaluations) - 1 - evaluations.index(best) if best is not None else 0
-        if evaluations[-1].step == trainer.step and stale >= self._patience:
+        stale = len(evaluations) - 1 - evaluations.index(self._best)
+        if stale >= PATIENCE and evaluations[-1].step == trainer.step and not self._is_fixed:
             return f"acceptance has not risen in {stale} evaluations"
-        if not self._has_time():
-            return f"the hours were over at step {trainer.step} of {self._schedule.steps}"
+        if self._is_over_time:
+            return f"the hours were over at step {trainer.step} of {trainer.settings.steps}"
         return None
 
-    def _is_due(self, evaluations: list[Evaluation]) -> bool:
+    def _is_due(self) -> bool:
         step = self._trainer.step
-        if any(one.step == step for one in evaluations):
+        if any(one.step == step for one in self._evaluations):
             return False
         if step == 0:
             return self._measures_start
-        is_last = self._trainer.is_done or (not evaluations and not self._has_time())
-        return is_last or step % self._schedule.evaluation_steps == 0
+        is_last = self._trainer.is_done or (not self._evaluations and self._is_over_time)
+        return is_last or step % self._every == 0
 
     def _train_on(self) -> None:
-        every = self._schedule.evaluation_steps
         step = self._trainer.step
-        boundary = (step // every + 1) * every
-        self._trainer.train(min(boundary, step + _CHUNK_STEPS), self._note)
-        self._check_loss()
+        boundary = (step // self._every + 1) * self._every
+        self._trainer.train(min(boundary, step + _CHUNK_STEPS), lambda: self._watch.advance(1))
         if time.monotonic() - self._saved > _CHECKPOINT_S:
             self._save()
 
-    def _note(self, report: StepReport) -> None:
-        self._losses.append(report.loss)
-        self._watch.advance(1)
-
-    def _check_loss(self) -> None:
-        losses = self._losses
-        if len(losses) < 4 * _SMOOTH_STEPS:
-            return
-        blocks = [
-            sum(losses[i : i + _SMOOTH_STEPS]) / _SMOOTH_STEPS
-            for i in range(0, len(losses) - _SMOOTH_STEPS + 1, _SMOOTH_STEPS)
-        ]
-        lowest, last = min(blocks), blocks[-1]
-        if last > _DIVERGED * lowest:
-            step = self._trainer.step
-            what = f"training diverged at step {step}: a loss of {last:.2f} after {lowest:.2f}"
-            raise DflashError(what, fix="lower --learning-rate")
-
-    def _evaluate(self, lines: JsonLines, evaluations: list[Evaluation]) -> Evaluation:
-        step = self._trainer.step
-        folder = self._draft_folder(step)
+    def _evaluate(self, lines: JsonLines) -> None:
+        trainer = self._trainer
+        folder = self._draft_folder(trainer.step)
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)
-        self._trainer.export(folder)
+        trainer.export(folder)
         acceptance = self._measure(folder)
-        before = evaluations[-1].step if evaluations else 0
-        some = self._losses[before:step]
+        before = self._evaluations[-1].step if self._evaluations else 0
+        losses = trainer.losses[before : trainer.step]
         evaluation = Evaluation(
-            step=step,
-            epoch=step / self._schedule.steps_per_epoch,
-            loss=sum(some) / len(some) if some else None,
+            step=trainer.step,
+            epoch=trainer.step / trainer.steps_per_epoch,
+            loss=sum(losses) / len(losses) if losses else None,
             acceptance_length=acceptance.acceptance_length or 1.0,
             conditional_acceptance=acceptance.conditional_acceptance,
             recall_at_16=acceptance.recall_at_16,
             sets={name: one.acceptance_length for name, one in acceptance.sets.items()},
             categories={name: one.acceptance_length for name, one in acceptance.tags.items()},
-            tokens=self._trainer.tokens,
+            tokens=trainer.tokens,
         )
-        best = best_of([*evaluations, evaluation])
-        assert best is not None
+        self._evaluations.append(evaluation)
         lines.append(evaluation.to_json())
         lines.sync()
         for other in folder.parent.iterdir():  # only once it is noted which is the best
-            if other != self._draft_folder(best.step):
+            if other != self._draft_folder(self._best.step):
                 shutil.rmtree(other, ignore_errors=True)
-        self._watch.show_evaluation(evaluation, is_best=best is evaluation)
-        self._draw([*evaluations, evaluation])
+        self._watch.show_evaluation(evaluation, is_best=self._best is evaluation)
+        self._draw()
         self._begin_bar()
-        return evaluation
 
-    def _draw(self, evaluations: list[Evaluation]) -> None:
-        """Renews the page by which a training is watched, and says once where it is."""
-        page = self._watch.draw(TrainingCurves(evaluations, self._schedule.steps))
+    def _draw(self) -> None:
+        """Renews the page by which a training is watched, and says at first where it is."""
+        curves = TrainingCurves(self._evaluations, self._trainer.settings.steps)
+        page = self._watch.draw(curves)
         if page is None:
             return
         path = self._folder / CURVES_NAME
         replace_file(path, page.encode())  # a browser that watches never reads half of it
-        if not self._told:
+        if len(self._evaluations) == 1:
             self._watch.say(f"curves: {path}")
-        self._told = True
 
     def _draft_folder(self, step: int) -> Path:
         return self._folder / "drafts" / f"step-{step:07}"
 
     def _begin_bar(self) -> None:
-        left = self._schedule.steps - self._trainer.step
-        if left:
-            done = f"training, {self._trainer.step:,} of {self._schedule.steps:,} steps"
-            self._watch.stage(done, left, "steps")
+        step, steps = self._trainer.step, self._trainer.settings.steps
+        if step < steps:
+            self._watch.stage(f"training, {step:,} of {steps:,} steps", steps - step, "steps")
 
     def _save(self) -> None:
-        # The losses first: what is there of steps that the state does not have is ignored.
-        write_json(self._folder / _LOSSES, {"losses": self._losses})
         self._trainer.save(self._folder)
-        self._tick()
         self._saved = time.monotonic()
-
-    def _restore(self) -> None:
-        if self._trainer.restore(self._folder):
-            losses = read_json_object(self._folder / _LOSSES)["losses"]
-            self._losses = [float(one) for one in losses][: self._trainer.step]
-
-
-def read_evaluation(record: dict[str, object]) -> Evaluation:
-    """An evaluation as `to_json` wrote it."""
-    values = {
-        key: tuple(value) if isinstance(value, list) else value for key, value in record.items()
-    }
-    return Evaluation(**values)  # type: ignore[arg-type]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +23,16 @@ from dflash_trt.training.blocks import (
     order_rows,
     tokens_before,
 )
-from dflash_trt.training.draft_model import DraftModel, MarkovHead, save_draft
-from dflash_trt.training.eagle_model import EagleModel, save_eagle
-from dflash_trt.training.feature_store import FeatureStore
+from dflash_trt.training.draft_model import (
+    DraftModel,
+    MarkovHead,
+    load_draft,
+    new_draft,
+    save_draft,
+)
+from dflash_trt.training.draft_shape import DraftDesign
+from dflash_trt.training.eagle_model import EagleModel, new_head, save_eagle
+from dflash_trt.training.features import FeatureStore
 from dflash_trt.training.loss import BlockLoss, Head, block_loss, slot_weights
 from dflash_trt.training.muon import Muon
 from dflash_trt.training.target_head import TargetEnds
@@ -67,25 +75,19 @@ class TrainerSettings:
     is_bf16: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class StepReport:
-    """What a step saw; `accuracy` [S - 1] is the share of labels that were the argmax, by slot."""
-
-    step: int
-    epoch: float
-    loss: float
-    rate: float
-    accuracy: list[float]
-    labels: int
-
-
 class Trainer:
     """A draft, its optimizer and the step it is at.
 
     Args:
         ends: the target's embedding and head, frozen.
         store: the training rows.
+
+    Attributes:
+        losses: of every step so far.
+        accuracy: [S - 1], the share of the last step's labels that were the argmax, by slot.
     """
+
+    accuracy: list[float]
 
     def __init__(
         self,
@@ -95,7 +97,7 @@ class Trainer:
         settings: TrainerSettings,
     ) -> None:
         self.model, self.store, self.settings = model, store, settings
-        self.step = 0
+        self.losses: list[float] = []
         self._device = next(model.parameters()).device
         dtype = torch.bfloat16 if settings.is_bf16 else torch.float32
         self._ends = ends
@@ -114,6 +116,10 @@ class Trainer:
             raise DflashError("no answer is long enough to train on", where="training rows")
 
     @property
+    def step(self) -> int:
+        return len(self.losses)
+
+    @property
     def is_done(self) -> bool:
         return self.step >= self.settings.steps
 
@@ -123,20 +129,16 @@ class Trainer:
         settings = self.settings
         return tokens_before(self.store, settings.rows, settings.seed, self.step)
 
-    def train(self, until: int, report: Callable[[StepReport], None]) -> None:
+    def train(self, until: int, on_step: Callable[[], None] = lambda: None) -> None:
         """Trains to step `until`, or to the last one.
 
         Raises:
             DflashError: the loss is not finite.
         """
-        last = min(until, self.settings.steps)
-        settings = self.settings
-        if self.step >= last:
-            return
+        settings, size = self.settings, self.model.shape.block_size
+        left = max(min(until, settings.steps) - self.step, 0)
         steps = epochs(self.store, settings.rows, settings.seed, self.step, self.steps_per_epoch)
-        for step, rows in steps:
-            rate = learning_rate(settings, step)
-            size = self.model.shape.block_size
+        for step, rows in islice(steps, left):
             batch = draw_batch(self.store, rows, settings.anchors, size, settings.seed, step)
             loss = self.loss(batch)
             loss.value.backward()  # type: ignore[no-untyped-call]
@@ -144,20 +146,10 @@ class Trainer:
             if not math.isfinite(value):
                 fix = "lower the learning rate, and go on from the last epoch"
                 raise DflashError(f"the loss is {value} at step {step}", where="training", fix=fix)
-            self._update(rate)
-            self.step = step + 1
-            report(
-                StepReport(
-                    step=self.step,
-                    epoch=self.step / self.steps_per_epoch,
-                    loss=value,
-                    rate=rate,
-                    accuracy=(loss.hits / loss.counts.clamp(min=1)).tolist(),
-                    labels=int(loss.counts.sum()),
-                )
-            )
-            if self.step >= last:
-                return
+            self._update(learning_rate(settings, step))
+            self.losses.append(value)
+            self.accuracy = (loss.hits / loss.counts.clamp(min=1)).tolist()
+            on_step()
 
     def loss(self, batch: Batch) -> BlockLoss:
         """The loss of a batch, with gradients to come."""
@@ -221,7 +213,7 @@ class Trainer:
     def save(self, folder: Path) -> None:
         """Writes everything that `restore` needs into `folder`, in one move."""
         state = {
-            "step": self.step,
+            "losses": self.losses,
             "model": self.model.state_dict(),
             "optimizers": [one.state_dict() for one in self._optimizers],
         }
@@ -237,19 +229,33 @@ class Trainer:
         self.model.load_state_dict(state["model"])
         for optimizer, saved in zip(self._optimizers, state["optimizers"], strict=True):
             optimizer.load_state_dict(saved)
-        self.step = state["step"]
+        self.losses = state["losses"]
         return True
 
     def export(self, folder: Path) -> None:
         """Writes the draft as it is now, as a checkpoint."""
         count = self.settings.draft_tokens
         tokens = None if count is None else common_tokens(self.store, count)
-        if isinstance(self.model, EagleModel):
-            save_eagle(self.model, folder, self._ends, tokens)
-            return
-        save_draft(self.model, folder, self._ends)
-        if tokens is not None:
-            write_draft_tokens(tokens.tolist(), folder)
+        write_draft(self.model, folder, self._ends, tokens)
+
+
+def start_draft(shape: DraftDesign, start: Path | None, seed: int) -> DraftModel | EagleModel:
+    """The draft that training begins with: that in `start`, or a fresh one."""
+    if shape.is_chain:
+        return new_head(shape, seed)
+    return new_draft(shape, seed) if start is None else load_draft(shape, start)
+
+
+def write_draft(
+    model: DraftModel | EagleModel, folder: Path, ends: TargetEnds, tokens: Tensor | None = None
+) -> None:
+    """Writes a checkpoint in its kind's layout; `tokens` are those it chooses among."""
+    if isinstance(model, EagleModel):
+        save_eagle(model, folder, ends, tokens)
+        return
+    save_draft(model, folder, ends)
+    if tokens is not None:
+        write_draft_tokens(tokens.tolist(), folder)
 
 
 def _tokens_before(batch: Batch) -> Tensor:

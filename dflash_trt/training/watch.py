@@ -73,3 +73,11 @@ class TrainingWatch(Progress, Protocol):
 def best_of(evaluations: Sequence[Evaluation]) -> Evaluation | None:
     """The one with the highest acceptance length, the first of equals."""
     return max(evaluations, key=lambda one: one.acceptance_length, default=None)
+
+
+def read_evaluation(record: dict[str, object]) -> Evaluation:
+    """An evaluation as `to_json` wrote it."""
+    values = {
+        key: tuple(value) if isinstance(value, list) else value for key, value in record.items()
+    }
+    return Evaluation(**values)  # type: ignore[arg-type]

