@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, TypedDict
 
 from dflash_trt.backends.base import FloatArray
 from dflash_trt.errors import DflashError
@@ -71,6 +71,18 @@ class Continuation:
             raise DflashError(what, where="logprobs_mode", usage=True)
         object.__setattr__(self, "stop_strings", as_texts("stop_strings", self.stop_strings))
         check_stop_strings(self.stop_strings)
+
+
+class ContinuationOptions(TypedDict, total=False):
+    """Keywords of `Continuation` beside its sampling."""
+
+    max_tokens: int | None
+    stop_strings: tuple[str, ...]
+    ignore_eos: bool
+    logprobs: int | None
+    logprobs_mode: LogprobsMode
+    prompt_logprobs: int | None
+    penalties: Penalties
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
