@@ -20,11 +20,9 @@ from dflash_trt.serving.openai.messages import (
     Conversation,
     Messages,
     TemplateBody,
-    read_messages,
-    read_variables,
+    read_conversation,
 )
 from dflash_trt.serving.openai.structured import StructuredBody, read_structure
-from dflash_trt.serving.openai.tools import read_tools
 
 MAX_STOPS = 4
 DEFAULT_COMPLETION_TOKENS = 16  # OpenAI's; a chat's default is the end of the context
@@ -218,10 +216,8 @@ def read_chat(raw: Any) -> CompletionRequest:
         include_usage=_read_usage(body),
         samples=body.n,
         prompt_logprobs=body.prompt_logprobs,
-        chat=Conversation(
-            messages=read_messages(body.messages),
-            variables=read_variables(body),
-            tools=read_tools(body.tools, body.tool_choice, parallel=body.parallel_tool_calls),
+        chat=read_conversation(
+            body.messages, body, body.tool_choice, parallel=body.parallel_tool_calls
         ),
         separates_reasoning=body.separate_reasoning,
     )
