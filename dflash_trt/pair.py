@@ -11,7 +11,7 @@ from contextlib import aclosing, closing, suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Literal, Self, TypedDict, Unpack, cast
+from typing import Literal, Self, Unpack, cast
 
 from dflash_trt.backends.base import Executor
 from dflash_trt.backends.registry import check_runnable, open_executor
@@ -32,9 +32,8 @@ from dflash_trt.runtime import (
 )
 from dflash_trt.runtime.host import GeneratorHost
 from dflash_trt.runtime.jobs import JobRunner
-from dflash_trt.runtime.logprobs import LogprobsMode
 from dflash_trt.runtime.opening import with_step_ratios
-from dflash_trt.sampling.penalties import Penalties
+from dflash_trt.runtime.request import ContinuationOptions
 from dflash_trt.sampling.rules import TokenRules
 from dflash_trt.speculation.drafters import DFLASH, DrafterKind
 from dflash_trt.text.chat import ChatRenderer, Message, as_messages
@@ -53,24 +52,17 @@ Prompt = str | Sequence[int] | Sequence[Message]
 """A text as it is, token ids, or a conversation for the chat template: {"role", "content"} each."""
 
 
-class _Continuing(TypedDict, total=False):
-    """Of `Request`, beside prompt and sampling."""
+class _TokenOptions(ContinuationOptions, total=False):
+    """Keywords of `Request` beside prompt and sampling."""
 
-    max_tokens: int | None
     stop_token_ids: tuple[int, ...]
-    stop_strings: tuple[str, ...]
-    ignore_eos: bool
     speculate: bool
     block_size: int | None
-    logprobs: int | None
-    logprobs_mode: LogprobsMode
-    prompt_logprobs: int | None
-    penalties: Penalties
     rules: TokenRules
     grammar: Follower | None
 
 
-class RequestOptions(_Continuing, total=False):
+class RequestOptions(_TokenOptions, total=False):
     """How a prompt is continued, beside its sampling; see `Request`.
 
     `template_options` are variables of the chat template, as {"enable_thinking": False}.
@@ -202,14 +194,14 @@ class LoadedPair:
             DflashError: a value that no generator could accept (usage), a prompt that the
                 tokenizer or the chat template refuses.
         """
-        known = [*_Continuing.__annotations__, *RequestOptions.__annotations__]
+        known = [*RequestOptions.__annotations__]
         for key in set(options).difference(known):
             near = " (see SamplingParams)" if hasattr(SamplingParams, key) else nearest(key, known)
             raise DflashError(f"no such option{near}", where=key, usage=True)
         variables = options.pop("template_options", {})
         ids = tuple(self._encode(prompt, variables))
         sampling = SamplingParams() if sampling is None else sampling
-        return Request(prompt_ids=ids, sampling=sampling, **cast(_Continuing, options))
+        return Request(prompt_ids=ids, sampling=sampling, **cast(_TokenOptions, options))
 
     def check(self, requests: Sequence[Request]) -> None:
         """Raises DflashError (usage) for a request that cannot run, saying which of several."""

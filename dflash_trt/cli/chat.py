@@ -6,7 +6,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from typing import Protocol
 
@@ -15,8 +15,9 @@ import click
 from dflash_trt.cli.generation_output import ACCEPTED, OWN, TextWriter, showable
 from dflash_trt.cli.options import name_threads
 from dflash_trt.errors import DflashError, printable
-from dflash_trt.pair import LoadedPair, RequestOptions
+from dflash_trt.pair import LoadedPair
 from dflash_trt.runtime import SamplingParams
+from dflash_trt.runtime.request import ContinuationOptions
 from dflash_trt.serving.client.grpc_chat import GrpcChat
 from dflash_trt.serving.client.openai_chat import OpenAiChat
 from dflash_trt.text.chat import Message
@@ -37,12 +38,19 @@ class Speaker(Protocol):
 class PairSpeaker:
     """The pair of a bundle in this process; accepted drafts are coloured."""
 
-    def __init__(self, pair: LoadedPair, sampling: SamplingParams, options: RequestOptions) -> None:
+    def __init__(
+        self,
+        pair: LoadedPair,
+        sampling: SamplingParams,
+        options: ContinuationOptions,
+        variables: Mapping[str, object],
+    ) -> None:
         if pair.tokenizer.chat_template is None:
             fix = "generate --prompt continues a text"
             what = "its tokenizer has no chat template"
             raise DflashError(what, where=pair.bundle.folder, fix=fix, usage=True)
         self._pair, self._sampling, self._options = pair, sampling, options
+        self._variables = variables
         self._threads = name_threads(pair.bundle.manifest, pair.threads)
         self._colours = has_colours() and not isinstance(pair.answer_format, HarmonyFormat)
 
@@ -58,7 +66,7 @@ class PairSpeaker:
 
     def answer(self, messages: Sequence[Message]) -> tuple[str, str]:
         form, stops = self._pair.answer_format, self._options.get("stop_strings", ())
-        prompt = self._pair.request(messages, self._sampling, **self._options).prompt_ids
+        prompt = self._pair.request(messages, template_options=self._variables).prompt_ids
         channels = None if form is None else lambda _: open_answer(form, stops, prompt)
         writer = TextWriter(view=self._colours, quiet=False, count=1, channels=channels)
         said, result = "", None

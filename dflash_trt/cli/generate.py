@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -33,8 +33,9 @@ from dflash_trt.cli.options import (
 from dflash_trt.core.strict_json import read_json_object
 from dflash_trt.errors import DflashError
 from dflash_trt.hardware.cores import ThreadChoice
-from dflash_trt.pair import LoadedPair, RequestOptions
+from dflash_trt.pair import LoadedPair
 from dflash_trt.runtime import Request, SamplingParams
+from dflash_trt.runtime.request import ContinuationOptions
 from dflash_trt.serving.client.client import GenerationRequest
 from dflash_trt.serving.client.grpc_chat import GrpcChat
 from dflash_trt.serving.client.openai_chat import OpenAiChat
@@ -171,28 +172,15 @@ def command(
     elif max_tokens is None:
         max_tokens = MAX_TOKENS
     grammar = structure.read(ignore_eos=ignore_eos)
+    common: ContinuationOptions = {
+        "max_tokens": max_tokens,
+        "stop_strings": stops,
+        "ignore_eos": ignore_eos,
+    }
     variables = prompts.template_options
     if url is not None and is_chat:
         refuse_given(context, {"ignore_eos"}, "does not go with --url and --chat")
-        server: GrpcChat | OpenAiChat
-        if is_grpc_chat:
-            if bundle is None:
-                fix = "pass the BUNDLE that is served: its chat template is used"
-                raise DflashError("a chat over gRPC needs a template", fix=fix, usage=True)
-            tokenizer = load_tokenizer(open_bundle(bundle))
-            server = GrpcChat(
-                parse_url(url),
-                tokenizer,
-                sampling,
-                max_tokens=max_tokens,
-                stop_strings=stops,
-                template_options=variables,
-            )
-        else:
-            limits = {} if max_tokens is None else {"max_tokens": max_tokens}
-            stop = {"stop": list(stops)} if stops else {}
-            told = {"chat_template_kwargs": variables} if variables else {}
-            server = OpenAiChat(url, sampling, {**limits, **stop, **told})
+        server = _open_server(url, bundle, sampling, common, variables)
         speaker = ServedSpeaker(server)
         hold_chat(speaker, prompts.system, speaker.greeting)
         return
@@ -204,14 +192,7 @@ def command(
         )
         address = parse_url(url)
         remote = [
-            GenerationRequest(
-                prompt=text,
-                max_tokens=max_tokens,
-                sampling=sampling,
-                stop_strings=stops,
-                ignore_eos=ignore_eos,
-                grammar=grammar,
-            )
+            GenerationRequest(prompt=text, sampling=sampling, grammar=grammar, **common)
             for text in prompts.read()
         ]
         generate_remote(address, remote, raw=prompts.raw, as_json=as_json)
@@ -230,26 +211,13 @@ def command(
     )
     show_thread_note(pair.schedule, pair.threads)
     if is_chat:
-        options: RequestOptions = {
-            "max_tokens": max_tokens,
-            "stop_strings": stops,
-            "ignore_eos": ignore_eos,
-            "template_options": variables,
-        }
         with pair:
-            talk = PairSpeaker(pair, sampling, options)
+            talk = PairSpeaker(pair, sampling, common, variables)
             hold_chat(talk, prompts.system, talk.greeting)
         return
     follower = None if grammar is None else pair.grammars.compile(grammar)
     requests = [
-        Request(
-            prompt_ids=tuple(ids),
-            max_tokens=max_tokens,
-            sampling=sampling,
-            stop_strings=stops,
-            ignore_eos=ignore_eos,
-            grammar=follower,
-        )
+        pair.request(ids, sampling, grammar=follower, **common)
         for ids in prompts.encode(pair.tokenizer)
     ]
     is_templated = pair.tokenizer.chat_template is not None and not prompts.raw
@@ -267,6 +235,31 @@ def command(
     if steps.count and drafter == DFLASH:
         schedule = pair.schedule or own_schedule(pair.bundle)
         show_hint(low_acceptance(steps, schedule_break_even(schedule, steps.block), str(bundle)))
+
+
+def _open_server(
+    url: str,
+    bundle: Path | None,
+    sampling: SamplingParams,
+    common: ContinuationOptions,
+    variables: Mapping[str, bool | str],
+) -> GrpcChat | OpenAiChat:
+    """Whom a chat talks to: over gRPC with the template of the bundle that is served."""
+    most, stops = common["max_tokens"], common["stop_strings"]
+    if not url.startswith("grpc:"):
+        given = {"max_tokens": most, "stop": [*stops], "chat_template_kwargs": variables}
+        return OpenAiChat(url, sampling, {name: one for name, one in given.items() if one})
+    if bundle is None:
+        fix = "pass the BUNDLE that is served: its chat template is used"
+        raise DflashError("a chat over gRPC needs a template", fix=fix, usage=True)
+    return GrpcChat(
+        parse_url(url),
+        load_tokenizer(open_bundle(bundle)),
+        sampling,
+        max_tokens=most,
+        stop_strings=stops,
+        template_options=variables,
+    )
 
 
 def _open_answer(form: AnswerFormat, requests: Sequence[Request], index: int) -> TokenReader:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import operator
+from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, TypedDict
 
 from dflash_trt.backends.base import FloatArray
 from dflash_trt.errors import DflashError
@@ -14,7 +16,6 @@ from dflash_trt.runtime.logprobs import (
     TokenLogprob,
 )
 from dflash_trt.runtime.statistics import RequestStatistics
-from dflash_trt.runtime.values import as_ids, as_texts, check_kind, check_least
 from dflash_trt.sampling.params import SamplingParams
 from dflash_trt.sampling.penalties import Penalties
 from dflash_trt.sampling.rules import TokenRules
@@ -58,9 +59,9 @@ class Continuation:
 
     def __post_init__(self) -> None:
         # A step would fail of another type, and end all requests in it.
-        check_kind("sampling", self.sampling, SamplingParams)
-        check_kind("penalties", self.penalties, Penalties)
-        check_least("max_tokens", self.max_tokens, 1)
+        _check_kind("sampling", self.sampling, SamplingParams)
+        _check_kind("penalties", self.penalties, Penalties)
+        _check_least("max_tokens", self.max_tokens, 1)
         for name in ("logprobs", "prompt_logprobs"):
             top = getattr(self, name)
             if top is not None and (type(top) is not int or not 0 <= top <= MAX_TOP_LOGPROBS):
@@ -69,8 +70,20 @@ class Continuation:
         if self.logprobs_mode not in LOGPROBS_MODES:
             what = f"{self.logprobs_mode!r} is none of {', '.join(LOGPROBS_MODES)}"
             raise DflashError(what, where="logprobs_mode", usage=True)
-        object.__setattr__(self, "stop_strings", as_texts("stop_strings", self.stop_strings))
+        object.__setattr__(self, "stop_strings", _as_texts("stop_strings", self.stop_strings))
         check_stop_strings(self.stop_strings)
+
+
+class ContinuationOptions(TypedDict, total=False):
+    """Keywords of `Continuation` beside its sampling."""
+
+    max_tokens: int | None
+    stop_strings: tuple[str, ...]
+    ignore_eos: bool
+    logprobs: int | None
+    logprobs_mode: LogprobsMode
+    prompt_logprobs: int | None
+    penalties: Penalties
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,12 +109,12 @@ class Request(Continuation):
 
     def __post_init__(self) -> None:
         Continuation.__post_init__(self)  # slots leave `super()` without its class
-        object.__setattr__(self, "prompt_ids", as_ids("prompt", self.prompt_ids))
-        object.__setattr__(self, "stop_token_ids", as_ids("stop_token_ids", self.stop_token_ids))
+        object.__setattr__(self, "prompt_ids", _as_ids("prompt", self.prompt_ids))
+        object.__setattr__(self, "stop_token_ids", _as_ids("stop_token_ids", self.stop_token_ids))
         if not self.prompt_ids:
             raise DflashError("it holds no token", where="prompt", usage=True)
-        check_least("block_size", self.block_size, 2)
-        check_kind("rules", self.rules, TokenRules)
+        _check_least("block_size", self.block_size, 2)
+        _check_kind("rules", self.rules, TokenRules)
         if self.grammar is not None and self.ignore_eos:
             what = "does not go with a grammar, which the end of sequence ends"
             raise DflashError(what, where="ignore_eos", usage=True)
@@ -185,3 +198,33 @@ class TokenEvent:
     result: RequestResult | None = None
     logprobs: tuple[TokenLogprob, ...] = ()
     prompt_logprobs: tuple[TokenLogprob, ...] | None = None
+
+
+def _as_ids(name: str, token_ids: Iterable[int]) -> tuple[int, ...]:
+    """Raises DflashError (usage): one is no integer."""
+    try:
+        return tuple(map(operator.index, token_ids))
+    except TypeError as error:
+        raise DflashError("it must be a list of token ids", where=name, usage=True) from error
+
+
+def _as_texts(name: str, texts: object) -> tuple[str, ...]:
+    """Raises DflashError (usage): one is no text, or empty."""
+    if not isinstance(texts, list | tuple) or not all(
+        isinstance(text, str) and text for text in texts
+    ):
+        raise DflashError("it must be a list of texts, none of them empty", where=name, usage=True)
+    return tuple(texts)
+
+
+def _check_least(name: str, value: int | None, least: int) -> None:
+    """Raises DflashError (usage) for what is given, and no integer of at least `least`."""
+    if value is not None and (type(value) is not int or value < least):
+        what = f"{value!r} is not an integer of at least {least}"
+        raise DflashError(what, where=name, usage=True)
+
+
+def _check_kind(name: str, value: object, kind: type) -> None:
+    """Raises DflashError (usage) unless the value is of `kind`."""
+    if not isinstance(value, kind):
+        raise DflashError(f"it must be {kind.__name__}", where=name, usage=True)

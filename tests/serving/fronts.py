@@ -14,6 +14,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import openai
+from tokenizers import Tokenizer
 
 from dflash_trt.runtime import FinishReason, RequestResult, RequestStatistics
 from dflash_trt.serving.client.client import GenerationRequest, TextDelta
@@ -147,6 +148,24 @@ def switching_front(
             server.stop()
             thread.join(PATIENCE_S)
             assert not thread.is_alive()
+
+
+@contextmanager
+def templated_front(folder: Path, template: str, core: Tokenizer) -> Generator[Front, None, None]:
+    """The same, with a chat template and a tokenizer, which are written into the folder."""
+    folder.mkdir(exist_ok=True)
+    core.save(str(folder / "tokenizer.json"))
+    (folder / "chat_template.jinja").write_text(template)
+    with switching_front(folder) as front:
+        yield front
+
+
+def script_tokens(core: Tokenizer, text: str, size: int = 3, **how: Any) -> ScriptedModel:
+    """A model that says the tokens of `text`, some at a time; special ones without text."""
+    ids = core.encode(text, add_special_tokens=False).ids
+    parts = tuple(tuple(ids[at : at + size]) for at in range(0, len(ids), size))
+    pieces = [core.decode(list(part), skip_special_tokens=True) for part in parts]
+    return ScriptedModel(pieces=pieces, token_ids=parts, **how)
 
 
 def openai_client(url: str) -> openai.OpenAI:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import ssl
 import subprocess
 import urllib.error
@@ -192,38 +191,36 @@ def test_limits_need_keys(monkeypatch: pytest.MonkeyPatch) -> None:
     assert FrontOptions(key_requests=1).open_keys() is not None
 
 
-def test_it_speaks_tls(folder: Path) -> None:
+def _make_key(folder: Path, *options: str) -> FrontOptions:
+    """A certificate of this machine and its key."""
     made = (
-        "openssl req -x509 -newkey rsa:2048 -nodes -days 2 -subj /CN=localhost "
+        "openssl req -x509 -newkey rsa:2048 -subj /CN=localhost "
         "-addext subjectAltName=IP:127.0.0.1 -keyout key.pem -out cert.pem"
     )
-    subprocess.run(made.split(), cwd=folder, check=True, capture_output=True)
-    options = FrontOptions(tls_cert=folder / "cert.pem", tls_key=folder / "key.pem")
+    subprocess.run([*made.split(), *options], cwd=folder, check=True, capture_output=True)
+    return FrontOptions(tls_cert=folder / "cert.pem", tls_key=folder / "key.pem")
+
+
+def test_it_speaks_tls(folder: Path) -> None:
+    options = _make_key(folder, "-nodes")
     options.check_tls()
     with switching_front(folder, options) as front:
         url = front(ScriptedModel())
         trusted = ssl.create_default_context(cafile=folder / "cert.pem")
         with urllib.request.urlopen(f"{url}/health", context=trusted) as health:
             assert url.startswith("https:") and health.status == 200
-    swapped = FrontOptions(tls_cert=folder / "key.pem", tls_key=folder / "cert.pem")
-    with pytest.raises(DflashError, match="is no certificate that fits its key"):
-        swapped.check_tls()
-    with pytest.raises(DflashError, match="needs --tls-cert too"):
-        FrontOptions(tls_key=folder / "key.pem").check_tls()
 
 
-def test_a_certificate_that_never_ends_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "cert.pem").symlink_to("/dev/zero")
-    os.mkfifo(tmp_path / "key.pem")
-    with pytest.raises(DflashError, match=r"cert\.pem: is a device"):
-        FrontOptions(tls_cert=tmp_path / "cert.pem", tls_key=tmp_path / "key.pem").check_tls()
-
-
-def test_a_locked_key_is_refused_without_a_question(tmp_path: Path) -> None:
-    made = (
-        "openssl req -x509 -newkey rsa:2048 -passout pass:secret -subj /CN=localhost "
-        "-keyout key.pem -out cert.pem"
-    )
-    subprocess.run(made.split(), cwd=tmp_path, check=True, capture_output=True)
-    with pytest.raises(DflashError, match="is no certificate that fits its key"):
-        FrontOptions(tls_cert=tmp_path / "cert.pem", tls_key=tmp_path / "key.pem").check_tls()
+def test_certificates_that_are_none(tmp_path: Path) -> None:
+    locked = _make_key(tmp_path, "-passout", "pass:secret")  # nobody is asked for the password
+    swapped = FrontOptions(tls_cert=locked.tls_key, tls_key=locked.tls_cert)
+    endless = FrontOptions(tls_cert=tmp_path / "endless.pem", tls_key=locked.tls_key)
+    (tmp_path / "endless.pem").symlink_to("/dev/zero")
+    for options, what in (
+        (locked, "is no certificate that fits its key"),
+        (swapped, "is no certificate that fits its key"),
+        (FrontOptions(tls_key=locked.tls_key), "needs --tls-cert too"),
+        (endless, r"endless\.pem: is a device"),
+    ):
+        with pytest.raises(DflashError, match=what):
+            options.check_tls()

@@ -111,13 +111,6 @@ def test_an_echo(front: Front) -> None:
     assert streamed == texts
 
 
-@pytest.mark.parametrize("cached", [None, 0, 5])
-def test_prompt_tokens_from_a_prefix_cache(front: Front, cached: int | None) -> None:
-    usage = openai_client(front(ScriptedModel(cached=cached))).completions.create(**PROMPT).usage
-    details = None if usage is None else usage.prompt_tokens_details
-    assert (None if details is None else details.cached_tokens) == cached
-
-
 def test_completion_stream(front: Front) -> None:
     model = ScriptedModel()
     chunks = list(openai_client(front(model)).completions.create(**PROMPT, stream=True))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import resource
 import socket
 import threading
 import time
@@ -14,7 +13,6 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from dflash_trt.core.machine import allow_more_files
 from dflash_trt.serving.openai import body, connections
 from dflash_trt.serving.openai.connections import count_connections
 from tests.cli.bigram import write_tokenizer
@@ -177,21 +175,6 @@ def test_large_bodies_are_read_beside_the_loop(
         client.join(PATIENCE_S)
     assert answers == [200]
     assert post(url, "/v1/completions", large)[0] == 200
-
-
-def test_texts_may_hold_any_number_of_brackets(front: Front) -> None:
-    text = '[{,\\"' * (body.MAX_VALUES // 2)
-    assert post(front(ScriptedModel()), "/v1/completions", PROMPT | {"prompt": text})[0] == 200
-
-
-def test_serve_may_open_as_many_files_as_it_is_allowed() -> None:
-    before = resource.getrlimit(resource.RLIMIT_NOFILE)
-    try:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (512, before[1]))
-        allow_more_files()
-        assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] == min(1 << 16, before[1])
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, before)
 
 
 def test_connections_leave_files_for_the_rest(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +13,13 @@ from tokenizers import Tokenizer
 
 from dflash_trt.text.grammar import GrammarCompiler
 from tests.inspection import allows_all
-from tests.serving.fronts import Front, ScriptedModel, openai_client, post, switching_front
+from tests.serving.fronts import (
+    ScriptedModel,
+    openai_client,
+    post,
+    script_tokens,
+    templated_front,
+)
 from tests.text.harmony import ANALYSIS, CALL, FINAL, make_harmony
 from tests.text.tokenizers import make_plain
 
@@ -44,21 +48,8 @@ HERMES = (
 LLAMA = '<|python_tag|>{"name": "get", "parameters": {"a": 1}}'
 
 
-@contextmanager
-def _front(folder: Path, template: str, core: Tokenizer) -> Iterator[Front]:
-    folder.mkdir()
-    core.save(str(folder / "tokenizer.json"))
-    (folder / "chat_template.jinja").write_text(template)
-    with switching_front(folder) as front:
-        yield front
-
-
-def _script(core: Tokenizer, text: str, size: int = 3) -> ScriptedModel:
-    """A model that says the tokens of `text`, some at a time; special ones without text."""
-    ids = core.encode(text, add_special_tokens=False).ids
-    parts = tuple(tuple(ids[at : at + size]) for at in range(0, len(ids), size))
-    pieces = [core.decode(list(part), skip_special_tokens=True) for part in parts]
-    return ScriptedModel(pieces=pieces, token_ids=parts, reason="stop")
+def _script(core: Tokenizer, text: str) -> ScriptedModel:
+    return script_tokens(core, text, reason="stop")
 
 
 def _stream(client: openai.OpenAI, **fields: Any) -> tuple[str, list[dict[str, str]], str | None]:
@@ -91,7 +82,7 @@ FAMILIES = [
 def test_calls_whole_and_streamed(
     tmp_path: Path, template: str, core: Tokenizer, text: str
 ) -> None:
-    with _front(tmp_path / "model", template, core) as front:
+    with templated_front(tmp_path / "model", template, core) as front:
         model = _script(core, text)
         client = openai_client(front(model))
         choice = client.chat.completions.create(**CHAT).choices[0]
@@ -125,7 +116,7 @@ def test_calls_whole_and_streamed(
 def test_results_go_back_into_the_template(
     tmp_path: Path, template: str, core: Tokenizer, text: str
 ) -> None:
-    with _front(tmp_path / "model", template, core) as front:
+    with templated_front(tmp_path / "model", template, core) as front:
         model = _script(core, text)
         client = openai_client(front(model))
         messages = list(ASK)
@@ -178,7 +169,7 @@ def test_what_binds_an_answer(tmp_path: Path, template: str, core: Tokenizer, te
         if "<tool_call>" in text
         else text
     )
-    with _front(tmp_path / "model", template, core) as front:
+    with templated_front(tmp_path / "model", template, core) as front:
         model = _script(core, text)
         client = openai_client(front(model)).chat.completions
         client.create(**CHAT)
@@ -209,7 +200,7 @@ class Get(BaseModel):
 
 
 def test_parse_helpers_and_samples(tmp_path: Path) -> None:
-    with _front(tmp_path / "model", PLAIN, HERMES_CORE) as front:
+    with templated_front(tmp_path / "model", PLAIN, HERMES_CORE) as front:
         model = _script(HERMES_CORE, '{"a": 5}')
         client = openai_client(front(model)).chat.completions
         parsed = client.parse(model="demo", messages=ASK, response_format=Get)
@@ -235,7 +226,7 @@ def test_calls_in_a_form_that_is_not_known(tmp_path: Path) -> None:
     for at, form in enumerate(
         ("[TOOL_CALLS]", "<tool_call><function=", '<|tool_call>"parameters":')
     ):
-        with _front(tmp_path / str(at), KNOWS.replace("FORM", form), HERMES_CORE) as front:
+        with templated_front(tmp_path / str(at), KNOWS.replace("FORM", form), HERMES_CORE) as front:
             url = front(ScriptedModel())
             status, answer, _ = post(url, "/v1/chat/completions", CHAT)
             assert status == 400 and b"calls in no form that is known here" in answer
@@ -243,7 +234,7 @@ def test_calls_in_a_form_that_is_not_known(tmp_path: Path) -> None:
 
 
 def test_tokens_of_a_chat_with_tools(tmp_path: Path) -> None:
-    with _front(tmp_path / "model", PLAIN, HERMES_CORE) as front:
+    with templated_front(tmp_path / "model", PLAIN, HERMES_CORE) as front:
         url = front(ScriptedModel())
         asked = {"messages": ASK, "tools": TOOLS}
         counts = [

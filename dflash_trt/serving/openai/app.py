@@ -151,9 +151,9 @@ class OpenAiApp:
     async def tokenize(self, request: Request) -> Response:
         asked = await self.bodies.read(request, read_tokenize)
         model = self._check_model(asked.model)
-        text = asked.prompt
-        if asked.chat is not None:
-            text = await unless_gone(request, self._render(model, asked.chat))
+        chat, text = asked.chat, asked.prompt or ""
+        if chat is not None:
+            text = await unless_gone(request, self._render(model, chat))
         return await self._in_token_thread(tokenize, asked, text, self.max_seq_len)
 
     async def detokenize(self, request: Request) -> Response:

@@ -13,7 +13,7 @@ from dflash_trt.core.strict_json import parse_json, quoted
 from dflash_trt.errors import DflashError
 from dflash_trt.serving.openai.errors import ApiError
 from dflash_trt.serving.openai.fields import AnyText, Body, Text
-from dflash_trt.serving.openai.tools import Tools
+from dflash_trt.serving.openai.tools import Tools, read_tools
 from dflash_trt.text.chat import ChatRenderer, Message
 from dflash_trt.text.tokenizer import SPECIAL_TOKENS
 from dflash_trt.text.tools import ToolUse
@@ -126,12 +126,27 @@ class Conversation:
     tools: ToolUse | None
 
 
-def read_messages(given: Sequence[_Told | _Answered | _Result]) -> tuple[Message, ...]:
-    """The messages as templates take them: results have the name of their function.
+def read_conversation(
+    messages: Sequence[_Told | _Answered | _Result],
+    body: TemplateBody,
+    choice: Any = "auto",
+    *,
+    parallel: bool = True,
+) -> Conversation:
+    """A chat as its template takes it; the choice of tools as OpenAI has it.
 
     Raises:
-        ApiError: a call whose result is not there, or a result without a call.
+        ApiError: calls and results, variables or tools that do not fit together.
     """
+    return Conversation(
+        messages=_read_messages(messages),
+        variables=_read_variables(body),
+        tools=read_tools(body.tools, choice, parallel=parallel),
+    )
+
+
+def _read_messages(given: Sequence[_Told | _Answered | _Result]) -> tuple[Message, ...]:
+    """The messages as templates take them: results have the name of their function."""
     waiting: dict[str, str] = {}
     """Names of the functions whose results have not come, by the calls' ids."""
     read: list[Message] = []
@@ -163,12 +178,8 @@ def _check_answered(waiting: Mapping[str, str], where: str) -> None:
         raise ApiError(what, param=where)
 
 
-def read_variables(body: TemplateBody) -> dict[str, Any]:
-    """What a request gives its template, the effort included.
-
-    Raises:
-        ApiError: a name that is none or is filled from elsewhere.
-    """
+def _read_variables(body: TemplateBody) -> dict[str, Any]:
+    """What a request gives its template, the effort included."""
     given, effort = body.chat_template_kwargs, body.reasoning_effort
     for name in given:
         if not _NAME.fullmatch(name) or name in _TAKEN:

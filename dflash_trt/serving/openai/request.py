@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Discriminator, Field, Tag
@@ -20,14 +20,13 @@ from dflash_trt.serving.openai.messages import (
     Conversation,
     Messages,
     TemplateBody,
-    read_messages,
-    read_variables,
+    read_conversation,
 )
 from dflash_trt.serving.openai.structured import StructuredBody, read_structure
-from dflash_trt.serving.openai.tools import read_tools
 
 MAX_STOPS = 4
 DEFAULT_COMPLETION_TOKENS = 16  # OpenAI's; a chat's default is the end of the context
+_SAMPLING = [one.name for one in fields(SamplingParams)]
 MOST_CHOICES = 64
 """Outputs of one request; each takes a place of the served model."""
 
@@ -76,7 +75,7 @@ class _CommonBody(StructuredBody):
     max_tokens: int | None = None
     temperature: float = 1.0
     top_p: float = 1.0
-    seed: int | None = None
+    seed: int = Field(default_factory=lambda: secrets.randbits(63))
     stop: Stops = Field([])
     frequency_penalty: float = 0.0
     presence_penalty: float = 0.0
@@ -217,10 +216,8 @@ def read_chat(raw: Any) -> CompletionRequest:
         include_usage=_read_usage(body),
         samples=body.n,
         prompt_logprobs=body.prompt_logprobs,
-        chat=Conversation(
-            messages=read_messages(body.messages),
-            variables=read_variables(body),
-            tools=read_tools(body.tools, body.tool_choice, parallel=body.parallel_tool_calls),
+        chat=read_conversation(
+            body.messages, body, body.tool_choice, parallel=body.parallel_tool_calls
         ),
         separates_reasoning=body.separate_reasoning,
     )
@@ -229,19 +226,13 @@ def read_chat(raw: Any) -> CompletionRequest:
 def _read_generation(
     body: _CommonBody, prompt: Prompt | None, max_tokens: int | None, logprobs: int | None
 ) -> GenerationRequest:
-    """What is asked of the served model, with a seed of its own; a chat has no prompt yet."""
+    """What is asked of the served model; a chat has no prompt yet."""
     grammar, allowed = read_structure(body), body.allowed_token_ids
     try:
         return GenerationRequest(
             prompt=prompt or "",
             max_tokens=max_tokens,
-            sampling=SamplingParams(
-                temperature=body.temperature,
-                top_p=body.top_p,
-                top_k=body.top_k,
-                min_p=body.min_p,
-                seed=secrets.randbits(63) if body.seed is None else body.seed,
-            ),
+            sampling=SamplingParams(**{name: getattr(body, name) for name in _SAMPLING}),
             stop_strings=tuple(body.stop),
             ignore_eos=body.ignore_eos,
             add_special_tokens=prompt is not None,  # a chat's template writes them itself

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any, Literal
 
 from pydantic import Field
@@ -15,10 +14,8 @@ from dflash_trt.serving.openai.messages import (
     Conversation,
     Messages,
     TemplateBody,
-    read_messages,
-    read_variables,
+    read_conversation,
 )
-from dflash_trt.serving.openai.tools import read_tools
 from dflash_trt.text.tokenizer import BundleTokenizer
 from dflash_trt.text.tokenizer_calls import decode
 
@@ -26,15 +23,29 @@ MAX_CHARACTERS = 1 << 20
 """Of a text: one thread makes the tokens of all who ask."""
 
 
-class _TokenizeBody(TemplateBody):
+class TokenizeRequest(TemplateBody):
+    """A text, or a chat, of which the token ids are asked; the model may be left out.
+
+    An unfinished chat is refused.
+    """
+
     model: str | None = None
     prompt: AnyText | None = None
     messages: Messages | None = None
     add_special_tokens: bool | None = None
     return_token_strs: bool = False
-    # An unfinished chat is refused.
     add_generation_prompt: Literal[True] = True
     continue_final_message: Literal[False] = False
+
+    @property
+    def chat(self) -> Conversation | None:
+        return None if self.messages is None else read_conversation(self.messages, self)
+
+    @property
+    def special(self) -> bool:
+        """Whether the tokenizer adds its special tokens; a chat's template writes them itself."""
+        given = self.add_special_tokens
+        return self.messages is None if given is None else given
 
 
 class DetokenizeRequest(Body):
@@ -44,51 +55,20 @@ class DetokenizeRequest(Body):
     tokens: list[int] = Field(fail_fast=True)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TokenizeRequest:
-    """A text, or a chat, of which the token ids are asked.
-
-    Args:
-        model: None where the client named none.
-        special: the tokenizer adds its own special tokens; a chat's template writes them itself.
-        strings: each token as the vocabulary spells it is asked too.
-    """
-
-    model: str | None
-    prompt: str
-    chat: Conversation | None
-    special: bool
-    strings: bool
-
-
 def read_tokenize(raw: Any) -> TokenizeRequest:
     """Reads the body of POST /tokenize.
 
     Raises:
         ApiError: a parameter that is missing, wrong or not supported.
     """
-    body = read_body(_TokenizeBody, raw)
-    if (body.messages is None) == (body.prompt is None):
-        what = "is required, or messages" if body.prompt is None else "goes without messages"
+    asked = read_body(TokenizeRequest, raw)
+    if (asked.messages is None) == (asked.prompt is None):
+        what = "is required, or messages" if asked.prompt is None else "goes without messages"
         raise ApiError(what, param="prompt")
-    chat = None
-    if body.messages is not None:
-        chat = Conversation(
-            messages=read_messages(body.messages),
-            variables=read_variables(body),
-            tools=read_tools(body.tools),
-        )
     for name in ("tools", VARIABLES, EFFORT):
-        if chat is None and getattr(body, name):
+        if asked.messages is None and getattr(asked, name):
             raise ApiError("goes with messages only", param=name)
-    special = chat is None if body.add_special_tokens is None else body.add_special_tokens
-    return TokenizeRequest(
-        model=body.model,
-        prompt=body.prompt or "",
-        chat=chat,
-        special=special,
-        strings=body.return_token_strs,
-    )
+    return asked
 
 
 def read_detokenize(raw: Any) -> DetokenizeRequest:
@@ -111,9 +91,11 @@ def tokenize(
     """
     if len(text) > MAX_CHARACTERS:
         what = f"a text of {len(text):,} characters; {MAX_CHARACTERS:,} are the most"
-        raise ApiError(what, param="messages" if asked.chat else "prompt")
+        raise ApiError(what, param="messages" if asked.messages else "prompt")
     ids = tokenizer.encode(text, special=asked.special)
-    strings = [tokenizer.core.id_to_token(token) for token in ids] if asked.strings else None
+    strings = (
+        [tokenizer.core.id_to_token(token) for token in ids] if asked.return_token_strs else None
+    )
     return {"count": len(ids), "max_model_len": max_seq_len, "tokens": ids, "token_strs": strings}
 
 
