@@ -36,10 +36,14 @@ from dflash_trt.text.prompts import read_prompts
 
 @dataclass(frozen=True, slots=True)
 class BuiltBundle:
-    """A bundle's folder and manifest."""
+    """A bundle's folder and manifest.
+
+    `added_end` is the tokenizer's end of text where the checkpoint's configs do not name it.
+    """
 
     folder: Path
     manifest: Manifest
+    added_end: int | None = None
 
 
 def build(spec: BuildSpec, progress: Progress) -> BuiltBundle | BuiltDeployment:
@@ -135,7 +139,9 @@ def _write_bundle(
         quantization=quantization,
     )
     manifest = build_bundle(pair, config, path.stem, output, options, progress, prompts=prompts)
-    return BuiltBundle(output, manifest)
+    ends = manifest.target.eos_token_ids
+    added = next((one for one in ends if one not in pair.target.eos_token_ids), None)
+    return BuiltBundle(output, manifest, added)
 
 
 def _prompts(config: BuildConfig, config_path: Path) -> Path | None:

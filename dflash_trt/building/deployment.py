@@ -145,7 +145,7 @@ def _read_pair(sources: Sources, config: BuildConfig, path: Path) -> PairShape:
         check_pair(read_target(target), read_draft(draft))
     pair = read_shapes(sources.target, sources.draft, config, path)
     if target is None and draft is not None:
-        check_draft(read_draft(draft), pair.target.sizes, pair.target.vocab, pair.name)
+        check_draft(read_draft(draft), pair.target.sizes, pair.target.vocab_size, pair.name)
     return pair
 
 

@@ -244,6 +244,13 @@ def _show_bundle(built: BuiltBundle) -> None:
             + ", ".join(f"{graph} {format_size(size)}" for graph, size in sizes.items())
             + f"; {_allocated(manifest, manifest.engines)}"
         )
+    if built.added_end is not None:
+        others = [one for one in manifest.target.eos_token_ids if one != built.added_end]
+        click.echo(
+            f"note: texts end with the tokenizer's eos_token {built.added_end} too, which the "
+            f"checkpoint's configs do not name (they name {', '.join(map(str, others)) or 'none'})",
+            err=True,
+        )
     if not manifest.tokenizer:
         click.echo(
             "note: the target has no tokenizer.json; the bundle takes token ids only", err=True

@@ -28,7 +28,6 @@ from dflash_trt.version import __version__
 
 COMMANDS = {
     "build": "Turn a target and a draft checkpoint into a bundle.",
-    "couple": "Find out whether drafts gain from the noise of sampled draws.",
     "diagnose": "Say why few drafts are accepted.",
     "doctor": "Say what this machine can build and run.",
     "generate": "Continue prompts, with or without speculation.",

@@ -1,4 +1,4 @@
-"""`dflash-trt package`."""
+"""`dflash-trt package`; `serve` has its options too, for a bundle."""
 
 from __future__ import annotations
 
@@ -61,19 +61,6 @@ packaging_options = option_group(
 )
 
 
-def refuse_packaging(given: RepositoryOptions) -> None:
-    """Raises DflashError (usage) where an option asks for what a repository has decided."""
-    for field in fields(given):
-        option = f"--{field.name.replace('_', '-')}"
-        name = _NO_SPECULATION if field.name == "speculation" else option
-        differs = getattr(given, field.name) != getattr(_DEFAULTS, field.name)
-        refuse_options(
-            {name: differs},
-            "is a model repository, whose config.pbtxt says how to decode",
-            f"pass a BUNDLE, or use `dflash-trt package {name}`",
-        )
-
-
 @click.command("package")
 @bundle_argument
 @packaging_options
@@ -106,3 +93,16 @@ def command(
         + (f", {limit} s for a request" if (limit := packaging.request_seconds) else "")
         + (", no speculation" if not packaging.speculation else "")
     )
+
+
+def refuse_packaging(given: RepositoryOptions) -> None:
+    """Raises DflashError (usage) where an option asks for what a repository has decided."""
+    for field in fields(given):
+        option = f"--{field.name.replace('_', '-')}"
+        name = _NO_SPECULATION if field.name == "speculation" else option
+        differs = getattr(given, field.name) != getattr(_DEFAULTS, field.name)
+        refuse_options(
+            {name: differs},
+            "is a model repository, whose config.pbtxt says how to decode",
+            f"pass a BUNDLE, or use `dflash-trt package {name}`",
+        )

@@ -258,20 +258,14 @@ def command(only_plan: bool, as_json: bool, threads: ThreadChoice, **given: Any)
     """
     # Imported here: PyTorch takes seconds, and `--help` needs none of it.
     training_module("torch")
-    from dflash_trt.training.crew import join_crew
-    from dflash_trt.training.following import follow
     from dflash_trt.training.run import train_draft
 
-    with join_crew(given["device"]) as crew:
-        # PyTorch has work for all cores, however small the target; processes share them.
-        chosen = max(1, available_cores() // crew.beside) if threads == AUTO else threads
-        request = TrainRequest(**given, threads=chosen)
-        if not crew.leads:
-            follow(request, crew)
-            return
-        with TerminalWatch(request.output.name, as_json=as_json) as watch:
-            watch.say(f"{chosen} CPU thread{'s'[: chosen > 1]}")
-            pair = train_draft(request, watch, only_plan=only_plan, crew=crew)
+    # PyTorch has work for all cores, however small the target.
+    chosen = available_cores() if threads == AUTO else threads
+    request = TrainRequest(**given, threads=chosen)
+    with TerminalWatch(request.output.name, as_json=as_json) as watch:
+        watch.say(f"{chosen} CPU thread{'s'[: chosen > 1]}")
+        pair = train_draft(request, watch, only_plan=only_plan)
     if as_json:
         print_json(watch.to_json(pair))
     elif pair is not None:

@@ -10,7 +10,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from dflash_trt.memory.shape import ModelShape
+from dflash_trt.checkpoints.sizes import ModelShape
 from dflash_trt.planning.known_pairs import PairShape, find_pair
 from dflash_trt.synthetic.qwen3 import (
     LAYER_PREFIX,
@@ -71,12 +71,12 @@ def write_gpt_oss(
     if _has_special_tokens(pair):
         generation = {"eos_token_id": EOS_TOKEN_IDS, "pad_token_id": _PAD, "do_sample": True}
         (folder / "target" / "generation_config.json").write_text(json.dumps(generation))
-    mask = min(_MASK, pair.target.vocab - 1)
+    mask = min(_MASK, pair.target.vocab_size - 1)
     config = draft_config(pair, mask) | {"rope_theta": _ROPE_THETA, "attention_bias": False}
     tensors: Tensors = {name: ("BF16", shape) for name, shape in draft_shapes(pair.draft).items()}
     if has_kv_scales:
         config |= STATES_KV_SCALES
-        tensors |= scales("draft", pair.draft.model)
+        tensors |= scales("draft", pair.draft)
     return size + write_checkpoint(
         folder / "draft", config, tensors, random=random, shard_bytes=SHARD_BYTES
     )
@@ -84,7 +84,7 @@ def write_gpt_oss(
 
 def _has_special_tokens(pair: PairShape) -> bool:
     """Whether the vocabulary holds gpt-oss's special tokens; a tiny one has none."""
-    return pair.target.vocab > max(EOS_TOKEN_IDS)
+    return pair.target.vocab_size > max(EOS_TOKEN_IDS)
 
 
 def _target_config(pair: PairShape) -> dict[str, Any]:
@@ -128,7 +128,7 @@ def _target_tensors(pair: PairShape) -> Tensors:
     assert model.experts is not None
     hidden, vocab, experts = (
         model.sizes.hidden_size,
-        (model.vocab, model.sizes.hidden_size),
+        (model.vocab_size, model.sizes.hidden_size),
         model.experts.experts,
     )
     layer: Shapes = {

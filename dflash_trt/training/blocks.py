@@ -12,7 +12,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dflash_trt.training.crew import ALONE, Crew
 from dflash_trt.training.feature_store import FeatureStore
 
 IGNORED = -100
@@ -30,7 +29,6 @@ class Batch:
         labels: [R, A, S] int64: slot j's own token, the one at anchor + j; IGNORED for slot 0 and
             behind the row's end.
         tokens: [R, T] int64, the rows' own; 0 behind their ends.
-        whole: the labels of all rows of the step, where other processes have some of them.
     """
 
     features: Tensor
@@ -38,7 +36,6 @@ class Batch:
     anchor_ids: Tensor
     labels: Tensor
     tokens: Tensor
-    whole: Tensor | None = None
 
 
 def order_rows(store: FeatureStore, rows: int, seed: int, epoch: int) -> list[list[int]]:
@@ -67,25 +64,24 @@ def draw_batch(
     block_size: int,
     seed: int,
     step: int,
-    crew: Crew = ALONE,
 ) -> Batch:
     """The batch of `step`; its anchors depend on seed, step and rows alone.
-
-    Of a crew's processes each has every row that is its turn; there may be none.
 
     An anchor is any token of the answer that has one after it (arXiv 2602.06036, section 4.2).
     """
     generator = np.random.default_rng([seed, step, 1])
     spans = [tuple(map(int, store.rows[row])) for row in rows]
-    own = slice(crew.rank, None, crew.count)
-    longest = max((length for _, _, length in spans[own]), default=0)
-    features = np.zeros((len(spans[own]), longest, store.features.shape[1]), np.uint16)
+    longest = max(length for _, _, length in spans)
+    features = np.zeros((len(rows), longest, store.features.shape[1]), np.uint16)
+    ids = np.zeros((len(rows), longest), np.int64)
     most = min(anchors, max(length - 1 - prompt for _, prompt, length in spans))
     places = np.zeros((len(rows), most), np.int64)
     anchor_ids = np.zeros((len(rows), most), np.int64)
     labels = np.full((len(rows), most, block_size), IGNORED, np.int64)
     for row, (offset, prompt, length) in enumerate(spans):
         tokens = store.tokens[offset : offset + length]
+        features[row, :length] = store.features[offset : offset + length]
+        ids[row, :length] = tokens
         count = min(most, length - 1 - prompt)
         drawn = prompt + np.sort(generator.choice(length - 1 - prompt, count, replace=False))
         places[row] = drawn[-1]
@@ -94,18 +90,12 @@ def draw_batch(
         for slot in range(1, block_size):
             inside = drawn + slot < length
             labels[row, :count, slot][inside] = tokens[drawn[inside] + slot]
-    ids = np.zeros((len(spans[own]), longest), np.int64)
-    for place, (offset, _, length) in enumerate(spans[own]):
-        features[place, :length] = store.features[offset : offset + length]
-        ids[place, :length] = store.tokens[offset : offset + length]
-    whole = torch.from_numpy(labels)
     return Batch(
         features=torch.from_numpy(features).view(torch.bfloat16),
-        anchors=torch.from_numpy(places[own]),
-        anchor_ids=torch.from_numpy(anchor_ids[own]),
-        labels=whole[own],
+        anchors=torch.from_numpy(places),
+        anchor_ids=torch.from_numpy(anchor_ids),
+        labels=torch.from_numpy(labels),
         tokens=torch.from_numpy(ids),
-        whole=whole if crew.count > 1 else None,
     )
 
 

@@ -23,13 +23,11 @@ class FeatureStore:
         features: [N, (taps + 1) · hidden] uint16, the bits of bfloat16: the residual streams
             after the tapped layers, in the taps' order, and after the last layer. Read from disk
             as needed.
-        folder: where other processes can open it; None where it is computed as it is used.
     """
 
     tokens: NDArray[np.int32]
     rows: NDArray[np.int64]
     features: NDArray[np.uint16]
-    folder: Path | None = None
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -52,7 +50,7 @@ def open_store(folder: Path) -> FeatureStore:
         features = np.load(folder / FEATURES, mmap_mode="r", allow_pickle=False)
     except (OSError, ValueError) as error:
         raise DflashError(f"is not a store of features: {error}", where=folder) from error
-    store = FeatureStore(tokens, rows, features, folder)
+    store = FeatureStore(tokens, rows, features)
     kinds = (tokens.dtype, rows.dtype, features.dtype)
     if (
         kinds != (np.int32, np.int64, np.uint16)

@@ -107,7 +107,6 @@ class Learner:
             "patience": request.recipe.patience,
             "threads": request.threads,
             "device": preparation.device,
-            **preparation.crew_parts(),
             "held_out": [[list(one.prompt_ids), list(one.token_ids)] for one in held_out],
         }
 
@@ -121,7 +120,6 @@ class Learner:
             replace(preparation.recipe.settings, steps=steps),
             preparation.device,
             self._request.threads,
-            preparation.crew,
         )
 
     def _measure(self, draft: Path, held_out: Sequence[Answer], folder: Path) -> Acceptance:

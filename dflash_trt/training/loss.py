@@ -46,19 +46,13 @@ class Head:
         self._drawn = drawn
         self._places = torch.zeros(len(weight), dtype=torch.int64, device=weight.device)
 
-    def select(
-        self, labels: Tensor, seed: int, among: Tensor | None = None
-    ) -> tuple[Tensor, Tensor, Tensor | slice]:
-        """Head rows [K, H], `labels` [n] as indices into them, and what picks the rows' tokens.
-
-        `among` are the labels of the whole batch, where `labels` are a part.
-        """
+    def select(self, labels: Tensor, seed: int) -> tuple[Tensor, Tensor, Tensor | slice]:
+        """Head rows [K, H], `labels` [n] as indices into them, and what picks the rows' tokens."""
         if self._common is None:
             return self._weight, labels, slice(None)
         generator = torch.Generator().manual_seed(seed)
         others = torch.randint(len(self._weight), (self._drawn,), generator=generator)
-        wanted = labels if among is None else among
-        ids = torch.unique(torch.cat([self._common, wanted, others.to(wanted.device)]))
+        ids = torch.unique(torch.cat([self._common, labels, others.to(labels.device)]))
         self._places[ids] = torch.arange(len(ids), device=ids.device)
         return self._weight[ids], self._places[labels], ids
 
@@ -73,8 +67,7 @@ class BlockLoss:
     """A batch's loss.
 
     Args:
-        value: the mean over labels, weighted by slot; a scalar. Of a part of a batch, its share of
-            that mean: the parts' values add up.
+        value: the mean over labels, weighted by slot; a scalar.
         hits: [S - 1], labels that were the argmax.
         counts: [S - 1], labels.
     """
@@ -93,7 +86,6 @@ def block_loss(
     *,
     believed: Tensor | None = None,
     soft: float = 0.0,
-    whole: Tensor | None = None,
     markov: tuple[Callable[[Tensor, Tensor | slice], Tensor], Tensor] | None = None,
 ) -> BlockLoss:
     """The loss of hidden states [R, A, S - 1, H] against labels [R, A, S], slot 0 unused.
@@ -104,15 +96,12 @@ def block_loss(
         believed: [R, A, S - 1, H], the target's own states where it said the labels; its head
             makes probabilities of them, over the tokens that are looked at.
         soft: share of a label that is those probabilities.
-        whole: labels [R', A, S] of the whole batch, where these rows are a part of it.
         markov: DSpark's head, and the token before each label [R, A, S - 1].
     """
     wanted = labels[:, :, 1:]
     is_counted = wanted != IGNORED
     slots = torch.nonzero(is_counted)[:, 2]
-    among = None if whole is None else whole[:, :, 1:]
-    all_labels = None if among is None else among[among != IGNORED]
-    rows, indices, tokens = head.select(wanted[is_counted], seed, all_labels)
+    rows, indices, tokens = head.select(wanted[is_counted], seed)
     logits = head.score(hidden[is_counted], rows)
     if markov is not None:
         move, before = markov
@@ -126,13 +115,10 @@ def block_loss(
             truth.scatter_add_(1, indices[:, None], hard)
         losses = functional.cross_entropy(logits, truth, reduction="none")
     share = weights.to(losses.device)[slots]
-    total = share.sum()
-    if among is not None:
-        total = weights.to(losses.device)[torch.nonzero(among != IGNORED)[:, 2]].sum()
     hit = (logits.detach().argmax(-1) == indices).to(losses.dtype)
     zeros = torch.zeros(wanted.shape[-1], device=losses.device)
     return BlockLoss(
-        value=(losses * share).sum() / total,
+        value=(losses * share).sum() / share.sum(),
         hits=zeros.index_add(0, slots, hit),
         counts=zeros.index_add(0, slots, torch.ones_like(hit)),
     )

@@ -16,7 +16,6 @@ from dflash_trt.core.hashing import file_sha256
 from dflash_trt.errors import DflashError
 from dflash_trt.quantization.rewrite import checkpoint_key
 from dflash_trt.training.answers import AnswerOptions
-from dflash_trt.training.crew import ALONE, Crew
 from dflash_trt.training.extras import training_module
 from dflash_trt.training.recipe_choice import ChosenRecipe, Scale, choose_recipe
 from dflash_trt.training.render import LEAST_ANSWER, PromptRenderer
@@ -41,7 +40,6 @@ class Preparation:
         hashes: SHA-256 of every set of prompts, of tokenizer.json and of the template.
         max_length: most tokens of a row.
         device: what trains, as PyTorch calls it.
-        crew: the processes that train together; this one is among them.
     """
 
     request: TrainRequest
@@ -53,7 +51,6 @@ class Preparation:
     hashes: dict[str, str | None]
     max_length: int
     device: str
-    crew: Crew
 
     @property
     def answers(self) -> AnswerOptions:
@@ -78,10 +75,7 @@ class Preparation:
 
     @property
     def reasons(self) -> dict[str, str]:
-        why = {**self.chosen.reasons, **self.recipe.reasons}
-        if self.crew.count > 1:
-            why["processes"] = f"{self.crew.count} were started; each takes rows of every batch"
-        return why
+        return {**self.chosen.reasons, **self.recipe.reasons}
 
     def target_parts(self) -> dict[str, Any]:
         """What the target's answers and features depend on."""
@@ -110,10 +104,6 @@ class Preparation:
         weights = None if start is None else file_sha256(start / "model.safetensors")
         return {"shape": self.chosen.shape.config(), "start": weights, "seed": self.request.seed}
 
-    def crew_parts(self) -> dict[str, Any]:
-        """The number of processes, where it is not one: sums are rounded in another order."""
-        return {} if self.crew.count == 1 else {"processes": self.crew.count}
-
     def answer_parts(self) -> dict[str, Any]:
         """What the answers depend on, beside prompts and target."""
         # How many are asked at a time changes no answer.
@@ -121,7 +111,7 @@ class Preparation:
         return {**asdict(self.answers), "endpoint": asdict(endpoint)}
 
 
-def prepare(request: TrainRequest, crew: Crew = ALONE) -> Preparation:
+def prepare(request: TrainRequest) -> Preparation:
     """Reads and checks everything that was asked for; nothing is written.
 
     Raises:
@@ -165,7 +155,6 @@ def prepare(request: TrainRequest, crew: Crew = ALONE) -> Preparation:
         scale,
         is_markov=chosen.shape.markov_rank > 0,
     )
-    _check_crew(crew, request, recipe.settings.rows)
     return Preparation(
         request=request,
         target=target,
@@ -176,7 +165,6 @@ def prepare(request: TrainRequest, crew: Crew = ALONE) -> Preparation:
         hashes=hashes,
         max_length=max_length,
         device=device,
-        crew=crew,
     )
 
 
@@ -207,19 +195,6 @@ def _check_given(rows: SplitRows, vocab_size: int) -> None:
 
 def _bundle_beside(output: Path) -> Path:
     return output.with_name(f"{output.name}-bundle")
-
-
-def _check_crew(crew: Crew, request: TrainRequest, rows: int) -> None:
-    """Raises DflashError (usage) for what several processes cannot do."""
-    if crew.count == 1:
-        return
-    if request.online:
-        what = f"does not go with {crew.count} processes, which share features on a disk"
-        raise DflashError(what, where="--online", usage=True)
-    if rows < crew.count:
-        what = f"{crew.count} processes share a batch of {rows} rows"
-        fix = f"give --batch-rows {crew.count} or more, or start fewer processes"
-        raise DflashError(what, fix=fix, usage=True)
 
 
 def check_outputs(preparation: Preparation, *, overwrite: bool) -> None:
@@ -260,6 +235,5 @@ def plan_key(preparation: Preparation) -> str:
             "online": request.online,
             "threads": request.threads,
             "device": preparation.device,
-            **preparation.crew_parts(),
         }
     )

@@ -11,7 +11,6 @@ from pathlib import Path
 
 from dflash_trt.replay import Answer, Replay
 from dflash_trt.training.capture import Features, TokenRow, capture
-from dflash_trt.training.crew import Crew
 from dflash_trt.training.draft_shape import DraftDesign
 from dflash_trt.training.feature_store import open_store
 from dflash_trt.training.plan import Rates
@@ -35,7 +34,6 @@ class ProbeSetup:
     settings: TrainerSettings
     device: str
     threads: int
-    crew: Crew
 
 
 def probe(
@@ -83,7 +81,7 @@ def _time_steps(setup: ProbeSetup, folder: Path) -> float:
     settings = replace(setup.settings, steps=_WARM_STEPS + _TIMED_STEPS)
     trainer = make_trainer(
         setup.target.spec, setup.shape, None, open_store(folder), settings, setup.device,
-        setup.threads, setup.crew,
+        setup.threads,
     )  # fmt: skip
     trainer.train(_WARM_STEPS, lambda report: None)
     started = time.perf_counter()

@@ -23,7 +23,6 @@ from dflash_trt.replay import Answer, Replay
 from dflash_trt.training.answer_stage import AnswerStage
 from dflash_trt.training.capture import NoSpaceError, check_space, feature_bytes
 from dflash_trt.training.card import DraftRecord
-from dflash_trt.training.crew import ALONE, Crew
 from dflash_trt.training.draft_model import save_draft
 from dflash_trt.training.eagle_model import EagleModel, save_eagle
 from dflash_trt.training.finish import Proof, TrainedPair, finish
@@ -60,17 +59,15 @@ _ANSWER_SHARE = 0.45
 
 
 def train_draft(
-    request: TrainRequest, watch: TrainingWatch, *, only_plan: bool = False, crew: Crew = ALONE
+    request: TrainRequest, watch: TrainingWatch, *, only_plan: bool = False
 ) -> TrainedPair | None:
     """Trains a draft and builds its pair; with `only_plan` shows the plan and returns None.
-
-    Of a `crew` the first process calls it while the others `follow` the same request.
 
     Raises:
         DflashError: whatever cannot be done; what was finished stays in the work folder.
     """
     watch.stage("reading prompts and target", None)
-    preparation = prepare(request, crew)
+    preparation = prepare(request)
     with open_work(preparation.work) as work:
         if (published := _read_published(preparation, work)) is not None and not only_plan:
             _clean(work)
@@ -270,7 +267,6 @@ class _Run:
             settings=preparation.recipe.settings,
             device=preparation.device,
             threads=self._request.threads,
-            crew=preparation.crew,
         )
 
     def _answer(self, stage: AnswerStage, rows: RenderedRows, noted: dict[str, Any]) -> None:
@@ -328,11 +324,10 @@ def _describe_answers(preparation: Preparation) -> str:
 
 
 def _describe_machine(preparation: Preparation) -> str:
-    """What trains: one name, as a crew's processes have one kind of GPU."""
+    """What trains."""
     if preparation.device == "cpu":
         threads, name = preparation.request.threads, processor()
         what = f"{name}, {threads} thread{'s' * (threads > 1)}"
     else:
-        count, name = preparation.crew.count, torch.cuda.get_device_name()
-        what = f"{count} × {name}"
+        what = torch.cuda.get_device_name()
     return f"{what}, torch {torch.__version__}"

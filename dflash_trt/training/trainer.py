@@ -22,7 +22,6 @@ from dflash_trt.training.blocks import (
     order_rows,
     tokens_before,
 )
-from dflash_trt.training.crew import ALONE, Crew
 from dflash_trt.training.draft_model import DraftModel, MarkovHead, save_draft
 from dflash_trt.training.eagle_model import EagleModel, save_eagle
 from dflash_trt.training.feature_store import FeatureStore
@@ -86,7 +85,6 @@ class Trainer:
     Args:
         ends: the target's embedding and head, frozen.
         store: the training rows.
-        crew: the processes that train it together, each with all of this.
     """
 
     def __init__(
@@ -95,9 +93,8 @@ class Trainer:
         ends: TargetEnds,
         store: FeatureStore,
         settings: TrainerSettings,
-        crew: Crew = ALONE,
     ) -> None:
-        self.model, self.store, self.settings, self.crew = model, store, settings, crew
+        self.model, self.store, self.settings = model, store, settings
         self.step = 0
         self._device = next(model.parameters()).device
         dtype = torch.bfloat16 if settings.is_bf16 else torch.float32
@@ -140,10 +137,9 @@ class Trainer:
         for step, rows in steps:
             rate = learning_rate(settings, step)
             size = self.model.shape.block_size
-            batch = draw_batch(
-                self.store, rows, settings.anchors, size, settings.seed, step, self.crew
-            )
-            loss = self._learn(batch)
+            batch = draw_batch(self.store, rows, settings.anchors, size, settings.seed, step)
+            loss = self.loss(batch)
+            loss.value.backward()  # type: ignore[no-untyped-call]
             value = float(loss.value.detach())
             if not math.isfinite(value):
                 fix = "lower the learning rate, and go on from the last epoch"
@@ -163,26 +159,6 @@ class Trainer:
             if self.step >= last:
                 return
 
-    def _learn(self, batch: Batch) -> BlockLoss:
-        """The gradients of a batch, and its loss; of a crew's, those of all parts added up."""
-        if self.crew.count == 1:
-            loss = self.loss(batch)
-            loss.value.backward()  # type: ignore[no-untyped-call]
-            return loss
-        zeros = torch.zeros(self.model.shape.block_size - 1, device=self._device)
-        loss = BlockLoss(zeros.new_zeros(()), zeros, zeros.clone())
-        if len(batch.features):  # the last batch of an epoch may have too few rows for all
-            loss = self.loss(batch)
-            loss.value.backward()  # type: ignore[no-untyped-call]
-        gradients = []
-        for weight in self.model.parameters():
-            if weight.grad is None:
-                weight.grad = torch.zeros_like(weight)
-            gradients.append(weight.grad)
-        loss = BlockLoss(loss.value.detach(), loss.hits, loss.counts)
-        self.crew.add_up([*gradients, loss.value, loss.hits, loss.counts])
-        return loss
-
     def loss(self, batch: Batch) -> BlockLoss:
         """The loss of a batch, with gradients to come."""
         device, is_bf16 = self._device, self.settings.is_bf16
@@ -199,7 +175,6 @@ class Trainer:
                 self.step,
                 believed=self._believed(features[..., -width:], anchors),
                 soft=self.settings.soft,
-                whole=None if batch.whole is None else batch.whole.to(device),
                 markov=self._markov(batch),
             )
 

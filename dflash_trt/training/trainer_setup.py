@@ -7,12 +7,10 @@ from pathlib import Path
 import torch
 
 from dflash_trt.checkpoints.target import TargetSpec
-from dflash_trt.training.crew import Crew
 from dflash_trt.training.draft_model import DraftModel, initialise, load_draft, new_draft
 from dflash_trt.training.draft_shape import DraftDesign
 from dflash_trt.training.eagle_model import EagleModel
 from dflash_trt.training.feature_store import FeatureStore
-from dflash_trt.training.orders import LeadingTrainer, Make
 from dflash_trt.training.target_head import load_ends
 from dflash_trt.training.trainer import Trainer, TrainerSettings
 
@@ -25,20 +23,11 @@ def make_trainer(
     settings: TrainerSettings,
     device: str,
     threads: int,
-    crew: Crew,
 ) -> Trainer:
-    """A trainer at step 0, of the draft in `start` or a fresh one; `threads` are PyTorch's.
-
-    That of a crew's first process makes the others' too, which open the store in its folder.
-    """
+    """A trainer at step 0, of the draft in `start` or a fresh one; `threads` are PyTorch's."""
     torch.set_num_threads(threads)
-    kind = Trainer
-    if crew.count > 1 and crew.leads:
-        assert store.folder is not None
-        crew.order(Make(store.folder, start, settings))
-        kind = LeadingTrainer
     model = start_draft(shape, start, settings.seed).to(device)
-    return kind(model, load_ends(target), store, settings, crew)
+    return Trainer(model, load_ends(target), store, settings)
 
 
 def start_draft(shape: DraftDesign, start: Path | None, seed: int) -> DraftModel | EagleModel:

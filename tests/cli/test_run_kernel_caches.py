@@ -15,7 +15,7 @@ from dflash_trt.bundle.bundle import open_bundle
 from dflash_trt.bundle.memory import bundle_scratch
 from dflash_trt.cli.main import main
 from dflash_trt.core.limits import MAX_COUNT, Limits
-from dflash_trt.memory.workspace import split_scratch
+from dflash_trt.memory.engines import split_scratch
 from tests.cli.bigram import write_bigram_pair
 from tests.cli.conftest import Build, Run, edit_manifest, split_short_caches
 from tests.standins.cuda import FakeCuda

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from demo_pair.recipe.corpus import HELD_OUT_STREAM, documents
 from dflash_trt.bundle.bundle import Bundle, open_bundle
 from dflash_trt.config import data_folder
 from dflash_trt.core.progress import SilentProgress
@@ -18,7 +19,6 @@ from dflash_trt.diagnosis.diagnose import Diagnosis, Reference, Serving, answer_
 from dflash_trt.diagnosis.question import Form, Question
 from dflash_trt.diagnosis.verdict import VerdictKind
 from dflash_trt.text.prompts import read_prompts
-from dflash_trt.training.demo.corpus import HELD_OUT_STREAM, documents
 from tests.diagnosis.pairs import build, edit_graph, embed_with_head, shift_slots
 from tests.shared import Shared
 

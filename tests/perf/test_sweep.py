@@ -14,7 +14,6 @@ from pathlib import Path
 
 import pytest
 from dflash_perf import extra
-from dflash_perf.bench.harness_timing import Stub, run_stub
 from dflash_perf.harness.answers import loads_between
 from dflash_perf.harness.config import OfferedLoad
 from dflash_perf.harness.records import RequestRecord
@@ -24,6 +23,7 @@ from dflash_trt.config import data_folder
 from tests.cli.conftest import Outcome
 from tests.frozen.command_line import run
 from tests.perf.invented import invented_config, write_invented
+from tests.perf.stub import Stub, run_stub
 
 OSL = 21
 

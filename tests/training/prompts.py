@@ -6,8 +6,8 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
+from demo_pair.recipe.corpus import document
 from dflash_trt.config import data_folder
-from dflash_trt.training.demo.corpus import document
 
 TARGET = data_folder("demo_pair") / "target"
 STEPS = 8

@@ -1,0 +1,203 @@
+"""The demo pair's draft: ModelOpt's DFlash mode, trained with the paper's objective.
+
+DFlash: Block Diffusion for Flash Speculative Decoding, arXiv 2602.06036. The target is frozen and
+rounded. Its tapped features are computed once for each row (ModelOpt's offline mode); anchors are
+drawn anew each time the row is used.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+from transformers import PreTrainedTokenizerFast, Qwen3ForCausalLM
+from transformers.models.qwen3.modeling_qwen3 import Qwen3RotaryEmbedding
+
+from demo_pair.recipe.settings import DraftStage, LossReport, TrainingRecipe
+from demo_pair.recipe.target import Optimizer, continue_rows, corpus_rows, rate
+from demo_pair.recipe.tokenizer import MASK_ID
+from dflash_trt.errors import DflashError
+
+IGNORED = -100
+ROWS_AT_ONCE = 64
+PROMPT_LENGTHS = (48, 64, 80, 96)
+
+
+def draft_options(recipe: TrainingRecipe) -> dict[str, Any]:
+    """ModelOpt's DFlash config for the paper's objective and the recipe's draft.
+
+    Every dimension and the rope base are given: ModelOpt 0.47 inherits neither from a
+    transformers 5 target, and a rope base that differs from the exported one ruins acceptance.
+    """
+    sizes = recipe.draft
+    return {
+        "dflash_offline": True,
+        "dflash_block_size": recipe.block_size,
+        "dflash_mask_token_id": MASK_ID,
+        "dflash_loss_objective": "decay",
+        "dflash_loss_decay_factor": recipe.draft_loss_gamma,
+        "dflash_self_logit_distillation": False,
+        "dflash_num_anchors": recipe.draft_anchors,
+        "dflash_architecture_config": {
+            "num_hidden_layers": len(sizes.layers),
+            "num_attention_heads": sizes.layer.heads,
+            "num_key_value_heads": sizes.layer.kv_heads,
+            "head_dim": sizes.layer.head_dim,
+            "intermediate_size": sizes.intermediate_size,
+            "max_position_embeddings": recipe.max_length,
+            "rope_parameters": {"rope_type": "default", "rope_theta": recipe.rope_theta},
+            "initializer_range": sizes.hidden_size**-0.5,
+        },
+    }
+
+
+def attach_draft(recipe: TrainingRecipe, target: Qwen3ForCausalLM) -> Any:
+    """A ModelOpt DFlash model over a copy of `target`, which itself stays as it is.
+
+    ModelOpt taps one target layer per draft layer; the z-lab contract allows any number, so the
+    draft module is rebuilt here with the recipe's taps.
+    """
+    from modelopt.torch import speculative  # which takes seconds
+
+    model: Any = copy.deepcopy(target)
+    model.config.num_orig_hidden_layers = model.config.num_hidden_layers
+    speculative.convert(model, [("dflash", draft_options(recipe))])
+    taps = list(recipe.draft_taps)
+    if max(taps) >= target.config.num_hidden_layers or sorted(set(taps)) != taps:
+        raise DflashError(
+            f"taps {taps} are not ascending layers of a {target.config.num_hidden_layers}-layer"
+            " target",
+            where="Recipe.draft_taps",
+        )
+    model.target_layer_ids = taps
+    model.dflash_config.target_layer_ids = taps
+    model.dflash_module = model._build_draft_module(model.dflash_config)
+    # ModelOpt 0.47 builds this lazily with an argument that transformers 5.23 no longer takes.
+    model.dflash_module.rotary_emb = Qwen3RotaryEmbedding(config=model.dflash_config)
+    start_at = torch.nn.init.constant_
+    for name, weight in model.dflash_module.named_parameters():
+        if name.endswith(("q_norm.weight", "k_norm.weight")):
+            # With small heads, a start at 1 keeps attention near flat.
+            start_at(weight, recipe.qk_norm_start)
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad = name.startswith("dflash_module.")
+    return model
+
+
+def tapped_features(recipe: TrainingRecipe, target: Qwen3ForCausalLM, ids: Tensor) -> Tensor:
+    """Residual streams after the tapped layers, [rows, length, taps * hidden], for int64 ids."""
+    with torch.no_grad():
+        states = target.model(input_ids=ids, output_hidden_states=True).hidden_states
+    features: Tensor = torch.cat([states[tap + 1] for tap in recipe.draft_taps], dim=-1)
+    return features
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingRows:
+    """Training rows of one length.
+
+    Args:
+        ids: [rows, length] int64.
+        labels: ids with -100 over the prompt.
+        features: [rows, length, taps * hidden] bfloat16.
+    """
+
+    ids: Tensor
+    labels: Tensor
+    features: Tensor
+
+
+def training_rows(
+    recipe: TrainingRecipe,
+    target: Qwen3ForCausalLM,
+    tokenizer: PreTrainedTokenizerFast,
+    stage: DraftStage,
+    progress: LossReport,
+) -> TrainingRows:
+    """Corpus rows and the target's own greedy and sampled continuations, with their features."""
+    kinds = (
+        ("corpus", stage.corpus_rows, None),
+        ("greedy", stage.greedy_rows, 0.0),
+        ("sampled", stage.sampled_rows, 1.0),
+    )
+    length = stage.length
+    ids, labels, features = [], [], []
+    for kind, count, temperature in kinds:
+        for first in range(0, count, ROWS_AT_ONCE):
+            rows = range(first, min(first + ROWS_AT_ONCE, count))
+            some = corpus_rows(tokenizer, recipe.seed, f"draft-{kind}", rows, length)
+            prompt = PROMPT_LENGTHS[first // ROWS_AT_ONCE % len(PROMPT_LENGTHS)]
+            if temperature is not None:
+                begun, seed = some[:, :prompt].tolist(), recipe.seed + first
+                some = torch.tensor(
+                    continue_rows(
+                        target, begun, length - prompt, temperature=temperature, seed=seed
+                    )
+                )
+            ids.append(some)
+            labels.append(some.clone())
+            labels[-1][:, :prompt] = IGNORED
+            parts = torch.split(some, 8)
+            features += [tapped_features(recipe, target, part).bfloat16() for part in parts]
+            progress(f"{kind} rows of {length}", rows[-1] + 1, count, 0.0)
+    return TrainingRows(torch.cat(ids), torch.cat(labels), torch.cat(features))
+
+
+def train_draft(
+    recipe: TrainingRecipe,
+    target: Qwen3ForCausalLM,
+    tokenizer: PreTrainedTokenizerFast,
+    progress: LossReport,
+) -> Any:
+    """A ModelOpt DFlash model whose draft is trained for `target`."""
+    torch.manual_seed(recipe.seed)
+    model = attach_draft(recipe, target)
+    generator = torch.Generator().manual_seed(recipe.seed)
+    for number, stage in enumerate(recipe.draft_stages):
+        rows = training_rows(recipe, target, tokenizer, stage, progress)
+        optimizer = Optimizer(recipe, model)
+        model.train()
+        order = torch.empty(0, dtype=torch.int64)
+        for step in range(stage.steps):
+            if len(order) < stage.rows:
+                order = torch.randperm(len(rows.ids), generator=generator)
+            some, order = order[: stage.rows], order[stage.rows :]
+            features = rows.features[some].float()
+            outputs = {"aux_hidden_states": features, "base_model_hidden_states": features}
+            loss = model(
+                input_ids=rows.ids[some], labels=rows.labels[some], base_model_outputs=outputs
+            ).loss  # at anchors drawn now
+            optimizer.step(loss, rate(stage, step))
+            progress(f"draft stage {number + 1}", step + 1, stage.steps, loss.item())
+    return model
+
+
+def export_draft(model: Any, directory: Path) -> None:
+    """Write config.json and bf16 model.safetensors in the z-lab contract."""
+    from modelopt.torch import export
+
+    export.export_speculative_decoding(model, torch.bfloat16, directory)
+    path = directory / "config.json"
+    config = json.loads(path.read_text())
+    trained = model.dflash_config.rope_parameters["rope_theta"]
+    if config["rope_theta"] != trained:
+        raise DflashError(
+            f"rope_theta {config['rope_theta']} differs from the trained {trained}",
+            where=path,
+            fix="give the target's rope base to the draft before training",
+        )
+    path.write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
+
+
+def load_draft(recipe: TrainingRecipe, target: Qwen3ForCausalLM, directory: Path) -> Any:
+    """The exported draft in `directory` over `target`, for evaluation of what was written."""
+    model = attach_draft(recipe, target)
+    tensors = load_file(directory / "model.safetensors")
+    model.dflash_module.load_state_dict({k: v.float() for k, v in tensors.items()})
+    return model

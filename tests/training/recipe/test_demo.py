@@ -1,0 +1,194 @@
+"""The recipes from end to end at toy size, and the committed pairs: both are what they say."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from demo_pair.recipe.gpt_oss import round_experts
+from demo_pair.recipe.make import load_target, make_demo_pair, save_target
+from demo_pair.recipe.settings import (
+    GPT_OSS,
+    DraftStage,
+    Stage,
+    TrainingRecipe,
+    expert_sizes,
+    small_sizes,
+)
+from demo_pair.recipe.target import Optimizer, build_target, round_to_bf16
+from dflash_trt.checkpoints.draft import read_draft
+from dflash_trt.checkpoints.pair import Pair, check_pair
+from dflash_trt.checkpoints.rope import YarnScaling
+from dflash_trt.checkpoints.target import read_target
+
+pytestmark = pytest.mark.numeric
+
+DEMO_PAIR = Path(__file__).parents[3] / "demo_pair"
+TARGET_FILES = {
+    "config.json",
+    "generation_config.json",
+    "model.safetensors",
+    "tokenizer.json",
+    "tokenizer_config.json",
+}
+
+
+TOY = replace(
+    TrainingRecipe(),
+    vocab_size=400,
+    tokenizer_documents=50,
+    target=small_sizes(layers=8, hidden=32, head_dim=16, intermediate=64),
+    target_stages=(
+        Stage(layers=4, length=64, rows=2, steps=3, lr=1e-3),
+        Stage(layers=8, length=64, rows=2, steps=2, lr=1e-3),
+    ),
+    draft=small_sizes(layers=1, hidden=32, head_dim=16, intermediate=64),
+    draft_taps=(1, 4, 6),
+    draft_anchors=8,
+    draft_stages=(
+        DraftStage(128, rows=4, steps=3, lr=1e-3, corpus_rows=4, greedy_rows=2, sampled_rows=2),
+    ),
+    prompts=3,
+    new_tokens=24,
+    max_length=256,
+)
+
+TOY_GPT_OSS = replace(
+    GPT_OSS,
+    vocab_size=TOY.vocab_size,
+    tokenizer_documents=TOY.tokenizer_documents,
+    target=expert_sizes(small_sizes(layers=6, hidden=32, head_dim=16, intermediate=32)),
+    target_stages=(
+        Stage(length=64, rows=2, steps=2, lr=1e-3),
+        Stage(length=64, rows=2, steps=2, lr=1e-3, round_experts=True),
+    ),
+    draft=TOY.draft,
+    draft_taps=(1, 4),
+    draft_anchors=TOY.draft_anchors,
+    draft_stages=TOY.draft_stages,
+    prompts=2,
+    new_tokens=16,
+)
+
+
+def read_pair(folder: Path, recipe: TrainingRecipe) -> Pair:
+    """The pair in `folder`, which is of the recipe's shapes and of the z-lab contract."""
+    pair = check_pair(read_target(folder / "target"), read_draft(folder / "draft"))
+    target, draft = pair.target, pair.draft
+    sees_all = [None] * len(recipe.draft.layers)
+    assert draft.sizes == recipe.draft.with_layers(sees_all, [False] * len(sees_all))
+    assert replace(target.sizes, experts=None) == replace(recipe.target, experts=None)
+    assert draft.num_target_layers == len(target.sizes.layers)
+    assert draft.target_layer_ids == recipe.draft_taps
+    assert (draft.block_size, draft.mask_token_id) == (recipe.block_size, 1)
+    assert target.vocab_size == draft.vocab_size == recipe.vocab_size
+    assert target.rope.theta == draft.rope.theta == recipe.rope_theta
+    assert target.max_position_embeddings == recipe.max_length
+    return pair
+
+
+def check_files(directory: Path, recipe: TrainingRecipe) -> None:
+    """What a loader of the z-lab contract relies on, for the pair that `recipe` makes."""
+    pair = read_pair(directory, recipe)
+    target, draft = (
+        json.loads((directory / part / "config.json").read_text()) for part in ("target", "draft")
+    )
+    assert {f.name for f in (directory / "target").iterdir()} == TARGET_FILES
+    assert (draft["architectures"], draft["model_type"]) == (["DFlashDraftModel"], "qwen3")
+    assert target["architectures"] == ["Qwen3ForCausalLM"]
+    assert draft["torch_dtype"] == target["dtype"] == "bfloat16"
+    assert pair.target.tie_word_embeddings
+    vocabulary = json.loads((directory / "target" / "tokenizer.json").read_text())["model"]["vocab"]
+    assert (vocabulary["<|mask|>"], len(vocabulary)) == (1, recipe.vocab_size)
+    entries = [*pair.draft.weights.values(), *pair.target.weights.values()]
+    assert {entry.dtype for entry in entries} == {"BF16"}
+    assert sum(entry.length for entry in entries) <= 12 * 10**6
+
+
+def prompts(directory: Path) -> list[str]:
+    lines = (directory / "prompts.jsonl").read_text().splitlines()
+    return [json.loads(line)["prompt"] for line in lines]
+
+
+@pytest.mark.skipif(not DEMO_PAIR.exists(), reason="the demo pair is not in this checkout")
+def test_committed_pair() -> None:
+    check_files(DEMO_PAIR, TrainingRecipe())
+    assert len(set(prompts(DEMO_PAIR))) == TrainingRecipe().prompts
+    assert "Apache-2.0" in (DEMO_PAIR / "README.md").read_text()
+
+
+@pytest.mark.exhaustive
+def test_recipe_end_to_end(tmp_path: Path) -> None:
+    pytest.importorskip("modelopt")
+    seen: list[str] = []
+    pair = tmp_path / "pair"
+    metrics = make_demo_pair(TOY, pair, lambda what, *_: seen.append(what))
+    check_files(pair, TOY)
+    assert len(prompts(pair)) == TOY.prompts
+    assert 1 <= metrics.acceptance_greedy <= TOY.block_size
+    assert 1 <= metrics.acceptance_sampled <= TOY.block_size
+    assert 0 < metrics.distinct_8grams <= 1
+    assert {"target stage 1", "target stage 2", "draft stage 1"} <= set(seen)
+    assert not (tmp_path / ".pair.partial").exists()
+
+    assert make_demo_pair(TOY, tmp_path / "again", lambda *_: None) == metrics
+    for part in ("target", "draft"):
+        weights = Path(part) / "model.safetensors"
+        assert (tmp_path / "again" / weights).read_bytes() == (pair / weights).read_bytes()
+
+
+def test_the_committed_gpt_oss_is_what_the_recipe_says() -> None:
+    folder = DEMO_PAIR / "gpt_oss"
+    target = read_pair(folder, GPT_OSS).target
+    assert GPT_OSS.target.experts is not None and target.moe is not None
+    assert (target.moe.experts, target.moe.chosen) == (4, 2)
+    assert (GPT_OSS.target.experts.experts, GPT_OSS.target.experts.chosen) == (4, 2)
+    assert target.moe.storage == "MXFP4" and target.has_sinks
+    assert target.layer_windows == (64, None) * 3
+    assert isinstance(target.rope.scaling, YarnScaling)
+    size = sum(path.stat().st_size for path in folder.rglob("*.safetensors"))
+    assert size < 1_000_000
+
+
+def test_a_saved_target_computes_what_it_computed(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model = build_target(TOY_GPT_OSS, 4)
+    weight = model.model.layers[1].mlp.experts.down_proj
+    before = weight.detach().clone()
+    round_experts(model)
+    error = (weight - before).norm() / before.norm()
+    assert 0.05 < float(error) < 0.2
+    assert not weight.requires_grad
+    round_to_bf16(model)
+    model.train(False)
+    save_target(model, tmp_path)
+    ids = torch.randint(2, 400, (2, 90))
+    with torch.no_grad():
+        torch.testing.assert_close(
+            load_target(tmp_path)(ids).logits, model(ids).logits, rtol=0, atol=0
+        )
+
+
+def test_every_parameter_is_trained_by_its_kind() -> None:
+    model = build_target(TOY_GPT_OSS, 2)
+    muon, adam = Optimizer(TOY_GPT_OSS, model).parts
+    shapes = {tuple(one.shape) for group in muon.param_groups for one in group["params"]}
+    assert shapes == {(32, 32), (16, 32)}  # attention's matrices alone
+    grouped = sum(len(group["params"]) for part in (muon, adam) for group in part.param_groups)
+    assert grouped == len(list(model.parameters()))
+    scales = [group.get("scale", 1.0) for group in adam.param_groups]
+    assert scales == [1.0, TOY_GPT_OSS.embedding_rate, TOY_GPT_OSS.expert_rate]
+
+
+@pytest.mark.exhaustive
+def test_gpt_oss_end_to_end(tmp_path: Path) -> None:
+    pytest.importorskip("modelopt")
+    metrics = make_demo_pair(TOY_GPT_OSS, tmp_path / "pair", lambda *_: None)
+    assert 1 <= metrics.acceptance_greedy <= TOY_GPT_OSS.block_size
+    moe = read_pair(tmp_path / "pair", TOY_GPT_OSS).target.moe
+    assert moe is not None and moe.storage == "MXFP4"
+    assert "--family gpt-oss" in (tmp_path / "pair" / "README.md").read_text()

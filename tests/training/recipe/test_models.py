@@ -1,0 +1,123 @@
+"""Growing keeps the function; continuations, features and drafts match their plain forms."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from random import Random
+
+import pytest
+import torch
+from transformers import Qwen3ForCausalLM
+
+from demo_pair.recipe.draft import attach_draft, draft_options, tapped_features
+from demo_pair.recipe.evaluate import accepted_lengths, distinct_ngrams, drafts_everywhere
+from demo_pair.recipe.settings import TrainingRecipe, small_sizes
+from demo_pair.recipe.target import build_target, continue_rows, deepen, round_to_bf16
+from demo_pair.recipe.tokenizer import MASK_ID
+
+pytestmark = pytest.mark.numeric
+
+TINY = replace(
+    TrainingRecipe(),
+    vocab_size=96,
+    max_length=128,
+    target=small_sizes(layers=6, hidden=32, head_dim=16, intermediate=48),
+    draft=small_sizes(layers=2, hidden=32, head_dim=16, intermediate=48),
+    draft_taps=(0, 2, 5),
+)
+
+
+@pytest.fixture(scope="module")
+def target() -> Qwen3ForCausalLM:
+    torch.manual_seed(0)
+    return build_target(TINY, 6).train(False)
+
+
+def test_deepen_keeps_the_function(target: Qwen3ForCausalLM) -> None:
+    ids = torch.randint(0, 96, (2, 20))
+    deep = deepen(TINY, target, 15).train(False)
+    assert deep.config.num_hidden_layers == 15
+    with torch.no_grad():
+        assert torch.equal(deep(ids).logits, target(ids).logits)
+
+
+def test_rounding_leaves_bf16_values(target: Qwen3ForCausalLM) -> None:
+    model = deepen(TINY, target, 6)
+    round_to_bf16(model)
+    for parameter in model.parameters():
+        assert torch.equal(parameter, parameter.bfloat16().float())
+
+
+def test_greedy_rows_are_the_argmax_of_a_plain_forward(target: Qwen3ForCausalLM) -> None:
+    prompts = [[5, 9, 11], [7, 8, 9, 10, 11, 12]]
+    rows = continue_rows(target, prompts, 20)
+    for prompt, row in zip(prompts, rows, strict=True):
+        assert row[: len(prompt)] == prompt
+        assert len(row) == len(prompt) + 20
+        with torch.no_grad():
+            best = target(torch.tensor([row])).logits[0].argmax(dim=-1).tolist()
+        assert row[len(prompt) :] == best[len(prompt) - 1 : -1]
+
+
+def test_sampled_rows_follow_their_seed(target: Qwen3ForCausalLM) -> None:
+    first, second, other = (
+        continue_rows(target, [[5, 9, 11]], 30, temperature=1.0, seed=seed) for seed in (1, 1, 2)
+    )
+    assert first == second != other
+
+
+def test_drafts_everywhere_match_one_block_at_a_time(target: Qwen3ForCausalLM) -> None:
+    pytest.importorskip("modelopt")
+    torch.manual_seed(1)
+    model = attach_draft(TINY, target)
+    ids = torch.randint(2, 96, (2, 80))
+    features = tapped_features(TINY, target, ids)
+    together = drafts_everywhere(TINY, model, ids, features)
+    assert together.shape == (2, 80, TINY.block_size - 1)
+    for row, anchor in ((0, 1), (0, 40), (1, 63), (1, 64), (1, 79)):
+        block = torch.full((1, TINY.block_size), MASK_ID)
+        block[0, 0] = ids[row, anchor]
+        with torch.no_grad():
+            hidden = model.dflash_module(
+                noise_embedding=target.model.embed_tokens(block),
+                target_hidden=features[row : row + 1, :anchor],
+                position_ids=torch.arange(anchor + TINY.block_size)[None],
+                attention_mask=None,
+            )
+            expected = target.lm_head(hidden)[0, 1:].argmax(dim=-1)
+        assert together[row, anchor].tolist() == expected.tolist()
+
+
+def test_the_draft_gets_the_recipes_taps_dimensions_and_rope(target: Qwen3ForCausalLM) -> None:
+    pytest.importorskip("modelopt")
+    model = attach_draft(TINY, target)
+    assert model.target_layer_ids == [0, 2, 5]
+    assert model.dflash_module.fc.weight.shape == (32, 96)
+    assert model.dflash_module.layers[0].self_attn.q_proj.weight.shape == (32, 32)
+    assert model.dflash_config.rope_parameters["rope_theta"] == TINY.rope_theta
+    expected = target.model.rotary_emb.inv_freq
+    assert torch.equal(model.dflash_module.rotary_emb.inv_freq, expected)
+    assert draft_options(TINY)["dflash_loss_objective"] == "decay"
+    trained = {name for name, p in model.named_parameters() if p.requires_grad}
+    assert trained and all(name.startswith("dflash_module.") for name in trained)
+
+
+def test_distinct_ngrams() -> None:
+    assert distinct_ngrams([list(range(10))]) == 1.0
+    assert distinct_ngrams([[1] * 9, [1] * 9]) == 0.25
+    assert distinct_ngrams([[1, 2]]) == 0.0
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_accepted_lengths_follow_the_loop(seed: int) -> None:
+    rng = Random(seed)
+    row = [rng.randrange(2) for _ in range(200)]
+    drafts = [[rng.randrange(2) for _ in range(7)] for _ in row]
+    expected, anchor = [], 10
+    while anchor + 8 <= len(row):
+        emitted = 1
+        while emitted <= 7 and drafts[anchor][emitted - 1] == row[anchor + emitted]:
+            emitted += 1
+        expected.append(emitted)
+        anchor += emitted
+    assert accepted_lengths(row, drafts, 10) == expected
