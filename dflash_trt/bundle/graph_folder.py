@@ -17,7 +17,7 @@ from dflash_trt.checkpoints.quantization import QUANT_CONFIG_NAME
 from dflash_trt.checkpoints.safetensors_header import TensorEntry, read_header
 from dflash_trt.checkpoints.target import GENERATION_CONFIG_NAME
 from dflash_trt.core.files import FileKind, copy_small, exists, resolved
-from dflash_trt.core.links import check_space, clone_file, copy_file, link_file
+from dflash_trt.core.links import place_files
 from dflash_trt.core.progress import Progress
 from dflash_trt.graph.bindings import Owner
 from dflash_trt.graph.check import check_graph
@@ -57,27 +57,19 @@ class GraphFolder:
         `written` is removed they are nobody else's.
         """
         for owner, entries in weights.items():
-            (self.folder / "weights" / owner).mkdir(parents=True)
             for index, shard in enumerate(sorted({entry.file for entry in entries.values()})):
                 # Blobs of a hub cache are named by hash; a number says more to a reader.
                 location = f"weights/{owner}/shard-{index:05d}.safetensors"
                 self._locations.setdefault(shard, location)
                 self.weights[location] = shard
-        progress.stage("linking weights", None)
-        rest = {self.folder / location: shard for location, shard in self.weights.items()}
-        linked = {
-            path: shard
-            for path, shard in rest.items()
-            if not copy or (written is not None and shard.is_relative_to(resolved(written)))
+        files = {self.folder / location: shard for location, shard in self.weights.items()}
+        made = None if written is None else resolved(written)
+        apart = {
+            path
+            for path, shard in files.items()
+            if copy and (made is None or not shard.is_relative_to(made))
         }
-        rest = {p: s for p, s in rest.items() if p not in linked or not link_file(s, p)}
-        self.has_copies = bool(rest)
-        rest = {path: shard for path, shard in rest.items() if not clone_file(shard, path)}
-        if rest:
-            # The size is known, and known to fit, before the first byte.
-            progress.stage("copying weights", check_space(rest.values(), destination))
-            for path, shard in rest.items():
-                copy_file(shard, path, progress.advance)
+        self.has_copies = place_files(files, destination, "weights", progress, apart=apart)
 
     def describe_weights(self, owner: Owner, checkpoint: Checkpoint) -> None:
         """Makes `owner`'s weights folder a Hugging Face checkpoint of its own."""

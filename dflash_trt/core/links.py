@@ -6,7 +6,7 @@ import errno
 import fcntl
 import os
 import shutil
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
 
 from dflash_trt.core.files import find_file, open_file
@@ -55,23 +55,29 @@ def copy_file(source: Path, destination: Path, on_bytes: Callable[[int], None]) 
 
 
 def place_files(
-    files: Mapping[Path, Path], destination: Path, what: str, progress: Progress
-) -> None:
+    files: Mapping[Path, Path],
+    destination: Path,
+    what: str,
+    progress: Progress,
+    *,
+    apart: Collection[Path] = (),
+) -> bool:
     """Brings files into a folder: hard-linked, else cloned, else copied.
 
-    `files` has their sources by where they go; `destination` is what an error about space names.
+    `files` has their sources by where they go, those `apart` get no hard link; `destination` is
+    what an error about space names. Returns whether any became a file of its own.
     """
     progress.stage(f"linking {what}", None)
-    rest: dict[Path, Path] = {}
-    for path, source in files.items():
+    for path in files:
         path.parent.mkdir(parents=True, exist_ok=True)
-        if not (link_file(source, path) or clone_file(source, path)):
-            rest[path] = source
+    own = {p: s for p, s in files.items() if p in apart or not link_file(s, p)}
+    rest = {path: source for path, source in own.items() if not clone_file(source, path)}
     if rest:
         # The size is known, and known to fit, before the first byte.
         progress.stage(f"copying {what}", check_space(rest.values(), destination))
         for path, source in rest.items():
             copy_file(source, path, progress.advance)
+    return bool(own)
 
 
 def check_space(sources: Iterable[Path], destination: Path) -> int:

@@ -63,6 +63,8 @@ def compare(
     with it too.
     """
     requests = _requests(twins, prompts, max_tokens)
+    # Crossed bundles have no tokenizer, which may name an end of its own.
+    ends = twins.twin.manifest.target.eos_token_ids
     samplings = [SamplingParams()] if sampling.greedy else [SamplingParams(), sampling]
     with crossed_bundles(twins, progress) as (twin_target, twin_draft):
         progress.stage("comparing texts", sum(len(text) - 1 for text in texts), "tokens")
@@ -86,7 +88,7 @@ def compare(
                     statistics = measure_acceptance(
                         executor,
                         [replace(request, sampling=one) for request in requests],
-                        eos_token_ids=bundle.manifest.target.eos_token_ids,
+                        eos_token_ids=ends,
                         prefill_chunk=bundle.manifest.limits.prefill_chunk,
                         on_tokens=progress.advance,
                     )

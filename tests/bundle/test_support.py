@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from dflash_trt.bundle.build import BuildOptions
 from dflash_trt.bundle.support import EXECUTORS, TABLE, Feature, check_executor, render
 from dflash_trt.errors import DflashError
+from dflash_trt.graph.form import CacheDtype
+from tests.pairs import PairFactory, bundle_pair
 
 PAGE = Path(__file__).parents[2] / "docs" / "support-matrix.md"
 
@@ -33,3 +37,20 @@ def test_plugins_are_a_remedy_where_the_table_says_so() -> None:
     check_executor(Feature.PAGED_CACHES, "tensorrt", True, plugins=True)
     with pytest.raises(DflashError, match="linear caches"):
         check_executor(Feature.PAGED_CACHES, "tensorrt-rtx", True, plugins=True)
+
+
+@pytest.mark.parametrize(
+    ("family", "target", "kind"),
+    [
+        ("qwen3_5", {"num_layers": 4, "head_dim": 32}, "is a hybrid with recurrent layers"),
+        ("gemma4", {"num_layers": 3, "tie": True}, "is a Gemma 4 with heads of two kinds"),
+    ],
+)
+def test_kinds_of_targets_without_fp8_caches(
+    make_pair: PairFactory, family: str, target: dict[str, Any], kind: str
+) -> None:
+    last = target["num_layers"] - 1
+    pair = make_pair(family, {"vocab": 64, **target}, {"target_layer_ids": [0, last]})
+    with pytest.raises(DflashError) as caught:
+        bundle_pair(pair.folder, BuildOptions(overwrite=True, cache_dtype=CacheDtype.FP8))
+    assert kind in caught.value.what and "FP8 KV caches cannot be built yet" in caught.value.what

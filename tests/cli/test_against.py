@@ -77,31 +77,6 @@ def round_weights(path: Path) -> None:
 
 
 @pytest.mark.exhaustive
-def test_a_bundle_beside_itself(run: Run, twins: Twins, tmp_path: Path) -> None:
-    bounds = ["--fail-below-agreement", 1, "--max-tau-loss", 0]
-    common = ["--against", twins.twin, "--max-tokens", MAX_TOKENS, "--json", *bounds]
-    outcome = run.well("verify", twins.twin, *common, "--temperature", 0.8)
-    answer = outcome.json
-    assert answer.keys() == {"text", "acceptance", "failures"}
-    text = answer["text"]
-    assert (text["agreement"], text["mean_kl"], text["max_kl"]) == (1.0, 0.0, 0.0)
-    assert text["perplexity"] == text["twin_perplexity"]
-    assert text["tokens"] == sum(len(prompt) - 1 for prompt in PROMPTS)
-    assert answer["failures"] == []
-    rows = answer["acceptance"]
-    assert [(row["target"], row["draft"]) for row in rows] == SIDES * 2
-    assert [row["temperature"] for row in rows] == [0.0] * 4 + [0.8] * 4
-    for row in rows:
-        first = rows[0] if row["temperature"] == 0 else rows[4]
-        assert (
-            row["statistics"]["acceptance_histogram"]
-            == (first["statistics"]["acceptance_histogram"])
-        )
-        assert row["loss_percent"] == 0.0
-    assert rows[0]["statistics"]["steps"] != rows[4]["statistics"]["steps"]
-
-
-@pytest.mark.exhaustive
 def test_acceptance_is_that_of_independent_models(run: Run, twins: Twins) -> None:
     arguments = ["--against", twins.twin, "--max-tokens", MAX_TOKENS]
     answer = run.well("verify", twins.bundle, *arguments, "--json").json

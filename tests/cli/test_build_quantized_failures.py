@@ -96,22 +96,8 @@ def start(own_pair: Path) -> Iterator[Start]:
         process.communicate()
 
 
-@pytest.mark.parametrize("stage", ["observing", "draft: quantizing"])
-def test_a_kill_leaves_no_bundle_and_the_next_build_sweeps(
-    build: Build, own_pair: Path, start: Start, stage: str
-) -> None:
-    process = start(stage, build.folder)
-    process.kill()
-    process.wait()
-    (left,) = build.folder.parent.iterdir()
-    assert left.name.startswith(".b.building-") and (left / "quantized").is_dir()
-    build.well(own_pair, *FP8)
-    assert [path.name for path in build.folder.parent.iterdir()] == ["b"]
-
-
-@pytest.mark.parametrize("stage", ["observing", "target: quantizing"])
-def test_a_polite_kill_leaves_nothing(tmp_path: Path, start: Start, stage: str) -> None:
-    process = start(stage, tmp_path / "out" / "b")
+def test_a_polite_kill_leaves_nothing(tmp_path: Path, start: Start) -> None:
+    process = start("target: quantizing", tmp_path / "out" / "b")
     process.send_signal(signal.SIGTERM)
     assert process.wait(PATIENCE_S) == 128 + signal.SIGTERM
     assert not (tmp_path / "out").exists()

@@ -8,8 +8,6 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from dflash_trt.building.named_pair import find_config
 from dflash_trt.building.spec import Checkpoints
@@ -51,17 +49,11 @@ from tests.frozen.broken_files import PAIR, YAML
         (PAIR + 'max_batch: "4"\n', ["max_batch", "integer", "got '4'"]),
         (PAIR + "max_batch: .nan\n", ["max_batch", "got nan"]),
         (PAIR + "max_seq_len: 99999999999999999999\n", ["max_seq_len", "16777216"]),
-        (PAIR + f"max_seq_len: {'9' * 5000}\n", ["not valid YAML"]),
         (PAIR + "max_batch: 4\nmax_batch: 8\n", ["'max_batch' is given twice"]),
         (PAIR + "precision: int4\n", ["precision", "'fp8'", "got 'int4'"]),
         (PAIR + "precision: fp8\nexclude: [1]\n", ["exclude.0", "got 1"]),
-        (PAIR + "prompts: !!timestamp x\n", ["not valid YAML"]),
-        (PAIR + "prompts: \x00\n", ["not valid YAML"]),
-        (PAIR + "---\nmore: 1\n", ["not valid YAML"]),
         (PAIR + "shape: {draft: {block_size: 1}}\n", ["shape.draft.block_size"]),
         (PAIR + 'profiles: {"/../../x": {gpu: b200}}\n', ["profiles", "got '/../../x'"]),
-        (PAIR + "profiles: {x/y: {gpu: b200}}\n", ["profiles", "got 'x/y'"]),
-        (PAIR + 'profiles: {"": {gpu: b200}}\n', ["profiles", "got ''"]),
         (YAML["a bomb of aliases"], ["aliases"]),
         ("a: &a [*a]\n", ["aliases"]),
         (YAML["nothing"], ["must be a YAML mapping"]),
@@ -90,27 +82,3 @@ def test_every_shipped_config_is_valid() -> None:
         config, path = load_config(name)
         assert path.stem == name
         assert config.verified
-
-
-@settings(max_examples=150, deadline=None)
-@given(
-    st.recursive(
-        st.sampled_from(
-            ["a", "1", ".nan", "~", "2001-01-01", "!!float x", "!!binary x", "'", "&a"]
-        ),
-        lambda inner: st.one_of(
-            st.lists(inner, max_size=3).map(lambda items: f"[{', '.join(items)}]"),
-            st.dictionaries(inner, inner, max_size=3).map(
-                lambda pairs: "{" + ", ".join(f"{k}: {v}" for k, v in pairs.items()) + "}"
-            ),
-        ),
-        max_leaves=6,
-    ),
-    st.sampled_from(["description", "target", "max_batch", "prompts", "other", "?"]),
-)
-def test_anything_else_is_a_clear_refusal(
-    tmp_path_factory: pytest.TempPathFactory, value: str, key: str
-) -> None:
-    path = tmp_path_factory.getbasetemp() / "fuzz.yaml"
-    path.write_text(f"draft: {{checkpoint: d}}\n{key}: {value}\n")
-    refusal_of(find_config, str(path), Checkpoints())  # there is no such draft

@@ -11,11 +11,9 @@ from dflash_trt.checkpoints.target import read_target
 from dflash_trt.cli.main import main
 from dflash_trt.config import data_folder
 from tests.cli.bigram import write_tokenizer
-from tests.cli.refused_builds import REFUSED, build_stub, build_with_kernels, check_refused
+from tests.cli.stub_builds import build_stub, build_with_kernels
 from tests.covering import exhaustive
 from tests.pairs import PairFactory, TinyPair
-
-WORDS = "is a Gemma 4 with heads of two kinds"
 
 
 @pytest.fixture(scope="module")
@@ -59,13 +57,6 @@ def test_engines_with_kernels_attend_by_ours(
         assert is_native == (layout == "linear")
     assert main(["inspect", str(tmp_path / "bundle")]) == 0
     assert "one projection, their attention by a kernel of ours" in capsys.readouterr().out
-
-
-@pytest.mark.parametrize(("options", "refusal"), REFUSED, ids=str)
-def test_a_build_refuses(
-    pair: TinyPair, options: tuple[str, ...], refusal: str, capfd: pytest.CaptureFixture[str]
-) -> None:
-    check_refused(pair, options, capfd, WORDS, refusal)
 
 
 def test_quantize_takes_every_linear(pair: TinyPair, capfd: pytest.CaptureFixture[str]) -> None:

@@ -53,16 +53,6 @@ def test_json_of_a_known_text(run: Run, bundle: Path) -> None:
     assert rate == pytest.approx(8 / seconds)
 
 
-def test_a_hostile_bundle_is_one_line(run: Run, bundle: Path, tmp_path: Path) -> None:
-    """Whoever made it may have left out what `build` does, and vouches for it by its hashes."""
-    own = shutil.copytree(bundle, tmp_path / "b", symlinks=True)
-    name = "tokenizer/tokenizer.json"
-    hostile = json.loads((own / name).read_text())
-    hostile["decoder"] = {"type": "Strip", "content": "a", "start": 0, "stop": 1 << 40}
-    attach_file(open_bundle(own), name, json.dumps(hostile).encode())
-    run("generate", own, "--prompt", "cab").fails(1, name, "makes the tokenizers library panic")
-
-
 def test_a_prompt_that_panics_is_one_line(bundle: Path, tmp_path: Path) -> None:
     """What no trial foresees: a match that needs a snowman first. Rust adds a note of its own."""
     own = shutil.copytree(bundle, tmp_path / "b", symlinks=True)

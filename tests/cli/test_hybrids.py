@@ -14,7 +14,7 @@ from dflash_trt.cli.main import main
 from dflash_trt.config import data_folder
 from dflash_trt.quantization.linears import ALL_EXPERTS, LAYER_LINEARS
 from tests.cli.bigram import write_tokenizer
-from tests.cli.refused_builds import REFUSED, build_stub, build_with_kernels, check_refused
+from tests.cli.stub_builds import build_stub, build_with_kernels
 from tests.covering import exhaustive
 from tests.pairs import PairFactory, TinyPair
 
@@ -94,13 +94,6 @@ def test_engines_with_kernels_step_by_ours(
     held = 3 * 4 * (4 * 16 * 16 + 2 * (8 + 8) * (2 * 2 * 16 + 4 * 16 + 2 * 4))
     assert f"{held:,} bytes of state and rows a sequence" in shown
     assert "; gated_delta_step, a kernel of ours, which has the rows twice" in shown
-
-
-@pytest.mark.parametrize(("options", "refusal"), REFUSED, ids=str)
-def test_a_build_refuses(
-    pair: TinyPair, options: tuple[str, ...], refusal: str, capfd: pytest.CaptureFixture[str]
-) -> None:
-    check_refused(pair, options, capfd, "is a hybrid with recurrent layers", refusal)
 
 
 def test_quantize_leaves_the_gates_of_the_recurrence(pair: TinyPair) -> None:

@@ -49,30 +49,6 @@ def test_inspect_tells_the_layout(run: Run, paged: Path, bundle: Path) -> None:
     run.well("inspect", paged, "--verify")
 
 
-def test_generate_gives_what_linear_caches_give(
-    run: Run, paged: Path, bundle: Path, tmp_path: Path
-) -> None:
-    """Four prompts that begin alike, over pages for one and a half."""
-    prompts = tmp_path / "prompts.jsonl"
-    prompts.write_text(
-        "".join(json.dumps({"prompt": "a b c d e f g h i " + tail}) + "\n" for tail in "abcd")
-    )
-    arguments = ("--prompt-file", prompts, "--max-tokens", 40, "--ignore-eos")
-    linear, pages = (run("generate", one, *arguments, "--json").json for one in (bundle, paged))
-    assert [one["token_ids"] for one in pages["requests"]] == [
-        one["token_ids"] for one in linear["requests"]
-    ]
-    assert pages["total"]["cached_prompt_tokens"] > 0 and pages["total"]["preemptions"] > 0
-    assert linear["total"]["cached_prompt_tokens"] > 0  # copied rows of the first prompt
-    assert linear["total"]["preemptions"] == 0
-    assert "prompt tokens taken from other requests" in run("generate", paged, *arguments).err
-
-
-def test_verify_against_a_twin_reads_through_pages(run: Run, paged: Path, bundle: Path) -> None:
-    for pair in ((paged, bundle), (bundle, paged)):
-        run.well("verify", pair[0], "--against", pair[1], "--prompt", "a b c", "--json")
-
-
 @pytest.fixture(scope="module", params=["linear", "paged"])
 def fp8(
     request: pytest.FixtureRequest, bigram_config: Path, tmp_path_factory: pytest.TempPathFactory

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from dflash_trt.checkpoints.folder import open_checkpoint
-from dflash_trt.config import data_folder
 from tests.cli.conftest import Build, Run
 from tests.reference.checkpoints import write_target
 
@@ -30,16 +28,6 @@ def test_the_line_and_the_json(run: Run, source: Path, tmp_path: Path) -> None:
     assert len(described["tensors"]) == 8
     assert f"8 tensors, {blocks:,} blocks of 16 exact, 0 quantized again" in shown.out
     assert described["tensors"].keys() < open_checkpoint(tmp_path / "q").tensors.keys()
-
-
-def test_experts_in_floating_point_are_refused(run: Run, tmp_path: Path) -> None:
-    folder = write_target(tmp_path / "m", "qwen3_moe", "bfloat16", num_layers=4, shards=1)
-    texts = tmp_path / "texts.jsonl"
-    texts.write_text('{"prompt": "a"}\n')
-    arguments = ["quantize", "--checkpoint", folder, "--precision", "nvfp4"]
-    refused = run(*arguments, "--calibration", texts, "-o", tmp_path / "q")
-    assert refused.code == 1 and "has experts in floating point" in refused.err
-    assert not (tmp_path / "q").exists()
 
 
 def test_a_build_says_how_experts_are_converted(build: Build) -> None:
@@ -68,17 +56,3 @@ def test_what_is_shown(run: Run, build: Build) -> None:
     shown = run("inspect", build.folder).out
     assert "4 experts of ffn 96 in MXFP4, 2 a row: each chosen one taken once a call" in shown
     assert "3 of 6 layers see 64 positions; attention sinks" in shown
-
-
-@pytest.mark.exhaustive
-def test_experts_in_nvfp4_are_a_twin_of_the_same_numbers(
-    run: Run, build: Build, tmp_path: Path
-) -> None:
-    target = data_folder("demo_pair") / "gpt_oss" / "target"
-    run.well("quantize", "--checkpoint", target, "--precision", "nvfp4", "-o", tmp_path / "t")
-    build.well(DEMO)
-    nvfp4 = replace(build, folder=tmp_path / "out" / "nvfp4")
-    nvfp4.well(DEMO, "--target-checkpoint", tmp_path / "t")
-    common = ["--against", build.folder, "--json", "--max-tokens", 8]
-    quality = run.well("verify", nvfp4.folder, *common).json["text"]
-    assert quality["agreement"] == 1 and quality["max_kl"] == 0

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from pathlib import Path
 
@@ -53,28 +52,6 @@ def run_on(monkeypatch: pytest.MonkeyPatch, folder: Path) -> FakeTensorRt:
     trt = stand_in(monkeypatch, folder, FakeCuda())
     trt.version = "11.4.0"
     return trt
-
-
-@pytest.mark.exhaustive
-def test_generate_verify_and_tune(
-    run: Run, fp8: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    trt = run_on(monkeypatch, fp8)
-    prompts = tmp_path / "prompts.jsonl"
-    prompts.write_text("".join(json.dumps({"prompt": "cab" * 9 + c}) + "\n" for c in "abcb"))
-    generated = run.well("generate", fp8, "--prompt-file", prompts, "--max-tokens", 60, "--json")
-    texts = [one["text"] for one in generated.json["requests"]]
-    assert texts == ["ba" * 30, "ab" * 30, "c" * 60, "ab" * 30]
-    assert generated.json["total"]["cached_prompt_tokens"] == 3 * 16, "pages are shared"
-    common = ["--prompts", prompts, "--max-tokens", 12]
-    run.well("verify", fp8, *common, "--repeats", 1, "--batch", "4")
-    monkeypatch.setattr("dflash_trt.tuning.blocks.STEPS_SECONDS", 0.0)
-    monkeypatch.setattr("dflash_trt.tuning.blocks.LEAST_STEPS", 8)
-    copy = shutil.copytree(fp8, tmp_path / "bundle")
-    run_on(monkeypatch, copy)
-    quick = ["--block-size", "4", "--batch", "1,4", "--rounds", "1"]
-    run.well("tune", copy, *common, *quick)
-    assert trt.cuda.is_clean
 
 
 def test_figures_are_those_of_pages_and_codes(run: Run, fp8: Path) -> None:

@@ -207,23 +207,6 @@ def test_it_can_be_removed(run: Run, mine: Path) -> None:
     verify_bundle(opened, lambda count: None)
 
 
-def test_an_interrupted_removal_leaves_a_whole_bundle(
-    run: Run, mine: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Between the manifest without it and the file's end; repeating takes the file too."""
-
-    def unlink(self: Path, missing_ok: bool = False) -> None:
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Path, "unlink", unlink)
-        assert run("tune", mine, "--remove").code == 130
-    verify_bundle(open_bundle(mine), lambda count: None)
-    assert (mine / SCHEDULE_NAME).exists()
-    run.well("tune", mine, "--remove")
-    assert not (mine / SCHEDULE_NAME).exists()
-
-
 def test_package_takes_it_along(run: Run, mine: Path, tmp_path: Path) -> None:
     forced = _force(mine, 4, 4, 2, 1)
     for name, options, switch, blocks in (
@@ -240,13 +223,6 @@ def test_package_takes_it_along(run: Run, mine: Path, tmp_path: Path) -> None:
         verify_bundle(opened, lambda count: None)
     assert BlockSchedule.read(mine / SCHEDULE_NAME).blocks[0].block_size in (1, 2, 4)
     verify_bundle(open_bundle(mine), lambda count: None)
-
-
-def test_a_block_that_was_not_measured_is_refused(run: Run, mine: Path) -> None:
-    forced = _force(mine, 3, 3, 3, 3)
-    run("generate", mine, "--prompt", "a", "--block-schedule", forced).fails(
-        2, "block 3 is not among those measured", "tune"
-    )
 
 
 @pytest.mark.parametrize("cut", range(3))
@@ -277,3 +253,10 @@ def test_a_folder_that_cannot_be_written_is_one_line(
         run("tune", mine, *quick).fails(1, str(mine))
     finally:
         mine.chmod(0o755)
+
+
+def test_a_block_that_was_not_measured_is_refused(run: Run, mine: Path) -> None:
+    forced = _force(mine, 3, 3, 3, 3)
+    run("generate", mine, "--prompt", "a", "--block-schedule", forced).fails(
+        2, "block 3 is not among those measured", "tune"
+    )

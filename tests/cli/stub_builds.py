@@ -1,4 +1,4 @@
-"""Builds of targets of the newest families: what is refused, and engines without their code."""
+"""Builds of targets of the newest families: engines without their code."""
 
 from __future__ import annotations
 
@@ -12,12 +12,7 @@ from dflash_trt.cli.main import main
 from dflash_trt.graph.caches import native
 from tests.pairs import TinyPair
 
-WORDS = "for which FP8 KV caches cannot be built yet"
 KERNELS = ("--executor", "tensorrt", "--precision", "bf16", "--plugins")
-REFUSED = [
-    (("--kv-dtype", "fp8"), WORDS),
-    ((*KERNELS, "--arch", "sm_120", "--kv-dtype", "fp8"), WORDS),
-]
 
 
 def build_stub(pair: TinyPair, output: Path, *, largest: int = 256) -> Path:
@@ -52,20 +47,6 @@ def build_with_kernels(
     engines = open_bundle(output).manifest.engines
     assert engines is not None
     return {str(one.graph): dict(one.operations) for one in engines.files}
-
-
-def check_refused(
-    pair: TinyPair, options: tuple[str, ...], capfd: pytest.CaptureFixture[str], *words: str
-) -> None:
-    """Asserts that a build of the pair with `options` ends in one line with all `words`."""
-    output = pair.folder / "refused"
-    assert (
-        main(["build", *_checkpoints(pair), *options, "--max-seq-len", "128", "-o", str(output)])
-        == 2
-    )
-    (line,) = capfd.readouterr().err.strip().splitlines()[-1:]
-    assert all(one in line for one in words)
-    assert not output.exists()
 
 
 def _checkpoints(pair: TinyPair) -> list[str]:
