@@ -63,6 +63,7 @@ def test_generate(run: Run, demo: Path) -> None:
     assert re.sub(r"[\[\]]", "", streamed) == result.text
 
 
+@pytest.mark.exhaustive
 def test_stream_from_server(run: Run, address: str) -> None:
     assert run("stream_from_server.py", address.removeprefix("grpc://")).count(" → ") == 3
 

@@ -17,6 +17,7 @@ from dflash_trt.runtime import RequestResult, SamplingParams
 from dflash_trt.serving.server.launcher import ServerAddresses, TritonServer
 from dflash_trt.serving.server.tritonserver import TritonServerBinary
 from tests.cli.conftest import run  # noqa: F401
+from tests.inspection import server_traces
 from tests.serving.client import read_metrics
 from tests.serving.served import (
     LONG_CONTEXT,
@@ -65,15 +66,18 @@ def repository(bundle: Bundle) -> Path:
 
 @pytest.fixture(scope="session")
 def long_repository(long_bundle: Path) -> Path:
-    return package(long_bundle, long_bundle.parent / "repository")
+    """With a queue of two requests beside the eight slots."""
+    return package(long_bundle, long_bundle.parent / "repository", max_queue_size=2)
 
 
 @contextmanager
 def running_server(repository: Path) -> Iterator[TritonServer]:
-    """A server on free ports, ready; at its end it does not wait long for what a test left."""
+    """A server on free ports, ready; at its end it waits briefly, and leaves nothing behind."""
     with TritonServer(server_options(repository, exit_timeout_s=2)) as server:
         server.wait_ready(PATIENCE_S)
+        traces = server_traces(server)
         yield server
+    assert len(traces) > 1 and not any(path.exists() for path in traces)
 
 
 @pytest.fixture(scope="session")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import http.client
 import json
 import socket
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -134,51 +133,39 @@ def test_a_slow_reader_delays_nobody(addresses: ServerAddresses, generate: Gener
     assert json.loads(events[-1].removeprefix(b"data:"))["text_output"] == full
 
 
-@pytest.fixture(scope="module")
-def small_queue(
-    tritonserver: TritonServerBinary,
-    long_bundle: Path,
-    tmp_path_factory: pytest.TempPathFactory,
-) -> Iterator[ServerAddresses]:
-    """A server whose queue holds two requests beside the eight slots."""
-    folder = package(long_bundle, tmp_path_factory.mktemp("small") / "models", max_queue_size=2)
-    with running_server(folder) as server:
-        yield server.addresses
-
-
 @pytest.mark.parametrize("model", [LLM, CLASSIC])
 def test_a_full_queue_says_so_at_once(
-    small_queue: ServerAddresses, generate: Generate, model: str
+    long_addresses: ServerAddresses, generate: Generate, model: str
 ) -> None:
     # `ensemble` counts its own refusals nowhere.
-    with counting(small_queue, 15 if model == LLM else 10) as grown:
-        clients = [StreamClient(small_queue.grpc) for _ in range(10)]
+    with counting(long_addresses, 15 if model == LLM else 10) as grown:
+        clients = [StreamClient(long_addresses.grpc) for _ in range(10)]
         for client in clients:
             client.send(model, long_fields(model, PROMPTS[0]), parameters=ENDLESS)
-        wait_until(lambda: count_held(small_queue) == (8, 2))
+        wait_until(lambda: count_held(long_addresses) == (8, 2))
         fields = long_fields(model, PROMPTS[1])
         with ThreadPoolExecutor(4) as pool:
-            asked = [pool.submit(ask_grpc, small_queue.grpc, model, fields) for _ in range(4)]
+            asked = [pool.submit(ask_grpc, long_addresses.grpc, model, fields) for _ in range(4)]
         assert all("queue is full" in one.result().failure for one in asked)
-        status, reply = post(small_queue.http, f"{model}/generate", fields)
+        status, reply = post(long_addresses.http, f"{model}/generate", fields)
         assert status >= 400 and "queue is full" in reply["error"]
-        assert count_held(small_queue) == (8, 2), "they were told while all of it was held"
+        assert count_held(long_addresses) == (8, 2), "they were told while all of it was held"
         for client in clients:
             client.close(cancel=True)
     assert grown[CANCELLED] == 10
     if model == LLM:
-        answer = ask_grpc(small_queue.grpc, LLM, make_fields(LLM, PROMPTS[1]))
+        answer = ask_grpc(long_addresses.grpc, LLM, make_fields(LLM, PROMPTS[1]))
         assert answer.texts == [generate(PROMPTS[1], max_tokens=48).text]
 
 
 @pytest.mark.parametrize("model", [LLM, CLASSIC])
-def test_who_has_an_answer_may_ask_again(small_queue: ServerAddresses, model: str) -> None:
+def test_who_has_an_answer_may_ask_again(long_addresses: ServerAddresses, model: str) -> None:
     """As many clients as there is room for are never refused: a place is free before it is said."""
-    wait_idle(small_queue)
+    wait_idle(long_addresses)
     fields = make_fields(model, PROMPTS[0], max_tokens=2, stream=True)
 
     def ask_again(_: int) -> list[str]:
-        with StreamClient(small_queue.grpc) as client:
+        with StreamClient(long_addresses.grpc) as client:
             answers = [client.ask(model, fields) for _ in range(10)]
         return [answer.failure for answer in answers if answer.error is not None]
 
@@ -186,18 +173,22 @@ def test_who_has_an_answer_may_ask_again(small_queue: ServerAddresses, model: st
         assert list(pool.map(ask_again, range(10))) == [[]] * 10
 
 
-def test_requests_that_wait_keep_nobody_out(long_addresses: ServerAddresses) -> None:
+@pytest.mark.exhaustive
+def test_requests_that_wait_keep_nobody_out(
+    tritonserver: TritonServerBinary, long_bundle: Path, tmp_path: Path
+) -> None:
     """More than the 32 threads that the Python backend has for calls from model to model."""
-    addresses = long_addresses
-    before = wait_idle(addresses)
     count = 48
-    with StreamClient(addresses.grpc) as client:
-        fields = long_fields(CLASSIC, PROMPTS[0], stream=False)
-        for _ in range(count):
-            client.send(CLASSIC, fields, parameters=ENDLESS)
-        wait_until(lambda: sum(count_held(addresses)) == count)
-        refused = ask_grpc(addresses.grpc, CLASSIC, {**fields, "beam_width": 2})
-        assert "beam_width" in refused.failure
-        client.close(cancel=True)
-    after = wait_idle(addresses, count_ended(before) + count)
-    assert after[CANCELLED] - before[CANCELLED] == count
+    with running_server(package(long_bundle, tmp_path / "repository")) as server:
+        addresses = server.addresses
+        before = wait_idle(addresses)
+        with StreamClient(addresses.grpc) as client:
+            fields = long_fields(CLASSIC, PROMPTS[0], stream=False)
+            for _ in range(count):
+                client.send(CLASSIC, fields, parameters=ENDLESS)
+            wait_until(lambda: sum(count_held(addresses)) == count)
+            refused = ask_grpc(addresses.grpc, CLASSIC, {**fields, "beam_width": 2})
+            assert "beam_width" in refused.failure
+            client.close(cancel=True)
+        after = wait_idle(addresses, count_ended(before) + count)
+        assert after[CANCELLED] - before[CANCELLED] == count

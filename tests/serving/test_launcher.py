@@ -51,6 +51,7 @@ def _write_repository(
     return folder
 
 
+@pytest.mark.exhaustive
 def test_runs_models_with_this_interpreter_and_leaves_nothing(
     tritonserver: TritonServerBinary, tmp_path: Path
 ) -> None:

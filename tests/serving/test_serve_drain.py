@@ -17,6 +17,8 @@ from dflash_trt.serving.server.tritonserver import TritonServerBinary
 from tests.serving.served import FREE_PORTS, LONG_CONTEXT, fetch, starting, wait_ready
 from tests.waiting import PATIENCE_S, wait_until
 
+pytestmark = pytest.mark.exhaustive
+
 
 @pytest.fixture
 def serve_bundle(
@@ -78,7 +80,6 @@ def test_requests_in_flight_end_before_the_server(
     assert "Traceback" not in err and "500" not in err
 
 
-@pytest.mark.exhaustive
 def test_a_server_whose_requests_end_in_time_ends_with_0(
     serve_bundle: tuple[subprocess.Popen[str], str],
 ) -> None:
