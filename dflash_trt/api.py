@@ -5,18 +5,16 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from dflash_trt.building.request import (
-    CPU,
-    TRTLLM,
-    BuildRequest,
+from dflash_trt.building.spec import (
+    BuildSpec,
     CacheOptions,
     Checkpoints,
     EngineRequest,
     LimitOptions,
-    OutputOptions,
     PrecisionOptions,
 )
 from dflash_trt.bundle.bundle import Bundle, open_bundle
+from dflash_trt.bundle.support import CPU, EXECUTORS, TRTLLM
 from dflash_trt.core.progress import Progress, SilentProgress
 from dflash_trt.core.validation import check_value
 from dflash_trt.errors import DflashError
@@ -85,7 +83,7 @@ def build(
         DflashError: options that do not go together, a pair or a limit that does not fit, a
             checkpoint that cannot be found or read, a disk that refuses.
     """
-    from dflash_trt.building.build import EXECUTORS, BuiltBundle
+    from dflash_trt.building.build import BuiltBundle
     from dflash_trt.building.build import build as run_build
 
     known = [name for name in EXECUTORS if name != TRTLLM]
@@ -96,7 +94,7 @@ def build(
     check_value("target", target, str | os.PathLike[str] | None)
     check_value("output", output, str | os.PathLike[str] | None)
     built = run_build(
-        BuildRequest(
+        BuildSpec(
             target=None if target is None else os.fspath(target),
             executor=executor,
             profile=profile,
@@ -105,9 +103,8 @@ def build(
             precision=precision or PrecisionOptions(),
             caches=caches or CacheOptions(),
             engines=engines or EngineRequest(),
-            output=OutputOptions(
-                overwrite=overwrite, output=None if output is None else Path(output)
-            ),
+            overwrite=overwrite,
+            output=None if output is None else Path(output),
         ),
         progress or SilentProgress(),
     )

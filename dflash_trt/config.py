@@ -320,24 +320,3 @@ def resolve_builtin(name: str) -> Path | None:
         return None
     folder, _, inner = name.removeprefix(BUILTIN_PREFIX).partition("/")
     return data_folder(folder) / inner
-
-
-def choose_profile(config: BuildConfig, name: str | None, path: Path) -> str:
-    """The profile `name`, once it proved to exist; without a name the only one that there is.
-
-    Raises:
-        DflashError: no such profile (with the nearest), or several to choose from (usage).
-    """
-    names = list(config.profiles)
-    if name is None and len(names) == 1:
-        name = names[0]
-    if name is None or name not in config.profiles:
-        unknown = "which profile of" if name is None else f"no profile {one_line(name, 40)!r} in"
-        if not names:
-            what = f"{path.name} has no hardware profiles"
-            fix = "add `profiles: {NAME: {gpu: …, gpus: …, tensor_parallel: …}}` to a copy of it"
-        else:
-            what = f"{unknown} {path.name}{'' if name is None else nearest(name, names)}"
-            fix = f"choose one of {', '.join(names)}"
-        raise DflashError(what, where="--profile", fix=fix, usage=True)
-    return name

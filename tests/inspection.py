@@ -14,7 +14,7 @@ from dflash_trt.backends.onnxruntime.caches import LinearCaches, PagedCaches
 from dflash_trt.backends.onnxruntime.executor import OnnxRuntimeExecutor
 from dflash_trt.backends.tensorrt.run.executor import TensorRtExecutor
 from dflash_trt.runtime import Generator
-from dflash_trt.runtime.live_pacing import LivePacer
+from dflash_trt.runtime.pacers import LivePacer
 from dflash_trt.runtime.pacing import Pacer
 from dflash_trt.runtime.page_group import PageAllocator
 from dflash_trt.runtime.worker import GeneratorWorker
@@ -146,8 +146,7 @@ def is_closing(worker: GeneratorWorker) -> bool:
 
 def chat_worker(renderer: ChatRenderer) -> subprocess.Popen[bytes]:
     """The process that renders chat templates."""
-    worker = renderer._process._worker
-    assert worker is not None
+    (worker,) = renderer._sandbox._workers
     return worker
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -73,7 +73,6 @@ class PairFactory:
         copy_weights: whether the bundle gets weight files of its own.
         paging: `page_size` and `pages` of a pool; None builds linear KV caches.
         kv_dtype: value of a `CacheDtype`, what the caches hold.
-        sharpness: of drafts that share the noise of sampled draws.
         quantize: keywords of `quantize_folder` for "target", "draft" or both, applied last.
     """
 
@@ -100,10 +99,9 @@ class PairFactory:
         quantize: Mapping[str, Mapping[str, Any]] | None = None,
         paging: Mapping[str, int] | None = None,
         kv_dtype: str = "auto",
-        sharpness: Sequence[float] = (),
         prefill_chunk: int | None = None,
     ) -> TinyPair:
-        limits = (max_seq_len, max_batch, copy_weights, paging, kv_dtype, sharpness, prefill_chunk)
+        limits = (max_seq_len, max_batch, copy_weights, paging, kv_dtype, prefill_chunk)
         arguments = (family, target, draft, dflash, fit_steps, limits, quantize)
         key = json.dumps(arguments, sort_keys=True)
         if key in self._pairs:
@@ -116,7 +114,6 @@ class PairFactory:
             copy_weights=copy_weights,
             **({} if paging is None else {"page_size": PAGE_SIZE} | dict(paging)),
             cache_dtype=CacheDtype(kv_dtype),
-            sharpness=tuple(sharpness),
         )
         sizes = {"max_seq_len": max_seq_len, "max_batch": max_batch}
         if prefill_chunk is not None:

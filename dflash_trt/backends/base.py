@@ -20,7 +20,6 @@ from dflash_trt.backends.state_positions import StatePositions
 from dflash_trt.core.arrays import FloatArray as FloatArray
 from dflash_trt.core.arrays import Int64Array as Int64Array
 from dflash_trt.core.limits import Limits, PagePool
-from dflash_trt.sampling.coupling import DraftCoupling
 
 TargetGraph = Literal["target", "target_only"]
 
@@ -89,8 +88,6 @@ class StepCall:
 
     `revise` changes the drafts where it can do better: it is given the token ids [B,S], anchors
     first, before they are verified. Executors that hand them over on the device do without.
-    `couple` is given them before, beside the draft's logits [B,S-1,V or K]; there only where
-    `limits.coupling` is and the executor doesn't draw.
     """
 
     first_slot: int
@@ -101,7 +98,6 @@ class StepCall:
     sampling: Int64Array | None = None
     ahead: bool = False
     revise: Callable[[Int64Array], None] | None = None
-    couple: Callable[[Int64Array, FloatArray], None] | None = None
 
     @property
     def batch(self) -> int:
@@ -140,8 +136,7 @@ class ExecutorLimits(Limits):
     each sequence's own sampling, and that calls are given it. `has_state`: the target has recurrent
     layers, so that a sequence goes on where its last call's rows end, or takes back at most
     `block_size` of them. What it has written before cannot be run again, and is shared only with a
-    copy of the state behind it, of which a StatefulExecutor has `state_copies`. `coupling` is there
-    where drafts may share the noise of the target's draws.
+    copy of the state behind it, of which a StatefulExecutor has `state_copies`.
     """
 
     vocab_size: int
@@ -151,7 +146,6 @@ class ExecutorLimits(Limits):
     draws: bool = False
     has_state: bool = False
     state_copies: int = 0
-    coupling: DraftCoupling | None = None
 
     @property
     def windows(self) -> tuple[int, ...]:

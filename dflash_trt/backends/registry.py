@@ -7,7 +7,6 @@ from dataclasses import asdict
 
 from dflash_trt.backends.base import Executor, ExecutorLimits
 from dflash_trt.bundle.bundle import Bundle
-from dflash_trt.bundle.coupling import read_coupling
 from dflash_trt.graph.bindings import GraphName
 from dflash_trt.graph.tensors import cache_layout
 from dflash_trt.memory.caches import state_copies
@@ -22,11 +21,7 @@ def check_runnable(bundle: Bundle) -> None:
 
 
 def executor_limits(bundle: Bundle) -> ExecutorLimits:
-    """Those of the executor that `open_executor` opens; loads nothing.
-
-    Raises:
-        DflashError: the tokens that the draft chooses among cannot be read.
-    """
+    """Those of the executor that `open_executor` opens; loads nothing."""
     manifest = bundle.manifest
     target = manifest.target
     return ExecutorLimits(
@@ -37,7 +32,6 @@ def executor_limits(bundle: Bundle) -> ExecutorLimits:
         page_pool=manifest.page_pool,
         draws=manifest.engines is not None and manifest.engines.draws,
         has_state=target.sizes.has_state,
-        coupling=read_coupling(bundle),
         state_copies=state_copies(target.sizes, manifest.limits, manifest.page_pool),
     )
 

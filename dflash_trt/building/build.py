@@ -6,13 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dflash_trt.backends.tensorrt.build.builder import EngineOptions, local_arch
-from dflash_trt.backends.tensorrt.library import LIBRARIES, TENSORRT_RTX, find_arch, load_library
-from dflash_trt.building.caches import choose_caches
-from dflash_trt.building.deployment import (
-    BuiltDeployment,
-    build_deployment,
-    refuse_deployment_options,
-)
+from dflash_trt.backends.tensorrt.library import LIBRARIES, find_arch, load_library
+from dflash_trt.building.deployment import BuiltDeployment, build_deployment
 from dflash_trt.building.named_pair import find_config
 from dflash_trt.building.profile import on_profile
 from dflash_trt.building.recipe import (
@@ -21,197 +16,132 @@ from dflash_trt.building.recipe import (
     choose_recipe,
     find_texts,
     pair_quantization,
+    precision_places,
 )
-from dflash_trt.building.request import TRTLLM, BuildRequest
+from dflash_trt.building.sources import fetch, find_source
+from dflash_trt.building.spec import BuildSpec
 from dflash_trt.bundle.build import BuildOptions, build_bundle
 from dflash_trt.bundle.manifest import Manifest
 from dflash_trt.bundle.staging import check_destination
 from dflash_trt.checkpoints.draft import read_draft
-from dflash_trt.checkpoints.hub import find_checkpoint
-from dflash_trt.checkpoints.pair import Pair, check_pair
+from dflash_trt.checkpoints.pair import check_pair
 from dflash_trt.checkpoints.target import read_target
-from dflash_trt.config import (
-    BuildConfig,
-    CheckpointSource,
-    HardwareProfile,
-    resolve_builtin,
-    resolve_file,
-)
+from dflash_trt.config import BuildConfig, HardwareProfile, resolve_file
 from dflash_trt.core.progress import Progress
-from dflash_trt.errors import DflashError, refuse_options
-from dflash_trt.graph.form import CacheDtype
+from dflash_trt.errors import DflashError
+from dflash_trt.graph.form import CacheDtype, Precision
 from dflash_trt.hardware.gpus import DEFAULT_ARCH, find_gpu
-from dflash_trt.speculation.coupling import Coupling, check_couples
 from dflash_trt.text.prompts import read_prompts
-
-EXECUTORS = ("cpu", *LIBRARIES, TRTLLM)
 
 
 @dataclass(frozen=True, slots=True)
 class BuiltBundle:
-    """A bundle's folder and manifest."""
+    """A bundle's folder and manifest.
+
+    `added_end` is the tokenizer's end of text where the checkpoint's configs do not name it.
+    """
 
     folder: Path
     manifest: Manifest
+    added_end: int | None = None
 
 
-def build(request: BuildRequest, progress: Progress) -> BuiltBundle | BuiltDeployment:
+def build(spec: BuildSpec, progress: Progress) -> BuiltBundle | BuiltDeployment:
     """Builds what is asked for, whole or not at all.
 
     Raises:
         DflashError: options that do not go together, a pair or a limit that does not fit, a
             checkpoint that cannot be found or read, a disk that refuses.
     """
-    config, path = find_config(request.target, request.checkpoints)
-    choose_caches(request.caches, request.executor, plugins=request.engines.plugins)
-    name, profile = request.profile, None
-    if name is not None or request.executor == TRTLLM:
+    config, path = find_config(spec.target, spec.checkpoints)
+    spec.check_executor()
+    name, profile = spec.profile, None
+    if name is not None or spec.is_deployment:
         name, config = on_profile(config, name, path)
         profile = config.profiles[name]
-    config = request.limits.apply(config)
-    if request.executor == TRTLLM:
+    config = spec.apply(config)
+    if spec.is_deployment:
         assert name is not None
-        return build_deployment(request, config, path, name, progress)
-    refuse_deployment_options(request.deployment)
-    recipe, engines = _choose_precision(request, config, path, profile)
-    return _write_bundle(request, config, path, recipe, engines, progress)
+        return build_deployment(spec, config, path, name, progress)
+    recipe = choose_recipe(config, precision_places(spec.precision, path), spec.executor)
+    engines = _choose_engines(spec, profile, recipe.compute)
+    check_idle_options(recipe, spec.precision)
+    return _write_bundle(spec, config, path, recipe, engines, progress)
 
 
-def _profile_arch(profile: HardwareProfile, executor: str, arch: str | None) -> str:
-    """The architecture to build engines for; raises DflashError where the profile has none."""
-    what, fix = None, "leave it out"
-    if executor not in LIBRARIES:
-        what = f"profiles describe GPUs; executor {executor} has none"
-    elif profile.gpus > 1:
-        what = f"has {profile.gpus} GPUs; engines run on one"
-        fix = "choose a profile of one GPU, or --executor trtllm"
-    elif arch not in (None, find_gpu(profile.gpu).arch):
-        what = f"is for {find_gpu(profile.gpu).arch}, --arch says {arch}"
-        fix = "leave one of them out"
-    if what is not None:
-        raise DflashError(what, where="--profile", fix=fix, usage=True)
-    return find_gpu(profile.gpu).arch
-
-
-def _choose_precision(
-    request: BuildRequest, config: BuildConfig, path: Path, profile: HardwareProfile | None
-) -> tuple[PrecisionRecipe, EngineOptions | None]:
-    """What is computed and quantised, and with what engines."""
-    wanted, library = request.engines, LIBRARIES.get(request.executor)
-    arch = wanted.arch
-    if profile is not None:
-        arch = _profile_arch(profile, request.executor, arch)
-    recipe = choose_recipe(config, path, request.precision, engines=library is not None)
-    if library is None or library.is_rtx:
-        _refuse_tensorrt_options(request)
+def _choose_engines(
+    spec: BuildSpec, profile: HardwareProfile | None, compute: Precision
+) -> EngineOptions | None:
+    """The engines to build; None for the CPU. DflashError where there is no such GPU."""
+    library, arch = LIBRARIES.get(spec.executor), spec.engines.arch
     if library is None:
-        refuse_options(
-            {"--arch": arch},
-            f"{arch!r} is for engines; the CPU executor runs the graphs themselves",
-            f"add --executor {TENSORRT_RTX.executor}, or leave it out",
-        )
-        return recipe, None
-    if arch is None and not library.is_rtx:
+        return None
+    if profile is not None:
+        arch = _profile_arch(profile, arch)
+    elif arch is None and not library.is_rtx:
         load_library(library)
         arch = local_arch()
     found = find_arch(arch or DEFAULT_ARCH, library)
-    return recipe, EngineOptions(
-        found, recipe.compute, library, wanted.timing_cache, wanted.plugins
-    )
+    return EngineOptions(found, compute, library, plugins=spec.engines.plugins)
 
 
-def _refuse_tensorrt_options(request: BuildRequest) -> None:
-    """Refuses what only TensorRT for data centres takes."""
-    fix = "leave it out, or build with --executor tensorrt"
-    cache, plugins = request.engines.timing_cache, request.engines.plugins
-    refuse_options({"--timing-cache": cache}, "only TensorRT measures tactics as it builds", fix)
-    refuse_options({"--plugins": plugins}, "only TensorRT takes this project's plugins", fix)
+def _profile_arch(profile: HardwareProfile, arch: str | None) -> str:
+    """The architecture to build engines for; raises DflashError where the profile has none."""
+    own = find_gpu(profile.gpu).arch
+    what, fix = None, "leave one of them out"
+    if profile.gpus > 1:
+        what = f"has {profile.gpus} GPUs; engines run on one"
+        fix = "choose a profile of one GPU, or --executor trtllm"
+    elif arch not in (None, own):
+        what = f"is for {own}, --arch says {arch}"
+    if what is not None:
+        raise DflashError(what, where="--profile", fix=fix, usage=True)
+    return own
 
 
 def _write_bundle(
-    request: BuildRequest,
+    spec: BuildSpec,
     config: BuildConfig,
     path: Path,
     recipe: PrecisionRecipe,
     engines: EngineOptions | None,
     progress: Progress,
 ) -> BuiltBundle:
-    options, given = request.precision, request.checkpoints
-    check_idle_options(recipe, options)
-    texts = find_texts(recipe, config, path, options.calibration)
-    output = request.output.output or Path(f"{path.stem}-bundle")
-    check_destination(output, overwrite=request.output.overwrite)  # before anything is downloaded
-    target_folder = _find(config.target, path, given.target_checkpoint, "--target-checkpoint")
-    draft_folder = _find(config.draft, path, given.draft_checkpoint, "--draft-checkpoint")
+    texts = find_texts(recipe, config, path, spec.precision.calibration)
+    output = spec.output or Path(f"{path.stem}-bundle")
+    check_destination(output, overwrite=spec.overwrite)  # before anything is downloaded
+    folders = []
+    for source, given, option in (
+        (config.target, spec.checkpoints.target_checkpoint, "--target-checkpoint"),
+        (config.draft, spec.checkpoints.draft_checkpoint, "--draft-checkpoint"),
+    ):
+        folders.append(given or fetch(find_source(source, path, None, option), path, option))
     progress.stage("reading checkpoints", None)
-    pair = check_pair(read_target(target_folder), read_draft(draft_folder))
-    sharpness = _read_sharpness(given.coupling, pair, engines)
+    pair = check_pair(read_target(folders[0]), read_draft(folders[1]))
     prompts = _prompts(config, path)
-    caches = choose_caches(request.caches, request.executor, plugins=request.engines.plugins)
     quantization = None
     if texts is not None:
-        lm_head = options.quantize_lm_head
         quantization = pair_quantization(
             recipe,
             pair,
             texts,
-            quantize_lm_head=lm_head,
-            kv_scales=caches.dtype is CacheDtype.FP8,
+            quantize_lm_head=spec.precision.quantize_lm_head,
+            kv_scales=spec.cache_dtype is CacheDtype.FP8,
         )
-    build_options = BuildOptions(
-        copy_weights=request.output.copy_weights,
-        hash_weights=request.output.hash_weights,
-        overwrite=request.output.overwrite,
+    options = BuildOptions(
+        copy_weights=spec.copy_weights,
+        hash_weights=spec.hash_weights,
+        overwrite=spec.overwrite,
         engines=engines,
-        page_size=caches.page_size,
-        pages=caches.pages,
-        cache_dtype=caches.dtype,
+        page_size=spec.page_size,
+        pages=spec.caches.kv_pages,
+        cache_dtype=spec.cache_dtype,
         quantization=quantization,
-        sharpness=sharpness,
     )
-    manifest = build_bundle(
-        pair, config, path.stem, output, build_options, progress, prompts=prompts
-    )
-    return BuiltBundle(output, manifest)
-
-
-def _read_sharpness(
-    file: Path | None, pair: Pair, engines: EngineOptions | None
-) -> tuple[float, ...]:
-    """That of each draft of a block; empty where the likeliest tokens are drafted.
-
-    Raises:
-        DflashError: no coupling or another block's, a draft or engines that share no noise (usage).
-    """
-    if file is None:
-        return ()
-    what = fix = None
-    if engines is not None and not engines.plugins:
-        what, fix = "engines share noise by this project's kernels alone", "add --plugins"
-    elif engines is not None and pair.draft_token_ids is not None:
-        what = "the draft chooses among some tokens, which share no noise on engines yet"
-        fix = "build for the CPU, or leave --coupling out"
-    draft = pair.draft
-    check_couples(draft.traits, draft.checkpoint.path)
-    sharpness = Coupling.read(file).sharpness
-    if len(sharpness) != draft.block_size - 1:
-        what = f"is for blocks of {len(sharpness) + 1}, the draft's has {draft.block_size}"
-        fix = "run `dflash-trt couple` on a bundle of this pair"
-    if what is not None:
-        raise DflashError(what, where="--coupling", fix=fix, usage=True)
-    return tuple(sharpness)
-
-
-def _find(source: CheckpointSource, config_path: Path, given: Path | None, option: str) -> Path:
-    """The folder of a checkpoint: the option's, what ships with the project, local, or hub."""
-    if given is not None:
-        return given
-    builtin = resolve_builtin(source.checkpoint)
-    if builtin is not None:
-        return builtin
-    return find_checkpoint(
-        source.checkpoint, base=config_path.parent, revision=source.revision, option=option
-    )
+    manifest = build_bundle(pair, config, path.stem, output, options, progress, prompts=prompts)
+    ends = manifest.target.eos_token_ids
+    added = next((one for one in ends if one not in pair.target.eos_token_ids), None)
+    return BuiltBundle(output, manifest, added)
 
 
 def _prompts(config: BuildConfig, config_path: Path) -> Path | None:

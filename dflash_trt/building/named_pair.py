@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from dflash_trt.building.request import Checkpoints
+from dflash_trt.building.spec import Checkpoints
 from dflash_trt.checkpoints.families import DRAFT_ARCHITECTURES
 from dflash_trt.checkpoints.folder import CONFIG_NAME, read_config
 from dflash_trt.checkpoints.hub import local_checkpoint

@@ -7,21 +7,24 @@ let it through, an engine where its memory does.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from dflash_trt.backends.tensorrt.library import LIBRARIES, Library, library_arches
 from dflash_trt.building.profile import on_profile, plain_profiles
-from dflash_trt.building.request import TRTLLM
+from dflash_trt.bundle.support import PLUGINS, TRTLLM, needing_plugins
 from dflash_trt.config import BuildConfig, load_config
+from dflash_trt.core.formats import Format
 from dflash_trt.core.limits import Limits
 from dflash_trt.errors import DflashError
 from dflash_trt.graph.form import GraphForm, Precision
 from dflash_trt.hardware.card import Card
-from dflash_trt.hardware.gpus import Arch, Format, arches
-from dflash_trt.memory.engines import engine_memory, shape_weight_bytes
-from dflash_trt.memory.shape import FORMATS, FormatName
-from dflash_trt.memory.weights import draft_weight_bytes, target_weight_bytes
-from dflash_trt.memory.workspace import LOGITS_ITEM_BYTES, RUNTIME_BYTES
+from dflash_trt.hardware.gpus import Arch, arches
+from dflash_trt.memory.engines import LOGITS_ITEM_BYTES, RUNTIME_BYTES, engine_memory
+from dflash_trt.memory.weights import (
+    draft_weight_bytes,
+    shape_weight_bytes,
+    target_weight_bytes,
+)
 from dflash_trt.planning.known_pairs import PairShape, find_pair, pair_names
 from dflash_trt.trtllm.plan import DeploymentOptions, fit_batch, plan_deployment
 from dflash_trt.trtllm.rules import choose_backend
@@ -60,7 +63,7 @@ class Way:
     """
 
     executor: str
-    precision: FormatName
+    precision: Format
     is_native: bool
     gpus: int
     users: int
@@ -81,7 +84,7 @@ class PairOnGpu:
     """
 
     name: str
-    published: FormatName
+    published: Format
     weights: int
     ways: tuple[Way, ...]
     obstacles: tuple[str, ...]
@@ -138,13 +141,13 @@ def _kernel_ability(arch: Arch) -> Ability:
     if arch.kernels is None:
         detail = f"none for {arch.name}: TensorRT's attention, linear caches in the compute type"
         return Ability(part, False, detail)
-    gain = "paged and FP8 caches, tokens drawn on the GPU"
-    return Ability(part, True, f"--plugins, compiled for {arch.kernels}: {gain}")
+    gain = ", ".join([*needing_plugins(), "drawing on the GPU"])
+    return Ability(part, True, f"{PLUGINS}, compiled for {arch.kernels}: {gain}")
 
 
 def _format_ability(arch: Arch) -> Ability:
     part, detail = "quantised products", ", ".join(arch.formats)
-    if "nvfp4" not in arch.formats:
+    if Format.NVFP4 not in arch.formats:
         detail = f"{detail or 'none'}; four-bit experts are multiplied in bf16"
     return Ability(part, bool(arch.formats), detail)
 
@@ -180,7 +183,7 @@ def judge_pair(name: str, card: Card, gpus: int = 1) -> PairOnGpu:
 
 def _precisions(pair: PairShape, formats: tuple[Format, ...]) -> tuple[Format | None, ...]:
     """As published, then what this project can quantise it to and the GPU multiplies."""
-    is_plain = pair.target.experts is None and pair.target.mlp_format == "bf16"
+    is_plain = pair.target.experts is None and pair.target.mlp_format is Format.BF16
     return (None, *(formats if is_plain else ()))
 
 
@@ -216,7 +219,7 @@ def _deployment(name: str, pair: PairShape, profile: str, precision: Format | No
     return Way(
         executor=TRTLLM,
         precision=stored,
-        is_native=FORMATS[stored].is_native(plan.gpu),
+        is_native=plan.gpu.multiplies(stored),
         gpus=plan.profile.gpus,
         users=plan.whole_sequences,
         context=plan.max_seq_len,
@@ -246,12 +249,12 @@ def _engines(config: BuildConfig, pair: PairShape, card: Card) -> Iterator[Way |
         if library.is_rtx:
             options += ("--arch", arch.name)
         if plugins:
-            options += ("--plugins",)
+            options += (PLUGINS,)
         if precision is not None:
             options += ("--precision", precision, "--calibration", TEXTS)
         yield Way(
             executor=library.executor,
-            precision=precision or "bf16",
+            precision=precision or Format.BF16,
             is_native=True,
             gpus=1,
             users=users,
@@ -297,11 +300,11 @@ def _engine_bytes(
     target, draft = pair.target, pair.draft
     if precision is not None:
         target = target.in_format(precision)
-        draft = replace(draft, model=draft.model.in_format(precision))
+        draft = draft.in_format(precision)
     weights = shape_weight_bytes(target, draft)
     block = config.block_size or draft.block_size
     replay = block if target.sizes.has_state else None
     form = GraphForm(precision=Precision.BFLOAT16, draws=plugins, replay=replay)
     limits = Limits(batch, config.max_seq_len, block, config.prefill_chunk)
-    took = engine_memory(target.sizes, draft.model.sizes, weights, limits, form, splits=plugins)
-    return took.total + took.rows * target.vocab * LOGITS_ITEM_BYTES + RUNTIME_BYTES
+    took = engine_memory(target.sizes, draft.sizes, weights, limits, form, splits=plugins)
+    return took.total + took.rows * target.vocab_size * LOGITS_ITEM_BYTES + RUNTIME_BYTES

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from dflash_trt.config import BuildConfig, HardwareProfile, choose_profile
-from dflash_trt.errors import DflashError, one_line
+from dflash_trt.config import BuildConfig, HardwareProfile
+from dflash_trt.errors import DflashError, nearest, one_line
 from dflash_trt.hardware.gpus import Gpu, find_gpu, gpu_names
 
 MOST_PLAIN = 8
@@ -60,11 +60,22 @@ def on_profile(config: BuildConfig, name: str | None, path: Path) -> tuple[str, 
     """The profile called `name`, or the only one; and `config` with its limits and precision.
 
     Raises:
-        DflashError: no such profile, or several to choose from (usage).
+        DflashError: no such profile (with the nearest), or several to choose from (usage).
     """
     if name is not None and name not in config.profiles:
         name, config = _plain(name, config, path)
-    name = choose_profile(config, name, path)
+    names = list(config.profiles)
+    if name is None and len(names) == 1:
+        name = names[0]
+    if name is None or name not in config.profiles:
+        unknown = "which profile of" if name is None else f"no profile {one_line(name, 40)!r} in"
+        if not names:
+            what = f"{path.name} has no hardware profiles"
+            fix = "add `profiles: {NAME: {gpu: …, gpus: …, tensor_parallel: …}}` to a copy of it"
+        else:
+            what = f"{unknown} {path.name}{'' if name is None else nearest(name, names)}"
+            fix = f"choose one of {', '.join(names)}"
+        raise DflashError(what, where="--profile", fix=fix, usage=True)
     profile = config.profiles[name]
     given = {"max_batch": profile.max_batch, "max_seq_len": profile.max_seq_len}
     update: dict[str, object] = {key: value for key, value in given.items() if value is not None}

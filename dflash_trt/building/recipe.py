@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from dflash_trt.building.request import PrecisionOptions
+from dflash_trt.building.spec import PrecisionOptions
 from dflash_trt.bundle.quantize import PairAmax, PairQuantization
+from dflash_trt.bundle.support import CPU, PRECISIONS, check_executor
 from dflash_trt.calibration import observe_pair
 from dflash_trt.checkpoints.pair import Pair
 from dflash_trt.config import QUANTIZED, BuildConfig, PrecisionName, resolve_file
@@ -19,7 +21,6 @@ from dflash_trt.text.prompts import encode_calibration, read_prompts
 
 COMPUTE = {"fp32": Precision.FLOAT32, "bf16": Precision.BFLOAT16, "fp16": Precision.FLOAT16}
 ALGORITHMS = {"fp8": Algorithm.FP8, "nvfp4": Algorithm.NVFP4}
-PRECISIONS = (*COMPUTE, *ALGORITHMS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,33 +36,23 @@ class PrecisionRecipe:
 
 
 def choose_recipe(
-    config: BuildConfig, config_path: Path, options: PrecisionOptions, *, engines: bool
+    config: BuildConfig, places: Mapping[Owner, str], executor: str
 ) -> PrecisionRecipe:
-    """The request's options, and the configuration's where they leave room for them.
-
-    A precision that is given replaces the configuration's recipe as a whole: its draft_precision
-    and patterns were chosen for its own.
+    """What the configuration says once the request's options stand in it; `places` say where.
 
     Raises:
         DflashError: what the executor does not compute in, or an option without an effect.
     """
-    places: dict[Owner, str] = {"target": "--precision", "draft": "--draft-precision"}
-    precision, draft_precision = options.precision, options.draft_precision
-    exclude = options.exclude
-    if precision is None:
-        exclude = exclude or config.exclude
-        if config.precision is not None:
-            precision, places["target"] = config.precision, f"{config_path}, precision"
-        if draft_precision is None and config.draft_precision is not None:
-            draft_precision = config.draft_precision
-            places["draft"] = f"{config_path}, draft_precision"
     names: dict[Owner, PrecisionName] = {}
-    names["target"] = precision or ("bf16" if engines else "fp32")
-    names["draft"] = draft_precision or names["target"]
-    _check_executor(names, places, engines=engines)
-    if draft_precision is not None and not set(names.values()) & set(QUANTIZED):
+    names["target"] = config.precision or ("fp32" if executor == CPU else "bf16")
+    names["draft"] = config.draft_precision or names["target"]
+    for owner, name in names.items():
+        # On the CPU a draft in bf16 or fp16 beside a quantised target stays as it is.
+        if executor != CPU or owner == "target":
+            check_executor(PRECISIONS[name], executor, name, where=places[owner])
+    if config.draft_precision is not None and not set(names.values()) & set(QUANTIZED):
         raise DflashError(
-            f"{draft_precision!r} does nothing: neither model is quantised",
+            f"{config.draft_precision!r} does nothing: neither model is quantised",
             where=places["draft"],
             fix="leave it out; --precision says what engines compute in",
             usage=True,
@@ -69,32 +60,18 @@ def choose_recipe(
     # What is not quantised has the one type that everything is computed in.
     floats = [name for name in names.values() if name in COMPUTE] or ["bf16"]
     return PrecisionRecipe(
-        compute=COMPUTE[floats[0]] if engines else Precision.FLOAT32,
+        compute=Precision.FLOAT32 if executor == CPU else COMPUTE[floats[0]],
         algorithms={owner: ALGORITHMS[name] for owner, name in names.items() if name in ALGORITHMS},
-        exclude=exclude,
+        exclude=config.exclude,
     )
 
 
-def _check_executor(
-    names: dict[Owner, PrecisionName], places: dict[Owner, str], *, engines: bool
-) -> None:
-    if engines:
-        for owner, name in names.items():
-            if name == "fp32":
-                raise DflashError(
-                    "engines compute in bf16 or fp16, not in fp32",
-                    where=places[owner],
-                    fix="choose one of bf16, fp16, fp8, nvfp4",
-                    usage=True,
-                )
-    # A draft in bf16 or fp16 beside a quantised target is one that stays as it is.
-    elif names["target"] in ("bf16", "fp16"):
-        raise DflashError(
-            f"{names['target']!r} is for engines; the CPU executor computes in float32",
-            where=places["target"],
-            fix="add --executor tensorrt-rtx, or choose fp32, fp8 or nvfp4",
-            usage=True,
-        )
+def precision_places(options: PrecisionOptions, config_path: Path) -> dict[Owner, str]:
+    """Where each model's precision was given: an option, or a key of the YAML file."""
+    target = "--precision" if options.precision is not None else f"{config_path}, precision"
+    given = options.draft_precision is not None or options.precision is not None
+    draft = "--draft-precision" if given else f"{config_path}, draft_precision"
+    return {"target": target, "draft": draft}
 
 
 def check_idle_options(recipe: PrecisionRecipe, options: PrecisionOptions) -> None:
@@ -140,7 +117,7 @@ def pair_quantization(
     quantize_lm_head: bool,
     kv_scales: bool = False,
 ) -> PairQuantization:
-    """What the build quantises of `pair`, calibrated on `texts`; see `PairQuantization`.
+    """What the build quantises of `pair`, calibrated on `texts`.
 
     Raises:
         DflashError: the target has no tokenizer, or a text is empty.

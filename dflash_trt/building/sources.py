@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from dflash_trt.checkpoints.hub import local_checkpoint
+from dflash_trt.checkpoints.hub import find_checkpoint, local_checkpoint
 from dflash_trt.config import BuildConfig, CheckpointSource, load_config, resolve_builtin
 from dflash_trt.errors import DflashError
 from dflash_trt.planning.known_pairs import PairShape, as_pair, find_pair, pair_names
@@ -27,6 +27,13 @@ def find_source(
     if folder is not None:
         return ModelSource(folder=folder)
     return ModelSource(name=source.checkpoint, revision=source.revision)
+
+
+def fetch(source: ModelSource, path: Path, option: str) -> Path:
+    """The model's folder, downloaded where it is a name; `option` is that of a local folder."""
+    return source.folder or find_checkpoint(
+        source.name or "", base=path.parent, revision=source.revision, option=option
+    )
 
 
 def read_shapes(

@@ -21,7 +21,7 @@ from dflash_trt.bundle.manifest import (
 from dflash_trt.bundle.pair_dims import draft_dims, target_dims
 from dflash_trt.bundle.quantize import PairQuantization, plan_quantization, quantize_pair
 from dflash_trt.bundle.staging import staged_folder
-from dflash_trt.checkpoints.decoder import DecoderSpec
+from dflash_trt.bundle.support import PairFeature, check_pair_features
 from dflash_trt.checkpoints.kv_scales import read_kv_scales
 from dflash_trt.checkpoints.pair import Pair
 from dflash_trt.checkpoints.safetensors_header import header_sha256
@@ -58,8 +58,7 @@ class BuildOptions:
 
     `engines` None makes a bundle for the CPU, which runs the graphs themselves; `quantization`
     None builds the checkpoints as they are. `page_size` None gives linear KV caches, `pages` None
-    as many as all full sequences need. Engines need plugins for paged and for FP8 caches, and for
-    drafts that share the target's noise with a `sharpness` each (see sampling/coupling.py).
+    as many as all full sequences need. Engines need plugins for paged and for FP8 caches.
     """
 
     copy_weights: bool = False
@@ -70,7 +69,6 @@ class BuildOptions:
     page_size: int | None = None
     pages: int | None = None
     cache_dtype: CacheDtype = CacheDtype.COMPUTE
-    sharpness: tuple[float, ...] = ()
 
 
 def build_bundle(
@@ -95,7 +93,7 @@ def build_bundle(
     """
     _check_kind(pair, options)
     limits = _limits(pair, config)
-    _check_tokenizer(pair)
+    end_ids = _find_end_ids(pair)
     if options.cache_dtype is CacheDtype.FP8:
         _check_kv_scales(pair)
     plan = engines = pool = None
@@ -109,7 +107,6 @@ def build_bundle(
         windows=() if pool is None else pool.windows,
         cache_dtype=options.cache_dtype,
         replay=limits.block_size if pair.target.sizes.has_state else None,
-        sharpness=options.sharpness[: limits.block_size - 1] or None,
     )
     libraries = {library: version(library) for library in LIBRARIES}
     if options.engines is not None:
@@ -151,8 +148,8 @@ def build_bundle(
             created_by=f"dflash-trt {__version__}",
             executor="cpu" if options.engines is None else options.engines.library.executor,
             compute_dtype=form.precision.value,
-            target=target_dims(pair),
-            draft=draft_dims(pair, form.sharpness or ()),
+            target=target_dims(pair, end_ids),
+            draft=draft_dims(pair),
             limits=limits,
             weights=origin,
             tokenizer=has_tokenizer,
@@ -168,28 +165,14 @@ def build_bundle(
 
 def _check_kind(pair: Pair, options: BuildOptions) -> None:
     """Refuses what has no graph for the kind of draft or target; DflashError (usage)."""
-    engines, quantised = options.engines is not None, options.quantization is not None
     fp8 = options.cache_dtype is CacheDtype.FP8
-    draft, odd, both = pair.draft.traits, pair.target.sizes.unusual, "quantising the pair"
-    is_odd, kind = odd is not None, "" if odd is None else odd.one
-    linear = "leave out --kv-layout and --kv-dtype"
-    kernels = engines and (fp8 or options.page_size is not None)
-    kept = "engines with paged or FP8 caches"
-    first = "quantize the target first, build that"
-    as_it_is = "leave it out: the CPU executor runs the pair as it is"
-    refused: tuple[tuple[bool, DecoderSpec, str, str, str], ...] = (
-        (kernels and not draft.has_kernel_caches, pair.draft, draft.title, kept, linear),
-        (quantised and not draft.is_quantised, pair.draft, draft.title, both, first),
-        (fp8 and is_odd, pair.target, kind, "FP8 KV caches", as_it_is),
-    )
-    for is_refused, spec, title, what, fix in refused:
-        if is_refused:
-            raise DflashError(
-                f"is {title}, for which {what} cannot be built yet",
-                where=spec.checkpoint.path,
-                fix=fix,
-                usage=True,
-            )
+    kernels = options.engines is not None and (fp8 or options.page_size is not None)
+    wanted = {
+        PairFeature.KERNEL_CACHES: kernels,
+        PairFeature.QUANTIZING: options.quantization is not None,
+        PairFeature.FP8_CACHES: fp8,
+    }
+    check_pair_features(pair, [feature for feature, is_wanted in wanted.items() if is_wanted])
 
 
 def _limits(pair: Pair, config: BuildConfig) -> Limits:
@@ -235,18 +218,23 @@ def _write_graphs(pair: Pair, graphs: GraphFolder, positions: int, form: GraphFo
         graphs.write_graph(model)
 
 
-def _check_tokenizer(pair: Pair) -> None:
-    """Opens the checkpoint's tokenizer, if it has one: later would be after a long build."""
-    folder = pair.target.checkpoint.path
+def _find_end_ids(pair: Pair) -> tuple[int, ...]:
+    """The ids that end a text, the tokenizer's own included.
+
+    Opens the checkpoint's tokenizer, if it has one: later would be after a long build.
+    """
+    target, folder = pair.target, pair.target.checkpoint.path
     if not exists(folder / TOKENIZER_NAME):
-        return
-    entries = BundleTokenizer(folder).core.get_vocab_size()
-    if entries > pair.target.vocab_size:
+        return target.eos_token_ids
+    tokenizer = BundleTokenizer(folder)
+    entries = tokenizer.core.get_vocab_size()
+    if entries > target.vocab_size:
         raise DflashError(
-            f"has {entries} entries, the target's vocabulary {pair.target.vocab_size}",
+            f"has {entries} entries, the target's vocabulary {target.vocab_size}",
             where=folder / TOKENIZER_NAME,
             fix="it belongs to another model",
         )
+    return tokenizer.end_ids(target.eos_token_ids)
 
 
 def _check_kv_scales(pair: Pair) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path, PurePosixPath
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, field_validator, model_validator
 
@@ -25,7 +25,6 @@ from dflash_trt.core.validation import StrictRecord, read_record
 from dflash_trt.errors import DflashError
 from dflash_trt.graph.bindings import GraphName
 from dflash_trt.graph.form import CacheDtype, GraphForm, Precision
-from dflash_trt.speculation.coupling import Sharpness
 
 MANIFEST_NAME = "manifest.json"
 TOKENIZER_FOLDER = "tokenizer"
@@ -138,8 +137,7 @@ class TargetDims(ModelDims):
 class DraftDims(ModelDims):
     """`token_count` is how many tokens the draft chooses among; None is all of them.
 
-    `anchor_drafts`: the anchor's slot drafts too, as in DeepSpec's layout. `sharpness`: of each
-    draft that shares the target's noise (sampling/coupling.py).
+    `anchor_drafts`: the anchor's slot drafts too, as in DeepSpec's layout.
     """
 
     kind: DraftKind = "DFlash"
@@ -150,7 +148,14 @@ class DraftDims(ModelDims):
     layer_windows: list[int | None]
     layer_causal: list[bool]
     token_count: Positive | None = None
-    sharpness: list[Sharpness] = Field(default_factory=list, exclude_if=lambda one: not one)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _refuse_coupling(cls, given: Any) -> Any:
+        """Older builds could couple drafts to the noise of sampled draws."""
+        if isinstance(given, dict) and "sharpness" in given:
+            raise ValueError("drafts that share the noise of sampled draws are not made any more")
+        return given
 
     @property
     def traits(self) -> DraftTraits:
@@ -261,7 +266,6 @@ class Manifest(StrictRecord):
             cache_dtype=CacheDtype(self.kv_dtype),
             draws=engines is not None and engines.draws,
             replay=None if self.target.recurrent is None else self.limits.block_size,
-            sharpness=tuple(self.draft.sharpness) or None,
         )
         return form if engines is None else form.with_pages(pool)
 
@@ -271,10 +275,6 @@ class Manifest(StrictRecord):
             raise ValueError("limits.block_size exceeds draft.trained_block_size")
         if self.draft.mask_token_id >= self.target.vocab_size:
             raise ValueError("draft.mask_token_id is outside the vocabulary")
-        if self.draft.sharpness and not self.draft.traits.couples:
-            raise ValueError(f"draft.sharpness does not go with {self.draft.traits.title}")
-        if self.draft.sharpness and len(self.draft.sharpness) != self.limits.block_size - 1:
-            raise ValueError("draft.sharpness is not one for each draft of limits.block_size")
         if (self.engines is None) != (self.executor == "cpu"):
             raise ValueError(f"engines do not go with executor {self.executor}")
         if (self.compute_dtype == "float32") != (self.executor == "cpu"):

@@ -17,7 +17,7 @@ from dflash_trt.memory.caches import (
     state_bytes,
     state_copies,
 )
-from dflash_trt.memory.workspace import (
+from dflash_trt.memory.engines import (
     LOGITS_ITEM_BYTES,
     RUNTIME_BYTES,
     decomposed_scratch,

@@ -21,8 +21,8 @@ from dflash_trt.checkpoints.target import TargetSpec
 from dflash_trt.errors import printable
 
 
-def target_dims(pair: Pair) -> TargetDims:
-    """The target's part of a manifest."""
+def target_dims(pair: Pair, end_ids: Sequence[int]) -> TargetDims:
+    """The target's part of a manifest; `end_ids` are all that end a text."""
     target = pair.target
     return TargetDims(
         **_decoder_dims(target),
@@ -34,7 +34,7 @@ def target_dims(pair: Pair) -> TargetDims:
         full=full_dims(target.sizes),
         vocab_size=target.vocab_size,
         max_position_embeddings=target.max_position_embeddings,
-        eos_token_ids=list(target.eos_token_ids),
+        eos_token_ids=list(end_ids),
     )
 
 
@@ -55,7 +55,7 @@ def _expert_dims(target: TargetSpec) -> ExpertDims | None:
     )
 
 
-def draft_dims(pair: Pair, sharpness: Sequence[float] = ()) -> DraftDims:
+def draft_dims(pair: Pair) -> DraftDims:
     """The draft's part of a manifest."""
     draft, ids = pair.draft, pair.draft_token_ids
     return DraftDims(
@@ -68,7 +68,6 @@ def draft_dims(pair: Pair, sharpness: Sequence[float] = ()) -> DraftDims:
         layer_windows=list(draft.layer_windows),
         layer_causal=list(draft.layer_causal),
         token_count=None if ids is None else len(ids),
-        sharpness=list(sharpness),
     )
 
 

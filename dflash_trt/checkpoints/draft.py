@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
 from dflash_trt.checkpoints import deepspec, eagle
 from dflash_trt.checkpoints.config_fields import ConfigFields
-from dflash_trt.checkpoints.decoder import DecoderSpec, read_logit_cap
+from dflash_trt.checkpoints.decoder import DecoderSpec, read_logit_cap, read_sizes
 from dflash_trt.checkpoints.draft_kinds import TRAITS, DraftKind, DraftTraits
 from dflash_trt.checkpoints.draft_tokens import DRAFT_TOKENS_NAME, read_draft_tokens
 from dflash_trt.checkpoints.families import DRAFT_ARCHITECTURES, DRAFT_DEFAULT_HEAD_DIM, NORM_EPS
 from dflash_trt.checkpoints.folder import CONFIG_NAME, open_checkpoint, read_config
-from dflash_trt.checkpoints.layer_types import read_layer_attention
+from dflash_trt.checkpoints.layers import read_layer_attention
 from dflash_trt.checkpoints.name_map import match_weights
-from dflash_trt.checkpoints.quantization import read_quantization
+from dflash_trt.checkpoints.quantization import read_quantization, stored_formats
 from dflash_trt.checkpoints.quantized_weights import logical_shape
 from dflash_trt.checkpoints.relatives import (
     read_architecture,
@@ -23,7 +23,7 @@ from dflash_trt.checkpoints.relatives import (
     refuse_relative_tensors,
 )
 from dflash_trt.checkpoints.rope import read_rope
-from dflash_trt.checkpoints.sizes import MAX_LAYERS, read_sizes
+from dflash_trt.checkpoints.sizes import MAX_LAYERS, DraftShape
 from dflash_trt.checkpoints.weight_names import DRAFT_WEIGHTS
 from dflash_trt.core.limits import MAX_BLOCK
 from dflash_trt.core.strict_json import quoted
@@ -36,26 +36,20 @@ UNDERSTOOD_KEYS = frozenset(
 """Keys of dflash_config that are known; any other may change what the draft computes."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DraftSpec(DecoderSpec):
+@dataclass(frozen=True, kw_only=True)
+class DraftSpec(DraftShape, DecoderSpec):
     """A block drafter over the target's features.
 
-    `block_size` counts the anchor. `target_layer_ids` are the target's layers, from 0, whose
-    outputs are tapped, in the order of `fc`'s columns. `vocab_size` and `num_target_layers` are
-    None where the config is silent. `token_ids` are what it chooses among; None: everything.
+    `num_target_layers` is None where the config is silent. `token_ids` are what it chooses among;
+    None: everything.
     `anchor_drafts`: every slot drafts the token behind its own, the anchor's too (see deepspec.py).
     An EAGLE-3 head has no masks, and `target_layer_ids` only with its target where its config names
     none; `carries_norm` as eagle.py has it.
     """
 
-    block_size: int
-    mask_token_id: int
-    target_layer_ids: tuple[int, ...]
     num_target_layers: int | None
-    vocab_size: int | None
     token_ids: tuple[int, ...] | None = None
     anchor_drafts: bool = False
-    markov_rank: int = 0
     kind: DraftKind = "DFlash"
     carries_norm: bool = False
 
@@ -95,28 +89,20 @@ def read_draft(folder: str | Path) -> DraftSpec:
     if layout is not None:
         return _read_eagle(folder, config, layout)
     is_deepspec = _read_layout(config)
-    inner = config.child("dflash_config")
-    _refuse_variants(config, inner)
+    _refuse_variants(config)
     quantization = read_quantization(config)
-    sizes = read_sizes(config, DRAFT_DEFAULT_HEAD_DIM)
     rms_norm_eps = config.number("rms_norm_eps", NORM_EPS, high=1.0)
-    max_positions = config.integer("max_position_embeddings")
-    sizes = sizes.with_layers(*read_layer_attention(config, inner, len(sizes.layers)))
     num_target_layers = None
     if config.has("num_target_layers"):
         num_target_layers = config.integer("num_target_layers", high=MAX_LAYERS)
-    read_block = deepspec.read_block if is_deepspec else partial(read_block_size, inner=inner)
-    block_size = read_block(config)
-    markov_rank = deepspec.read_markov_rank(config) if is_deepspec else 0
-    mask_token_id = read_mask_token_id(config, inner)
-    target_layer_ids = read_target_layer_ids(config, inner, num_target_layers, len(sizes.layers))
+    shape = read_draft_config(config, num_target_layers, is_deepspec=is_deepspec)
+    sizes, markov_rank = shape.sizes, shape.markov_rank
     rope = read_rope(config, default_theta=None)
 
     checkpoint = open_checkpoint(folder)
     known = "DSpark" if is_deepspec else None
     refuse_relative_tensors(config, checkpoint.tensors, known)
     rules, symbols = DRAFT_WEIGHTS, sizes.symbols()
-    vocab_size = config.integer("vocab_size") if config.has("vocab_size") else None
     if markov_rank:
         rules = {**rules, **deepspec.MARKOV_WEIGHTS}
         symbols |= {"rank": markov_rank, "vocab": config.integer("vocab_size")}
@@ -131,24 +117,45 @@ def read_draft(folder: str | Path) -> DraftSpec:
             where=folder / DRAFT_TOKENS_NAME,
             fix="remove the file",
         )
+    attention_format, mlp_format = stored_formats(quantization)
+    stated = {field.name: getattr(shape, field.name) for field in dataclasses.fields(shape)}
     return DraftSpec(
-        block_size=block_size,
-        mask_token_id=mask_token_id,
-        target_layer_ids=target_layer_ids,
+        **stated | {"attention_format": attention_format, "mlp_format": mlp_format},
         num_target_layers=num_target_layers,
-        sizes=sizes,
         rms_norm_eps=rms_norm_eps,
         rope=rope,
-        vocab_size=vocab_size,
-        max_position_embeddings=max_positions,
         weights=weights,
         quantization=quantization,
         checkpoint=checkpoint,
         token_ids=token_ids,
         anchor_drafts=is_deepspec,
-        markov_rank=markov_rank,
         logit_cap=read_logit_cap(config),
         kind="DSpark" if markov_rank else "DFlash",
+    )
+
+
+def read_draft_config(
+    config: ConfigFields, num_target_layers: int | None, *, is_deepspec: bool
+) -> DraftShape:
+    """The shape of a DFlash or DSpark draft, as its config states it.
+
+    `num_target_layers` counts for a config that does not name the tapped layers.
+    """
+    inner = config.child("dflash_config")
+    sizes = read_sizes(config, DRAFT_DEFAULT_HEAD_DIM)
+    max_positions = config.integer("max_position_embeddings")
+    sizes = sizes.with_layers(*read_layer_attention(config, inner, len(sizes.layers)))
+    block = _either(config, inner, "block_size")
+    return DraftShape(
+        sizes=sizes,
+        max_position_embeddings=max_positions,
+        block_size=deepspec.read_block(config)
+        if is_deepspec
+        else block.integer("block_size", low=2, high=MAX_BLOCK),
+        markov_rank=deepspec.read_markov_rank(config) if is_deepspec else 0,
+        mask_token_id=_either(config, inner, "mask_token_id").integer("mask_token_id", low=0),
+        target_layer_ids=_read_taps(config, inner, num_target_layers, len(sizes.layers)),
+        vocab_size=config.integer("vocab_size") if config.has("vocab_size") else None,
     )
 
 
@@ -178,15 +185,7 @@ def _read_eagle(folder: Path, config: ConfigFields, layout: eagle.EagleLayout) -
     )
 
 
-def read_block_size(config: ConfigFields, inner: ConfigFields) -> int:
-    return _either(config, inner, "block_size").integer("block_size", low=2, high=MAX_BLOCK)
-
-
-def read_mask_token_id(config: ConfigFields, inner: ConfigFields) -> int:
-    return _either(config, inner, "mask_token_id").integer("mask_token_id", low=0)
-
-
-def read_target_layer_ids(
+def _read_taps(
     config: ConfigFields, inner: ConfigFields, num_target_layers: int | None, num_layers: int
 ) -> tuple[int, ...]:
     """The tapped layers, as the config names them or by default."""
@@ -217,7 +216,8 @@ def _read_layout(config: ConfigFields) -> bool:
     return False
 
 
-def _refuse_variants(config: ConfigFields, inner: ConfigFields) -> None:
+def _refuse_variants(config: ConfigFields) -> None:
+    inner = config.child("dflash_config")
     if config.flag("attention_bias", False):
         raise config.unsupported("attention_bias", "DFlash drafts have no biases")
     for fields, key in (

@@ -18,8 +18,6 @@ class DraftTraits:
         paper: its number at arXiv.
         is_chain: no masks, but one step after another, each with the feature of the one before it.
             The target keeps its features in the draft's caches, beside keys and values.
-        couples: whether its slots choose apart from each other, so that each may be drawn with the
-            target's noise.
         has_kernel_caches, is_quantised, is_diagnosed: whether engines with paged or FP8 caches are
             made of it, `quantize` takes it, and `diagnose` has something to try with it.
     """
@@ -27,7 +25,6 @@ class DraftTraits:
     title: str
     paper: str
     is_chain: bool = False
-    couples: bool = True
     has_kernel_caches: bool = True
     is_quantised: bool = True
     is_diagnosed: bool = True
@@ -35,12 +32,11 @@ class DraftTraits:
 
 TRAITS: Mapping[DraftKind, DraftTraits] = {
     "DFlash": DraftTraits("a DFlash draft", "2602.06036"),
-    "DSpark": DraftTraits("a DSpark draft", "2607.05147", couples=False),
+    "DSpark": DraftTraits("a DSpark draft", "2607.05147"),
     "EAGLE-3": DraftTraits(
         "an EAGLE-3 head",
         "2503.01840",
         is_chain=True,
-        couples=False,
         has_kernel_caches=False,
         is_quantised=False,
         is_diagnosed=False,

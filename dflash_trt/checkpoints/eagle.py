@@ -11,9 +11,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from dflash_trt.checkpoints.config_fields import ConfigFields
+from dflash_trt.checkpoints.decoder import read_sizes
 from dflash_trt.checkpoints.families import DRAFT_DEFAULT_HEAD_DIM
 from dflash_trt.checkpoints.folder import Checkpoint
-from dflash_trt.checkpoints.sizes import MAX_LAYERS, MAX_WIDTH, DecoderSizes, read_sizes
+from dflash_trt.checkpoints.sizes import MAX_LAYERS, MAX_WIDTH, DecoderSizes
 from dflash_trt.checkpoints.weight_names import QK_NORM_WEIGHTS, Rules
 from dflash_trt.errors import DflashError
 

@@ -7,9 +7,10 @@ from dataclasses import dataclass
 
 from dflash_trt.checkpoints.config_fields import ConfigFields
 from dflash_trt.checkpoints.families import ExpertRules, Family, Routing
-from dflash_trt.checkpoints.quantization import MX_BLOCK, NVFP4_BLOCK, WEIGHTS_ONLY, Quantization
+from dflash_trt.checkpoints.quantization import WEIGHTS_ONLY, Quantization
 from dflash_trt.checkpoints.sizes import MAX_WIDTH, ExpertSizes
 from dflash_trt.checkpoints.weight_names import ExpertStorage
+from dflash_trt.core.formats import MX_BLOCK, NVFP4_BLOCK
 
 MAX_EXPERTS = 1 << 12
 

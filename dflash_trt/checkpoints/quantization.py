@@ -15,10 +15,12 @@ from typing import Any, Literal, get_args
 
 from dflash_trt.checkpoints.config_fields import ConfigFields
 from dflash_trt.core.files import exists
+from dflash_trt.core.formats import NVFP4_BLOCK, QUANTIZED, Format
 from dflash_trt.core.strict_json import quoted, read_json_object
 from dflash_trt.errors import DflashError
 
 LinearFormat = Literal["FP8", "NVFP4"]
+"""The algorithm of linears that graphs, engines and manifests name; see Format.algorithm."""
 StatedAlgorithm = Literal["FP8", "NVFP4", "MXFP4", "W4A16_NVFP4"]
 WEIGHTS_ONLY: Literal["W4A16_NVFP4"] = "W4A16_NVFP4"
 """NVFP4 weights whose inputs stay in floating point."""
@@ -27,11 +29,6 @@ SUPPORTED = (
     "supported are ModelOpt's FP8 (one scale per tensor) and NVFP4 (blocks of 16), "
     "and experts in MXFP4"
 )
-
-MX_BLOCK = 32
-"""Columns of an MXFP4 matrix that share one E8M0 scale (OCP Microscaling Formats 1.0)."""
-NVFP4_BLOCK = 16
-"""Columns of a weight that share one E4M3 scale."""
 
 QUANT_CONFIG_NAME = "hf_quant_config.json"
 CONFIG_KEY = "quantization_config"
@@ -57,6 +54,19 @@ class Quantization:
             if fnmatchcase(module, pattern) or module.startswith(f"{pattern}."):
                 return pattern
         return None
+
+
+def stored_formats(stated: Quantization | str | None) -> tuple[Format, Format]:
+    """What attention and MLP are stored in where a config states it, or an algorithm, in any case.
+
+    Of gpt-oss's algorithms for experts attention stays as it is, as all does with one that is not
+    known.
+    """
+    algorithm = stated.algorithm if isinstance(stated, Quantization) else stated
+    name = (algorithm or "").lower()
+    known = {form.value: form for form in Format}
+    mlp = known.get(name.removeprefix("w4a16_"), Format.BF16)
+    return mlp if name in QUANTIZED else Format.BF16, mlp
 
 
 def read_quantization(

@@ -16,10 +16,11 @@ import struct
 from collections.abc import Mapping
 from dataclasses import replace
 
-from dflash_trt.checkpoints.quantization import NVFP4_BLOCK, SUPPORTED, LinearFormat, Quantization
+from dflash_trt.checkpoints.quantization import SUPPORTED, LinearFormat, Quantization
 from dflash_trt.checkpoints.safetensors_header import TensorEntry
 from dflash_trt.checkpoints.weight_names import LINEARS
 from dflash_trt.core.files import open_file
+from dflash_trt.core.formats import NVFP4_BLOCK
 from dflash_trt.core.strict_json import quoted
 from dflash_trt.errors import DflashError, one_line
 

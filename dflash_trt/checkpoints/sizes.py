@@ -1,14 +1,14 @@
-"""The sizes of a decoder, layer by layer."""
+"""The sizes of a decoder, layer by layer, and the shapes of targets and drafts that have them."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
+from functools import cached_property
+from typing import Self
 
-from dflash_trt.checkpoints.config_fields import ConfigFields
-from dflash_trt.checkpoints.families import Activation
+from dflash_trt.core.formats import Format
 
 MAX_LAYERS = 1024
 MAX_WIDTH = 2**24
@@ -83,6 +83,11 @@ class LayerSizes:
     keys_are_values: bool = False
 
     @property
+    def kind(self) -> LayerSizes:
+        """Its sizes alone: causal, without a window."""
+        return replace(self, window=None, is_causal=True)
+
+    @property
     def kv_elements(self) -> int:
         """Elements of K and V together, for one token."""
         return 0 if self.recurrent is not None else 2 * self.kv_heads * self.head_dim
@@ -99,6 +104,13 @@ class LayerSizes:
             return self.recurrent.row_elements + self.recurrent.value_elements
         return self.query_elements + self.kv_elements // (1 + self.keys_are_values)
 
+    @property
+    def output_elements(self) -> int:
+        """Elements that a token's output projection takes."""
+        if self.recurrent is not None:
+            return self.recurrent.value_elements
+        return self.heads * self.head_dim
+
 
 @dataclass(frozen=True, slots=True)
 class ExpertSizes:
@@ -113,7 +125,7 @@ class ExpertSizes:
     shared: int = field(default=0, kw_only=True)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class DecoderSizes:
     """Sizes in elements; `intermediate_size` is the width of an MLP without experts, or of the
     expert that all rows share.
@@ -127,7 +139,7 @@ class DecoderSizes:
     experts: ExpertSizes | None = None
     features: int = 0
 
-    @property
+    @cached_property
     def layer(self) -> LayerSizes:
         """The sizes of layers with attention: of those that slide, where the others differ.
 
@@ -135,7 +147,7 @@ class DecoderSizes:
         """
         return self._one_kind(is_sliding=True)
 
-    @property
+    @cached_property
     def full_layer(self) -> LayerSizes:
         """The sizes of layers that see everything; those of `layer` where none does."""
         return self._one_kind(is_sliding=False)
@@ -143,10 +155,10 @@ class DecoderSizes:
     def _one_kind(self, *, is_sliding: bool) -> LayerSizes:
         layers = [layer for layer in self.layers if layer.recurrent is None]
         some = [layer for layer in layers if (layer.window is not None) is is_sliding]
-        kinds = list(_kinds(tuple(some or layers)))
+        kinds = {layer.kind for layer in some or layers}
         if len(kinds) != 1:
             raise ValueError(f"layers of {len(kinds)} sizes")
-        return kinds[0]
+        return kinds.pop()
 
     @property
     def mlp_size(self) -> int:
@@ -181,13 +193,18 @@ class DecoderSizes:
         """Per layer, None where it sees everything."""
         return tuple(layer.window for layer in self.layers)
 
+    @cached_property
     def kinds(self) -> Mapping[LayerSizes, Sequence[LayerSizes]]:
-        """The layers by their sizes alone: keys are causal and have no window."""
-        return _grouped(self.layers).kinds
+        """The layers by their sizes alone."""
+        found: dict[LayerSizes, list[LayerSizes]] = {}
+        for layer in self.layers:
+            found.setdefault(layer.kind, []).append(layer)
+        return found
 
+    @cached_property
     def windows_by_kind(self) -> Mapping[LayerSizes, Mapping[int | None, int]]:
         """How many layers of each kind have each window."""
-        return _grouped(self.layers).windows
+        return {kind: Counter(one.window for one in layers) for kind, layers in self.kinds.items()}
 
     def with_layers(
         self,
@@ -222,7 +239,7 @@ class DecoderSizes:
             layer.heads
             * layer.head_dim
             * (count * (context if window is None else min(context, window)))
-            for layer, windows in self.windows_by_kind().items()
+            for layer, windows in self.windows_by_kind.items()
             if layer.recurrent is None
             for window, count in windows.items()
         )
@@ -252,72 +269,96 @@ class DecoderSizes:
         return symbols
 
 
-@dataclass(frozen=True, slots=True)
-class _Grouped:
-    """Layers by their sizes alone. `layers` is kept so that its id stays its own."""
+@dataclass(frozen=True, kw_only=True)
+class ModelShape:
+    """What memory and time of a decoder follow from: sizes, and what weights are stored in.
 
-    layers: tuple[LayerSizes, ...]
-    kinds: Mapping[LayerSizes, Sequence[LayerSizes]]
-    windows: Mapping[LayerSizes, Mapping[int | None, int]]
-
-
-_KNOWN: dict[int, _Grouped] = {}
-_MOST_KNOWN = 64
-
-
-def _grouped(layers: tuple[LayerSizes, ...]) -> _Grouped:
-    """Found again by identity: planners ask for every pass, and to hash all layers takes longer
-    than the rest of it."""
-    known = _KNOWN.get(id(layers))
-    if known is None or known.layers is not layers:
-        kinds = _kinds(layers)
-        windows = {kind: Counter(one.window for one in some) for kind, some in kinds.items()}
-        known = _Grouped(layers, kinds, windows)
-        if len(_KNOWN) >= _MOST_KNOWN:
-            _KNOWN.clear()
-        _KNOWN[id(layers)] = known
-    return known
-
-
-@lru_cache(maxsize=64)
-def _kinds(layers: tuple[LayerSizes, ...]) -> Mapping[LayerSizes, Sequence[LayerSizes]]:
-    found: dict[LayerSizes, list[LayerSizes]] = {}
-    for layer in layers:
-        found.setdefault(replace(layer, window=None, is_causal=True), []).append(layer)
-    return found
-
-
-def read_sizes(
-    config: ConfigFields,
-    default_head_dim: int | None,
-    activation: Activation = "silu",
-    mlp_key: str = "intermediate_size",
-) -> DecoderSizes:
-    """Sizes, each checked and against each other; experts and windows are not read.
-
-    `default_head_dim` is the family's for a config that states none; None means
-    hidden_size / num_attention_heads. `mlp_key` has the width of the MLP.
+    Args:
+        max_position_embeddings: positions that its RoPE covers.
+        attention_format, mlp_format: of the linears of each; the rest is bf16.
     """
-    hidden = config.integer("hidden_size", high=MAX_WIDTH)
-    heads = config.integer("num_attention_heads", high=MAX_HEADS)
-    kv_heads = config.integer("num_key_value_heads", heads, high=MAX_HEADS)
-    if heads % kv_heads:
-        rule = f"must be a multiple of num_key_value_heads ({kv_heads})"
-        raise config.error("num_attention_heads", rule)
-    if not config.has("head_dim") and default_head_dim is None and hidden % heads:
-        rule = f"must be a multiple of num_attention_heads ({heads}) where head_dim is not given"
-        raise config.error("hidden_size", rule)
-    head_dim = config.integer("head_dim", default_head_dim or hidden // heads, high=MAX_WIDTH)
-    if head_dim % 2:
-        raise config.error("head_dim", f"must be even for RoPE, not {head_dim}")
-    key, name = ("hidden_act", "silu")
-    if activation == "gelu_tanh":
-        key, name = ("hidden_activation", "gelu_pytorch_tanh")
-    if config.text(key, name) != name:
-        raise config.unsupported(key, f"only {name} is")
-    layers = config.integer("num_hidden_layers", high=MAX_LAYERS)
-    return DecoderSizes(
-        hidden_size=hidden,
-        intermediate_size=config.integer(mlp_key, high=MAX_WIDTH),
-        layers=(LayerSizes(heads, kv_heads, head_dim),) * layers,
-    )
+
+    sizes: DecoderSizes
+    max_position_embeddings: int
+    attention_format: Format = Format.BF16
+    mlp_format: Format = Format.BF16
+
+    @property
+    def experts(self) -> ExpertSizes | None:
+        return self.sizes.experts
+
+    @property
+    def experts_format(self) -> Format | None:
+        """What its experts are stored in; None where it is dense."""
+        return None if self.experts is None else self.mlp_format
+
+    @property
+    def has_windows(self) -> bool:
+        """Whether some layers see a sliding window only."""
+        return any(layer.window is not None for layer in self.sizes.layers)
+
+    def attention_weights(self, layer: LayerSizes) -> int:
+        """Of q, k, v and o of one layer, or of what a recurrent one has in their place."""
+        return self.sizes.hidden_size * (layer.projection_elements + layer.output_elements)
+
+    @property
+    def mlp_weights(self) -> int:
+        """Of gate, up and down of one layer: of one expert where there are experts."""
+        return 3 * self.sizes.hidden_size * self.sizes.mlp_size
+
+    @property
+    def shared_weights(self) -> int:
+        """Of the expert of one layer that all rows go through; 0 where there is none."""
+        return 0 if self.experts is None else 3 * self.sizes.hidden_size * self.experts.shared
+
+    @property
+    def router_weights(self) -> int:
+        """Of one layer, the shared expert's gate included."""
+        if self.experts is None:
+            return 0
+        return self.sizes.hidden_size * (self.experts.experts + bool(self.experts.shared))
+
+    def in_format(self, form: Format) -> Self:
+        """The same model with attention and MLP stored in `form`."""
+        return replace(self, attention_format=form, mlp_format=form)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TargetShape(ModelShape):
+    """A target; with `tie_word_embeddings` its output head is the embedding."""
+
+    vocab_size: int
+    tie_word_embeddings: bool = False
+
+    @property
+    def vocab_weights(self) -> int:
+        """Of the embedding, and of the output head."""
+        return self.vocab_size * self.sizes.hidden_size
+
+
+@dataclass(frozen=True, kw_only=True)
+class DraftShape(ModelShape):
+    """A draft, without embedding and head, which it borrows from the target.
+
+    Args:
+        block_size: trained, anchor included.
+        mask_token_id: the token at every position that it drafts.
+        target_layer_ids: the target's layers, from 0, whose outputs `fc` takes, in its order.
+        vocab_size: the target's; None where a config is silent.
+        markov_rank: of DSpark's head; 0 where there is none.
+    """
+
+    block_size: int
+    mask_token_id: int
+    target_layer_ids: tuple[int, ...]
+    vocab_size: int | None = None
+    markov_rank: int = 0
+
+    @property
+    def fc_weights(self) -> int:
+        return len(self.target_layer_ids) * self.sizes.hidden_size**2
+
+    @property
+    def markov_weights(self) -> int:
+        """Of both tables of the head."""
+        return 2 * self.markov_rank * (self.vocab_size or 0)

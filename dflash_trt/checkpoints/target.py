@@ -11,7 +11,7 @@ import ml_dtypes
 import numpy as np
 
 from dflash_trt.checkpoints.config_fields import ConfigFields
-from dflash_trt.checkpoints.decoder import DecoderSpec, read_logit_cap
+from dflash_trt.checkpoints.decoder import DecoderSpec, read_logit_cap, read_sizes
 from dflash_trt.checkpoints.families import (
     DRAFT_ARCHITECTURES,
     FAMILIES,
@@ -23,11 +23,10 @@ from dflash_trt.checkpoints.families import (
     target_rules,
 )
 from dflash_trt.checkpoints.folder import CONFIG_NAME, Checkpoint, open_checkpoint, read_config
-from dflash_trt.checkpoints.gemma4 import read_heads_by_kind, refuse_relatives, with_experts
+from dflash_trt.checkpoints.layers import read_layers, refuse_relatives, with_experts
 from dflash_trt.checkpoints.moe import MoeSpec, read_moe
 from dflash_trt.checkpoints.name_map import match_weights
-from dflash_trt.checkpoints.quantization import read_quantization
-from dflash_trt.checkpoints.recurrent import read_recurrent
+from dflash_trt.checkpoints.quantization import read_quantization, stored_formats
 from dflash_trt.checkpoints.relatives import read_architecture
 from dflash_trt.checkpoints.rope import (
     GEMMA4_TURNED,
@@ -37,9 +36,8 @@ from dflash_trt.checkpoints.rope import (
     read_ropes_by_kind,
 )
 from dflash_trt.checkpoints.safetensors_header import TensorEntry
-from dflash_trt.checkpoints.sizes import read_sizes
+from dflash_trt.checkpoints.sizes import TargetShape
 from dflash_trt.checkpoints.weight_names import HEAD_NAME, ExpertStorage
-from dflash_trt.checkpoints.windows import read_windows
 from dflash_trt.core.files import exists, open_file
 from dflash_trt.core.strict_json import quoted, read_json_object
 from dflash_trt.errors import DflashError
@@ -53,8 +51,8 @@ EOS = "eos_token_id"
 TIED_SAMPLE_BYTES = 64 * 1024
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TargetSpec(DecoderSpec):
+@dataclass(frozen=True, kw_only=True)
+class TargetSpec(TargetShape, DecoderSpec):
     """A decoder of a known family.
 
     The roles of its `weights` are in weight_names.py; a quantised linear's scales lie beside it
@@ -62,10 +60,8 @@ class TargetSpec(DecoderSpec):
     """
 
     family: str
-    vocab_size: int
     qk_norm: bool
     attention_bias: bool
-    tie_word_embeddings: bool
     eos_token_ids: tuple[int, ...]
 
     @property
@@ -117,14 +113,7 @@ def read_target(folder: str | Path) -> TargetSpec:
         logit_cap = read_logit_cap(config)
     elif family.is_gemma:
         query_scale = config.number("query_pre_attn_scalar", GEMMA_QUERY_SCALAR, low=LEAST) ** -0.5
-    if family.is_hybrid:
-        sizes = sizes.with_recurrence(read_recurrent(config, len(sizes.layers)))
-    else:
-        windows = read_windows(config, family, len(sizes.layers))
-        sizes = sizes.with_layers(windows, has_sinks=family.has_sinks)
-    sizes = replace(sizes, experts=moe)
-    if family.is_gemma4:
-        sizes = read_heads_by_kind(config, sizes)
+    sizes = replace(read_layers(config, family, sizes), experts=moe)
     eos_token_ids = _read_eos_token_ids(folder, whole if whole.has(EOS) else config)
     if any(token_id >= vocab_size for token_id in eos_token_ids):
         raise DflashError(
@@ -159,6 +148,7 @@ def read_target(folder: str | Path) -> TargetSpec:
     )
     if tied and HEAD_NAME in checkpoint.tensors:
         _check_tied_head(checkpoint, weights["embed_tokens"])
+    attention_format, mlp_format = stored_formats(quantization)
     return TargetSpec(
         family=family.name,
         vocab_size=vocab_size,
@@ -172,6 +162,8 @@ def read_target(folder: str | Path) -> TargetSpec:
         eos_token_ids=eos_token_ids,
         weights=weights,
         quantization=quantization,
+        attention_format=attention_format,
+        mlp_format=mlp_format,
         checkpoint=checkpoint,
         norm_offset=1.0 if _adds_one(family) else 0.0,
         embedding_scale=_embedding_scale(weights["embed_tokens"]) if family.is_gemma else 1.0,

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import click
 
-from dflash_trt.building.build import EXECUTORS, BuiltBundle, build
+from dflash_trt.building.build import BuiltBundle, build
 from dflash_trt.building.deployment import BuiltDeployment
-from dflash_trt.building.recipe import PRECISIONS
-from dflash_trt.building.request import (
-    BuildRequest,
+from dflash_trt.building.spec import (
+    BuildSpec,
     CacheOptions,
     Checkpoints,
     DeploymentRequest,
     EngineRequest,
     LimitOptions,
-    OutputOptions,
     PrecisionOptions,
 )
 from dflash_trt.bundle.manifest import EngineSet, Manifest
@@ -32,6 +30,7 @@ from dflash_trt.bundle.summary import (
     unscaled_models,
     versions_apart,
 )
+from dflash_trt.bundle.support import EXECUTORS, PRECISIONS
 from dflash_trt.cli.options import FILE, FOLDER, option_group
 from dflash_trt.cli.progress import StageBars, format_size
 from dflash_trt.core.limits import MAX_COUNT, PAGE_SIZE, PAGE_SIZES
@@ -45,11 +44,6 @@ _checkpoints = option_group(
     Checkpoints,
     click.option("--target-checkpoint", type=FOLDER, help="Folder to use for the target."),
     click.option("--draft-checkpoint", type=FOLDER, help="Folder to use for the draft."),
-    click.option(
-        "--coupling",
-        type=FILE,
-        help="Let drafts share the noise of sampled draws, as this file of `couple` says.",
-    ),
 )
 _engines = option_group(
     "engines",
@@ -60,11 +54,6 @@ _engines = option_group(
         "here]",
     ),
     click.option(
-        "--timing-cache",
-        type=FILE,
-        help="Where TensorRT keeps timings between builds.  [default: in the user's cache folder]",
-    ),
-    click.option(
         "--plugins", is_flag=True, help="Use this project's kernels, as TensorRT plugins."
     ),
 )
@@ -73,13 +62,13 @@ _precision = option_group(
     PrecisionOptions,
     click.option(
         "--precision",
-        type=click.Choice(PRECISIONS),
+        type=click.Choice(list(PRECISIONS)),
         help="fp8, nvfp4: quantize the target and the draft. bf16, fp16: what engines compute in "
         "(the CPU: fp32).  [default: bf16; fp32]",
     ),
     click.option(
         "--draft-precision",
-        type=click.Choice(PRECISIONS),
+        type=click.Choice(list(PRECISIONS)),
         help="The same for the draft; bf16, fp16: leave it as it is.  [default: as --precision; "
         "trtllm: as it is]",
     ),
@@ -158,31 +147,11 @@ _deployment = option_group(
         help="trtllm: the draft's attention.  [default: by the GPU]",
     ),
     click.option(
-        "--eagle-checkpoint", help="trtllm: an EAGLE-3 draft to compare with, a folder or hub name."
-    ),
-    click.option(
         "--llm-arg",
         multiple=True,
         metavar="NAME=VALUE",
         help="trtllm: one of its arguments, as kv_cache_config.dtype=fp8; repeatable "
         "(docs/tensorrt-llm.md).  [default: the profile's]",
-    ),
-)
-_output = option_group(
-    "output",
-    OutputOptions,
-    click.option(
-        "--copy-weights",
-        is_flag=True,
-        help="Copy weight files, so that onnx's tools open the bundle.",
-    ),
-    click.option("--hash-weights", is_flag=True, help="Record the weight files' full SHA-256."),
-    click.option("--overwrite", is_flag=True, help="Replace a bundle that exists."),
-    click.option(
-        "-o",
-        "--output",
-        type=FOLDER,
-        help="The bundle's folder.  [default: ./NAME-bundle; trtllm: ./NAME-PROFILE]",
     ),
 )
 
@@ -210,9 +179,19 @@ _output = option_group(
 @_limits
 @_caches
 @_deployment
-@_output
-@option_group("request", BuildRequest)
-def command(request: BuildRequest) -> None:
+@click.option(
+    "--copy-weights", is_flag=True, help="Copy weight files, so that onnx's tools open the bundle."
+)
+@click.option("--hash-weights", is_flag=True, help="Record the weight files' full SHA-256.")
+@click.option("--overwrite", is_flag=True, help="Replace a bundle that exists.")
+@click.option(
+    "-o",
+    "--output",
+    type=FOLDER,
+    help="The bundle's folder.  [default: ./NAME-bundle; trtllm: ./NAME-PROFILE]",
+)
+@option_group("spec", BuildSpec)
+def command(spec: BuildSpec) -> None:
     """Turn a target and a draft checkpoint into a bundle.
 
     A bundle is a folder with the pair's graphs, its weights (linked, not copied, where the
@@ -224,7 +203,7 @@ def command(request: BuildRequest) -> None:
     names on the hub.
     """
     with StageBars() as bars:
-        built = build(request, bars)
+        built = build(spec, bars)
     if isinstance(built, BuiltBundle):
         _show_bundle(built)
     else:
@@ -264,6 +243,13 @@ def _show_bundle(built: BuiltBundle) -> None:
             f"engines for {manifest.engines.arch} in {manifest.compute_dtype}: "
             + ", ".join(f"{graph} {format_size(size)}" for graph, size in sizes.items())
             + f"; {_allocated(manifest, manifest.engines)}"
+        )
+    if built.added_end is not None:
+        others = [one for one in manifest.target.eos_token_ids if one != built.added_end]
+        click.echo(
+            f"note: texts end with the tokenizer's eos_token {built.added_end} too, which the "
+            f"checkpoint's configs do not name (they name {', '.join(map(str, others)) or 'none'})",
+            err=True,
         )
     if not manifest.tokenizer:
         click.echo(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -14,12 +15,14 @@ from dflash_trt.cli.chat import PairSpeaker, ServedSpeaker, hold_chat
 from dflash_trt.cli.generate_remote import generate_remote, parse_url
 from dflash_trt.cli.generation_output import TextWriter
 from dflash_trt.cli.options import (
+    FILE,
     FOLDER,
     PromptOptions,
     block_schedule_option,
     drafter_option,
     json_option,
     name_threads,
+    option_group,
     prompt_options,
     refuse_given,
     sampling_options,
@@ -27,7 +30,7 @@ from dflash_trt.cli.options import (
     show_thread_note,
     threads_option,
 )
-from dflash_trt.cli.structure import STRUCTURE, StructureOptions, structure_options
+from dflash_trt.core.strict_json import read_json_object
 from dflash_trt.errors import DflashError
 from dflash_trt.hardware.cores import ThreadChoice
 from dflash_trt.pair import LoadedPair, RequestOptions
@@ -36,6 +39,7 @@ from dflash_trt.serving.client.client import GenerationRequest
 from dflash_trt.serving.client.grpc_chat import GrpcChat
 from dflash_trt.serving.client.openai_chat import OpenAiChat
 from dflash_trt.speculation.drafters import DFLASH, DrafterKind
+from dflash_trt.text.grammar import Grammar, schema_text
 from dflash_trt.text.thoughts import AnswerFormat, TokenReader, open_answer
 from dflash_trt.tuning.break_even import (
     DraftedSteps,
@@ -49,6 +53,47 @@ MAX_TOKENS = 128
 PROMPT_OPTIONS = {"prompt", "prompt_file", "raw", "view", "as_json"}
 LOCAL_OPTIONS = {"bundle", "block_size", "block_schedule", "no_speculation", "view"}
 LOCAL_OPTIONS |= {"drafter", "threads"}
+STRUCTURE = {"json_schema", "regex"}
+"""The parameters of `structure_options`."""
+
+
+@dataclass(frozen=True, slots=True)
+class StructureOptions:
+    """A JSON schema in a file, or a regular expression."""
+
+    json_schema: Path | None
+    regex: str | None
+
+    def read(self, *, ignore_eos: bool) -> Grammar | None:
+        """The grammar; None where none is asked for.
+
+        Raises:
+            DflashError: both are given, a file that cannot be used, or outputs do not end (usage).
+        """
+        if self.json_schema is None and self.regex is None:
+            return None
+        option = "--regex" if self.json_schema is None else "--json-schema"
+        if self.json_schema is not None and self.regex is not None:
+            raise DflashError("give --json-schema or --regex, not both", usage=True)
+        if ignore_eos:
+            what = "does not go with --ignore-eos: what is whole ends there"
+            raise DflashError(what, where=option, usage=True)
+        try:
+            if self.json_schema is None:
+                return Grammar("regex", self.regex or "")
+            schema = read_json_object(self.json_schema, named=True)
+            return Grammar("json_schema", schema_text(schema))
+        except DflashError as error:
+            where = option if error.where == "grammar" else error.where
+            raise DflashError(error.what, where=where, fix=error.fix, usage=True) from error
+
+
+structure_options = option_group(
+    "structure",
+    StructureOptions,
+    click.option("--json-schema", type=FILE, help="Outputs are JSON that fits the schema in FILE."),
+    click.option("--regex", help="Outputs match the regular expression."),
+)
 
 
 @click.command("generate")

@@ -31,7 +31,6 @@ from dflash_trt.bundle.summary import (
 from dflash_trt.cli.options import bundle_argument, json_option, print_json, refuse_given
 from dflash_trt.cli.progress import StageBars, format_size
 from dflash_trt.hardware.gpus import find_gpu
-from dflash_trt.speculation.coupling import name_sharpness
 from dflash_trt.speculation.drafters import DFLASH, DRAFTERS
 from dflash_trt.trtllm.record import Deployment, check_deployment, is_deployment, read_deployment
 from dflash_trt.tuning.bundle_schedule import AUTO, choose_schedule
@@ -102,6 +101,7 @@ def describe_bundle(manifest: Manifest, memory: MemoryEstimate) -> list[str]:
         f"{manifest.name}: {target.family} target with {draft.traits.title}, for executor "
         f"{manifest.executor} ({manifest.compute_dtype} compute), by {manifest.created_by}",
         f"target  {_dims(target)}, vocabulary {target.vocab_size:,}",
+        f"        ends a text with {', '.join(map(str, target.eos_token_ids)) or 'no token'}",
         *_indented(experts_line(manifest)),
         *_indented(attention_line(manifest)),
         *_indented(recurrent_line(manifest)),
@@ -109,7 +109,6 @@ def describe_bundle(manifest: Manifest, memory: MemoryEstimate) -> list[str]:
         f"draft   {_dims(draft)}, {_block(draft)}",
         *_indented(quantization_line(draft, manifest.kv_dtype)),
         *_indented(draft_tokens_line(manifest)),
-        *_indented(sharing_line(draft)),
         f"        taps layers {taps} of {target.layers}; sliding windows "
         f"{', '.join(map(str, windows)) if windows else 'none'}",
         f"limits  {limits.max_batch} sequences of {limits.max_seq_len} tokens, block "
@@ -131,13 +130,6 @@ def _block(draft: DraftDims) -> str:
     if draft.traits.is_chain:
         return f"a chain of up to {draft.trained_block_size - 1}"
     return f"trained block {draft.trained_block_size}, mask token {draft.mask_token_id}"
-
-
-def sharing_line(draft: DraftDims) -> str | None:
-    """How sharply drafts follow their logits where they share the noise of sampled draws."""
-    if not draft.sharpness:
-        return None
-    return f"drafts sharing the noise of sampled draws: {name_sharpness(draft.sharpness)}"
 
 
 def _describe_fit(fit: BundleFit, *, is_cpu: bool) -> str:

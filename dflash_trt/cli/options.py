@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 from click.core import ParameterSource
 
-from dflash_trt.cli.template_options import TemplateVariables, template_option
 from dflash_trt.core.limits import MAX_THREADS
 from dflash_trt.errors import DflashError
 from dflash_trt.hardware.cores import AUTO, ThreadChoice, available_cores
@@ -37,6 +36,8 @@ if TYPE_CHECKING:  # commands that run no pair should not wait for what runs one
     from dflash_trt.runtime import Request
 
 F = TypeVar("F", bound=Callable[..., Any])
+TemplateVariables = dict[str, bool | str]
+"""Variables of a chat template by name."""
 
 
 class _GivenPath(click.Path):
@@ -78,6 +79,32 @@ def option_group(name: str, kind: type[Any], *options: Callable[[Any], Any]) -> 
         return decorated
 
     return decorate
+
+
+def template_option(why: str) -> Callable[[F], F]:
+    """The option as `template_options`; `why` goes on from what it is in the help text."""
+    return click.option(
+        "--template-option",
+        "template_options",
+        multiple=True,
+        metavar="NAME=VALUE",
+        callback=_read_variables,
+        help=f"Variable of the chat template, as enable_thinking=false{why}; repeatable.",
+    )
+
+
+def _read_variables(
+    context: click.Context, parameter: click.Parameter, values: tuple[str, ...]
+) -> TemplateVariables:
+    """NAME=VALUE of a chat template; true and false are no texts."""
+    found: TemplateVariables = {}
+    for value in values:
+        name, equals, text = value.partition("=")
+        if not equals or not name.isidentifier() or name in found:
+            what = f"{value!r} is not one NAME=VALUE, as enable_thinking=false"
+            raise DflashError(what, where="--template-option", usage=True)
+        found[name] = {"true": True, "false": False}.get(text.lower(), text)
+    return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +150,6 @@ class TaskOptions:
     """Named sets of prompts, or the prompts of `PromptOptions` as one set."""
 
     prompt: str | None
-    prompt_file: Path | None
     sources: tuple[str, ...]
     limit_prompts: int | None
     raw: bool
@@ -140,11 +166,13 @@ class TaskOptions:
     def read(self, default: Path | None = None) -> list[TaskSet]:
         """The sets as text, likewise."""
         if not self.sources:
-            records = read_given(self.prompt, self.prompt_file, default)
+            if self.prompt is None and default is None:
+                fix = "pass --prompt TEXT or --prompts FILE"
+                raise DflashError("no prompt", fix=fix, usage=True)
+            records = read_given(self.prompt, None, default)
             return [TaskSet("prompts", tuple(records[: self.limit_prompts]))]
-        if self.prompt is not None or self.prompt_file is not None:
-            other = "--prompt" if self.prompt_file is None else "--prompt-file"
-            raise DflashError(f"give --prompts or {other}, not both", usage=True)
+        if self.prompt is not None:
+            raise DflashError("give --prompts or --prompt, not both", usage=True)
         return read_task_sets(name_sources(self.sources), self.limit_prompts)
 
     def check(self, pair: LoadedPair, requests: Sequence[Request], tasks: Sequence[Task]) -> None:
@@ -160,14 +188,6 @@ class TaskOptions:
                 raise DflashError(error.what, where=task.label, fix=fix, usage=usage) from error
 
 
-_PROMPT = (
-    click.option("--prompt", help="The prompt's text."),
-    click.option(
-        "--prompt-file",
-        type=FILE,
-        help='One prompt (the whole file), or many (.jsonl with a "prompt" each).',
-    ),
-)
 _RAW = click.option("--raw", is_flag=True, help="Do not apply the chat template.")
 sets_option = click.option(
     "--prompts",
@@ -188,20 +208,36 @@ prompt_options = option_group(
         multiple=True,
         help="The prompt's text; repeatable, and - is the text on stdin.",
     ),
-    _PROMPT[1],
+    click.option(
+        "--prompt-file",
+        type=FILE,
+        help='One prompt (the whole file), or many (.jsonl with a "prompt" each).',
+    ),
     click.option("--system", help="A system message before every prompt."),
     template_option(""),
     _RAW,
 )
-task_options = option_group("prompts", TaskOptions, *_PROMPT, sets_option, limit_option, _RAW)
-sampling_options = option_group(
-    "sampling",
-    SamplingParams,
+task_options = option_group(
+    "prompts",
+    TaskOptions,
+    click.option("--prompt", help="The prompt's text."),
+    sets_option,
+    limit_option,
+    _RAW,
+)
+_SAMPLING = (
     click.option("--temperature", type=float, default=0.0, help="0 is greedy."),
     click.option("--top-k", type=int, help="Sample from the k likeliest tokens."),
     click.option("--top-p", type=float, default=1.0, help="Nucleus mass."),
+)
+sampling_options = option_group(
+    "sampling",
+    SamplingParams,
+    *_SAMPLING,
     click.option("--seed", type=int, default=0, help="Sampling seed."),
 )
+law_options = option_group("sampling", SamplingParams, *_SAMPLING)
+"""The same where figures are of many answers: another seed would change none of them for good."""
 bundle_argument = click.argument("bundle", type=FOLDER)
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 

@@ -1,16 +1,25 @@
-"""`dflash-trt package`."""
+"""`dflash-trt package`; `serve` has its options too, for a bundle."""
 
 from __future__ import annotations
 
+from dataclasses import fields
 from pathlib import Path
 
 import click
 
 from dflash_trt.bundle.staging import check_destination
-from dflash_trt.cli.options import FOLDER, bundle_argument, show_thread_note
-from dflash_trt.cli.packaging import packaging_options
+from dflash_trt.cli.options import (
+    FOLDER,
+    block_schedule_option,
+    bundle_argument,
+    drafter_option,
+    option_group,
+    show_thread_note,
+    threads_option,
+)
 from dflash_trt.cli.progress import StageBars
 from dflash_trt.core.files import resolved
+from dflash_trt.errors import refuse_options
 from dflash_trt.hardware.cores import AUTO, choose_threads
 from dflash_trt.serving.server.repository import (
     ENSEMBLE_MODEL,
@@ -18,6 +27,37 @@ from dflash_trt.serving.server.repository import (
     REPOSITORY,
     RepositoryOptions,
     write_repository,
+)
+
+_DEFAULTS = RepositoryOptions()
+_NO_SPECULATION = "--no-speculation"
+
+packaging_options = option_group(
+    "packaging",
+    RepositoryOptions,
+    click.option(
+        _NO_SPECULATION,
+        "speculation",
+        is_flag=True,
+        flag_value=False,
+        default=_DEFAULTS.speculation,
+        help="Serve the autoregressive baseline, the target alone.",
+    ),
+    block_schedule_option,
+    drafter_option,
+    click.option(
+        "--max-queue-size",
+        type=click.IntRange(0, 1 << 20),
+        default=_DEFAULTS.max_queue_size,
+        help="Requests that may wait for a slot; more are refused at once.",
+    ),
+    click.option(
+        "--request-seconds",
+        type=click.IntRange(0, 86400),
+        default=_DEFAULTS.request_seconds,
+        help="After so long, from its arrival on, a request ends with an error; 0: never.",
+    ),
+    threads_option,
 )
 
 
@@ -53,3 +93,16 @@ def command(
         + (f", {limit} s for a request" if (limit := packaging.request_seconds) else "")
         + (", no speculation" if not packaging.speculation else "")
     )
+
+
+def refuse_packaging(given: RepositoryOptions) -> None:
+    """Raises DflashError (usage) where an option asks for what a repository has decided."""
+    for field in fields(given):
+        option = f"--{field.name.replace('_', '-')}"
+        name = _NO_SPECULATION if field.name == "speculation" else option
+        differs = getattr(given, field.name) != getattr(_DEFAULTS, field.name)
+        refuse_options(
+            {name: differs},
+            "is a model repository, whose config.pbtxt says how to decode",
+            f"pass a BUNDLE, or use `dflash-trt package {name}`",
+        )

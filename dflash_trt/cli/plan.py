@@ -5,21 +5,21 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import click
 
 from dflash_trt.building.named_pair import find_config
 from dflash_trt.building.on_gpu import NEVER_RUN, PairOnGpu, judge_pair
-from dflash_trt.building.request import Checkpoints
 from dflash_trt.building.sources import find_source, read_shapes
+from dflash_trt.building.spec import Checkpoints
 from dflash_trt.cli.options import FILE, FOLDER, json_option, parse_numbers, print_json
+from dflash_trt.core.formats import Format
 from dflash_trt.errors import DflashError
 from dflash_trt.hardware.card import Card, choose_card
 from dflash_trt.hardware.gpus import Gpu, gpu_names
 from dflash_trt.memory.caches import KV_ITEM_BYTES
 from dflash_trt.memory.gpus import GpuLayout
-from dflash_trt.memory.shape import FORMATS, FormatName
 from dflash_trt.planning.calibration import StoredCalibration, read_calibration
 from dflash_trt.planning.known_pairs import (
     PairShape,
@@ -50,7 +50,7 @@ _COUNT = click.IntRange(1, 1 << 20)
 @click.option("--context", type=_COUNT, help="Tokens reserved per user.  [default: input + output]")
 @click.option(
     "--precision",
-    type=click.Choice(get_args(FormatName)),
+    type=click.Choice([form.value for form in Format]),
     help="Of the target's linears.  [default: as published]",
 )
 @click.option(
@@ -102,7 +102,7 @@ def command(
     input_tokens: int,
     output_tokens: int,
     context: int | None,
-    precision: FormatName | None,
+    precision: str | None,
     kv_dtype: str,
     acceptance: str | None,
     workload: str | None,
@@ -124,7 +124,7 @@ def command(
     folders = Checkpoints(target_checkpoint=target_checkpoint, draft_checkpoint=draft_checkpoint)
     pair = _find_pair(target, folders)
     if precision is not None:
-        pair = replace(pair, target=pair.target.in_format(precision))
+        pair = replace(pair, target=pair.target.in_format(Format(precision)))
     asked: Sequence[float | None] = [None]
     if interactivity is not None:
         asked = parse_numbers(interactivity, "--interactivity")
@@ -158,7 +158,7 @@ def command(
     _print(plan, stored)
     if judged is not None:
         _print_ways(judged)
-    elif precision is not None and not FORMATS[precision].is_native(chosen):
+    elif precision is not None and not chosen.multiplies(Format(precision)):
         click.echo(f"\nnothing here runs it so: builds for {chosen.title} refuse {precision}")
 
 
@@ -190,7 +190,7 @@ def _find_pair(target: str | None, folders: Checkpoints) -> PairShape:
 
 def _workload(pair: PairShape, inputs: int, outputs: int, context: int | None) -> Workload:
     reserved = inputs + outputs if context is None else context
-    what, longest = None, pair.target.max_context
+    what, longest = None, pair.target.max_position_embeddings
     if reserved < inputs + outputs:
         what = f"{reserved:,} tokens do not hold {inputs:,} + {outputs:,}"
     elif reserved > longest:
@@ -213,7 +213,7 @@ def _layouts(
     gpu: Gpu, gpus: int, pair: PairShape, tensor: int | None, expert: int | None
 ) -> tuple[GpuLayout, ...]:
     """Those asked for; else all that the GPUs and the pair allow."""
-    models = [pair.target, pair.draft.model]
+    models = [pair.target, pair.draft]
     if tensor is not None and expert is not None:
         raise DflashError("give --tensor-parallel or --expert-parallel, not both", usage=True)
     size = tensor or expert

@@ -22,7 +22,7 @@ from dflash_trt.cli.options import (
     option_group,
     show_thread_note,
 )
-from dflash_trt.cli.packaging import packaging_options, refuse_packaging
+from dflash_trt.cli.package import packaging_options, refuse_packaging
 from dflash_trt.cli.progress import StageBars
 from dflash_trt.core.limits import MAX_COUNT
 from dflash_trt.core.machine import allow_more_files
@@ -32,12 +32,13 @@ from dflash_trt.serving.openai.figures import FrontFigures
 from dflash_trt.serving.openai.keys import KEYS_VARIABLE
 from dflash_trt.serving.openai.options import FrontOptions, LogFormat
 from dflash_trt.serving.openai.server import OpenAiServer
-from dflash_trt.serving.server.exposure import LOOPBACK, choose_http_host
-from dflash_trt.serving.server.launcher import (
-    ServerOptions,
+from dflash_trt.serving.server.addresses import (
+    LOOPBACK,
     bind_port,
+    choose_http_host,
     client_address,
 )
+from dflash_trt.serving.server.launcher import ServerOptions
 from dflash_trt.serving.server.repository import BUNDLE_FOLDER, RepositoryOptions, write_repository
 from dflash_trt.serving.server.service import Service
 from dflash_trt.serving.server.supervisor import WINDOW_S, Restart, SupervisionOptions, Supervisor
@@ -48,7 +49,6 @@ _FRONT_ONLY = {
     "--served-model-name": "model_names",
     "--api-key-file": "key_file",
     "--key-requests": "key_requests",
-    "--key-tokens": "key_tokens",
     "--tls-cert": "tls_cert",
     "--tls-key": "tls_key",
 }
@@ -86,12 +86,6 @@ _FRONT_ONLY = {
     click.option(
         "--key-requests", type=COUNT, help="Requests in flight of one API key.  [default: any]"
     ),
-    click.option(
-        "--key-tokens",
-        type=COUNT,
-        help="Tokens of one API key, of prompts and answers, that may end in a minute.  "
-        "[default: any]",
-    ),
     click.option("--tls-cert", type=FILE, help="The OpenAI port speaks TLS by this PEM file..."),
     click.option("--tls-key", type=FILE, help="... and its key."),
     click.option(
@@ -128,7 +122,7 @@ _FRONT_ONLY = {
         "--hang-seconds",
         type=click.FloatRange(1),
         default=SupervisionOptions().hang_seconds,
-        help="Silence after which a server has failed; above the time of its longest step.",
+        help="Restart the server after this long without progress; above its longest step.",
     ),
 )
 def command(

@@ -30,7 +30,10 @@ _COUNT = click.IntRange(1)
 
 @click.command("sweep")
 @click.option(
-    "--config", type=FILE, help="YAML with `configurations` and any option below; options win."
+    "--config",
+    type=FILE,
+    help="YAML with `configurations`, `baseline`, `goodput`, `seed` and more (docs/measuring.md), "
+    "and any option below; options win.",
 )
 @click.option("--name", help="One configuration without YAML: what to call it.  [default: model]")
 @click.option("--url", help="…where it is served: gRPC host:port, or an OpenAI endpoint's URL.")
@@ -40,17 +43,13 @@ _COUNT = click.IntRange(1)
     type=click.Choice(["llm-api", "completions", "chat"]),
     help="…the LLM-API contract of a Triton server, over gRPC, or OpenAI's.  [default: llm-api]",
 )
-@click.option("--gpus", type=_COUNT, help="…GPUs it runs on: throughput is per GPU.")
-@click.option("--baseline", help="The configuration others are compared with.  [default: first]")
 @click.option(
     "--input-file",
     type=PATH_TEXT,
-    help='Prompts: .jsonl with a "prompt" each, or a local SPEED-Bench split.',
+    help='Prompts: .jsonl with a "prompt" each.',
 )
 @sets_option
 @limit_option
-@click.option("--dataset", type=click.Choice(["prompts", "speed-bench"]), help="What that is.")
-@click.option("--category", "categories", multiple=True, help="SPEED-Bench category; repeatable.")
 @click.option(
     "--tokenizer",
     type=PATH_TEXT,
@@ -64,19 +63,12 @@ _COUNT = click.IntRange(1)
 @click.option("--osl", type=_COUNT, help="Most output tokens.  [default: 128]")
 @click.option("--ignore-eos", is_flag=True, default=None, help="Always --osl output tokens.")
 @click.option("--temperature", type=float, help="0 is greedy.  [default: 0]")
-@click.option("--top-p", type=float, help="Nucleus mass.  [default: 1]")
-@click.option("--top-k", type=_COUNT, help="Sample from the k likeliest tokens.")
-@click.option("--seed", type=int, help="Of sampling, prompt order and arrivals.  [default: 0]")
 @click.option("--concurrency", help="Closed loop: streams, as 1,2,4.  [default: 1,2,4,8,16]")
 @click.option("--request-rate", help="Open loop: requests/s at Poisson arrivals, as 0.5,2.")
 @click.option("--request-count", type=_COUNT, help="Per run.  [default: 10 × concurrency]")
 @click.option("--duration", "duration_s", type=float, help="Send for so many seconds instead.")
 @click.option("--warmup", type=click.IntRange(0), help="Requests before.  [default: concurrency]")
 @click.option("--repeats", type=_COUNT, help="Runs of every point.  [default: 3]")
-@click.option("--goodput", help="Limits of a good request in ms, as ttft:200,tpot:20,e2e:3000.")
-@click.option(
-    "--timeout", "timeout_s", type=float, help="Seconds until a request has failed.  [default: 600]"
-)
 @click.option(
     "--interactivity", help="Also say the throughput at so many tokens/s per user, as 100,500."
 )
@@ -130,7 +122,7 @@ def command(
 def _collect(given: dict[str, Any]) -> dict[str, Any]:
     """The sweep's keys that the command line sets."""
     flags = {key: value for key, value in given.items() if value not in (None, ())}
-    one = {key: flags.pop(key) for key in ("name", "url", "model", "kind", "gpus") if key in flags}
+    one = {key: flags.pop(key) for key in ("name", "url", "model", "kind") if key in flags}
     if "sources" in flags:
         flags["prompts"] = name_sources(flags.pop("sources"))
     if "concurrency" in flags:
@@ -139,8 +131,6 @@ def _collect(given: dict[str, Any]) -> dict[str, Any]:
         ]
     if "request_rate" in flags:
         flags["request_rate"] = parse_numbers(flags["request_rate"], "--request-rate")
-    if "goodput" in flags:
-        flags["goodput"] = _limits(flags["goodput"])
     if one:
         if "url" not in one:
             raise DflashError("a configuration needs its --url", usage=True)
@@ -153,18 +143,6 @@ def _whole(number: float) -> int:
     if number != int(number):
         raise DflashError(f"{number:g} is not a whole number", where="--concurrency", usage=True)
     return int(number)
-
-
-def _limits(text: str) -> dict[str, float]:
-    limits: dict[str, float] = {}
-    for item in text.split(","):
-        name, _, value = item.partition(":")
-        if name.strip() not in ("ttft", "tpot", "e2e"):
-            raise DflashError(
-                f"{item.strip()!r} is not ttft:MS, tpot:MS or e2e:MS", where="--goodput", usage=True
-            )
-        limits[name.strip()] = parse_numbers(value, "--goodput")[0]
-    return limits
 
 
 def _command_line() -> str:

@@ -6,8 +6,14 @@ from typing import Any
 
 import click
 
-from dflash_trt.cli.options import FOLDER, json_option, option_group, print_json, threads_option
-from dflash_trt.cli.template_options import template_option
+from dflash_trt.cli.options import (
+    FOLDER,
+    json_option,
+    option_group,
+    print_json,
+    template_option,
+    threads_option,
+)
 from dflash_trt.cli.training_watch import TerminalWatch
 from dflash_trt.core.limits import MAX_COUNT
 from dflash_trt.errors import DflashError

@@ -17,16 +17,16 @@ from dflash_trt.cli.options import (
     bundle_argument,
     drafter_option,
     json_option,
+    law_options,
     name_threads,
     parse_counts,
     print_json,
     refuse_given,
-    sampling_options,
     task_options,
     threads_option,
 )
 from dflash_trt.cli.progress import StageBars
-from dflash_trt.cli.task_table import count_answers
+from dflash_trt.cli.verify_output import count_answers
 from dflash_trt.core.publish import write_named
 from dflash_trt.errors import DflashError
 from dflash_trt.graph.bindings import GRAPH_NAMES
@@ -62,7 +62,7 @@ FALLBACKS: dict[str, TargetGraph | None] = {
 @bundle_argument
 @task_options
 @click.option("--max-tokens", type=click.IntRange(2), default=128)
-@sampling_options
+@law_options
 @drafter_option
 @click.option(
     "--block-size", "blocks", help="Blocks to try, as 2,4,8.  [default: all up to 8, then fewer]"

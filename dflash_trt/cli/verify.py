@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import math
 from pathlib import Path
-from statistics import median
 
 import click
 from click.core import ParameterSource
@@ -14,7 +13,6 @@ from rich.progress import Progress
 
 from dflash_trt.backends.registry import check_runnable
 from dflash_trt.bundle.bundle import Bundle, bound_memory, open_bundle
-from dflash_trt.cli.against import print_comparison, print_comparison_json
 from dflash_trt.cli.options import (
     FILE,
     FOLDER,
@@ -22,28 +20,32 @@ from dflash_trt.cli.options import (
     bundle_argument,
     drafter_option,
     json_option,
+    law_options,
     name_threads,
     parse_counts,
-    print_json,
     refuse_given,
-    sampling_options,
     show_hint,
     task_options,
     threads_option,
 )
 from dflash_trt.cli.progress import StageBars
-from dflash_trt.cli.task_table import print_tasks
-from dflash_trt.cli.verify_progress import VerifyWatch
+from dflash_trt.cli.verify_output import (
+    VerifyWatch,
+    print_comparison,
+    print_comparison_json,
+    print_report,
+    print_report_json,
+    print_tasks,
+)
 from dflash_trt.errors import EXIT_FAILED, DflashError
 from dflash_trt.hardware.cores import ThreadChoice
 from dflash_trt.pair import LoadedPair
-from dflash_trt.proof.task_table import TaskFigures, tabulate
+from dflash_trt.proof.task_table import tabulate
 from dflash_trt.proof.twin_comparison import Bounds, compare
 from dflash_trt.proof.twins import check_twins
 from dflash_trt.proof.verification import (
     Mode,
     ModeReport,
-    Speed,
     Timing,
     measure_speed,
     verify,
@@ -75,7 +77,7 @@ COMPARISON_OPTIONS = {"text_file", "fail_below_agreement", "max_tau_loss"}
     help=f"A first look: {QUICK_PROMPTS} prompts of each set, {QUICK_TOKENS} tokens, one timed "
     "run, unless they are given.",
 )
-@sampling_options
+@law_options
 @click.option(
     "--block-size", "blocks", help="Block sizes to try, as 2,4,8.  [default: the bundle's]"
 )
@@ -235,11 +237,11 @@ def command(
     shown = next(one for one, mode in zip(reports, modes, strict=True) if mode.block_size == timed)
     figures = tabulate([task.set_name for task in tasks], shown, timing)
     if as_json:
-        _print_json(reports, timing.speed(), figures, failed)
+        print_report_json(reports, timing.speed(), figures, failed)
     else:
         named = name_threads(pair.bundle.manifest, pair.threads)
         name = f"{title} block {timed}"
-        _print_report(reports, timing.speed(), len(requests), name, named)
+        print_report(reports, timing.speed(), len(requests), name, named)
         if prompts.are_named:
             print_tasks(figures, shown.mode, title)
     if drafter == DFLASH and pair.bundle.manifest.draft.traits.is_diagnosed:
@@ -260,65 +262,3 @@ def _point_to_diagnosis(bundle: Bundle, shown: ModeReport, timing: Timing, block
         steps = DraftedSteps(*shown.of_prompts)
         break_even = schedule_break_even(own_schedule(bundle), block)
     show_hint(low_acceptance(steps, break_even, str(bundle.folder)))
-
-
-def _print_report(
-    reports: list[ModeReport], speed: Speed, prompts: int, timed: str, threads: str
-) -> None:
-    click.echo(f"{prompts} prompts against target_only, batch 1:")
-    for report in reports:
-        line = f"  {report.mode:<28} {_outcome(report)}: {report.tokens:,} tokens, "
-        line += f"{report.logits:,} logits"
-        if report.statistics.acceptance_length is not None:
-            line += f"; acceptance length {report.statistics.acceptance_length:.2f}"
-        click.echo(line)
-    for report in reports:
-        for tie in [] if report.is_bitwise else report.ties:
-            click.echo(
-                f"{report.mode}: prompt {tie.prompt} parts at output token {tie.position}, "
-                f"logit gap {tie.gap:.3g}, measured noise {report.noise:.3g}"
-            )
-        if not report.is_lossless:
-            click.echo(f"first difference, {report.difference}")
-    if speed.ratios:
-        ratios = sorted(speed.ratios)
-        click.echo(
-            f"speed at batch 1, {len(ratios)} interleaved runs{threads}: target_only "
-            f"{median(speed.baseline):,.0f} tokens/s, {timed} "
-            f"{median(speed.speculative):,.0f}, ratio {speed.speedup:.2f} "
-            f"({ratios[0]:.2f} … {ratios[-1]:.2f})"
-        )
-
-
-def _outcome(report: ModeReport) -> str:
-    if report.difference is None:
-        return "identical"
-    if not report.is_lossless:
-        return "DIFFERENT"
-    return f"equal up to {len(report.ties)} floating-point ties"
-
-
-def _print_json(
-    reports: list[ModeReport], speed: Speed, figures: list[TaskFigures], failed: bool
-) -> None:
-    modes = [
-        {
-            "mode": report.mode,
-            "identical": report.difference is None,
-            "lossless": report.is_lossless,
-            "ties": [dataclasses.asdict(tie) for tie in report.ties],
-            "noise": report.noise,
-            "tokens": report.tokens,
-            "logits": report.logits,
-            "difference": report.difference and dataclasses.asdict(report.difference),
-            "statistics": report.statistics.to_json(),
-        }
-        for report in reports
-    ]
-    timing = {
-        "target_only_tokens_per_second": list(speed.baseline),
-        "dflash_tokens_per_second": list(speed.speculative),
-        "speedup": speed.speedup if speed.ratios else None,
-    }
-    sets = [one.to_json() for one in figures]
-    print_json({"lossless": not failed, "modes": modes, "speed": timing, "sets": sets})

@@ -52,12 +52,6 @@ def installed_version(distribution: str) -> str | None:
         return None
 
 
-def may_open_files() -> int:
-    """How many files this process may have open at a time."""
-    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return MANY_FILES if soft == resource.RLIM_INFINITY else soft
-
-
 def allow_more_files() -> None:
     """Raises this process's limit of open files, and that of its children, to what it may have."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)

@@ -33,7 +33,6 @@ NEW_TOKENS = "new_tokens"
 NEW_START = "new_start"
 NEXT_BLOCK_IDS = "next_block_ids"
 DRAFT_TOKEN_IDS = "token_ids"
-DRAFT_LOGITS = "draft_logits"
 
 OBSERVED_PREFIX = "amax/"
 # Twice the largest top-k that they serve: narrow logits often tie, and a tie of the k-th and the

@@ -10,7 +10,6 @@ from dflash_trt.checkpoints.pair import Pair
 from dflash_trt.checkpoints.safetensors_header import TensorEntry
 from dflash_trt.graph.bindings import BLOCK_IDS, CACHE_START, DRAFT_TOKEN_IDS
 from dflash_trt.graph.draft_head import choose_among
-from dflash_trt.graph.drawing import couple_drafts
 from dflash_trt.graph.eagle_chain import EagleChain
 from dflash_trt.graph.form import CPU_FORM, GraphForm
 from dflash_trt.graph.layers import attention, embed, gated_mlp
@@ -63,8 +62,6 @@ def build_draft(
             choice = b.node("Gather", [token_ids, choice], "chosen_ids", axis=0)
         shape = b.node("Concat", [rows.batch, b.integers(-1)], "drafts_shape", axis=0)
         drafts = b.node("Reshape", [choice, shape], "drafts")
-        if form.sharpness is not None:
-            drafts = couple_drafts(b, rows, logits, drafts, anchor_drafts=draft.anchor_drafts)
         _write_drafts(b, drafts)
     return b.finish()
 

@@ -10,7 +10,6 @@ from dflash_trt.graph.bindings import (
     ACCEPTED,
     CACHE_START,
     CHOICE_IDS,
-    DRAFT_LOGITS,
     LOGIT_ROWS,
     NEW_START,
     NEW_TOKENS,
@@ -18,10 +17,8 @@ from dflash_trt.graph.bindings import (
     SAMPLING,
     TOKEN_IDS,
 )
-from dflash_trt.graph.form import Precision
 from dflash_trt.graph.model import GraphBuilder
 from dflash_trt.graph.row_sample import row_sample_function
-from dflash_trt.graph.rows import Rows
 
 
 def draw_tokens(b: GraphBuilder, logits: str) -> None:
@@ -61,34 +58,3 @@ def settle_step(b: GraphBuilder, mask_token_id: int) -> None:
         anchor = b.node("Unsqueeze", [known, b.integers(1)], "anchor_column")
         mask = b.integers(mask_token_id, scalar=True)
         b.node("Where", [is_anchor, anchor, mask], "next_block", output=NEXT_BLOCK_IDS)
-
-
-def couple_drafts(
-    b: GraphBuilder, rows: Rows, logits: str, likeliest: str, *, anchor_drafts: bool
-) -> str:
-    """Drafts [B,N] of logits [T,V] that are drawn with the target's noise (sampling/coupling.py).
-
-    A graph that doesn't draw keeps the `likeliest` [B,N] and tells the logits, by which its
-    executor's caller couples them.
-    """
-    sharpness = b.form.sharpness
-    if sharpness is None:
-        raise ValueError("a form without sharpness couples nothing")
-    count = b.node("Shape", [likeliest], "draft_count", start=1, end=2)
-    shape = b.node("Concat", [rows.batch, count, b.integers(-1)], "logits_shape", axis=0)
-    if not b.form.draws:
-        b.node("Reshape", [logits, shape], "draft_logits", output=DRAFT_LOGITS)
-        return likeliest
-    wide = b.widen(b.node("Reshape", [logits, shape], "draft_logits"), "wide_draft_logits")
-    first = b.integers(0)
-    scale = b.constant("sharpness", [len(sharpness), 1], sharpness, Precision.FLOAT32)
-    scale = b.node("Slice", [scale, first, count, first], "used_sharpness")
-    sharp = b.node("Mul", [wide, scale], "sharp_logits")
-    # A mask drafts its own position; where the anchor drafts too, each slot the one behind it.
-    if anchor_drafts:
-        positions = b.node("Add", [rows.positions, b.integers(1)], "draft_positions")
-    else:
-        bounds = [b.integers(1), b.integers(2**31 - 1), b.integers(1)]
-        positions = b.node("Slice", [rows.positions, *bounds], "draft_positions")
-    (drafts,) = b.call(row_sample_function(), [sharp, positions, SAMPLING], "row_sample")
-    return drafts

@@ -57,8 +57,6 @@ class GraphForm:
             rounded values, a narrow one their codes: the same numbers.
         replay: rows that a call may take back of those before it, which models with recurrent
             state keep (see gated_delta.py); None for models without.
-        sharpness: by draft of a block, how sharply it follows its logits where it is drawn with the
-            target's own noise (see sampling/coupling.py); None for the likeliest tokens alone.
     """
 
     precision: Precision = Precision.FLOAT32
@@ -69,7 +67,6 @@ class GraphForm:
     pages: int | None = None
     cache_dtype: CacheDtype = CacheDtype.COMPUTE
     replay: int | None = None
-    sharpness: tuple[float, ...] | None = None
     windows: tuple[int, ...] = ()
     window_pages: tuple[int, ...] = ()
 

@@ -24,7 +24,6 @@ from dflash_trt.graph.bindings import (
     CANDIDATE_LOGITS,
     CANDIDATES,
     CHOICE_IDS,
-    DRAFT_LOGITS,
     DRAFT_TOKEN_IDS,
     KV,
     LOGIT_ROWS,
@@ -219,10 +218,6 @@ def graph_tensors(
     outputs: list[_NamedTensor]
     if graph == "draft":
         outputs = [(DRAFT_TOKEN_IDS, int64, ("B", "S"))]
-        if form.sharpness is not None and form.draws:
-            inputs.append((SAMPLING, int64, ("B", 4)))
-        elif form.sharpness is not None:
-            outputs.append((DRAFT_LOGITS, TensorProto.FLOAT, ("B", "N", "K")))
     else:
         inputs.append((LOGIT_ROWS, int64, rows))
         outputs = [(CHOICE_IDS, int64, rows), (LOGITS, TensorProto.FLOAT, (*rows, vocab_size))]

@@ -6,8 +6,9 @@ import re
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
+from dflash_trt.core.formats import QUANTIZED, Format, MathPrecision
 from dflash_trt.core.yaml_files import read_yaml
 from dflash_trt.errors import DflashError, closest, one_line
 
@@ -15,11 +16,6 @@ GPUS_FILE = Path(__file__).with_name("gpus.yaml")
 DEFAULT_ARCH = "sm_120"
 LEAST_MEMORY = 0.9
 """Of what a data sheet states: drivers keep some of it for themselves."""
-
-MathPrecision = Literal["bf16", "fp8", "fp4"]
-"""What tensor cores multiply in."""
-Format = Literal["fp8", "nvfp4"]
-"""Quantised linears whose products tensor cores have."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,19 +56,25 @@ class Gpu:
     boost_hz: float | None = None
     l2_bytes: int | None = None
 
-    def flops(self, precision: MathPrecision) -> float:
-        """Dense FLOP/s in `precision`, or in the next wider one that the tensor cores have."""
-        if precision == "fp4" and self.fp4 is not None:
-            return self.fp4
-        if precision != "bf16" and self.fp8 is not None:
-            return self.fp8
-        return self.bf16
+    def multiplies(self, form: Format) -> bool:
+        """Whether its tensor cores take weights in `form`: of four bits where they have FP4."""
+        if form is Format.BF16:
+            return True
+        return (self.fp8 if form is Format.FP8 else self.fp4) is not None
+
+    def math(self, form: Format) -> MathPrecision:
+        """What it multiplies weights of `form` in: bf16 where they must be unpacked first."""
+        return form.math if self.multiplies(form) else "bf16"
+
+    def flops(self, form: Format) -> float:
+        """Dense FLOP/s that it promises for weights in `form`."""
+        rates = {"bf16": self.bf16, "fp8": self.fp8, "fp4": self.fp4}
+        return rates[self.math(form)] or self.bf16
 
     @property
     def formats(self) -> tuple[Format, ...]:
-        """The quantised formats that it multiplies."""
-        rates: dict[Format, float | None] = {"fp8": self.fp8, "nvfp4": self.fp4}
-        return tuple(name for name, rate in rates.items() if rate is not None)
+        """The formats of quantised linears that it multiplies."""
+        return tuple(form for form in QUANTIZED if self.multiplies(form))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

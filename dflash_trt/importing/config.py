@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from dflash_trt.checkpoints.config_fields import ConfigFields
+from dflash_trt.checkpoints.decoder import read_sizes
 from dflash_trt.checkpoints.moe import read_moe
 from dflash_trt.checkpoints.rope import (
     DEFAULT_THETA,
@@ -18,7 +19,7 @@ from dflash_trt.checkpoints.rope import (
     inverse_frequencies,
     read_rope,
 )
-from dflash_trt.checkpoints.sizes import MAX_HEADS, MAX_LAYERS, MAX_WIDTH, DecoderSizes, read_sizes
+from dflash_trt.checkpoints.sizes import MAX_HEADS, MAX_LAYERS, MAX_WIDTH, DecoderSizes
 from dflash_trt.core.arrays import FloatArray
 from dflash_trt.core.strict_json import quoted
 from dflash_trt.errors import DflashError, nearest

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from dflash_trt.text.bounded import LLAMA3, QWEN2
+from dflash_trt.text.tokenizer_calls import LLAMA3, QWEN2
 
 
 @dataclass(frozen=True, slots=True)

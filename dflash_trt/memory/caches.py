@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import math
 
-from dflash_trt.checkpoints.sizes import DecoderSizes
+from dflash_trt.checkpoints.sizes import DecoderSizes, DraftShape
 from dflash_trt.core.limits import Limits, PagePool
 from dflash_trt.graph.caches import stores_sinks
 from dflash_trt.graph.form import GraphForm
 from dflash_trt.graph.tensors import CacheShape, cache_layout
 from dflash_trt.memory.gpus import ONE_GPU, GpuLayout
-from dflash_trt.memory.shape import DraftShape
 
 KV_ITEM_BYTES = 2
 STATE_ITEM_BYTES = 4
@@ -88,7 +87,7 @@ def kv_bytes(
 ) -> float:
     """Bytes on one GPU of a sequence of `context` tokens; a window holds no more than itself."""
     total = 0.0
-    for layer, windows in sizes.windows_by_kind().items():
+    for layer, windows in sizes.windows_by_kind.items():
         positions = sum(
             count * (context if window is None else min(context, window))
             for window, count in windows.items()
@@ -107,5 +106,5 @@ def dense_draft_context_bytes(
     tokens = (max_batch + 1) * (max_seq_len + draft.block_size)
     return sum(
         tokens * len(layers) * layer.kv_elements * KV_ITEM_BYTES // layout.kv_ways(layer)
-        for layer, layers in draft.model.sizes.kinds().items()
+        for layer, layers in draft.sizes.kinds.items()
     )

@@ -10,6 +10,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from dataclasses import dataclass, replace
 
+from dflash_trt.checkpoints.sizes import DraftShape, TargetShape
 from dflash_trt.errors import DflashError
 from dflash_trt.hardware.gpus import Gpu
 from dflash_trt.memory.caches import (
@@ -17,10 +18,9 @@ from dflash_trt.memory.caches import (
     deployed_state_bytes,
     kv_bytes,
 )
+from dflash_trt.memory.engines import RUNTIME_BYTES
 from dflash_trt.memory.gpus import GpuLayout
-from dflash_trt.memory.shape import DraftShape, ModelShape
 from dflash_trt.memory.weights import draft_weight_bytes, target_weight_bytes
-from dflash_trt.memory.workspace import RUNTIME_BYTES
 
 CONTEXT_SHARE = 0.7
 """Of what the weights leave: the most that TensorRT-LLM's check lets the draft's context have."""
@@ -64,7 +64,7 @@ class DeploymentSize:
     each GPU.
     """
 
-    target: ModelShape
+    target: TargetShape
     draft: DraftShape
     gpu: Gpu
     layout: GpuLayout

@@ -4,24 +4,25 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from dflash_trt.checkpoints.sizes import DecoderSizes
+from dflash_trt.checkpoints.sizes import DecoderSizes, TargetShape
 from dflash_trt.core.limits import Limits, PagePool
+from dflash_trt.graph.caches.native import is_attended_by_kernel, is_decomposed
 from dflash_trt.graph.form import GraphForm
+from dflash_trt.kernels.attention import scratch_bytes
 from dflash_trt.memory.caches import (
     cache_bytes_by_window,
     engine_cache_length,
     state_bytes,
     state_copies,
 )
-from dflash_trt.memory.gpus import ONE_GPU
-from dflash_trt.memory.shape import FORMATS, DraftShape, ModelShape
-from dflash_trt.memory.weights import (
-    draft_weight_bytes,
-    gathered_bytes,
-    target_weight_bytes,
-    vocab_bytes,
-)
-from dflash_trt.memory.workspace import decomposed_scratch, split_scratch
+from dflash_trt.memory.weights import gathered_bytes
+
+RUNTIME_BYTES = 4 << 30
+"""Of CUDA's context, libraries and captured graphs on one GPU: an allowance, not a measurement.
+
+As much as TensorRT-LLM's own check of a draft's context sets aside (pull request 19466).
+"""
+LOGITS_ITEM_BYTES = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,14 +89,51 @@ def engine_memory(
     )
 
 
-def shape_weight_bytes(target: ModelShape, draft: DraftShape) -> int:
-    """Bytes of a pair's weights in its two engines, by their shapes.
+def row_bytes(target: TargetShape, vocab_ways: int) -> float:
+    """Activations of one row: residual, normed copy, widest projection (bf16), and its logits."""
+    sizes = target.sizes
+    wide = max(2 * sizes.mlp_size, *(layer.projection_elements for layer in sizes.kinds))
+    return 2 * (2 * sizes.hidden_size + wide) + LOGITS_ITEM_BYTES * target.vocab_size / vocab_ways
 
-    Packed experts count as `engine_weight_bytes` counts them, four times their bytes. The draft's
-    engine has an embedding and an output head of its own.
+
+def split_scratch(
+    target: DecoderSizes, draft: DecoderSizes, limits: Limits, form: GraphForm, capacity: int
+) -> int:
+    """Bytes that attention's shares take in the largest call of engines of graphs of `form`.
+
+    `capacity` is the length of their caches. The draft's attention is the plugins', the target's
+    where only kernels read its caches, or have heads as large.
     """
-    weights = target_weight_bytes(target) + draft_weight_bytes(draft)
-    if target.experts is not None and target.mlp_format != "bf16":
-        experts = target.experts.experts * target.mlp_weights * len(target.sizes.layers)
-        weights += 3 * FORMATS[target.mlp_format].bytes(experts)
-    return int(weights + vocab_bytes(target, ONE_GPU))
+    steps = limits.max_batch, limits.block_size
+    own = [layer for layer in target.layers if is_attended_by_kernel(layer, form)]
+    calls = [(draft.layers, *steps), (own, *steps), (own, 1, limits.prefill_chunk)]
+    return max(
+        scratch_bytes(
+            capacity=capacity,
+            block_size=limits.block_size,
+            window=window or 0,
+            query_heads=heads,
+            head_dim=head_dim,
+            batch=batch,
+            rows=rows,
+        )
+        for layers, batch, rows in calls
+        for heads, head_dim, window in {(one.heads, one.head_dim, one.window) for one in layers}
+    )
+
+
+def decomposed_scratch(target: DecoderSizes, limits: Limits, form: GraphForm, capacity: int) -> int:
+    """Bytes that attention takes that is written out, in the largest call of engines of `form`.
+
+    Of one layer: scores and their shares in float32, the shares once more in the compute type, and
+    the keys in float32.
+    """
+    calls = [(limits.max_batch, limits.block_size), (1, limits.prefill_chunk)]
+    return max(
+        batch
+        * capacity
+        * (rows * layer.heads * 10 + layer.kv_heads * layer.head_dim * 4)
+        * is_decomposed(layer, form)
+        for batch, rows in calls
+        for layer in target.kinds
+    )

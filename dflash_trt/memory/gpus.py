@@ -5,9 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from dflash_trt.checkpoints.sizes import LayerSizes
+from dflash_trt.checkpoints.sizes import LayerSizes, ModelShape
 from dflash_trt.errors import DflashError
-from dflash_trt.memory.shape import ModelShape
 
 AttentionSplit = Literal["tensor", "data"]
 
@@ -48,7 +47,7 @@ class GpuLayout:
     def check(self, *models: ModelShape) -> None:
         """Raises DflashError where the layout cannot hold a model."""
         ways = self.attention_ways
-        for layer in (layer for model in models for layer in model.sizes.kinds()):
+        for layer in (layer for model in models for layer in model.sizes.kinds):
             if layer.heads % ways or (layer.kv_heads % ways and ways % layer.kv_heads):
                 raise DflashError(
                     f"{ways} GPUs do not divide {layer.heads} attention heads and "

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from dflash_trt.checkpoints.sizes import DraftShape, TargetShape
 from dflash_trt.hardware.gpus import Gpu
 from dflash_trt.memory.caches import KV_ITEM_BYTES, kv_bytes, planned_state_bytes
+from dflash_trt.memory.engines import RUNTIME_BYTES, row_bytes
 from dflash_trt.memory.gpus import ONE_GPU, GpuLayout
-from dflash_trt.memory.shape import DraftShape, ModelShape
 from dflash_trt.memory.weights import draft_weight_bytes, target_weight_bytes
-from dflash_trt.memory.workspace import RUNTIME_BYTES, row_bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,7 +45,7 @@ class MemoryFit:
 
 def fit_memory(
     gpu: Gpu,
-    target: ModelShape,
+    target: TargetShape,
     draft: DraftShape | None,
     *,
     context: int,
@@ -64,7 +64,7 @@ def fit_memory(
     draft_weights = draft_kv = 0.0
     if draft is not None:
         draft_weights = draft_weight_bytes(draft, layout)
-        draft_kv = kv_bytes(draft.model.sizes, context + rows, layout, kv_item_bytes)
+        draft_kv = kv_bytes(draft.sizes, context + rows, layout, kv_item_bytes)
     weights = target_weight_bytes(target, layout)
     row = row_bytes(target, layout.attention_ways)
     sequence = target_kv + draft_kv + rows * row

@@ -6,20 +6,26 @@ from collections.abc import Mapping
 
 from dflash_trt.checkpoints.quantized_weights import FLOAT_DTYPES, is_packed_expert
 from dflash_trt.checkpoints.safetensors_header import TensorEntry
-from dflash_trt.checkpoints.sizes import DecoderSizes, LayerSizes
+from dflash_trt.checkpoints.sizes import (
+    DecoderSizes,
+    DraftShape,
+    LayerSizes,
+    ModelShape,
+    TargetShape,
+)
+from dflash_trt.core.formats import Format
 from dflash_trt.memory.gpus import ONE_GPU, GpuLayout
-from dflash_trt.memory.shape import FORMATS, DraftShape, ModelShape
 
 
 def attention_bytes(model: ModelShape, layer: LayerSizes, layout: GpuLayout) -> float:
     """Bytes on one GPU of one layer's q, k, v and o, or of what a recurrent one has for them."""
     if layer.recurrent is not None:
         share = model.attention_weights(layer) / layout.attention_ways
-        return share * FORMATS[model.attention_format].bits / 8
+        return model.attention_format.bytes(share)
     width = 2 * model.sizes.hidden_size * layer.head_dim
     query = width * (1 + layer.has_gate / 2) * layer.heads / layout.attention_ways
     key_value = width * layer.kv_heads / layout.kv_ways(layer) / (1 + layer.keys_are_values)
-    return (query + key_value) * FORMATS[model.attention_format].bits / 8
+    return model.attention_format.bytes(query + key_value)
 
 
 def mlp_bytes(model: ModelShape, layout: GpuLayout) -> float:
@@ -29,12 +35,12 @@ def mlp_bytes(model: ModelShape, layout: GpuLayout) -> float:
     else:
         weights = model.experts.experts * model.mlp_weights / layout.gpus
         weights += model.shared_weights / layout.attention_ways
-    return weights * FORMATS[model.mlp_format].bits / 8 + 2 * model.router_weights
+    return model.mlp_format.bytes(weights) + 2 * model.router_weights
 
 
-def vocab_bytes(model: ModelShape, layout: GpuLayout) -> float:
+def vocab_bytes(model: TargetShape, layout: GpuLayout = ONE_GPU) -> float:
     """Bytes on one GPU of embedding and output head, in bf16."""
-    matrices = 1 if model.tied_embeddings else 2
+    matrices = 1 if model.tie_word_embeddings else 2
     return 2 * matrices * model.vocab_weights / layout.attention_ways
 
 
@@ -42,11 +48,11 @@ def _layer_bytes(model: ModelShape, layout: GpuLayout) -> float:
     mlp = mlp_bytes(model, layout)
     return sum(
         len(layers) * (attention_bytes(model, layer, layout) + mlp)
-        for layer, layers in model.sizes.kinds().items()
+        for layer, layers in model.sizes.kinds.items()
     )
 
 
-def target_weight_bytes(model: ModelShape, layout: GpuLayout = ONE_GPU) -> float:
+def target_weight_bytes(model: TargetShape, layout: GpuLayout = ONE_GPU) -> float:
     """Bytes of a target's weights on one GPU of `layout`; norms and biases are not counted."""
     return _layer_bytes(model, layout) + vocab_bytes(model, layout)
 
@@ -54,7 +60,20 @@ def target_weight_bytes(model: ModelShape, layout: GpuLayout = ONE_GPU) -> float
 def draft_weight_bytes(draft: DraftShape, layout: GpuLayout = ONE_GPU) -> float:
     """Bytes of a draft's own weights on one GPU of `layout`: layers, fc and Markov head (bf16)."""
     beside = 2 * (draft.fc_weights + draft.markov_weights) / layout.attention_ways
-    return _layer_bytes(draft.model, layout) + beside
+    return _layer_bytes(draft, layout) + beside
+
+
+def shape_weight_bytes(target: TargetShape, draft: DraftShape) -> int:
+    """Bytes of a pair's weights in its two engines, by their shapes.
+
+    Packed experts count as `engine_weight_bytes` counts them, four times their bytes. The draft's
+    engine has an embedding and an output head of its own.
+    """
+    weights = target_weight_bytes(target) + draft_weight_bytes(draft)
+    if target.experts is not None and target.mlp_format is not Format.BF16:
+        experts = target.experts.experts * target.mlp_weights * len(target.sizes.layers)
+        weights += 3 * target.mlp_format.bytes(experts)
+    return int(weights + vocab_bytes(target))
 
 
 def engine_weight_bytes(

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from dataclasses import KW_ONLY, dataclass
 
+from dflash_trt.checkpoints.sizes import ModelShape
 from dflash_trt.hardware.gpus import Gpu
 from dflash_trt.memory.caches import KV_ITEM_BYTES, STATE_ITEM_BYTES, kv_bytes, planned_state_bytes
 from dflash_trt.memory.gpus import GpuLayout
-from dflash_trt.memory.shape import ModelShape
 from dflash_trt.memory.weights import attention_bytes
 from dflash_trt.planning.calibration import Calibration
 
@@ -114,17 +114,17 @@ class Replica:
         # Rows and sequences that one GPU's attention, vocabulary and draft work on.
         local = layout.sequences_per_gpu(work.sequences)
         rows = local * work.rows
-        attention_format, mlp_format = model.formats
 
         depth, weights, compute = len(model.sizes.layers), 0.0, 0.0
-        for layer, layers in model.sizes.kinds().items():
+        for layer, layers in model.sizes.kinds.items():
             weights += len(layers) * attention_bytes(model, layer, layout)
             compute += len(layers) * self._arithmetic(
-                2 * rows * model.attention_weights(layer) / ways, attention_format.flops(self.gpu)
+                2 * rows * model.attention_weights(layer) / ways,
+                self.gpu.flops(model.attention_format),
             )
         mlp_weights, mlp_flops = self._mlp(work, rows)
-        weights += depth * mlp_format.bytes(1) * mlp_weights
-        compute += depth * self._arithmetic(mlp_flops, mlp_format.flops(self.gpu))
+        weights += depth * model.mlp_format.bytes(1) * mlp_weights
+        compute += depth * self._arithmetic(mlp_flops, self.gpu.flops(model.mlp_format))
         others = (work.extra_weights + work.head_weights) / ways
         weights += 2 * (others + depth * model.router_weights)
         dense = 2 * rows * work.extra_weights + 2 * local * work.head_rows * work.head_weights

@@ -6,13 +6,12 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from dflash_trt.checkpoints.draft_kinds import DraftKind
-from dflash_trt.checkpoints.sizes import DecoderSizes
-from dflash_trt.memory.shape import DraftShape, ModelShape
+from dflash_trt.checkpoints.eagle import default_taps
+from dflash_trt.checkpoints.sizes import DecoderSizes, DraftShape, TargetShape
 from dflash_trt.planning.acceptance import AcceptanceCurve
 from dflash_trt.planning.cost import PassCost, Replica, Seconds
 
 Kind = Literal["autoregressive", DraftKind]
-EAGLE_TAPS = 3
 EAGLE_VOCAB = 32_000
 """EAGLE-3 drafts choose among this many frequent tokens (as published heads do)."""
 MARKOV_RANK = 256
@@ -20,14 +19,14 @@ MARKOV_RANK = 256
 
 
 def _target_pass(
-    replica: Replica, target: ModelShape, batch: int, rows: int, context: float, extra: int = 0
+    replica: Replica, target: TargetShape, batch: int, rows: int, context: float, extra: int = 0
 ) -> Seconds:
     head = target.vocab_weights
     work = PassCost(target, batch, rows, context, rows, head, extra_weights=extra)
     return replica.time(work)
 
 
-def prefill(replica: Replica, target: ModelShape, tokens: int) -> float:
+def prefill(replica: Replica, target: TargetShape, tokens: int) -> float:
     """Seconds of a prompt on a replica; GPUs with sequences of their own prefill one each."""
     prompts = 1 if replica.layout.attention == "tensor" else replica.layout.gpus
     work = PassCost(target, prompts, tokens, tokens / 2, 1, target.vocab_weights)
@@ -38,7 +37,7 @@ def prefill(replica: Replica, target: ModelShape, tokens: int) -> float:
 class Autoregressive:
     """One token a step; scheduling overlaps with the GPU's work."""
 
-    target: ModelShape
+    target: TargetShape
     kind: ClassVar[Kind] = "autoregressive"
     draft: ClassVar[None] = None
 
@@ -63,7 +62,7 @@ class Autoregressive:
 class DFlash:
     """A block from one draft pass, verified by one target pass that injects the draft's context."""
 
-    target: ModelShape
+    target: TargetShape
     draft: DraftShape
     acceptance: AcceptanceCurve
     kind: ClassVar[Kind] = "DFlash"
@@ -78,7 +77,7 @@ class DFlash:
         return self.acceptance.tau(drafts)
 
     def step(self, replica: Replica, batch: int, context: float, drafts: int) -> Seconds:
-        model, block, head = self.draft.model, drafts + 1, self.target.vocab_weights
+        model, block, head = self.draft, drafts + 1, self.target.vocab_weights
         injection = model.sizes.hidden_size * sum(one.kv_elements for one in model.sizes.layers)
         extra = self.draft.fc_weights + injection
         verify = _target_pass(replica, self.target, batch, block, context, extra)
@@ -87,36 +86,19 @@ class DFlash:
 
 
 @dataclass(frozen=True, slots=True)
-class DSpark:
+class DSpark(DFlash):
     """DFlash's passes, then a Markov head of low rank over its logits, slot after slot.
 
     The head is read once for every slot. Its launches are not counted: its paper measures at most
     1.3 % of a step for all of it. Neither is the confidence head, nor the memory of both.
     """
 
-    target: ModelShape
-    draft: DraftShape
-    acceptance: AcceptanceCurve
     kind: ClassVar[Kind] = "DSpark"
-
-    @property
-    def block(self) -> DFlash:
-        """The drafter without its head."""
-        return DFlash(self.target, self.draft, self.acceptance)
-
-    def drafts(self) -> range:
-        return self.block.drafts()
-
-    def verified(self, drafts: int) -> int:
-        return self.block.verified(drafts)
-
-    def tau(self, drafts: int) -> float:
-        return self.acceptance.tau(drafts)
 
     def step(self, replica: Replica, batch: int, context: float, drafts: int) -> Seconds:
         rank = self.draft.markov_rank or MARKOV_RANK
-        head = replica.matrix(batch, rank * self.target.vocab)
-        return self.block.step(replica, batch, context, drafts) + head * drafts
+        head = replica.matrix(batch, rank * self.target.vocab_size)
+        return DFlash.step(self, replica, batch, context, drafts) + head * drafts
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,18 +121,25 @@ class Eagle3:
     q, k and v take the embedding beside the feature. A shallower tree verifies proportionally less.
     """
 
-    target: ModelShape
+    target: TargetShape
     acceptance: AcceptanceCurve
     tree: DraftTree
     kind: ClassVar[Kind] = "EAGLE-3"
 
     @property
     def draft(self) -> DraftShape:
+        sizes = self.target.sizes
+        per_token = 1 if sizes.experts is None else sizes.experts.chosen
         return DraftShape(
-            model=eagle_model(self.target),
+            sizes=DecoderSizes(
+                hidden_size=sizes.hidden_size,
+                intermediate_size=per_token * sizes.mlp_size,
+                layers=(sizes.layer,),
+            ),
+            max_position_embeddings=self.target.max_position_embeddings,
             block_size=self.tree.depth + 1,
-            taps=EAGLE_TAPS,
-            target_hidden=self.target.sizes.hidden_size,
+            mask_token_id=0,
+            target_layer_ids=default_taps(len(sizes.layers)),
         )
 
     def drafts(self) -> range:
@@ -163,12 +152,12 @@ class Eagle3:
         return self.acceptance.tau(drafts)
 
     def step(self, replica: Replica, batch: int, context: float, drafts: int) -> Seconds:
-        draft, width = self.draft, self.tree.width
-        model, hidden = draft.model, draft.model.sizes.hidden_size
+        model, width = self.draft, self.tree.width
+        hidden = model.sizes.hidden_size
         verify = _target_pass(replica, self.target, batch, self.verified(drafts), context)
         head = EAGLE_VOCAB * hidden
         beside = hidden * model.sizes.layer.projection_elements  # the embedding's half of q, k, v
-        extra = beside + draft.fc_weights
+        extra = beside + model.fc_weights
         first = PassCost(model, batch, drafts + 1, context, 1, head, extra_weights=extra)
         deep = context + drafts
         later = PassCost(model, batch, width, deep, width, head, extra_weights=beside)
@@ -179,15 +168,3 @@ class Eagle3:
 Speculative = DFlash | DSpark | Eagle3
 Decoding = Autoregressive | Speculative
 """A way to decode a target; a value, so that answers about it can be kept."""
-
-
-def eagle_model(target: ModelShape) -> ModelShape:
-    """The layer of an EAGLE-3 draft for `target`."""
-    sizes = target.sizes
-    per_token = 1 if sizes.experts is None else sizes.experts.chosen
-    layer = DecoderSizes(
-        hidden_size=sizes.hidden_size,
-        intermediate_size=per_token * sizes.mlp_size,
-        layers=(sizes.layer,),
-    )
-    return ModelShape(sizes=layer, vocab=target.vocab, max_context=target.max_context)

@@ -8,18 +8,27 @@ from itertools import cycle, islice
 from pathlib import Path
 from typing import Literal
 
-from dflash_trt.checkpoints.sizes import DecoderSizes, ExpertSizes, LayerSizes, RecurrentSizes
+from dflash_trt.checkpoints.families import find_family
+from dflash_trt.checkpoints.sizes import (
+    DecoderSizes,
+    DraftShape,
+    ExpertSizes,
+    LayerSizes,
+    RecurrentSizes,
+    TargetShape,
+)
 from dflash_trt.config import (
     PublishedAcceptance,
     PublishedDecoder,
+    PublishedDraft,
     PublishedPair,
     PublishedTarget,
     data_folder,
     load_config,
     target_names,
 )
+from dflash_trt.core.formats import Format
 from dflash_trt.errors import DflashError, nearest, one_line
-from dflash_trt.memory.shape import DFlashShape, ModelShape
 from dflash_trt.planning.acceptance import AcceptanceCurve, read_acceptance
 from dflash_trt.planning.decoding import DFlash, DraftTree, DSpark, Eagle3, Speculative
 
@@ -35,8 +44,8 @@ class PairShape:
     """
 
     name: str
-    target: ModelShape
-    draft: DFlashShape
+    target: TargetShape
+    draft: DraftShape
     architecture: str | None = None
     published: tuple[PublishedAcceptance, ...] = ()
 
@@ -83,29 +92,33 @@ def _read(folder: Path) -> dict[str, PairShape]:
 def as_pair(name: str, shape: PublishedPair) -> PairShape:
     """A configuration's `shape` as what bytes and FLOPs are computed from."""
     target, draft = shape.target, shape.draft
-    sizes = _sizes(draft)
     return PairShape(
         name=name,
         target=_target(target),
-        draft=DFlashShape(
-            model=ModelShape(
-                sizes=sizes,
-                vocab=target.vocab,
-                max_context=draft.max_context or target.max_context,
-            ),
+        draft=DraftShape(
+            sizes=_draft_sizes(draft),
+            max_position_embeddings=draft.max_context or target.max_context,
             block_size=draft.block_size,
-            taps=len(draft.target_layer_ids),
-            target_hidden=target.hidden,
-            target_layer_ids=draft.target_layer_ids,
             mask_token_id=draft.mask_token_id,
+            target_layer_ids=draft.target_layer_ids,
+            vocab_size=target.vocab,
         ),
         architecture=target.architecture,
         published=shape.acceptance,
     )
 
 
-def _target(target: PublishedTarget) -> ModelShape:
+def _draft_sizes(draft: PublishedDraft) -> DecoderSizes:
+    """Layers that slide are causal, those that see everything are not."""
+    sizes = _sizes(draft)
+    return sizes.with_layers(sizes.windows, map(bool, sizes.windows))
+
+
+def _target(target: PublishedTarget) -> TargetShape:
+    family = find_family(target.architecture)
+    has_sinks = family is not None and family.has_sinks
     sizes = _sizes(target)
+    sizes = sizes.with_layers(sizes.windows, has_sinks=has_sinks)
     if target.experts is not None and target.experts_per_token is not None:
         chosen, shared = target.experts_per_token, target.shared_expert or 0
         experts = ExpertSizes(target.experts, chosen, target.intermediate, shared=shared)
@@ -119,12 +132,12 @@ def _target(target: PublishedTarget) -> ModelShape:
         shares = full.keys_are_values
         heads = LayerSizes(target.heads, full.kv_heads, full.head_dim, keys_are_values=shares)
         sizes = sizes.with_full(heads)
-    return ModelShape(
+    return TargetShape(
         sizes=sizes,
-        vocab=target.vocab,
-        max_context=target.max_context,
-        tied_embeddings=target.tied_embeddings,
-        mlp_format=target.mlp_format,
+        vocab_size=target.vocab,
+        max_position_embeddings=target.max_context,
+        tie_word_embeddings=target.tied_embeddings,
+        mlp_format=Format(target.mlp_format),
     )
 
 

@@ -76,12 +76,12 @@ class Projection:
     @property
     def notes(self) -> tuple[str, ...]:
         """Formats of the target that the GPU lacks."""
-        gpu = self.site.gpu
+        gpu, target = self.site.gpu, self.pair.target
         return tuple(
-            f"{gpu.title} does not multiply {one.name}: weights are read in it, and multiplied in "
-            f"{one.math_on(gpu)}"
-            for one in dict.fromkeys(self.pair.target.formats)
-            if not one.is_native(gpu)
+            f"{gpu.title} does not multiply {form}: weights are read in it, and multiplied in "
+            f"{gpu.math(form)}"
+            for form in dict.fromkeys((target.attention_format, target.mlp_format))
+            if not gpu.multiplies(form)
         )
 
     @property

@@ -6,11 +6,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
+from dflash_trt.checkpoints.sizes import ModelShape
 from dflash_trt.errors import DflashError
 from dflash_trt.hardware.gpus import Gpu
 from dflash_trt.memory.caches import KV_ITEM_BYTES
 from dflash_trt.memory.gpus import GpuLayout
-from dflash_trt.memory.shape import ModelShape
 from dflash_trt.memory.users import MemoryFit, fit_memory
 from dflash_trt.planning.calibration import Calibration
 from dflash_trt.planning.cost import Replica, Seconds
@@ -103,7 +103,7 @@ def possible_layouts(gpu: Gpu, gpus: int, models: Sequence[ModelShape]) -> tuple
 
 def fewest_gpus(site: Site, decoding: Decoding, workload: Workload) -> int | None:
     """A power of two of the site's GPUs that holds a sequence; None: no more than it has do."""
-    models = [one for one in (decoding.target, decoding.draft and decoding.draft.model) if one]
+    models = [one for one in (decoding.target, decoding.draft) if one]
     count = 1
     while count <= site.gpu.link_gpus:
         more = replace(site, gpus=count, layouts=possible_layouts(site.gpu, count, models))

@@ -7,8 +7,8 @@ from collections.abc import Callable
 
 import numpy as np
 
-from dflash_trt.checkpoints.quantization import NVFP4_BLOCK
 from dflash_trt.checkpoints.safetensors_header import ITEM_BYTES
+from dflash_trt.core.formats import NVFP4_BLOCK
 from dflash_trt.quantization.fp8 import dequantize_fp8, quantize_fp8
 from dflash_trt.quantization.linears import Algorithm, Linear
 from dflash_trt.quantization.nvfp4 import dequantize_nvfp4, quantize_nvfp4

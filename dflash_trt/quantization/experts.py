@@ -18,8 +18,9 @@ import numpy as np
 import numpy.typing as npt
 
 from dflash_trt.checkpoints.folder import Checkpoint
-from dflash_trt.checkpoints.quantization import CONFIG_KEY, MX_BLOCK, NVFP4_BLOCK, WEIGHTS_ONLY
+from dflash_trt.checkpoints.quantization import CONFIG_KEY, WEIGHTS_ONLY
 from dflash_trt.checkpoints.safetensors_header import TensorEntry
+from dflash_trt.core.formats import MX_BLOCK, NVFP4_BLOCK
 from dflash_trt.core.progress import Progress
 from dflash_trt.core.strict_json import quoted
 from dflash_trt.errors import DflashError

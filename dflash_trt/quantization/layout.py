@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from dflash_trt.checkpoints.quantization import NVFP4_BLOCK, WEIGHTS_ONLY
+from dflash_trt.checkpoints.quantization import WEIGHTS_ONLY
+from dflash_trt.core.formats import NVFP4_BLOCK
 from dflash_trt.quantization.linears import Algorithm
 from dflash_trt.version import __version__
 

@@ -10,10 +10,10 @@ from itertools import chain
 
 from dflash_trt.checkpoints.decoder import DecoderSpec
 from dflash_trt.checkpoints.families import FAMILIES
-from dflash_trt.checkpoints.quantization import NVFP4_BLOCK
 from dflash_trt.checkpoints.quantized_weights import FLOAT_DTYPES
 from dflash_trt.checkpoints.safetensors_header import TensorEntry
 from dflash_trt.checkpoints.target import TargetSpec
+from dflash_trt.core.formats import NVFP4_BLOCK
 from dflash_trt.core.strict_json import quoted
 from dflash_trt.errors import DflashError
 

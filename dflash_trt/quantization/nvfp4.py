@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from dflash_trt.checkpoints.quantization import NVFP4_BLOCK
+from dflash_trt.core.formats import NVFP4_BLOCK
 from dflash_trt.quantization.formats import (
     E2M1_MAX,
     E4M3_MAX,

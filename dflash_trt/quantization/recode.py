@@ -13,7 +13,7 @@ from functools import cache
 import numpy as np
 import numpy.typing as npt
 
-from dflash_trt.checkpoints.quantization import MX_BLOCK, NVFP4_BLOCK
+from dflash_trt.core.formats import MX_BLOCK, NVFP4_BLOCK
 from dflash_trt.quantization.formats import (
     E8M0_BIAS,
     Codes,

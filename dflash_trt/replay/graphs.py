@@ -13,7 +13,7 @@ from dflash_trt.backends.base import FloatArray, Int64Array
 from dflash_trt.backends.onnxruntime.session import bind_array, check_session, open_session
 from dflash_trt.backends.onnxruntime.states import RecurrentStates
 from dflash_trt.bundle.bundle import Bundle
-from dflash_trt.bundle.coupling import draft_token_ids
+from dflash_trt.checkpoints.draft import read_draft
 from dflash_trt.errors import DflashError, one_line
 from dflash_trt.graph.bindings import (
     BLOCK_IDS,
@@ -74,7 +74,7 @@ class ReplayGraphs:
         self.limits = manifest.limits
         self.vocab_size = manifest.target.vocab_size
         self.mask_token_id = manifest.draft.mask_token_id
-        self._token_ids = draft_token_ids(bundle)
+        self._token_ids = _draft_token_ids(bundle)
         self._is_chain = manifest.draft.traits.is_chain
         self._target_layers = len(manifest.target.sizes.layers)
         self._layout = cache_layout(self.form, manifest.target.sizes, manifest.draft.sizes)
@@ -217,3 +217,10 @@ class ReplayGraphs:
             check_session(session, path, tensors, (told,))
             self._opened[graph] = _Opened(session, told)
         return self._opened[graph]
+
+
+def _draft_token_ids(bundle: Bundle) -> Int64Array | None:
+    """The tokens [K] that a bundle's draft chooses among; None where it is all of them."""
+    if bundle.manifest.draft.token_count is None:
+        return None
+    return np.array(read_draft(bundle.folder / "weights" / "draft").token_ids, np.int64)

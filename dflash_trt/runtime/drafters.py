@@ -18,7 +18,7 @@ from dflash_trt.backends.base import (
     TargetCall,
     TargetOutput,
 )
-from dflash_trt.runtime.revision import make_coupler, make_reviser, revise_draft
+from dflash_trt.runtime.revision import make_reviser, revise_draft
 from dflash_trt.runtime.state import RequestState
 from dflash_trt.speculation.drafters import DFLASH, DrafterKind
 
@@ -55,8 +55,7 @@ class GraphDrafter:
     def speculate(
         self, step: StepCall, states: Sequence[RequestState]
     ) -> tuple[SpeculationOutput | TargetOutput, Drafts]:
-        couple = make_coupler(self._executor.limits, states)
-        step = replace(step, couple=couple, revise=make_reviser(states))
+        step = replace(step, revise=make_reviser(states))
         output = self._executor.speculate(step)
         return output, output.token_ids[:, 1:].tolist()
 

@@ -19,7 +19,6 @@ from dflash_trt.backends.base import (
     TargetOutput,
 )
 from dflash_trt.runtime.admission import check_block_size, check_request
-from dflash_trt.runtime.chooser import make_chooser, open_penalties
 from dflash_trt.runtime.drafters import open_drafter
 from dflash_trt.runtime.failure import blaming
 from dflash_trt.runtime.options import GeneratorOptions
@@ -27,10 +26,16 @@ from dflash_trt.runtime.pacers import open_pacer
 from dflash_trt.runtime.paging import open_page_tables
 from dflash_trt.runtime.request import Request, RequestResult, TokenEvent
 from dflash_trt.runtime.scheduler import DecodeBatch, PrefillChunk, Scheduler
-from dflash_trt.runtime.scores import RowScores, needed_scores, rows_by_sequence, sampling_input
+from dflash_trt.runtime.scores import (
+    RowScores,
+    make_chooser,
+    needed_scores,
+    open_penalties,
+    rows_by_sequence,
+    sampling_input,
+)
 from dflash_trt.runtime.state import RequestState
-from dflash_trt.runtime.statistics import StatisticsRecorder
-from dflash_trt.runtime.timing import Stopwatch
+from dflash_trt.runtime.statistics import StatisticsRecorder, Stopwatch
 from dflash_trt.sampling.acceptance import accept_block
 from dflash_trt.text.detokenise import TextStream
 
@@ -102,7 +107,7 @@ class Generator:
 
     @property
     def has_work(self) -> bool:
-        """True while a request is live or an event is waiting for the next `step`."""
+        """True while a request is live or an event waits for the next `step`."""
         return bool(self._live or self._events)
 
     @property
@@ -141,8 +146,7 @@ class Generator:
 
         `submitted_at` is the clock's time that its statistics count from; None is now.
 
-        Raises:
-            DflashError: this generator cannot run it (see `check`).
+        Raises DflashError: this generator cannot run it (see `check`).
         """
         self.check(request)
         request_id, self._next_id = self._next_id, self._next_id + 1
@@ -261,7 +265,7 @@ class Generator:
         anchors = np.array([state.token_ids[-1] for state in states], dtype=np.int64)
         scores = Scores.LOGITS
         if not self._options.record_logits:
-            scores = max(self._needed_scores(state.request) for state in states)
+            scores = max(needed_scores(self._limits, state.request) for state in states)
         output: SpeculationOutput | TargetOutput
         if rows > 1:
             starts, sampling = _starts(states), self._pack_sampling(states)
@@ -383,10 +387,6 @@ class Generator:
     def _move_slot(self, source: int, destination: int, length: int) -> None:
         with self._executor_time:
             self._executor.move_slot(source, destination, length)
-
-    def _needed_scores(self, request: Request) -> Scores:
-        whole = request.reads_rows if self._limits.draws else request.needs_logits
-        return needed_scores(self._limits, request.sampling, whole=whole)
 
     def _rows(self, output: SpeculationOutput | TargetOutput) -> list[RowScores]:
         return rows_by_sequence(output, is_drawn=self._limits.draws)

@@ -14,7 +14,7 @@ from dflash_trt.runtime.logprobs import (
     TokenLogprob,
 )
 from dflash_trt.runtime.statistics import RequestStatistics
-from dflash_trt.runtime.values import as_ids, as_texts
+from dflash_trt.runtime.values import as_ids, as_texts, check_kind, check_least
 from dflash_trt.sampling.params import SamplingParams
 from dflash_trt.sampling.penalties import Penalties
 from dflash_trt.sampling.rules import TokenRules
@@ -25,65 +25,42 @@ FinishReason = Literal["stop", "length", "cancelled"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Request:
-    """One prompt and how to continue it.
+class Continuation:
+    """How a prompt is continued, whether it is a text or tokens.
 
     Args:
-        prompt_ids: token ids, at least one; any sequence of integers, kept as a tuple.
         max_tokens: most output tokens (>= 1); None, or more than fit, is up to the end of the
             context (prompt + output <= max_seq_len).
         sampling: greedy by default.
-        stop_token_ids: tokens that end the output, besides the model's end-of-sequence ids. The
-            token itself is in the output's ids but not in its text.
         stop_strings: texts that end the output; the text is cut before the first of them, the
             token that completed it is the last of the output's ids.
         ignore_eos: do not end at the model's end-of-sequence ids.
-        speculate: False decodes this request one token a step.
-        block_size: rows of its verify steps, 2 … the trained block; None takes the generator's.
         logprobs: log-probabilities of the output's tokens are wanted, and of so many of the
             likeliest tokens at the place of each (0 … 20); None: no log-probabilities.
         logprobs_mode: "raw_logprobs", of the target's own rows, or "processed_logprobs", of those
             that tokens are chosen from: where they cannot come, minus infinity.
         prompt_logprobs: the same of the prompt's tokens but the first; all of it is computed then.
         penalties: change the logits that tokens are chosen from, not log-probabilities.
-        rules: tokens that may not come.
-        grammar: what the output must follow, compiled; it ends with the model's end of sequence.
 
     Raises:
         DflashError: a value that no generator could accept, or more to stop at than
             `text.stops` allows (usage).
     """
 
-    prompt_ids: tuple[int, ...]
     max_tokens: int | None = None
     sampling: SamplingParams = field(default_factory=SamplingParams)
-    stop_token_ids: tuple[int, ...] = ()
     stop_strings: tuple[str, ...] = ()
     ignore_eos: bool = False
-    speculate: bool = True
-    block_size: int | None = None
     logprobs: int | None = None
     logprobs_mode: LogprobsMode = "raw_logprobs"
     prompt_logprobs: int | None = None
     penalties: Penalties = field(default_factory=Penalties)
-    rules: TokenRules = field(default_factory=TokenRules)
-    grammar: Follower | None = None
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "prompt_ids", as_ids("prompt", self.prompt_ids))
-        object.__setattr__(self, "stop_token_ids", as_ids("stop_token_ids", self.stop_token_ids))
-        if not self.prompt_ids:
-            raise DflashError("it holds no token", where="prompt", usage=True)
-        if not isinstance(self.sampling, SamplingParams):  # a step would fail, and end all in it
-            raise DflashError("it must be SamplingParams", where="sampling", usage=True)
-        for name, value, least in (
-            ("max_tokens", self.max_tokens, 1),
-            ("block_size", self.block_size, 2),
-        ):
-            if value is not None and (type(value) is not int or value < least):
-                raise DflashError(
-                    f"{value!r} is not an integer of at least {least}", where=name, usage=True
-                )
+        # A step would fail of another type, and end all requests in it.
+        check_kind("sampling", self.sampling, SamplingParams)
+        check_kind("penalties", self.penalties, Penalties)
+        check_least("max_tokens", self.max_tokens, 1)
         for name in ("logprobs", "prompt_logprobs"):
             top = getattr(self, name)
             if top is not None and (type(top) is not int or not 0 <= top <= MAX_TOP_LOGPROBS):
@@ -93,14 +70,41 @@ class Request:
             what = f"{self.logprobs_mode!r} is none of {', '.join(LOGPROBS_MODES)}"
             raise DflashError(what, where="logprobs_mode", usage=True)
         object.__setattr__(self, "stop_strings", as_texts("stop_strings", self.stop_strings))
-        if not isinstance(self.penalties, Penalties):
-            raise DflashError("it must be Penalties", where="penalties", usage=True)
-        if not isinstance(self.rules, TokenRules):
-            raise DflashError("it must be TokenRules", where="rules", usage=True)
+        check_stop_strings(self.stop_strings)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request(Continuation):
+    """One prompt of tokens and how to continue it.
+
+    Args:
+        prompt_ids: token ids, at least one; any sequence of integers, kept as a tuple.
+        stop_token_ids: tokens that end the output, besides the model's end-of-sequence ids. The
+            token itself is in the output's ids but not in its text.
+        speculate: False decodes this request one token a step.
+        block_size: rows of its verify steps, 2 … the trained block; None takes the generator's.
+        rules: tokens that may not come.
+        grammar: what the output must follow, compiled; it ends with the model's end of sequence.
+    """
+
+    prompt_ids: tuple[int, ...]
+    stop_token_ids: tuple[int, ...] = ()
+    speculate: bool = True
+    block_size: int | None = None
+    rules: TokenRules = field(default_factory=TokenRules)
+    grammar: Follower | None = None
+
+    def __post_init__(self) -> None:
+        Continuation.__post_init__(self)  # slots leave `super()` without its class
+        object.__setattr__(self, "prompt_ids", as_ids("prompt", self.prompt_ids))
+        object.__setattr__(self, "stop_token_ids", as_ids("stop_token_ids", self.stop_token_ids))
+        if not self.prompt_ids:
+            raise DflashError("it holds no token", where="prompt", usage=True)
+        check_least("block_size", self.block_size, 2)
+        check_kind("rules", self.rules, TokenRules)
         if self.grammar is not None and self.ignore_eos:
             what = "does not go with a grammar, which the end of sequence ends"
             raise DflashError(what, where="ignore_eos", usage=True)
-        check_stop_strings(self.stop_strings)
         check_stop_ids(self.stop_token_ids)
 
     @property

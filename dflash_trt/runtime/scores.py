@@ -1,4 +1,7 @@
-"""An executor's scores for one sequence's rows, and the tokens chosen from them."""
+"""An executor's scores for one sequence's rows, and the tokens chosen from them.
+
+The order of what happens to a row: docs/design/lossless.md.
+"""
 
 from __future__ import annotations
 
@@ -19,6 +22,8 @@ from dflash_trt.backends.base import (
 from dflash_trt.core.masks import Allowed
 from dflash_trt.errors import DflashError
 from dflash_trt.runtime.logprobs import TokenLogprob, score_token
+from dflash_trt.runtime.request import Request
+from dflash_trt.runtime.state import RequestState
 from dflash_trt.sampling.choice import (
     choose_candidate,
     choose_token,
@@ -27,6 +32,8 @@ from dflash_trt.sampling.choice import (
     process,
 )
 from dflash_trt.sampling.params import SamplingParams, pack_sampling
+from dflash_trt.sampling.penalties import PenaltyState
+from dflash_trt.sampling.rules import Ruled
 
 # Executors hand out more, so that the k-th logit seldom equals the last candidate's.
 MAX_CANDIDATE_TOP_K = 64
@@ -131,14 +138,10 @@ def rows_by_sequence(
     ]
 
 
-def needed_scores(
-    limits: ExecutorLimits, sampling: SamplingParams, *, whole: bool = False
-) -> Scores:
-    """How much of a row choosing needs: nothing, its candidates (a small top-k), or all of it.
-
-    `whole`: all of it, whoever chooses.
-    """
-    if whole:
+def needed_scores(limits: ExecutorLimits, request: Request) -> Scores:
+    """How much of a row choosing needs: nothing, its candidates (a small top-k), or all of it."""
+    sampling = request.sampling
+    if request.reads_rows if limits.draws else request.needs_logits:
         return Scores.LOGITS
     if limits.draws or sampling.greedy:
         return Scores.NONE
@@ -149,6 +152,49 @@ def needed_scores(
 def sampling_input(limits: ExecutorLimits, params: Sequence[SamplingParams]) -> Int64Array | None:
     """Sampling parameters for an executor that draws tokens itself; None for any other."""
     return pack_sampling(params) if limits.draws else None
+
+
+def open_penalties(request: Request) -> PenaltyState | None:
+    """What penalties know of a request that begins; None where it has none."""
+    if request.penalties.is_neutral:
+        return None
+    return PenaltyState(request.penalties, request.prompt_ids)
+
+
+def make_chooser(state: RequestState, known: RowScores) -> Callable[[int], int]:
+    """The target's token by logit row, for rows that continue `state`'s output in order.
+
+    A row is asked for once, and what is chosen is the output's next token: its state goes on.
+    """
+    sampling, first_position = state.request.sampling, state.next_position
+    request, top = state.request, state.request.logprobs or 0
+    is_hosts = request.changes_logits or request.reads_processed
+    if not (is_hosts or (known.is_drawn and request.is_hosts)):
+        return lambda row: known.choose(row, first_position + row, sampling)
+    change = None if state.penalties is None else state.penalties.apply
+    output = state.token_ids.copy()
+
+    def choose(row: int) -> int:
+        allowed = _find_allowed(state, output)
+        token = known.choose_changed(row, first_position + row, sampling, change, allowed)
+        if request.reads_processed:
+            processed = known.process(row, sampling, change, allowed)
+            state.processed.append(score_token(processed, token, top))
+        output.append(token)
+        if state.penalties is not None:
+            state.penalties.take(token)
+        if state.follower is not None:
+            state.follower.take(token)
+        return token
+
+    return choose
+
+
+def _find_allowed(state: RequestState, output: list[int]) -> Allowed | None:
+    """What may come behind `output`; None: anything."""
+    if state.mask is None:
+        return state.follower
+    return Ruled(state.mask, state.request.rules.banned(output), state.follower)
 
 
 def _no_logits(wanted: str) -> DflashError:

@@ -7,7 +7,7 @@ accepted, but as drafted. A figure that was not measured is None, never 0.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from itertools import zip_longest
 from statistics import median
@@ -204,6 +204,21 @@ def total(requests: Iterable[RequestStatistics], wall_s: float | None = None) ->
         median_time_per_output_token_s=_median(one.time_per_output_token_s for one in each),
         wall_s=wall_s,
     )
+
+
+class Stopwatch:
+    """Adds the seconds of every `with` block to `seconds`, also of one that raises."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._started = 0.0
+        self.seconds = 0.0
+
+    def __enter__(self) -> None:
+        self._started = self._clock()
+
+    def __exit__(self, *error: object) -> None:
+        self.seconds += self._clock() - self._started
 
 
 @dataclass(slots=True)

@@ -1,4 +1,4 @@
-"""Lists in a request, checked and kept as tuples."""
+"""Values of a request: checked, lists kept as tuples."""
 
 from __future__ import annotations
 
@@ -23,3 +23,16 @@ def as_texts(name: str, texts: object) -> tuple[str, ...]:
     ):
         raise DflashError("it must be a list of texts, none of them empty", where=name, usage=True)
     return tuple(texts)
+
+
+def check_least(name: str, value: int | None, least: int) -> None:
+    """Raises DflashError (usage) for what is given, and no integer of at least `least`."""
+    if value is not None and (type(value) is not int or value < least):
+        what = f"{value!r} is not an integer of at least {least}"
+        raise DflashError(what, where=name, usage=True)
+
+
+def check_kind(name: str, value: object, kind: type) -> None:
+    """Raises DflashError (usage) unless the value is of `kind`."""
+    if not isinstance(value, kind):
+        raise DflashError(f"it must be {kind.__name__}", where=name, usage=True)

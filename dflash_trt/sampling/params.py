@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import math
+import reprlib
 import struct
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from dflash_trt.core.arrays import Int64Array
-from dflash_trt.errors import DflashError
+from dflash_trt.errors import DflashError, one_line
 
 _PACKED = struct.Struct("=QdQd")
 
@@ -41,7 +42,7 @@ class SamplingParams:
     min_p: float = 0.0
 
     def __post_init__(self) -> None:
-        if not (_is_real(self.temperature) and 0 <= self.temperature < math.inf):
+        if not (_is_real(self.temperature) and 0 <= self.temperature <= sys.float_info.max):
             raise _refuse("temperature", self.temperature, "a finite number, 0 (greedy) or more")
         if self.top_k is not None and not (_is_integer(self.top_k) and self.top_k >= 1):
             raise _refuse("top_k", self.top_k, "an integer of at least 1, or none to keep all")
@@ -81,8 +82,9 @@ def _is_integer(value: object) -> bool:
 
 
 def _is_real(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and not math.isnan(value)
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def _refuse(name: str, value: object, wanted: str) -> DflashError:
-    return DflashError(f"{value!r} is not {wanted}", where=name, usage=True)
+    shown = one_line(reprlib.repr(value), 60)
+    return DflashError(f"{shown} is not {wanted}", where=name, usage=True)

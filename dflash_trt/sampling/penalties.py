@@ -5,12 +5,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Annotated
 
 import numpy as np
+from pydantic import Field
 
 from dflash_trt.core.arrays import FloatArray, Int64Array
 from dflash_trt.errors import DflashError, one_line
 
+TokenName = Annotated[str, Field(pattern="^[0-9]{1,10}$")]
+"""A token id as the key of a JSON object."""
 MOST_PENALTY, MOST_BIAS, MOST_BIASED = 2.0, 100.0, 1024
 LEAST_REPETITION, MOST_REPETITION = 1e-4, 1e4
 

@@ -102,7 +102,7 @@ def _tensors(pair: PairShape) -> Tensors:
     if experts is not None:
         ffn = experts.shared
     shapes: dict[str, tuple[int, ...]] = {
-        f"{PREFIX}.embed_tokens.weight": (model.vocab, hidden),
+        f"{PREFIX}.embed_tokens.weight": (model.vocab_size, hidden),
         f"{PREFIX}.norm.weight": (hidden,),
         "model.vision_tower.patch_embedder.input_proj.weight": (1152, 768),
         "model.embed_vision.embedding_projection.weight": (hidden, 1152),

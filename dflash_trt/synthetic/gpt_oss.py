@@ -38,7 +38,7 @@ def write_gpt_oss(
     folder: Path, pair: PairShape, *, random: bool, has_kv_scales: bool = False
 ) -> int:
     """Writes a gpt-oss pair, as `write_both` does."""
-    config = draft_config(pair, min(_MASK, pair.target.vocab - 1)) | {
+    config = draft_config(pair, min(_MASK, pair.target.vocab_size - 1)) | {
         "rope_theta": _ROPE_THETA,
         "attention_bias": False,
     }
@@ -59,7 +59,7 @@ def write_gpt_oss(
 
 def _has_special_tokens(pair: PairShape) -> bool:
     """Whether the vocabulary holds gpt-oss's special tokens; a tiny one has none."""
-    return pair.target.vocab > max(EOS_TOKEN_IDS)
+    return pair.target.vocab_size > max(EOS_TOKEN_IDS)
 
 
 def _target_config(pair: PairShape) -> dict[str, Any]:
@@ -103,7 +103,7 @@ def _target_tensors(pair: PairShape) -> Tensors:
     assert model.experts is not None
     hidden, vocab, experts = (
         model.sizes.hidden_size,
-        (model.vocab, model.sizes.hidden_size),
+        (model.vocab_size, model.sizes.hidden_size),
         model.experts.experts,
     )
     layer: Shapes = {

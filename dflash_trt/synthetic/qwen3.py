@@ -7,8 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from dflash_trt.checkpoints.sizes import DecoderSizes
-from dflash_trt.memory.shape import DraftShape, ModelShape
+from dflash_trt.checkpoints.sizes import DecoderSizes, DraftShape, ModelShape, TargetShape
 from dflash_trt.planning.known_pairs import PairShape
 from dflash_trt.synthetic.tensors import (
     STATES_KV_SCALES,
@@ -24,14 +23,9 @@ LAYER_PREFIX = {"target": "model.layers", "draft": "layers"}
 def resize(
     pair: PairShape, sizes: DecoderSizes, *, draft_layers: int, block_size: int, **both: Any
 ) -> PairShape:
-    """`pair` with other sizes; `both` sets fields of target and draft alike, such as `vocab`."""
+    """`pair` with other sizes; `both` sets fields of both models, such as `vocab_size`."""
     drafted = replace(sizes, layers=sizes.layers[:draft_layers])
-    draft = replace(
-        pair.draft,
-        model=replace(pair.draft.model, sizes=drafted, **both),
-        block_size=block_size,
-        target_hidden=sizes.hidden_size,
-    )
+    draft = replace(pair.draft, sizes=drafted, block_size=block_size, **both)
     return replace(pair, target=replace(pair.target, sizes=sizes, **both), draft=draft)
 
 
@@ -59,7 +53,7 @@ def write_both(
     size = 0
     for name, (config, tensors), model in (
         ("target", target, pair.target),
-        ("draft", (draft, drafted), pair.draft.model),
+        ("draft", (draft, drafted), pair.draft),
     ):
         if has_kv_scales:
             config = STATES_KV_SCALES | config  # one that is quantised says how already
@@ -76,9 +70,9 @@ def write_pair(
     """Writes a Qwen3 pair of `dtype` ("F32" or "BF16"), as `write_both` does."""
     target = pair.target
     shapes: Shapes = {
-        "model.embed_tokens.weight": (target.vocab, target.sizes.hidden_size),
+        "model.embed_tokens.weight": (target.vocab_size, target.sizes.hidden_size),
         "model.norm.weight": (target.sizes.hidden_size,),
-        "lm_head.weight": (target.vocab, target.sizes.hidden_size),
+        "lm_head.weight": (target.vocab_size, target.sizes.hidden_size),
     } | _layer_shapes(LAYER_PREFIX["target"], target)
     config = {
         "architectures": ["Qwen3ForCausalLM"],
@@ -90,14 +84,14 @@ def write_pair(
         folder,
         (config, {name: (dtype, shape) for name, shape in shapes.items()}),
         pair,
-        draft_config(pair, target.vocab - 1),
+        draft_config(pair, target.vocab_size - 1),
         draft_dtype=dtype,
         random=random,
         has_kv_scales=has_kv_scales,
     )
 
 
-def config_sizes(model: ModelShape) -> dict[str, Any]:
+def config_sizes(model: TargetShape | DraftShape) -> dict[str, Any]:
     """The sizes of a model under the keys that every family's config.json has."""
     return {
         "num_hidden_layers": len(model.sizes.layers),
@@ -106,8 +100,8 @@ def config_sizes(model: ModelShape) -> dict[str, Any]:
         "num_key_value_heads": model.sizes.layer.kv_heads,
         "head_dim": model.sizes.layer.head_dim,
         "intermediate_size": model.sizes.mlp_size,
-        "vocab_size": model.vocab,
-        "max_position_embeddings": model.max_context,
+        "vocab_size": model.vocab_size,
+        "max_position_embeddings": model.max_position_embeddings,
         "hidden_act": "silu",
         "tie_word_embeddings": False,
     }
@@ -115,7 +109,7 @@ def config_sizes(model: ModelShape) -> dict[str, Any]:
 
 def draft_config(pair: PairShape, mask_token_id: int) -> dict[str, Any]:
     """A draft's config.json, with tapped layers spread evenly over the target's."""
-    layers, taps = len(pair.target.sizes.layers), pair.draft.taps
+    layers, taps = len(pair.target.sizes.layers), len(pair.draft.target_layer_ids)
     ids = [1 + round(tap * (layers - 4) / (taps - 1)) for tap in range(taps)]
     return (
         {
@@ -127,8 +121,8 @@ def draft_config(pair: PairShape, mask_token_id: int) -> dict[str, Any]:
             "block_size": pair.draft.block_size,
             "dflash_config": {"mask_token_id": mask_token_id, "target_layer_ids": ids},
         }
-        | config_sizes(pair.draft.model)
-        | window_keys(pair.draft.model)
+        | config_sizes(pair.draft)
+        | window_keys(pair.draft)
     )
 
 
@@ -146,12 +140,12 @@ def window_keys(model: ModelShape) -> dict[str, Any]:
 
 def draft_shapes(draft: DraftShape) -> Shapes:
     """The draft's tensors: name → shape."""
-    hidden = draft.model.sizes.hidden_size
+    hidden = draft.sizes.hidden_size
     return {
-        "fc.weight": (hidden, draft.target_hidden * draft.taps),
+        "fc.weight": (hidden, hidden * len(draft.target_layer_ids)),
         "hidden_norm.weight": (hidden,),
         "norm.weight": (hidden,),
-    } | _layer_shapes(LAYER_PREFIX["draft"], draft.model)
+    } | _layer_shapes(LAYER_PREFIX["draft"], draft)
 
 
 def attention_shapes(model: ModelShape) -> Shapes:

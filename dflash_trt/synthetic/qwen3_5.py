@@ -30,7 +30,7 @@ def _draft_config(pair: PairShape) -> dict[str, Any]:
     """As published: those that slide have their block and their RoPE in newer places."""
     config = draft_config(pair, pair.draft.mask_token_id) | {"rope_theta": _THETA}
     config["dflash_config"]["target_layer_ids"] = list(pair.draft.target_layer_ids)
-    if pair.draft.model.has_windows:
+    if pair.draft.has_windows:
         config["dflash_config"]["block_size"] = config.pop("block_size")
         config["rope_parameters"] = {"rope_theta": config.pop("rope_theta"), "rope_type": "default"}
     return config
@@ -114,12 +114,12 @@ def _tensors(pair: PairShape) -> Tensors:
         "linear_attn.norm.weight": ("F32", (one.head_dim,)),
         "linear_attn.out_proj.weight": ("BF16", (hidden, values)),
     }
-    tensors: Tensors = {f"{PREFIX}.embed_tokens.weight": ("BF16", (model.vocab, hidden))}
+    tensors: Tensors = {f"{PREFIX}.embed_tokens.weight": ("BF16", (model.vocab_size, hidden))}
     for number, layer in enumerate(model.sizes.layers):
         own = common | (full if layer.recurrent is None else linear)
         tensors |= {f"{PREFIX}.layers.{number}.{name}": stored for name, stored in own.items()}
     tensors[f"{PREFIX}.norm.weight"] = ("BF16", (hidden,))
-    tensors["lm_head.weight"] = ("BF16", (model.vocab, hidden))
+    tensors["lm_head.weight"] = ("BF16", (model.vocab_size, hidden))
     tensors["mtp.fc.weight"] = ("BF16", (hidden, 2 * hidden))
     tensors["model.visual.pos_embed.weight"] = ("BF16", (2304, 1152))
     return tensors

@@ -7,11 +7,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from dflash_trt.errors import DflashError, one_line
-from dflash_trt.text.foreign import ForeignLimits, ForeignProcess
+from dflash_trt.text.sandbox import Sandbox, SandboxLimits, SandboxLostError
 
 MAX_RENDERED_CHARACTERS = 4 << 20
-MAX_WORKER_BYTES = 512 << 20
-MAX_WORKER_SECONDS = 10
+# JSON takes up to 12 bytes for a character.
+LIMITS = SandboxLimits(10, 512 << 20, 12 * MAX_RENDERED_CHARACTERS + 1024)
+_MOST_KEPT = 256
 
 Message = Mapping[str, Any]
 """`role` and `content`, both texts; with calls of functions, or what came of one, in the form that
@@ -28,14 +29,16 @@ _TAKEN = frozenset(
 class ChatRenderer:
     """Renders conversations (messages of role and content) with a Jinja template.
 
-    jinja2's sandbox does not keep a template from looping or allocating without end, so it runs in
-    a worker with limits, which is kept until it ends. For one thread at a time.
+    jinja2's own sandbox does not keep one from looping or allocating without end, so it runs in a
+    process with limits, which is kept until it ends. For one thread at a time.
     """
 
     def __init__(self, template: str, special_tokens: Mapping[str, str]) -> None:
         self.template = template
         self._special_tokens = special_tokens
-        self._process = ForeignProcess("chat_worker.py")
+        self._lost: dict[tuple[str, ...], frozenset[int]] = {}
+        """Places of messages that the template drops, by roles and names of variables."""
+        self._sandbox = Sandbox("template")
 
     def knows(self, variable: str) -> bool:
         """Whether the template uses the variable, by its name; Jinja's own are none."""
@@ -49,9 +52,57 @@ class ChatRenderer:
     ) -> str:
         """The conversation's text; `variables` are the template's, beside the usual ones.
 
+        A `developer` message that the template drops becomes a `system` message.
+
         Raises:
-            DflashError: the template fails, exceeds a limit, or refuses the conversation.
+            DflashError: the template fails, exceeds a limit, refuses the conversation, or drops
+                a message of it.
         """
+        text = self._render(conversation, variables)
+        lost = self._find_lost(conversation, variables)
+        if any(conversation[at]["role"] == "developer" for at in lost):
+            conversation = [
+                {**one, "role": "system"} if at in lost and one["role"] == "developer" else one
+                for at, one in enumerate(conversation)
+            ]
+            return self.render(conversation, variables)
+        for at in sorted(lost):
+            raise DflashError(
+                f"drops message {at + 1}, of role {one_line(conversation[at]['role'], 40)!r}",
+                where="chat template",
+                fix="leave that message out, or use a chat template that shows its role",
+            )
+        return text
+
+    def _find_lost(
+        self, conversation: Sequence[Message], variables: Mapping[str, Any] | None
+    ) -> frozenset[int]:
+        """Places of the messages whose content the template does not show.
+
+        A message that calls functions may lose its words: some templates show the calls alone.
+        """
+        shown = [at for at, one in enumerate(conversation) if not one.get("tool_calls")]
+        calls = ["" if at in shown else "calls" for at in range(len(conversation))]
+        roles = (one["role"] for one in conversation)
+        key = (*map(":".join, zip(roles, calls, strict=True)), *sorted(variables or {}))
+        if key not in self._lost:
+            marks = {at: f"dflash{at}mark" for at in shown}
+            marked = [
+                {**one, "content": marks[at]} if at in marks else one
+                for at, one in enumerate(conversation)
+            ]
+            if len(self._lost) >= _MOST_KEPT:
+                self._lost.clear()
+            try:
+                text = self._render(marked, variables)
+            except SandboxLostError:
+                raise
+            except DflashError:  # it looks into contents; what it made of the real ones stands
+                text = "".join(marks.values())
+            self._lost[key] = frozenset(at for at, mark in marks.items() if mark not in text)
+        return frozenset(at for at in self._lost[key] if conversation[at]["content"].strip())
+
+    def _render(self, conversation: Sequence[Message], variables: Mapping[str, Any] | None) -> str:
         # Defined and empty, as transformers does it.
         usual = {"add_generation_prompt": True, "tools": None, "documents": None}
         job = {
@@ -64,9 +115,7 @@ class ChatRenderer:
             },
             "max_characters": MAX_RENDERED_CHARACTERS,
         }
-        # JSON takes up to 12 bytes for a character.
-        most = 12 * MAX_RENDERED_CHARACTERS + 1024
-        answer = self._process.ask(job, ForeignLimits(MAX_WORKER_SECONDS, MAX_WORKER_BYTES, most))
+        answer = self._sandbox.ask(job, LIMITS)
         if "text" not in answer:
             raise DflashError(
                 one_line(answer.get("error")),
@@ -78,7 +127,7 @@ class ChatRenderer:
 
     def close(self) -> None:
         """Ends the worker."""
-        self._process.close()
+        self._sandbox.close()
 
 
 def as_messages(prompt: Any) -> list[Message] | None:

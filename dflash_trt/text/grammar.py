@@ -1,7 +1,7 @@
 """Grammars that an output must follow: JSON, a schema, an expression, a choice, or rules.
 
 llguidance compiles them and says which tokens may come next. Its own limits bound a step, but not
-compiling: each grammar is tried in a bounded process first (`grammar_trial.py`).
+compiling: each grammar is tried in a sandbox first (`sandbox_grammar.py`).
 """
 
 from __future__ import annotations
@@ -22,8 +22,7 @@ from dflash_trt.core.arrays import FloatArray
 from dflash_trt.core.masks import TokenMask
 from dflash_trt.core.strict_json import parse_json
 from dflash_trt.errors import DflashError, one_line
-from dflash_trt.text.foreign import ForeignProcessLostError
-from dflash_trt.text.grammar_trial import MAX_MASK_SECONDS, MEAN_MASK_SECONDS, GrammarTrial
+from dflash_trt.text.sandbox import Held, Sandbox, SandboxLimits, SandboxLostError
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
@@ -40,6 +39,17 @@ _BLANKS = {"whitespace_pattern": r"[\x20\x0A\x0D\x09]{1,20}"}
 # llguidance's own limits are 25, 10 and 10 times as high.
 _LIMITS = {"max_lexer_states": 10_000, "initial_lexer_fuel": 100_000, "step_lexer_fuel": 20_000}
 _MOST_KEPT, _MOST_KEPT_BYTES = 64, 256 << 20
+
+MAX_SECONDS, MAX_BYTES = 2, 128 << 20
+"""For compiling and going some way, in processor time; a schema in use takes hundredths."""
+MAX_MASK_SECONDS, MEAN_MASK_SECONDS = 0.5, 0.02
+"""Of processor time, for saying once what may come next; usual are fractions of a millisecond."""
+# The process also holds the tokenizer, and the largest take seconds to load.
+_LOADING = SandboxLimits(max_seconds=30, max_bytes=3 << 30, max_answer_bytes=1 << 16)
+_TRYING = SandboxLimits(MAX_SECONDS + 1, _LOADING.max_bytes, _LOADING.max_answer_bytes)
+_TRIAL = {"trial_seconds": MAX_SECONDS, "trial_bytes": MAX_BYTES, "limits": _LIMITS}
+_TRIAL |= {"mask_seconds": MAX_MASK_SECONDS, "mean_seconds": MEAN_MASK_SECONDS}
+_UNSUPPORTED = "llguidance does not support this tokenizer ({})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,11 +69,10 @@ class Grammar:
 
     def __post_init__(self) -> None:
         if self.kind not in GRAMMAR_KINDS:
-            what = f"{one_line(repr(self.kind), 40)} is none of {', '.join(GRAMMAR_KINDS)}"
-            raise DflashError(what, where="grammar", usage=True)
+            kind = one_line(repr(self.kind), 40)
+            raise _refusal(f"{kind} is none of {', '.join(GRAMMAR_KINDS)}")
         if len(self.text) > MOST_CHARACTERS:
-            what = f"{len(self.text):,} characters are more than {MOST_CHARACTERS:,}"
-            raise DflashError(what, where="grammar", usage=True)
+            raise _refusal(f"{len(self.text):,} characters are more than {MOST_CHARACTERS:,}")
 
 
 class CompiledGrammar:
@@ -236,7 +245,7 @@ class GrammarCompiler:
 
         Raises:
             DflashError: a grammar that is none, or takes too much; no llguidance here (usage).
-            ForeignProcessLostError: the process that tries it was killed, twice.
+            SandboxLostError: the process that tries it was killed, twice.
         """
         with self._compiling:
             follower = self.find(grammar)
@@ -248,12 +257,11 @@ class GrammarCompiler:
         library = _library()
         matcher_type = library.LLMatcher
         if not self._eos_token_ids:
-            what = "the model names no end-of-sequence token, which ends what is whole"
-            raise DflashError(what, where="grammar", usage=True)
+            raise _refusal("the model names no end-of-sequence token, which ends what is whole")
         try:
             text = _to_llguidance(grammar, matcher_type)
         except ValueError as error:
-            raise DflashError(one_line(error, 200), where="grammar", usage=True) from error
+            raise _refusal(one_line(error, 200)) from error
 
         def make() -> LLMatcher:
             limits = library.LLParserLimits(**_LIMITS)
@@ -264,14 +272,18 @@ class GrammarCompiler:
             return matcher
 
         try:
-            taken = self._trial.take(text)
+            # What passes compiles within these limits, and so does going some way through it; some
+            # other way may still lead to a limit, which ends a request.
+            answer = self._sandbox.ask(_TRIAL, _TRYING, text.encode())
+            if "bytes" not in answer:
+                raise _refusal(one_line(answer.get("error"), 200))
             compiled = CompiledGrammar(make, self._vocab_size, self._eos_token_ids[0])
-        except ForeignProcessLostError:
+        except SandboxLostError:
             raise
         except DflashError as error:
             self._keep(grammar, error, 0)
             raise
-        self._keep(grammar, compiled, taken)
+        self._keep(grammar, compiled, answer["bytes"])
         return Follower(compiled)
 
     def _keep(self, grammar: Grammar, found: CompiledGrammar | DflashError, taken: int) -> None:
@@ -284,8 +296,9 @@ class GrammarCompiler:
                 self._kept.popitem(last=False)
 
     @cached_property
-    def _trial(self) -> GrammarTrial:
-        return GrammarTrial(self._text, self._vocab_size, self._eos_token_ids, _LIMITS)
+    def _sandbox(self) -> Sandbox:
+        job = {"vocab_size": self._vocab_size, "eos_token_ids": self._eos_token_ids}
+        return Sandbox("grammar", Held(self._text.encode(), _LOADING, job, _UNSUPPORTED))
 
     @cached_property
     def _text(self) -> str:
@@ -303,8 +316,11 @@ class GrammarCompiler:
             )
             return made
         except Exception as error:
-            what = f"the tokenizer is of no kind that grammars know ({one_line(error, 100)})"
-            raise DflashError(what, where="grammar", usage=True) from error
+            raise _refusal(_UNSUPPORTED.format(one_line(error, 100))) from error
+
+
+def _refusal(what: str) -> DflashError:
+    return DflashError(what, where="grammar", usage=True)
 
 
 def _check(matcher: LLMatcher, *, usage: bool = False) -> None:
@@ -356,11 +372,10 @@ def lark_choice(text: str) -> str:
     try:
         choices = parse_json(text.encode(), "grammar")
     except DflashError as error:
-        raise DflashError(error.what, where="grammar", usage=True) from error
+        raise _refusal(error.what) from error
     is_list = isinstance(choices, list) and bool(choices)
     if not is_list or not all(isinstance(one, str) and one for one in choices):
-        what = "a choice is a list of texts, at least one, none empty"
-        raise DflashError(what, where="grammar", usage=True)
+        raise _refusal("a choice is a list of texts, at least one, none empty")
     return " | ".join(map(json.dumps, choices))  # Lark's texts are written as JSON's
 
 

@@ -2,21 +2,29 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from contextlib import closing
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
+from tokenizers import Tokenizer
+
 from dflash_trt.core.files import FileKind, exists, read_bytes, read_text
-from dflash_trt.core.strict_json import read_json_object
+from dflash_trt.core.strict_json import quoted, read_json_object
 from dflash_trt.errors import DflashError
-from dflash_trt.text.bounded import BoundedEncoder
 from dflash_trt.text.chat import ChatRenderer
-from dflash_trt.text.tokenizer_calls import encode, load_tokenizer
-from dflash_trt.text.tokenizer_trial import check_tokenizer
+from dflash_trt.text.tokenizer_calls import (
+    BoundedEncoder,
+    check_tokenizer,
+    encode,
+    load_tokenizer,
+)
 
 MAX_TEMPLATE_CHARACTERS = 1 << 20
 SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "pad_token")
+_TOKEN_FLAGS = ("single_word", "lstrip", "rstrip", "special")
 
 
 class BundleTokenizer:
@@ -29,12 +37,18 @@ class BundleTokenizer:
 
     def __init__(self, folder: Path) -> None:
         path = folder / "tokenizer.json"
+        config_path = folder / "tokenizer_config.json"
+        self._config = read_json_object(config_path) if exists(config_path) else {}
         data = read_bytes(path, FileKind.TOKENIZER)
         is_known = check_tokenizer(data, path)
         self.core = load_tokenizer(data, path)
+        missing = _missing_tokens(self.core, self._config, config_path)
+        if missing:
+            data = _with_tokens(data, missing)
+            is_known = check_tokenizer(data, path)
+            self.core = load_tokenizer(data, path)
+            _check_ids(self.core, missing, config_path)
         self._encoder = self.core if is_known else BoundedEncoder(data)
-        config_path = folder / "tokenizer_config.json"
-        self._config = read_json_object(config_path) if exists(config_path) else {}
         self.chat_template = _read_template(folder, self._config)
 
     def encode(self, text: str, *, special: bool = True) -> list[int]:
@@ -83,10 +97,57 @@ class BundleTokenizer:
             return None
         return ChatRenderer(self.chat_template, self.special_texts)
 
+    def end_ids(self, named: Sequence[int]) -> tuple[int, ...]:
+        """The ids that end a text: those `named` by the model's config, then the tokenizer's own.
+
+        A model tuned for chats may state the base model's end alone, and end its turns with the
+        tokenizer's `eos_token`.
+        """
+        own = self.core.token_to_id(self.special_texts["eos_token"])
+        return tuple(named) if own is None or own in named else (*named, own)
+
     @property
     def special_texts(self) -> dict[str, str]:
         """The special tokens that the config names, by its keys; empty texts for others."""
         return {key: _token_text(self._config.get(key)) for key in SPECIAL_TOKENS}
+
+
+def _missing_tokens(core: Tokenizer, config: dict[str, Any], path: Path) -> list[dict[str, Any]]:
+    """Added tokens that stand in tokenizer_config.json alone, as tokenizer.json writes them.
+
+    transformers adds them in the order of their ids.
+    """
+    stated = config.get("added_tokens_decoder", {})
+    tokens: list[dict[str, Any]] = []
+    known = {one.content for one in core.get_added_tokens_decoder().values()}
+    for key, one in stated.items() if isinstance(stated, dict) else ():
+        content = _token_text(one)
+        if not content or not key.isascii() or not key.isdigit() or len(key) > 9:
+            what = f"added_tokens_decoder has no token's id and content at {quoted(key)}"
+            raise DflashError(what, where=path, fix="download the file again")
+        if content in known:
+            continue
+        given = one if isinstance(one, dict) else {}
+        flags = {name: given.get(name) is True for name in _TOKEN_FLAGS}
+        normalized = given.get("normalized", not flags["special"]) is True
+        tokens.append({"id": int(key), "content": content, "normalized": normalized, **flags})
+    return sorted(tokens, key=itemgetter("id"))
+
+
+def _with_tokens(data: bytes, tokens: list[dict[str, Any]]) -> bytes:
+    """The content of a tokenizer.json, which has passed its trial, with more added tokens."""
+    root = json.loads(data)
+    root["added_tokens"] = [*(root.get("added_tokens") or ()), *tokens]
+    return json.dumps(root, ensure_ascii=False).encode("utf-8", "surrogatepass")
+
+
+def _check_ids(core: Tokenizer, tokens: list[dict[str, Any]], path: Path) -> None:
+    for one in tokens:
+        found = core.token_to_id(one["content"])
+        if found != one["id"]:
+            what = f"gives {quoted(one['content'])} the id {one['id']}, tokenizer.json {found}"
+            fix = "they belong to different tokenizers: download both files again"
+            raise DflashError(what, where=path, fix=fix)
 
 
 def _read_template(folder: Path, config: dict[str, Any]) -> str | None:

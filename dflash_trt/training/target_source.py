@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from dflash_trt.bundle.bundle import open_bundle
@@ -72,8 +72,7 @@ def find_target(name: str) -> TrainingTarget:
     target = TrainingTarget(
         read_target(folder), folder, CacheDtype.COMPUTE, options, resolved(folder).name
     )
-    _check_tokenizer(target)
-    return target
+    return _with_end_ids(target)
 
 
 def _from_bundle(folder: Path) -> TrainingTarget:
@@ -85,14 +84,16 @@ def _from_bundle(folder: Path) -> TrainingTarget:
         {},
         bundle.manifest.target.checkpoint,
     )
-    _check_tokenizer(target)
-    return target
+    return _with_end_ids(target)
 
 
-def _check_tokenizer(target: TrainingTarget) -> None:
+def _with_end_ids(target: TrainingTarget) -> TrainingTarget:
+    """The target whose texts end where its tokenizer says so, too."""
     if not (target.tokenizer_folder / "tokenizer.json").is_file():
         raise DflashError(
             "has no tokenizer.json, which prompts need",
             where=target.tokenizer_folder,
             fix="download the checkpoint's tokenizer",
         )
+    ends = target.open_tokenizer().end_ids(target.spec.eos_token_ids)
+    return replace(target, spec=replace(target.spec, eos_token_ids=ends))

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from dflash_trt.config import QUANTIZED, BuildConfig, HardwareProfile
+from dflash_trt.core.formats import Format
 from dflash_trt.core.limits import check_positions, choose_block
 from dflash_trt.errors import DflashError
 from dflash_trt.hardware.gpus import Gpu, find_gpu
@@ -158,7 +159,9 @@ def plan_deployment(
     trained = pair.draft.block_size
     block = choose_block(config.block_size, trained, where="--block-size")
     check_positions(
-        config.max_seq_len, min(pair.target.max_context, pair.draft.model.max_context), where
+        config.max_seq_len,
+        min(pair.target.max_position_embeddings, pair.draft.max_position_embeddings),
+        where,
     )
     return DeploymentPlan(
         name=config_path.stem,
@@ -219,10 +222,10 @@ def fit_batch(
 def _as_quantized(pair: PairShape, config: BuildConfig) -> PairShape:
     """The pair in the formats that its checkpoints are to be quantised to."""
     target, draft = pair.target, pair.draft
-    if config.precision in ("fp8", "nvfp4"):
-        target = target.in_format(config.precision)
-    if config.draft_precision in ("fp8", "nvfp4"):
-        draft = replace(draft, model=draft.model.in_format(config.draft_precision))
+    if config.precision in QUANTIZED:
+        target = target.in_format(Format(config.precision))
+    if config.draft_precision in QUANTIZED:
+        draft = draft.in_format(Format(config.draft_precision))
     return replace(pair, target=target, draft=draft)
 
 

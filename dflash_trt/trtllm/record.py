@@ -10,11 +10,11 @@ from pydantic import Field
 
 from dflash_trt.bundle.staging import StagedKind
 from dflash_trt.config import HardwareProfile
+from dflash_trt.core.formats import Format
 from dflash_trt.core.limits import Count
 from dflash_trt.core.validation import StrictRecord, read_record
 from dflash_trt.core.yaml_files import read_yaml
 from dflash_trt.hardware.gpus import find_gpu
-from dflash_trt.memory.shape import FormatName
 from dflash_trt.trtllm.arguments import Variant
 from dflash_trt.trtllm.rules import (
     check_backend,
@@ -89,7 +89,7 @@ class Deployment(StrictRecord):
     max_draft_len: Count
     trained_block: Count
     architecture: str | None
-    experts: FormatName | None
+    experts: Annotated[Format, Field(strict=False)] | None
     windows: bool
     recurrent: bool = False
     attention_backend: AttentionBackend

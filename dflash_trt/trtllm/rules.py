@@ -6,11 +6,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import cast
 
+from dflash_trt.checkpoints.sizes import TargetShape
 from dflash_trt.config import QUANTIZED, HardwareProfile
+from dflash_trt.core.formats import Format
 from dflash_trt.errors import DflashError
 from dflash_trt.hardware.gpus import Gpu, arches
 from dflash_trt.memory.gpus import GpuLayout
-from dflash_trt.memory.shape import FormatName, ModelShape
 from dflash_trt.planning.known_pairs import PairShape
 from dflash_trt.trtllm.options import LlmOptions
 from dflash_trt.trtllm.schema import AttentionBackend, BlockDrafts, DSparkBackend, MoeBackend
@@ -29,7 +30,7 @@ def refusal(what: str, where: str | Path, fix: str | None = None) -> DflashError
     return DflashError(what, where=where, fix=fix, usage=True)
 
 
-def check_documented(target: ModelShape, where: str) -> None:
+def check_documented(target: TargetShape, where: str) -> None:
     """Raises DflashError for a target with which no known version documents DFlash.
 
     Sources: the feature matrix of its supported models; pull request 13782 for dense hybrids, which
@@ -187,7 +188,7 @@ def check_parallelism(
             what = f"enable_attention_dp deals out whole experts over all {profile.gpus} GPUs"
             raise refusal(what, option, f"set expert_parallel {profile.gpus} in the profile")
     try:
-        choose_layout(profile, options).check(pair.target, pair.draft.model)
+        choose_layout(profile, options).check(pair.target, pair.draft)
     except DflashError as error:
         what = f"tensor_parallel {profile.tensor_parallel}: {error.what}"
         raise refusal(what, where) from error
@@ -206,18 +207,18 @@ def check_precision(precision: str, gpu: Gpu, where: str) -> None:
         raise refusal(f"{gpu.title} ({gpu.arch}) does not multiply in {precision}", where, fix)
 
 
-def check_unquantized(target: ModelShape, where: str) -> None:
+def check_unquantized(target: TargetShape, where: str) -> None:
     """Raises DflashError for a target in fewer bits already: before it is downloaded."""
-    if target.mlp_format == "bf16":
+    if target.mlp_format is Format.BF16:
         return
     fix = "leave out --precision"
-    if target.mlp_format == "mxfp4":
+    if target.mlp_format is Format.MXFP4:
         fix += ", or convert its experts with `dflash-trt quantize` and pass --target-checkpoint"
     raise refusal(f"the target is quantized already, in {target.mlp_format}", where, fix)
 
 
 def check_experts(
-    asked: MoeBackend | None, experts: FormatName | None, gpu: Gpu, *, ways: int, where: str
+    asked: MoeBackend | None, experts: Format | None, gpu: Gpu, *, ways: int, where: str
 ) -> None:
     """Raises DflashError where TensorRT-LLM cannot multiply the target's experts as asked.
 

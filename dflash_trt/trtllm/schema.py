@@ -315,6 +315,14 @@ def _speculative_mistakes(
     """What excludes speculation, by TensorRT-LLM's feature matrix and its own checks."""
     if arguments.pipeline_parallel_size > 1:
         yield f"pipeline_parallel_size {arguments.pipeline_parallel_size} excludes speculation"
+    transceiver = getattr(arguments, "cache_transceiver_config", None)
+    if transceiver is not None and not isinstance(speculation, Eagle3Config):
+        # TensorRT-LLM issue 19352: the generation server never gets the drafter's context, and
+        # almost nothing that it drafts is accepted.
+        yield (
+            f"cache_transceiver_config (disaggregated serving) excludes {speculation.decoding_type}"
+            ": the drafter's context stays on the context server"
+        )
     rows = (arguments.max_batch_size or 0) * ((speculation.max_draft_len or 0) + 1)
     if arguments.max_num_tokens is not None and rows > arguments.max_num_tokens:
         yield (

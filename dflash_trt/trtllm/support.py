@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from dflash_trt.memory.shape import FormatName
+from dflash_trt.core.formats import Format
 from dflash_trt.trtllm.schema import AttentionBackend, MoeBackend
 
 DRAFT_PACKAGES: Mapping[AttentionBackend, Mapping[str, str]] = {
@@ -31,18 +31,18 @@ _ANY = ("sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_103", "sm_120", "sm_12
 _SM100 = ("sm_100", "sm_103")
 _SM120 = ("sm_120", "sm_121")
 
-MOE_KERNELS: Mapping[MoeBackend, Mapping[FormatName, tuple[str, ...]]] = {
+MOE_KERNELS: Mapping[MoeBackend, Mapping[Format, tuple[str, ...]]] = {
     "CUTLASS": {
-        "bf16": _ANY,
-        "fp8": ("sm_89", "sm_90", *_SM100, *_SM120),
-        "nvfp4": (*_SM100, *_SM120),
-        "mxfp4": ("sm_90", *_SM100, *_SM120),
+        Format.BF16: _ANY,
+        Format.FP8: ("sm_89", "sm_90", *_SM100, *_SM120),
+        Format.NVFP4: (*_SM100, *_SM120),
+        Format.MXFP4: ("sm_90", *_SM100, *_SM120),
     },
-    "TRTLLM": {"bf16": _SM100, "nvfp4": _SM100, "mxfp4": _SM100},
-    "CUTEDSL": {"nvfp4": (*_SM100, *_SM120)},
-    "DENSEGEMM": {"nvfp4": _SM100},
-    "MARLIN": {"nvfp4": ("sm_89", "sm_90")},
-    "TRITON": {"mxfp4": ("sm_90",)},
+    "TRTLLM": {Format.BF16: _SM100, Format.NVFP4: _SM100, Format.MXFP4: _SM100},
+    "CUTEDSL": {Format.NVFP4: (*_SM100, *_SM120)},
+    "DENSEGEMM": {Format.NVFP4: _SM100},
+    "MARLIN": {Format.NVFP4: ("sm_89", "sm_90")},
+    "TRITON": {Format.MXFP4: ("sm_90",)},
 }
 """Experts that a back end multiplies, by format and architecture.
 
@@ -55,14 +55,14 @@ CUTEDSL_ALONE = _SM120
 """Where CUTEDSL takes neither expert parallelism nor attention data parallelism."""
 
 
-def default_moe_backend(experts: FormatName, arch: str) -> MoeBackend:
+def default_moe_backend(experts: Format, arch: str) -> MoeBackend:
     """What TensorRT-LLM's AUTO chooses: MXFP4 experts are gpt-oss's."""
-    if experts == "mxfp4" and arch in _SM100:
+    if experts is Format.MXFP4 and arch in _SM100:
         return "TRTLLM"
-    return "TRITON" if experts == "mxfp4" and arch == "sm_90" else "CUTLASS"
+    return "TRITON" if experts is Format.MXFP4 and arch == "sm_90" else "CUTLASS"
 
 
-def moe_backends(experts: FormatName, arch: str) -> list[MoeBackend]:
+def moe_backends(experts: Format, arch: str) -> list[MoeBackend]:
     """The back ends that multiply experts of that format on `arch`."""
     return [name for name, formats in MOE_KERNELS.items() if arch in formats.get(experts, ())]
 

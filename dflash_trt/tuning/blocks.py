@@ -35,7 +35,6 @@ from dflash_trt.runtime.pacing import GAPS
 from dflash_trt.runtime.request import Request, RequestResult
 from dflash_trt.runtime.scores import needed_scores, sampling_input
 from dflash_trt.runtime.statistics import TotalStatistics, total
-from dflash_trt.sampling.params import SamplingParams
 from dflash_trt.speculation.drafters import DFLASH, DrafterKind, target_graph
 from dflash_trt.speculation.prediction import StepPrediction
 from dflash_trt.speculation.schedule import (
@@ -119,7 +118,7 @@ def measure(
         (*request.prompt_ids, *result.token_ids[: len(result.token_ids) // 2])
         for request, result in zip(requests, results, strict=True)
     ]
-    bench = _Bench(executor, requests[0].sampling, texts, options)
+    bench = _Bench(executor, requests[0], texts, options)
     prefill = bench.fill("target_only"), bench.fill(target_graph(options.drafter))
     progress.stage("step times", options.rounds * len(options.batches), "steps")
     steps = bench.time_steps(progress.advance)
@@ -260,7 +259,7 @@ class _Bench:
     def __init__(
         self,
         executor: Executor,
-        sampling: SamplingParams,
+        request: Request,
         texts: Sequence[Sequence[int]],
         options: TuningOptions,
     ) -> None:
@@ -268,8 +267,8 @@ class _Bench:
         slots = max(options.batches)
         self._texts = [list(text[:longest]) for text in islice(cycle(texts), slots)]
         self._executor = executor
-        self._scores = needed_scores(executor.limits, sampling)
-        self._packed = sampling_input(executor.limits, [sampling] * slots)
+        self._scores = needed_scores(executor.limits, request)
+        self._packed = sampling_input(executor.limits, [request.sampling] * slots)
         self._options = options
         self._chunk = executor.limits.chunk(options.prefill_chunk)
         hold_positions(executor, longest + max(options.block_sizes), slots)

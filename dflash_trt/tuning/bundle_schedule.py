@@ -8,6 +8,7 @@ from pathlib import Path
 
 from dflash_trt.bundle.bundle import Bundle, attach_file
 from dflash_trt.bundle.manifest import Manifest
+from dflash_trt.bundle.support import Feature, check_executor
 from dflash_trt.errors import DflashError
 from dflash_trt.graph.bindings import GraphName
 from dflash_trt.speculation.drafters import DFLASH, DRAFTERS, DrafterKind
@@ -54,10 +55,9 @@ def choose_schedule(
 
 def check_drafter(bundle: Bundle, drafter: DrafterKind) -> None:
     """Raises DflashError (usage) where `bundle` cannot run so."""
-    executor = bundle.manifest.executor
-    if drafter != DFLASH and executor != "cpu":
-        what = f"{drafter} runs with executor cpu, the bundle is for {executor}"
-        raise DflashError(what, where="drafter", usage=True)
+    if drafter != DFLASH:
+        executor = bundle.manifest.executor
+        check_executor(Feature.PROMPT_LOOKUP, executor, drafter, where="drafter")
 
 
 def write_schedule(bundle: Bundle, schedule: BlockSchedule) -> Bundle:

@@ -28,7 +28,7 @@ from dflash_plugins.kv_cache_update import accuracy as kv_cache_update_accuracy
 from dflash_plugins.kv_cache_update import benchmark as kv_cache_update_benchmark
 from dflash_plugins.kv_feature_injection import accuracy as kv_feature_injection_accuracy
 from dflash_plugins.kv_feature_injection import benchmark as kv_feature_injection_benchmark
-from dflash_plugins.roofline.kernels import Predictor, open_predictor
+from dflash_plugins.roofline import Predictor, open_predictor
 from dflash_plugins.row_sample import accuracy as row_sample_accuracy
 from dflash_plugins.row_sample import benchmark as row_sample_benchmark
 from dflash_plugins.table import FOLDERS
@@ -59,8 +59,6 @@ CHECKS: dict[str, tuple[Any, Any]] = {
 def check(device: Device, driver: Any, folders: Sequence[str], torch: Any = None) -> dict[str, Any]:
     """A record of accuracy and, with `torch`, of speed; "passed" covers accuracy alone.
 
-    Tactics on trial have findings, and the check passes whatever they are.
-
     Raises:
         DflashError: there are no kernels for this GPU.
     """
@@ -73,7 +71,7 @@ def check(device: Device, driver: Any, folders: Sequence[str], torch: Any = None
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "command": "python -m dflash_plugins.check",
         "machine": {"gpu": device.describe(), **describe_host(RECORDED)},
-        "passed": all(row["mismatch"] is None or row["is_trial"] for row in accuracy),
+        "passed": all(row["mismatch"] is None for row in accuracy),
         "accuracy": accuracy,
     }
     if torch is None:
@@ -109,7 +107,7 @@ def measure(
 ) -> Iterator[dict[str, Any]]:
     """One operation's measurements; a case that does not fit the GPU's memory gets an error row.
 
-    `copy` is the bandwidth of a copy, bytes/s; `predict` has what the roofline makes of the GPU.
+    `copy` is the bandwidth of a copy, bytes/s; `predict` has the least times on this GPU.
     Any part of the rows is spread over all of them.
     """
     _, benchmark = CHECKS[folder]
@@ -120,8 +118,8 @@ def measure(
             row = {"operation": folder, "case": point.name, "error": "out of memory"}
         if "bytes_per_second" in row:
             row["of_copy"] = row["bytes_per_second"] / copy
-        if "seconds" in row and predict and (predicted := predict(point)) is not None:
-            row["predicted_seconds"] = predicted.seconds
+        if predict and "seconds" in row and "required_flops" not in row:
+            row["least_seconds"] = predict(point, row.get("required_bytes"))
         torch.cuda.empty_cache()
         yield row
 
@@ -154,15 +152,12 @@ def describe_speed(row: dict[str, Any]) -> str:
     if "seconds" not in row:
         return str(row["error"])
     figures = [f"{row['seconds'] * 1e6:,.1f} µs"]
-    if "predicted_seconds" in row:
-        figures.append(f"predicted {row['predicted_seconds'] * 1e6:,.1f}")
+    if "least_seconds" in row:
+        figures.append(f"at least {row['least_seconds'] * 1e6:,.1f}")
     if "of_copy" in row:
         figures.append(f"{row['of_copy']:.0%} of copy")
     if "flops_per_second" in row:
         figures.append(f"{row['flops_per_second'] / 1e12:,.0f} TFLOP/s")
-    for one in row.get("trial", []):
-        found = one.get("failed") or f"{one['seconds'] * 1e6:,.1f}, apart {one['error']:.2g}"
-        figures.append(f"tactic {one['tactic']} on trial {found}")
     figures += [f"{name} {seconds * 1e6:,.1f}" for name, seconds in row["rival_seconds"].items()]
     return ", ".join(figures)
 

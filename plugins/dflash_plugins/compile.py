@@ -155,10 +155,7 @@ def _hashes(files: dict[str, bytes]) -> dict[str, str]:
 
 
 def run_compiler(spec: KernelSpec, function: Any, capability: int) -> Any:
-    """`spec` compiled by Triton language, for a compute capability such as 100.
-
-    A kernel that has a parameter CAPABILITY is told it.
-    """
+    """`spec` compiled by Triton language, for a compute capability such as 100."""
     import triton
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
@@ -169,8 +166,7 @@ def run_compiler(spec: KernelSpec, function: Any, capability: int) -> Any:
     # TensorRT aligns tensors to 256 bytes, and executors bind caches at multiples of that.
     aligned = {(names.index(n),): [["tt.divisibility", 16]] for n in types if types[n][0] == "*"}
     signature = {name: types.get(name, "constexpr") for name in names}
-    told = {"CAPABILITY": capability} if "CAPABILITY" in names else {}
-    source = ASTSource(function, signature, {**dict(spec.constants), **told}, aligned)
+    source = ASTSource(function, signature, dict(spec.constants), aligned)
     target = GPUTarget("cuda", capability, WARP)
     options = {"num_warps": spec.warps, "num_stages": spec.stages}
     with triton.knobs.compilation.scope():

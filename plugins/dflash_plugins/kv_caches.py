@@ -101,7 +101,7 @@ def write_operations(
             name=name + form_suffix(is_paged=is_paged, is_quantized=is_quantized),
             kernel=name,
             inputs=(*inputs, *caches),
-            extras=("rows", "limit"),
+            extras=("rows", "limit", *["pages"] * is_paged, *["angles"] * ("cos" in inputs)),
             outputs=("k_cache_out", "v_cache_out"),
             aliases={"k_cache_out": "k_cache", "v_cache_out": "v_cache"},
             attributes=(attributes or {}) | ({"page_size": int} if is_paged else {}),
@@ -120,7 +120,8 @@ def _launch_write(specs: Specs, attributes: Attributes, tactic: int) -> Launch:
     size = fixed(cache[3], "the head size")
     block = next_power_of_two(size)
     per_program = min(next_power_of_two(heads), max(1, TILE // block))
-    halves = 2 if "cos" in specs else 1  # RoPE turns a head's halves together
+    has_rope = "cos" in specs
+    halves = 2 if has_rope else 1  # RoPE turns a head's halves together
     absent = [name for name in ("page_table", "kv_scales") if name not in specs]
     constants = {
         "KV_HEADS": heads,
@@ -128,12 +129,18 @@ def _launch_write(specs: Specs, attributes: Attributes, tactic: int) -> Launch:
         "HEADS": per_program,
         "D_BLOCK": block,
         "PAGE_SIZE": 0,
+        **({} if is_paged else {"pages": 0}),
         **{name.upper(): value for name, value in attributes.items()},
         **dict.fromkeys(absent),
     }
     return Launch(
         grid=(batch * rows, -(-heads // per_program), 1),
-        extras=(rows, specs["page_table"].shape[1] if is_paged else cache[2]),
+        extras=(
+            rows,
+            specs["page_table"].shape[1] if is_paged else cache[2],
+            *(cache[:1] if is_paged else ()),
+            *(specs["cos"].shape[:1] if has_rope else ()),
+        ),
         constants=constants,
         warps=max(1, min(4, per_program * block // (32 * ITEMS * halves))),
         stages=1,

@@ -101,8 +101,6 @@ class Operation:
             TensorRT calls it before it knows any extent, so it must not call `fixed`.
         launch: the launch for inputs, attributes and a tactic.
         tactics: how many launch variants there are; all compute the same.
-        trial: those that TensorRT is not offered until a GPU has shown them right. The checks on a
-            GPU run them, and nothing fails because of them.
     """
 
     name: str
@@ -115,12 +113,6 @@ class Operation:
     attributes: Mapping[str, type] = field(default_factory=dict)
     describe: Callable[[Specs, Attributes], Mapping[str, TensorSpec]] = lambda specs, attributes: {}
     tactics: int = 1
-    trial: tuple[int, ...] = ()
-
-    @property
-    def offered(self) -> list[int]:
-        """The tactics that TensorRT may time."""
-        return [tactic for tactic in range(self.tactics) if tactic not in self.trial]
 
     @property
     def plugin_id(self) -> str:

@@ -62,6 +62,16 @@ class PluginRegistration:
         self.code: KernelCode = "cubin"
         self._compile = compiler
         self._types = {getattr(tensorrt.DataType, one.tensorrt_name): one for one in DType}
+        self._failure: Exception | None = None
+
+    def raise_failure(self) -> None:
+        """Raises the first exception of a callback since the last call, if there was one.
+
+        TensorRT prints what a callback raises to stderr and goes on with an error code.
+        """
+        failure, self._failure = self._failure, None
+        if failure is not None:
+            raise failure
 
     def register(self) -> None:
         """Registers every operation that TensorRT does not know yet."""
@@ -95,8 +105,8 @@ class PluginRegistration:
             tensors = [*arguments[: len(operation.inputs)], *arguments[-1]]
             types = ", ".join(self._type_name(tensor.dtype) for tensor in tensors)
             # Tactics are numbered from 1; 0 is TensorRT's default, where none are listed.
-            offered = operation.offered
-            tactics = [one + 1 for one in offered] if len(offered) > 1 else None
+            count = operation.tactics
+            tactics = list(range(1, count + 1)) if count > 1 else None
             return [self._plugin.AutoTuneCombination(types, "LINEAR", tactics)]
 
         extra = {"outputs": GenericAlias(tuple, self._plugin.TensorDesc)}
@@ -161,8 +171,18 @@ class PluginRegistration:
         kinds |= {**operation.attributes, **extra}
         either = inspect.Parameter.POSITIONAL_OR_KEYWORD
         parameters = [inspect.Parameter(n, either, annotation=kind) for n, kind in kinds.items()]
-        function.__signature__ = inspect.Signature(parameters, return_annotation=result)
-        return function
+
+        def callback(*arguments: Any, **named: Any) -> Any:
+            try:
+                return function(*arguments, **named)
+            except Exception as error:
+                self._failure = self._failure or error
+                raise
+
+        callback.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
+            parameters, return_annotation=result
+        )
+        return callback
 
     def _spec(self, tensor: Any) -> TensorSpec:
         """A TensorSpec of TensorRT's TensorDesc.

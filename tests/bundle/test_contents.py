@@ -74,6 +74,17 @@ def test_manifest(pair: Path, tmp_path: Path) -> None:
     assert actual == {*paths, "weights", "weights/target", "weights/draft", "manifest.json"}
 
 
+def test_a_bundle_of_coupled_drafts_is_refused(pair: Path, tmp_path: Path) -> None:
+    """Older versions could build it; its draft graph has an output that is not read any more."""
+    folder = tmp_path / "b"
+    build_pair(pair, folder)
+    manifest = read_manifest_json(folder)
+    manifest["draft"]["sharpness"] = [1.0] * (manifest["limits"]["block_size"] - 1)
+    (folder / "manifest.json").write_text(json.dumps(manifest))
+    with pytest.raises(DflashError, match="share the noise"):
+        open_bundle(folder)
+
+
 def test_two_builds_write_the_same_bytes(pair: Path, tmp_path: Path) -> None:
     build_pair(pair, tmp_path / "one")
     build_pair(pair, tmp_path / "two")

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import onnx
 import pytest
-from dflash_perf.bench.process import BuildCost, build_synthetic
 
 from dflash_trt.bundle.bundle import open_bundle
 from dflash_trt.checkpoints.safetensors_header import TensorEntry, read_header
 from dflash_trt.cli.main import main
 from dflash_trt.synthetic.gpt_oss import EOS_TOKEN_IDS, write_gpt_oss_120b
+from tests.bundle.measured_build import BuildCost, build_synthetic
 
 LENGTH = ("--max-seq-len", "131072")
 MAX_SECONDS, MAX_BYTES, MAX_OWN_BYTES = 60, 2 << 30, 100e6

@@ -6,13 +6,13 @@ from pathlib import Path
 
 import onnx
 import pytest
-from dflash_perf.bench.process import build_synthetic
 
 from dflash_trt.bundle.bundle import open_bundle
 from dflash_trt.graph.form import CPU_FORM, GraphForm, Precision
 from dflash_trt.memory.caches import cache_bytes_per_token, kv_bytes
 from dflash_trt.planning.known_pairs import find_pair
 from dflash_trt.synthetic.gemma4 import EOS_TOKEN_IDS, write_gemma4
+from tests.bundle.measured_build import build_synthetic
 
 MAX_SECONDS, MAX_BYTES, MAX_OWN_BYTES = 60, 2 << 30, 100e6
 NORMS_AND_SCALAR, MLP, EXPERTS, SLIDES, FULL = 5, 3, 8, 6, 5

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import onnx
 import pytest
-from dflash_perf.bench.process import build_synthetic
 
 from dflash_trt.bundle.bundle import open_bundle
 from dflash_trt.graph.form import GraphForm
 from dflash_trt.memory.caches import planned_state_bytes, state_bytes
 from dflash_trt.synthetic.qwen3_5 import write_qwen3_5
+from tests.bundle.measured_build import build_synthetic
 from tests.covering import exhaustive
 
 MAX_SECONDS, MAX_BYTES, MAX_OWN_BYTES = 60, 2 << 30, 100e6

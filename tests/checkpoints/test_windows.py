@@ -9,8 +9,8 @@ import pytest
 
 from dflash_trt.checkpoints.config_fields import ConfigFields
 from dflash_trt.checkpoints.families import FAMILIES
+from dflash_trt.checkpoints.layers import read_windows
 from dflash_trt.checkpoints.sizes import Windows
-from dflash_trt.checkpoints.windows import read_windows
 from tests.checkpoints.helpers import refused
 
 SLIDING, FULL = "sliding_attention", "full_attention"

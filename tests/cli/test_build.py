@@ -13,6 +13,7 @@ from typing import Any
 
 import huggingface_hub
 import pytest
+from tokenizers import Tokenizer
 
 from tests.cli.conftest import Build, Run
 
@@ -60,6 +61,23 @@ def test_a_hub_name_without_a_network(build: Build, monkeypatch: pytest.MonkeyPa
         1, "Qwen/Qwen3-8B", "name resolution (try again)", "--target-checkpoint"
     )
     assert asked == ["Qwen/Qwen3-8B"]
+
+
+def test_the_tokenizers_end_of_text_counts(build: Build, own_pair: Path, run: Run) -> None:
+    """Tuned for chats: the configs name the base model's end, the tokenizer the turns' own."""
+    folder = own_pair.parent / "target"
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    named = json.loads((folder / "config.json").read_text())["eos_token_id"]
+    (folder / "tokenizer_config.json").write_text('{"eos_token": {"content": "b"}}')
+    own = tokenizer.token_to_id("b")
+    outcome = build.well(own_pair)
+    assert f"eos_token {own} too" in outcome.err and f"(they name {named})" in outcome.err
+    assert f"ends a text with {named}, {own}\n" in run.well("inspect", build.folder).out
+    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": [own, named]}))
+    assert "note" not in build.well(own_pair, "--overwrite").err
+    assert f"ends a text with {own}, {named}\n" in run.well("inspect", build.folder).out
+    told = run.well("generate", build.folder, "--prompt", "a", "--max-tokens", 9, "--json").json
+    assert told["token_ids"][-1:] == [own]
 
 
 def test_a_hostile_tokenizer_is_one_line(build: Build, own_pair: Path) -> None:

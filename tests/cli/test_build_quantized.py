@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from dflash_trt.building.recipe import choose_recipe
-from dflash_trt.building.request import PrecisionOptions
+from dflash_trt.building.recipe import choose_recipe, precision_places
+from dflash_trt.building.spec import BuildSpec, PrecisionOptions
 from dflash_trt.config import PrecisionName, load_config
 from dflash_trt.graph.form import Precision
 from dflash_trt.quantization.linears import Algorithm
@@ -189,7 +189,8 @@ def test_what_engines_compute_in(
     config, path = load_config("demo")
     precision, draft_precision = names
     options = PrecisionOptions(precision=precision, draft_precision=draft_precision)
-    recipe = choose_recipe(config, path, options, engines=True)
+    places = precision_places(options, path)
+    recipe = choose_recipe(BuildSpec(precision=options).apply(config), places, "tensorrt")
     assert recipe.compute is compute and recipe.algorithms == algorithms
 
 

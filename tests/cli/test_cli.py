@@ -13,7 +13,7 @@ import pytest
 
 import dflash_trt.cli.targets as targets
 from dflash_trt import __version__
-from dflash_trt.cli.unknown_names import MEANT
+from dflash_trt.cli.main import MEANT
 from dflash_trt.errors import DflashError
 from tests.cli.conftest import Run
 from tests.frozen.command_line import command_line_facts

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dflash_trt.building.named_pair import find_config
-from dflash_trt.building.request import Checkpoints
+from dflash_trt.building.spec import Checkpoints
 from dflash_trt.config import load_config, target_names
 from tests.cli.conftest import refusal_of
 from tests.frozen.broken_files import PAIR, YAML

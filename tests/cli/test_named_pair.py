@@ -11,7 +11,7 @@ import pytest
 import dflash_trt
 from dflash_trt import DflashError
 from dflash_trt.building.named_pair import find_config
-from dflash_trt.building.request import Checkpoints
+from dflash_trt.building.spec import Checkpoints
 from tests.cli.bigram import write_bigram_pair
 from tests.cli.conftest import Build, Run, refusal_of
 
@@ -73,15 +73,7 @@ def test_what_is_no_pair(home: Path, tmp_path: Path) -> None:
     assert "2 YAML files" in refusal_of(find_config, str(tmp_path), Checkpoints())
 
 
-@pytest.mark.parametrize(
-    "words",
-    [
-        ["--target-checkpoint", ""],
-        ["--target", "demo", "-o", " "],
-        ["--target", "qwen3-8b", "--executor", "trtllm", "--profile", "b200x1"]
-        + ["--eagle-checkpoint", ""],
-    ],
-)
+@pytest.mark.parametrize("words", [["--target-checkpoint", ""], ["--target", "demo", "-o", " "]])
 def test_an_empty_path_is_not_this_folder(run: Run, home: Path, words: list[str]) -> None:
     run("build", *words).fails(2, "is empty")
     with pytest.raises(DflashError, match="is empty"):

@@ -16,7 +16,7 @@ from dflash_trt.bundle.bundle import open_bundle
 from dflash_trt.bundle.memory import bundle_scratch
 from dflash_trt.cli.main import main
 from dflash_trt.core.limits import MAX_COUNT, Limits
-from dflash_trt.memory.workspace import split_scratch
+from dflash_trt.memory.engines import split_scratch
 from tests.cli.bigram import write_bigram_pair
 from tests.cli.conftest import Build, Run, edit_manifest, split_short_caches
 from tests.standins.cuda import FakeCuda
@@ -66,7 +66,7 @@ def test_generate_verify_and_tune(
     texts = [one["text"] for one in generated.json["requests"]]
     assert texts == ["ba" * 30, "ab" * 30, "c" * 60, "ab" * 30]
     assert generated.json["total"]["cached_prompt_tokens"] == 3 * 16, "pages are shared"
-    common = ["--prompt-file", prompts, "--max-tokens", 12]
+    common = ["--prompts", prompts, "--max-tokens", 12]
     run.well("verify", fp8, *common, "--repeats", 1, "--batch", "4")
     monkeypatch.setattr("dflash_trt.tuning.blocks.STEPS_SECONDS", 0.0)
     monkeypatch.setattr("dflash_trt.tuning.blocks.LEAST_STEPS", 8)

@@ -38,7 +38,7 @@ def quick(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     """Arguments of a `tune` that takes no time: two prompts, two blocks, two batches."""
     file = tmp_path_factory.mktemp("prompts") / "prompts.jsonl"
     file.write_text(PROMPTS)
-    return [*QUICK, "--prompt-file", str(file)]
+    return [*QUICK, "--prompts", str(file)]
 
 
 @pytest.fixture(scope="module")

@@ -85,7 +85,7 @@ def test_what_is_shown_while_it_runs(run: Run, bundle: Path) -> None:
 def test_a_first_look(run: Run, bundle: Path, tmp_path: Path) -> None:
     many = tmp_path / "many.jsonl"
     many.write_text('{"prompt": "b"}\n' * 9)
-    asked = ("verify", bundle, "--prompt-file", many, "--quick", "--json")
+    asked = ("verify", bundle, "--prompts", many, "--quick", "--json")
     answer = run.well(*asked).json
     assert {mode["tokens"] for mode in answer["modes"]} == {4 * 32}
     assert len(answer["speed"]["dflash_tokens_per_second"]) == 1
@@ -275,4 +275,4 @@ def test_no_prompts_anywhere(run: Run, build: Build, own_pair: Path) -> None:
     lines = own_pair.read_text().splitlines()
     own_pair.write_text("\n".join(line for line in lines if not line.startswith("prompts")))
     build.well(own_pair)
-    run("verify", build.folder).fails(2, "no prompt", "--prompt-file")
+    run("verify", build.folder).fails(2, "no prompt", "--prompts FILE")

@@ -49,8 +49,7 @@ def test_it_drafts_the_likeliest_of_its_tokens(name: str, make_pair: PairFactory
         answers = [Answer(ids, one.token_ids) for ids, one in zip(PROMPTS, expected, strict=True)]
         with Replay(whole.bundle) as replay:
             before = replay.measure(answers)
-    sharpness = (1.5,) * 7 if name == "tied" else ()
-    cut_pair = cut(whole, ids, sharpness=sharpness)
+    cut_pair = cut(whole, ids)
     assert cut_pair.bundle.manifest.draft.token_count == 200
     with dflash_trt.load(cut_pair.bundle.folder, block_schedule="none") as pair:
         found = pair.generate(PROMPTS, max_tokens=40)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from dflash_trt.core.formats import Format
 from dflash_trt.errors import DflashError
 from dflash_trt.hardware.gpus import arches, find_gpu, gpu_names, match_gpu
 from dflash_trt.trtllm.schema import ATTENTION_BACKENDS
@@ -34,10 +35,10 @@ def test_figures_are_dense_and_of_one_gpu(name: str) -> None:
     assert (gpu.fp4 is not None) == (int(gpu.arch.removeprefix("sm_")) >= 100)
 
 
-def test_missing_precisions_fall_back_to_the_next_wider() -> None:
+def test_weights_in_missing_precisions_are_multiplied_in_bf16() -> None:
     h100, b200 = find_gpu("H100"), find_gpu("b200")
-    assert h100.flops("fp4") == h100.fp8
-    assert b200.flops("fp4") == 9e15 and b200.flops("fp8") == 4.5e15
+    assert h100.flops(Format.NVFP4) == h100.bf16
+    assert b200.flops(Format.NVFP4) == 9e15 and b200.flops(Format.FP8) == 4.5e15
 
 
 @pytest.mark.parametrize(

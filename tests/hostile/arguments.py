@@ -24,9 +24,9 @@ _GOOD: dict[str, Command] = {
     "plan": ("--target", "qwen3-8b", "--gpu", "b200"),
 }
 _LEFT_OUT = {
-    *("--url", "--eagle-checkpoint"),  # names of other machines
+    "--url",  # names of other machines
     *("--repeats", "--max-tokens", "--chat"),  # as long as one asks for
-    *("--executor", "--plugins", "--timing-cache", "--arch"),  # TensorRT's, with tests of their own
+    *("--executor", "--plugins", "--arch"),  # TensorRT's, with tests of their own
 }
 _VALUES = (
     *(one for one in TEXTS if "\0" not in one),

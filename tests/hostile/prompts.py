@@ -29,7 +29,6 @@ def make(random: Random, number: int) -> HostileCase:
         (
             (*_GENERATE, "--prompt-file", name),
             (*_GENERATE, "--json", "--prompt-file", name),
-            (*_VERIFY, "--prompt-file", name),
             (*_VERIFY, "--prompts", f"own={name}"),
         )
     )

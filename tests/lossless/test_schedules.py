@@ -110,8 +110,8 @@ def test_drafts_that_come_and_go_keep_every_bit(
     pair: TinyPair, executor: Watched, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Without a schedule, on a clock that says anything; pauses are short, so that much changes."""
-    monkeypatch.setattr("dflash_trt.runtime.live_pacing.FIRST_PAUSE", 12)
-    monkeypatch.setattr("dflash_trt.runtime.live_pacing.LONGEST_PAUSE", 24)
+    monkeypatch.setattr("dflash_trt.runtime.pacers.FIRST_PAUSE", 12)
+    monkeypatch.setattr("dflash_trt.runtime.pacers.LONGEST_PAUSE", 24)
     requests = make_requests(64, SLOTS)
     expected = run_baseline(executor, requests)  # type: ignore[arg-type]
     executor.kinds.clear()

@@ -9,7 +9,7 @@ from __future__ import annotations
 import ast
 import json
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import cache
 from itertools import accumulate
 from pathlib import Path
@@ -19,21 +19,10 @@ Node = TypeVar("Node", ast.stmt, ast.expr)
 
 FOLDER = Path(__file__).parent
 DRAWN = FOLDER / "mutants.json"
-SUCCESSORS = FOLDER / "successors.json"
 SEEDED = FOLDER / "seeded.json"
 MODULE = "<module>"
 # Characters of what is hardly found in another function by chance, and twice in its own.
 _LONG, _SHORT = 20, 8
-
-# How many of each area's drawn mutants are kept: the first that were not discarded.
-QUOTAS = {
-    "graph": 7,
-    "runtime": 7,
-    "executors": 7,
-    "serving": 7,
-    "quantization": 6,
-    "bundle": 6,
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +35,6 @@ class Mutant:
         name: the function's qualified name, or `<module>`.
         occurrence: which of the function's equal statements is meant, from 0.
         kind: what was done to the statement.
-        discarded: why the mutant is not used; None for one that is.
         meant: the test that is meant to fail for it, which is tried first; None where none is.
     """
 
@@ -57,7 +45,6 @@ class Mutant:
     before: str
     after: str
     occurrence: int = 0
-    discarded: str | None = None
     meant: str | None = None
 
     @property
@@ -99,18 +86,8 @@ class _Statement:
 
 
 def load_drawn() -> list[Mutant]:
-    return [Mutant(**fields) for fields in json.loads(DRAWN.read_text())["mutants"]]
-
-
-def load_kept() -> list[Mutant]:
-    """The mutants in use: each area's first that were not discarded."""
-    counts = dict.fromkeys(QUOTAS, 0)
-    kept = []
-    for mutant in load_drawn():
-        if mutant.discarded is None and counts[mutant.area] < QUOTAS[mutant.area]:
-            counts[mutant.area] += 1
-            kept.append(mutant)
-    return kept
+    """The mutants that were drawn from the source."""
+    return [Mutant(**fields) for fields in json.loads(DRAWN.read_text())]
 
 
 def load_seeded() -> list[Mutant]:
@@ -118,27 +95,16 @@ def load_seeded() -> list[Mutant]:
     return [Mutant(**fields) for fields in json.loads(SEEDED.read_text())]
 
 
-def successors(mutant: Mutant) -> list[Mutant]:
-    """What a mutant became, the newest first, where its statement was written anew."""
-    stored = (
-        json.loads(SUCCESSORS.read_text()).get(mutant.number, []) if SUCCESSORS.exists() else []
-    )
-    changes = [{k: v for k, v in one.items() if k != "why"} for one in reversed(stored)]
-    return [Mutant(**(asdict(mutant) | {"occurrence": 0} | one)) for one in changes]
+def locate(mutant: Mutant, root: Path) -> tuple[Place | None, str]:
+    """Where a tree has the mutant, and how it was found; without a place it says why.
 
-
-def locate(mutant: Mutant, root: Path) -> tuple[Mutant, Place | None, str]:
-    """The mutant or the first of its successors that a tree has a place for, and how it was found.
-
-    Whole statements come before parts of them; without a place it says why.
+    The whole statement comes before the expression in it that is made wrong.
     """
-    versions = [mutant, *successors(mutant)]
-    for find in (_find_statement, _find_part):
-        for version in versions:
-            place, how = find(version, root)
-            if place is not None:
-                return version, place, how if version is mutant else f"its successor {how}"
-    return mutant, None, _find_statement(mutant, root)[1]
+    place, how = _find_statement(mutant, root)
+    if place is None:
+        part, how_part = _find_part(mutant, root)
+        return (None, how) if part is None else (part, how_part)
+    return place, how
 
 
 def head(statement: ast.stmt) -> ast.stmt:

@@ -25,13 +25,12 @@ from tests.mutation.mutants import (
     Mutant,
     Place,
     apply,
-    load_kept,
+    load_drawn,
     load_seeded,
     locate,
     write_source,
 )
 from tests.mutation.scratch import Outcome, Scratch
-from tests.mutation.table import to_markdown
 
 # Tried before the other files are so much as collected.
 _MOST_TELLING = 3
@@ -78,13 +77,12 @@ def ordered_files(mutant: Mutant, place: Place, root: Path, is_full: bool) -> li
 
 def try_mutant(mutant: Mutant, scratch: Scratch, campaign: Campaign) -> dict[str, Any]:
     """What became of one mutant."""
-    drawn = mutant
-    mutant, place, how = locate(mutant, scratch.root)
+    place, how = locate(mutant, scratch.root)
     result: dict[str, Any] = {
         "number": mutant.number,
         "kind": mutant.kind,
-        "before": drawn.before,
-        "after": drawn.after,
+        "before": mutant.before,
+        "after": mutant.after,
         "file": mutant.file if place is None else place.file,
         "name": mutant.name if place is None else place.name,
         "found": how,
@@ -151,11 +149,10 @@ def copy_tree(source: Path, target: Path) -> None:
 def write(
     path: Path, known: list[Mutant], results: dict[str, dict[str, Any]], campaign: Campaign
 ) -> None:
-    """The table as JSON, and as Markdown beside it; mutants in the order of `known`."""
+    """The table as JSON; mutants in the order of `known`."""
     ordered = [results[mutant.number] for mutant in known if mutant.number in results]
     record = {"red_without_mutants": sorted(campaign.red), "mutants": ordered}
     path.write_text(json.dumps(record, indent=1, ensure_ascii=False) + "\n")
-    path.with_suffix(".md").write_text(to_markdown(record))
 
 
 def main() -> None:
@@ -174,7 +171,7 @@ def main() -> None:
     parser.add_argument("pytest_args", nargs="*", help="further arguments of pytest, behind --")
     options = parser.parse_args()
     wanted = set(filter(None, options.only.split(",")))
-    known = load_seeded() if options.seeded else load_kept()
+    known = load_seeded() if options.seeded else load_drawn()
     mutants = [m for m in known if not wanted or {m.number, m.area} & wanted]
     if unknown := wanted - {name for one in known for name in (one.number, one.area)}:
         parser.error(f"no mutant and no area is called {', '.join(sorted(unknown))}")
@@ -183,7 +180,7 @@ def main() -> None:
             parser.error("--check runs no test; pytest's arguments stand behind --")
         gone = 0
         for mutant in mutants:
-            _, place, how = locate(mutant, options.tree)
+            place, how = locate(mutant, options.tree)
             print(mutant.number, how, "" if place is None else f"{place.file} {place.name}")
             gone += place is None
         sys.exit(gone > 0)

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("tritonclient.grpc", reason="the perf extra is not installed")
+from tests.perf.stub import Stub, run_stub, write_prompts
 
-from dflash_perf.bench.harness_timing import Stub, run_stub, write_prompts
+pytest.importorskip("tritonclient.grpc", reason="the perf extra is not installed")
 
 
 @pytest.fixture(scope="session")

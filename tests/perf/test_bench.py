@@ -7,11 +7,14 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
-from dflash_perf.__main__ import main
+from dflash_perf.__main__ import benches, main
 from dflash_perf.bench.base import Bench
-from dflash_perf.bench.registry import BENCHES
 from dflash_perf.bench.repeat import show, spread, spread_of_ratios, take_turns
+from dflash_perf.bench.two_checkouts import interval
 
+import dflash_trt
+
+BENCHES = benches()
 MACHINE = {"processor", "cores", "memory_gib", "system", "python", "libraries"}
 SPREAD = {"median", "min", "max", "runs"}
 
@@ -38,45 +41,51 @@ def test_help(bench: Bench, capsys: pytest.CaptureFixture[str]) -> None:
 def test_a_record_has_what_its_figures_depend_on(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    output = tmp_path / "records"
-    arguments = ["bench", "step-cost", "--runs", "2", "--seconds", "0.01"]
-    assert main([*arguments, "--scratch", str(tmp_path), "--output", str(output)]) == 0
+    """By the comparison of bundles, whose figures are those of one pair twice."""
+    bundle, output = dflash_trt.build("demo", tmp_path / "demo").folder, tmp_path / "records"
+    arguments = ["bench", "compare", f"a={bundle}", f"b={bundle}", "--runs", "2", "--batch", "2"]
+    arguments += ["--block", "4", "--max-tokens", "24", "--limit-prompts", "2"]
+    assert main([*arguments, "--output", str(output)]) == 0
     (path,) = output.iterdir()
     assert capsys.readouterr().out.splitlines()[-1] == str(path)
-    assert sorted(entry.name for entry in tmp_path.iterdir()) == ["records"]
     record = json.loads(path.read_text())
     assert list(record)[:5] == ["name", "date", "command", "machine", "load_average_at_end"]
-    assert record["options"] == {"runs": 2, "seconds": 0.01}
-    assert record["name"] == "step-cost"
+    assert record["options"] == {
+        "runs": 2,
+        "bundle": ["a=demo", "b=demo"],
+        "batch": [2],
+        "block": [4],
+        "max_tokens": 24,
+        "temperature": 0.0,
+        "limit_prompts": 2,
+    }
+    assert record["name"] == "compare"
     day = datetime.fromisoformat(record["date"])
     assert abs((datetime.now(UTC) - day).total_seconds()) < 3600
-    assert path.name == f"{day:%Y-%m-%d}-step-cost.json"
-    plain = f"--scratch {tmp_path.name} --output records"
-    assert record["command"] == f"python -m dflash_perf {' '.join(arguments)} {plain}"
+    assert path.name == f"{day:%Y-%m-%d}-compare.json"
+    assert record["command"].startswith("python -m dflash_perf bench compare a=demo b=demo --runs")
+    assert str(tmp_path) not in path.read_text()  # records name no local folders
     assert set(record["machine"]) == MACHINE
     assert {"dflash-trt", "numpy", "onnxruntime"} <= set(record["machine"]["libraries"])
-    assert record["tokens_held"] == 100
-    assert set(record["by_graph"]) == {"target_only", "dflash"}
-    for figures in record["by_graph"].values():
-        for found in (figures["ratio_4096_to_512"], *figures["ms_per_step"].values()):
-            assert set(found) == SPREAD and found["runs"] == 2 and found["min"] > 0
-
-
-def test_an_option_may_name_the_record() -> None:
-    build_cost = BENCHES["build-cost"]
-    assert build_cost.record_name({"executor": "cpu"}) == "build-cost"
-    assert build_cost.record_name({"executor": "tensorrt-rtx"}) == "build-cost-tensorrt-rtx"
+    (figures,) = record["by_batch"].values()
+    assert set(figures) == {f"{name}, block {rows}" for name in "ab" for rows in (1, 4)}
+    lengths = {name: one["acceptance_length"]["median"] for name, one in figures.items()}
+    assert lengths["a, block 1"] == lengths["b, block 1"] == 1
+    assert 1 < lengths["a, block 4"] == lengths["b, block 4"] <= 4
+    for one in figures.values():
+        assert all(set(spread) == SPREAD and spread["min"] > 0 for spread in one.values())
 
 
 @pytest.mark.parametrize(
     ("arguments", "code", "start", "end"),
     [
-        ("step-kost", 2, "no benchmark is called 'step-kost' (nearest: 'step-cost')", ""),
-        ("step-cost --runs 0", 2, "Invalid value for '--runs'", ""),
-        ("demo-speed", 2, "Missing argument 'BUNDLE'", ""),
-        ("step-cost --second 1", 2, "No such option", ""),
-        ("demo-speed NONE", 2, "NONE: ", ""),
-        ("step-cost --scratch NONE", 1, "NONE/", ": No such file or directory"),
+        ("kompare", 2, "no benchmark is called 'kompare' (nearest: 'compare')", ""),
+        ("compare --runs 0", 2, "Invalid value for '--runs'", ""),
+        ("compare", 2, "Missing argument 'BUNDLE...'", ""),
+        ("compare x=y --second 1", 2, "No such option", ""),
+        ("compare NONE", 2, "'NONE' is not one NAME=BUNDLE", ""),
+        ("compare a=NONE", 2, "NONE: ", ""),
+        ("compare a=b --scratch NONE", 1, "NONE/", ": No such file or directory"),
     ],
 )
 def test_what_fails_is_one_line(
@@ -114,3 +123,9 @@ def test_spreads() -> None:
     assert figures == {"median": 2.0, "min": 1.0, "max": 3.0, "runs": 3}
     assert show(figures, ".1f") == "2.0 (1.0 … 3.0)"
     assert spread_of_ratios([2.0, 9.0], [1.0, 3.0]) == spread([2.0, 3.0])
+
+
+def test_the_interval_of_a_median() -> None:
+    assert interval([1.0] * 15) == (1.0, 1.0)
+    low, high = interval([0.9, 1.0, 1.1] * 5)
+    assert 0.9 <= low < 1.0 < high <= 1.1

@@ -8,7 +8,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from dflash_perf.bench.harness_timing import Stub, measure_once
+
+from tests.perf.stub import Stub, measure_once
 
 BOUND = 0.3
 ATTEMPTS = 5
@@ -19,13 +20,12 @@ ROUNDED = 1e-4  # times on disk are whole microseconds
 def test_near_the_truth(stub: Stub, prompts: Path, tmp_path: Path, streams: int) -> None:
     """Several tokens a message; the truth is when the server took and sent each, by its own log.
 
-    Within 2 % on a quiet machine (`python -m dflash_perf bench harness-timing`). What a busy
-    machine adds is no fault of the harness, so one of some attempts must be within a bound that a
-    wrong definition exceeds.
+    Within 2 % on a quiet machine. What a busy machine adds is no fault of the harness, so one
+    of some attempts must be within a bound that a wrong definition exceeds.
     """
     for attempt in range(ATTEMPTS):
         folder = tmp_path / str(attempt)
-        errors, _ = measure_once(stub, prompts, folder, "timed", streams, 2 * streams)
+        errors = measure_once(stub, prompts, folder, "timed", streams, 2 * streams)
         _check_never_early(errors)
         if all(abs(error) <= BOUND for error in errors.values()):
             return
@@ -35,7 +35,7 @@ def test_near_the_truth(stub: Stub, prompts: Path, tmp_path: Path, streams: int)
 @pytest.mark.exhaustive
 def test_many_streams(stub: Stub, prompts: Path, tmp_path: Path) -> None:
     """All are answered and counted; how late a busy machine is with so many says nothing."""
-    errors, _ = measure_once(stub, prompts, tmp_path / "many", "timed_many", 256, 512)
+    errors = measure_once(stub, prompts, tmp_path / "many", "timed_many", 256, 512)
     _check_never_early(errors)
 
 

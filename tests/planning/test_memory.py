@@ -9,15 +9,15 @@ from hypothesis import strategies as st
 from dflash_trt.checkpoints.draft import read_draft
 from dflash_trt.checkpoints.target import read_target
 from dflash_trt.config import data_folder
+from dflash_trt.core.formats import Format
 from dflash_trt.hardware.gpus import find_gpu, gpu_names
 from dflash_trt.memory.caches import dense_draft_context_bytes, kv_bytes
-from dflash_trt.memory.engines import shape_weight_bytes
 from dflash_trt.memory.gpus import ONE_GPU, GpuLayout
-from dflash_trt.memory.shape import FORMATS
 from dflash_trt.memory.users import fit_memory
 from dflash_trt.memory.weights import (
     draft_weight_bytes,
     engine_weight_bytes,
+    shape_weight_bytes,
     target_weight_bytes,
     vocab_bytes,
 )
@@ -33,7 +33,7 @@ def test_gpt_oss_120b_by_hand() -> None:
     assert kv_bytes(pair.target.sizes, 1) == 36 * 2 * 8 * 64 * 2
     # Half of the layers hold a window of 128.
     assert kv_bytes(pair.target.sizes, 1000) == (18 * 128 + 18 * 1000) * 2 * 8 * 64 * 2
-    assert kv_bytes(pair.draft.model.sizes, 1) == 16 * 1024
+    assert kv_bytes(pair.draft.sizes, 1) == 16 * 1024
     # 65 sequences of 131,072 + 10 tokens, 16 KiB each.
     assert dense_draft_context_bytes(pair.draft, 64, 131072) == 65 * 131082 * 16 * 1024
 
@@ -102,11 +102,11 @@ def test_engines_weigh_by_shape_what_they_weigh_by_their_tensors(folder: str) ->
 
 def test_what_a_gpu_does_not_multiply_becomes_bf16() -> None:
     native = {
-        gpu: [name for name, form in FORMATS.items() if form.is_native(find_gpu(gpu))]
+        gpu: [form for form in Format if find_gpu(gpu).multiplies(form)]
         for gpu in ("a100", "h100", "b200")
     }
-    assert native == {"a100": ["bf16"], "h100": ["bf16", "fp8"], "b200": list(FORMATS)}
+    assert native == {"a100": ["bf16"], "h100": ["bf16", "fp8"], "b200": list(Format)}
     for gpu in map(find_gpu, native):
-        for name, form in FORMATS.items():
-            expected = form.math if name in native[gpu.name] else "bf16"
-            assert form.flops(gpu) == getattr(gpu, expected)
+        for form in Format:
+            expected = form.math if form in native[gpu.name] else "bf16"
+            assert gpu.math(form) == expected and gpu.flops(form) == getattr(gpu, expected)

@@ -31,7 +31,7 @@ WORKLOAD = Workload(1024, 1024, 2048)
 
 def _site(name: str, gpus: int, pair: str) -> Site:
     gpu, shape = find_gpu(name), find_pair(pair)
-    layouts = possible_layouts(gpu, gpus, [shape.target, shape.draft.model])
+    layouts = possible_layouts(gpu, gpus, [shape.target, shape.draft])
     return Site(gpu, gpus, layouts, read_calibration().parameters)
 
 

@@ -91,7 +91,9 @@ def test_public_drafts_tap_the_layers_that_upstream_takes_by_default() -> None:
     """Each config.json states its layers; they are those of upstream's rule for as many taps."""
     for name in pair_names():
         pair = find_pair(name)
-        ids = default_target_layer_ids(len(pair.target.sizes.layers), pair.draft.taps)
+        ids = default_target_layer_ids(
+            len(pair.target.sizes.layers), len(pair.draft.target_layer_ids)
+        )
         assert pair.draft.target_layer_ids == ids, name
 
 

@@ -15,7 +15,7 @@ from dflash_plugins.block_attention.benchmark import (
     points,
 )
 from dflash_plugins.block_attention.cases import AttentionShape
-from dflash_plugins.block_attention.launch import FP8, TACTICS
+from dflash_plugins.block_attention.launch import TACTICS
 from dflash_plugins.operation import Case, DType
 from dflash_plugins.testing.gpu import Call
 from dflash_plugins.testing.interpreter import Interpreter
@@ -67,13 +67,8 @@ def test_rivals_compute_the_same(interpreter: Interpreter, cache: DType) -> None
     assert row["error"] < 1e-5
     assert set(row["rival_seconds"]) == {"sdpa", "flex_attention", "concatenate"}
     names = ["block_attention_split" + "_fp8" * (cache is DType.FLOAT8), "block_attention_merge"]
-    tried = [FP8] * (cache is DType.FLOAT8)
-    calls = [((names[0], one), (names[1], 0)) for one in (*TACTICS, *tried)]
+    calls = [((names[0], one), (names[1], 0)) for one in TACTICS]
     assert runner.names == [call for both in calls for call in both]
-    assert [(one["tactic"], one["seconds"]) for one in row["trial"]] == [
-        (one, 1.0) for one in tried
-    ]
-    assert all(1e-5 < one["error"] < 0.01 for one in row["trial"])
     assert (row["launches"], row["tactic_seconds"]) == (2, [1.0] * len(TACTICS))
     kv, rows = 2 * 574 * 64 * cache.numpy.itemsize, 2 * 4 * 2 * 64 * 4
     assert row["bytes_per_second"] == row["required_bytes"] == 2 * (kv + rows)

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import ctypes
 import json
-import time
 from collections.abc import Callable
-from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -30,11 +27,8 @@ from dflash_plugins.row_sample import benchmark as sampling
 from dflash_plugins.table import FOLDERS
 from dflash_plugins.testing import gpu
 from dflash_plugins.testing.gpu import KernelLauncher, TorchRunner, to_torch
-from dflash_plugins.testing.numeric import Accuracy
 
 from dflash_trt.hardware.device import Device
-from dflash_trt.proof.gpu_check import kernel_part
-from dflash_trt.proof.gpu_check.setting import Setting
 from tests.standins.cuda import FakeCuda
 from tests.standins.driver import FakeDriver
 
@@ -101,26 +95,6 @@ def test_what_is_wrong_is_found(check: Check, fault: dict[str, Any], finding: st
     assert outcome.exit_code == 1
     assert finding in outcome.output
     assert cuda.is_clean
-
-
-def test_what_is_on_trial_is_said_and_fails_nothing(
-    check: Check, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    wrong = Accuracy("a tactic on trial", 1.0, 0.5, "first at (0,): 2 where 1 was expected", True)
-    accuracy = SimpleNamespace(check_accuracy=lambda run: iter([wrong]))
-    monkeypatch.setitem(checking.CHECKS, "accept", (accuracy, settling))
-    cuda = FakeCuda(HOPPER)
-    outcome = check(cuda, FakeDriver(cuda), "-o", str(tmp_path / "record.json"))
-    assert outcome.exit_code == 0
-    assert "no   a tactic on trial: first at (0,)" in outcome.output
-    record = json.loads((tmp_path / "record.json").read_text())
-    assert record["passed"] and record["accuracy"][0]["is_trial"]
-    with closing(Device(cuda)) as device:
-        monkeypatch.setattr(kernel_part, "Device", lambda: device)
-        monkeypatch.setattr(kernel_part, "load_driver", lambda: FakeDriver(cuda))
-        setting = Setting(tmp_path, time.monotonic() + 60)
-        (probe,) = kernel_part.check_kernels("accept", setting)
-    assert (probe.passed, probe.detail) == (None, wrong.mismatch)
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 from dflash_plugins import compile as compilation
+from dflash_plugins import sass
 from dflash_plugins.assembler import Resources, parse_resources
 from dflash_plugins.compile import (
     CompiledKernel,
@@ -25,7 +26,7 @@ from dflash_plugins.gated_delta_step.launch import CHUNKS
 from dflash_plugins.operation import Case, DType
 from dflash_plugins.ptx import drop_scratch_pointers, entry_parameters, name_entry
 from dflash_plugins.row_sample.launch import make_cases
-from dflash_plugins.sass import read_sass
+from dflash_plugins.sass import SassFacts, count_instructions, read_sass
 from dflash_plugins.table import main_cases
 
 from dflash_trt.errors import DflashError
@@ -59,28 +60,25 @@ ENTRY = """\
 """
 
 
-TRIED = "block_attention", "block_attention_split"
-PARTLY = {f"{name}_{form}" for name in TRIED for form in ("fp8", "paged")}
+LEAST = "sm_120a"
+"""The architecture whose shared memory is the least."""
+PARTLY = {f"block_attention{split}_{form}" for split in ("", "_split") for form in ("fp8", "paged")}
 """Forms of attention whose differences the paged FP8 form has all of."""
 WIDEST = "gemma-4-31b target paged fp8"
 
 
 def compilations() -> Iterator[object]:
-    """Daily: a case of each operation but `PARTLY` for sm_120a, whose shared memory is the least,
-    and of `TRIED` for sm_90a; and `WIDEST`. Full: all but a case of each operation for the others.
+    """Daily: for `LEAST` a case of each operation but `PARTLY`, and `WIDEST`. Exhaustive: all cases
+    for it, and one of each operation for the other architectures. Full: all.
     """
     for arch in kernel_arches():
-        is_least = arch == "sm_120a"
         seen = set[str]()
         for case in CASES:
             name = case.operation.name
-            is_first = name not in seen
-            marks = []
-            is_tried = name not in PARTLY if is_least else arch == "sm_90a" and name in TRIED
-            is_daily = (is_first and is_tried) or (is_least and case.name == WIDEST)
-            if not is_daily:
-                marks.append(pytest.mark.exhaustive)
-            if not is_first and not is_least:
+            is_first = name not in seen and name not in PARTLY
+            is_daily = arch == LEAST and (is_first or case.name == WIDEST)
+            marks = [] if is_daily else [pytest.mark.exhaustive]
+            if name in seen and arch != LEAST:
                 marks.append(pytest.mark.full)
             seen.add(name)
             yield pytest.param(case, arch, marks=marks, id=f"{name} {case.name}-{arch}")
@@ -90,11 +88,9 @@ def compilations() -> Iterator[object]:
 def test_kernels_compile_without_spills_for_every_architecture(
     case: Case, arch: str, kernels: Path
 ) -> None:
-    """Whichever ptxas assembles them; the last tactic that engines are offered needs no memory that
-    must be opted in to. Those on trial: `test_fp8_products.py`.
-    """
+    """Whichever ptxas assembles them; the last tactic needs no memory that must be opted in to."""
     operation = case.operation
-    for tactic in operation.offered:
+    for tactic in range(operation.tactics):
         kernel = compile_kernel(case.kernel_spec(tactic), arch, kernels)
         assert f".target {arch}" in kernel.ptx
         name, parameters = entry_parameters(kernel.ptx)
@@ -280,3 +276,57 @@ def test_a_folder_that_takes_nothing_is_no_success(
     refused = CliRunner().invoke(main, [*arguments, str(tmp_path / "full")])
     assert refused.exit_code == 1
     assert "the disk refuses what was compiled" in refused.output
+
+
+LISTING = """\
+.section\t.text.f,"ax",@progbits
+.text.f:
+        /*0000*/                   LDC R1, c[0x0][0x37c] ;
+        /*0010*/              @!P0 LDG.E.128.CONSTANT R4, desc[UR4][R2.64] ;
+        /*0020*/                   LDG.E R4, desc[UR4][R2.64] ;
+        /*0030*/                   LDGSTS.E.BYPASS.LTC128B.128 [R7], desc[UR4][R2.64] ;
+        /*0040*/               @P1 LDGSTS.E [R7], desc[UR4][R2.64] ;
+        /*0050*/              @UP0 UTMALDG.2D [UR8], [UR4] ;
+        /*0060*/                   UBLKCP.S.G [UR8], [UR4], UR6 ;
+        /*0070*/                   LDGDEPBAR ;
+        /*0080*/                   BAR.SYNC.DEFER_BLOCKING 0x0 ;
+        /*0090*/                   LDSM.16.M88.4 R8, [R7] ;
+        /*00a0*/                   HMMA.16816.F32.BF16 R8, R4, R6, R8 ;
+        /*00b0*/                   HMMA.16816.F32.BF16 R8, R4, R6, R8 ;
+        /*00c0*/                   HGMMA.64x64x16.F32.BF16 R24, gdesc[UR4], R24 ;
+        /*00d0*/                   UTCHMMA gdesc[UR8], gdesc[UR10], tmem[UR12] ;
+        /*00e0*/                   STL.64 [R1+0x8], R4 ;
+        /*00f0*/                   LDL R4, [R1+0x8] ;
+        /*0100*/                   STS.128 [R7], R4 ;
+        /*0110*/                   STG.E.128 desc[UR4][R2.64], R4 ;
+.L_x_0:
+        /*10120*/                  EXIT ;
+"""
+
+
+def test_instructions_are_counted_by_what_they_do() -> None:
+    assert count_instructions(LISTING) == SassFacts(
+        asynchronous_copies=4,
+        wide_accesses=3,
+        mma={"HGMMA.64x64x16.F32.BF16": 1, "HMMA.16816.F32.BF16": 2, "UTCHMMA": 1},
+        local_accesses=2,
+        barriers=1,
+    )
+
+
+@pytest.mark.parametrize(
+    ("said", "found"),
+    [("Cannot decode architecture 'SM999'", None), ("not a cubin", "not a cubin")],
+)
+def test_an_unknown_architecture_is_no_fault(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, said: str, found: str | None
+) -> None:
+    tool = tmp_path / "nvdisasm"
+    tool.write_text(f'#!/bin/sh\necho "nvdisasm fatal : {said}" >&2\nexit 1\n')
+    tool.chmod(0o755)
+    monkeypatch.setattr(sass, "newest_tool", lambda name: tool)
+    if found is None:
+        assert read_sass(b"") is None
+        return
+    with pytest.raises(DflashError, match=found):
+        read_sass(b"")

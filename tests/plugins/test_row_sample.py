@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
 
 import numpy as np
@@ -12,6 +12,7 @@ from dflash_plugins.row_sample.accuracy import PARAMS, compare_draws, sample
 from dflash_plugins.testing.interpreter import Interpreter
 from dflash_plugins.testing.numeric import Array
 
+from dflash_trt.sampling.noise import draw_gumbel
 from dflash_trt.sampling.params import SamplingParams, pack_sampling
 from tests.covering import exhaustive
 
@@ -92,3 +93,73 @@ def test_a_row_is_drawn_alike_wherever_it_stands(interpreter: Interpreter) -> No
     for i in (1, 5):
         alone = draw(interpreter, logits[i : i + 1, 1:], positions[i : i + 1, 1:], [PARAMS[i]])
         assert alone[0, 0] == together[i, 1]
+
+
+def drawn(*, seed: int = 7, temperature: float = 0.9, **other: float | None) -> SamplingParams:
+    return SamplingParams(temperature=temperature, seed=seed, **other)  # type: ignore[arg-type]
+
+
+WAYS = (
+    SamplingParams(),
+    drawn(),
+    drawn(top_k=3),
+    drawn(top_p=0.4),
+    drawn(top_k=4, top_p=0.7, seed=2**63 + 1),
+)
+"""Every way to choose, among few of the highest."""
+
+
+def peaks_at(vocabulary: int, *places: int) -> Array:
+    """A row that has the same high logit at `places`, of which none ranks before the first."""
+    row = np.random.default_rng(vocabulary).standard_normal(vocabulary)
+    row[list(places)] = 9.5
+    return row
+
+
+ROWS: dict[str, Callable[[], Array]] = {
+    "the highest is the last group's only token": lambda: peaks_at(513, 512),
+    "the highest is in a part of a group": lambda: peaks_at(700, 650),
+    "ties on both sides of groups": lambda: peaks_at(1000, 255, 256, 511, 512, 999),
+    "ties of a group's ends and the last part": lambda: peaks_at(769, 0, 255, 768),
+    "all tokens are equal": lambda: np.full(600, -3.0),
+    "less than a group": lambda: peaks_at(200, 199),
+    "one less than a group": lambda: peaks_at(255, 254, 0),
+    "a group": lambda: peaks_at(256, 255),
+    "a token more than a tile": lambda: peaks_at(4097, 4096, 4095),
+}
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("dtype", [DType.FLOAT32, DType.FLOAT16, DType.BFLOAT16])
+def test_rows_whose_highest_lie_at_the_ends_of_groups(
+    interpreter: Interpreter, dtype: DType
+) -> None:
+    for name, make_row in ROWS.items():
+        row = make_row().astype(dtype.numpy)
+        logits = np.broadcast_to(row, (len(WAYS), 1, len(row)))
+        assert compare_draws(interpreter.run, logits, WAYS).wrong is None, name
+
+
+def test_ties_across_groups_go_to_the_lowest_ids(interpreter: Interpreter) -> None:
+    """Argmax; and a top-k of two of them, the third of which would win and the first would not."""
+    ties = np.array([256, 511, 768])
+    seed = next(one for one in range(99) if (np.diff(draw_gumbel(one, 1, ties)) > 0).all())
+    row = peaks_at(769, *ties).astype(DType.BFLOAT16.numpy)
+    params = [SamplingParams(), drawn(top_k=2, seed=seed)]
+    positions = np.arange(2)[:, None]
+    tokens = draw(interpreter, np.stack([row, row])[:, None], positions, params)
+    assert tokens.tolist() == [[256], [511]]
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("temperature", [5e-324, 1e-30, 1e-3, 0.05, 20.0, 1e3, 1e30, 1e308])
+def test_temperatures_at_both_ends(interpreter: Interpreter, temperature: float) -> None:
+    generator = np.random.default_rng(5)
+    # A top_k of all tokens keeps as many as none at all.
+    tops = [(None, 1.0), (17, 1.0), (None, 0.9), (300, 0.999), (777, 0.9)]
+    params = [
+        drawn(temperature=temperature, seed=seed, top_k=top_k, top_p=top_p)
+        for seed, (top_k, top_p) in enumerate(tops)
+    ]
+    logits = 6 * generator.standard_normal((len(params), 1, 777)).astype(np.float32)
+    assert compare_draws(interpreter.run, logits, params).wrong is None

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from dflash_perf.bench.process import own_memory
+from dflash_perf.bench.kill_campaign import own_memory
 
 from dflash_trt.cli.main import main
 from dflash_trt.config import data_folder

@@ -4,62 +4,29 @@ from __future__ import annotations
 
 import asyncio
 import socket
+from collections.abc import AsyncIterator
 from contextlib import aclosing
 from dataclasses import replace
+from typing import Any
 
+import grpc
 import numpy as np
 import pytest
-from tritonclient.grpc import service_pb2
+from tritonclient.grpc import service_pb2, service_pb2_grpc
 
 from dflash_trt.errors import DflashError
 from dflash_trt.runtime import SamplingParams
 from dflash_trt.serving.client.client import (
     GenerationRequest,
     ServedModel,
-    TextAssembler,
     TextDelta,
 )
-from dflash_trt.serving.client.errors import ServedModelError, explain, guess_status
-from dflash_trt.serving.client.wire import Response, make_input
+from dflash_trt.serving.client.errors import ServedModelError, read_error
+from dflash_trt.serving.client.wire import Response, WireClient, make_input
 from tests.serving.client import read_metrics
 from tests.serving.conftest import counting
 from tests.serving.served import PROMPTS, Served
 from tests.waiting import wait_until
-
-
-@pytest.mark.parametrize(
-    ("outputs", "pieces"),
-    [
-        (["a", "ab", "abc"], ["a", "b", "c"]),
-        (["a", "a", "ab"], ["a", "", "b"]),
-        (["", "\ufffd", "é", "é"], ["", "", "é", ""]),  # half a character
-        (["a\ufffd\ufffd\ufffd", "a😀", "a😀b"], ["a", "😀", "b"]),
-        (["a\ufffd", "a\ufffdb", "a\ufffdb"], ["a", "\ufffdb", ""]),  # it stays what it is
-        (["a\ufffd", "a\ufffd"], ["a", "\ufffd"]),
-        (["a\ufffdb", "a\ufffd\ufffd", "a\ufffdb"], None),
-        (["ab", "a"], None),
-        (["ab", "ax"], None),
-    ],
-)
-def test_cumulative_text(outputs: list[str], pieces: list[str] | None) -> None:
-    assembler = TextAssembler(cumulative=True)
-    last = len(outputs) - 1
-
-    def push_all() -> list[str]:
-        return [assembler.push(out, final=at == last) for at, out in enumerate(outputs)]
-
-    if pieces is None:
-        with pytest.raises(ServedModelError, match="changed"):
-            push_all()
-    else:
-        assert push_all() == pieces
-        assert assembler.text == outputs[-1] == "".join(pieces)
-
-
-def test_text_in_pieces() -> None:
-    assembler = TextAssembler(cumulative=False)
-    assert [assembler.push(out, final=False) for out in ("a", "", "é")] == ["a", "", "é"]
-    assert assembler.text == "aé"
 
 
 async def _collect(model: ServedModel, request: GenerationRequest) -> list[TextDelta]:
@@ -142,7 +109,8 @@ def test_nobody_there() -> None:
 
         with pytest.raises(ServedModelError, match="no server answers") as caught:
             asyncio.run(ask())
-    assert caught.value.problem == "unavailable" and address in caught.value.message
+    assert caught.value.problem == "unavailable" and caught.value.unreachable
+    assert address in caught.value.message and caught.value.fix
 
 
 def _respond(**outputs: tuple[str, bytes]) -> Response:
@@ -196,37 +164,63 @@ def test_outputs_that_lie() -> None:
 
 
 @pytest.mark.parametrize(
-    ("status", "message", "problem", "unreachable"),
+    ("told", "problem"),
     [
-        ("StatusCode.INVALID_ARGUMENT", "the prompt is empty", "refused", False),
-        ("UNAVAILABLE", "the queue is full", "unavailable", False),
-        ("UNAVAILABLE", "timeout: the deadline has passed", "overdue", False),
-        ("UNAVAILABLE", "failed to connect to all addresses", "unavailable", True),
-        ("UNAVAILABLE", "Socket closed", "unavailable", True),
-        ("StatusCode.DEADLINE_EXCEEDED", "Deadline Exceeded", "unavailable", True),
-        ("CANCELLED", None, "cancelled", False),
-        ("INTERNAL", "Socket closed", "failed", False),
-        (None, None, "failed", False),
+        (("INVALID_ARG", "refused", "the prompt is empty"), "refused"),
+        (("UNAVAILABLE", "overflow", "the queue is full"), "unavailable"),
+        (("UNAVAILABLE", "timed_out", "timeout: the deadline has passed"), "overdue"),
+        (("CANCELLED", "cancelled", ""), "cancelled"),
+        (("INTERNAL", "failed", "the queue is full"), "failed"),
+        (("UNAVAILABLE", "the queue is full"), "unavailable"),  # as earlier releases say it
+        (("INTERNAL", "no memory"), "failed"),
+        (("what?",), "failed"),
     ],
 )
-def test_whose_fault_an_error_is(
-    status: str | None, message: str | None, problem: str, unreachable: bool
-) -> None:
-    error = explain(status, message, "host:1")
-    assert (error.problem, error.unreachable, error.where) == (problem, unreachable, "host:1")
-    assert error.what and (error.fix is not None) == unreachable
+def test_whose_fault_an_error_is(told: tuple[str, ...], problem: str) -> None:
+    """By its code, whatever its text says."""
+    error = read_error([one.encode() for one in told], "host:1")
+    assert (error.problem, error.unreachable, error.where) == (problem, False, "host:1")
+    assert error.what
 
 
-@pytest.mark.parametrize(
-    ("message", "status"),
-    [
-        ("Request for unknown model: 'x' is not found", "UNAVAILABLE"),
-        ("Failed to process the request(s) for model 'x'", "INTERNAL"),
-        ("temperature: -1 is below 0", "INVALID_ARGUMENT"),
-    ],
-)
-def test_statuses_that_a_stream_does_not_carry(message: str, status: str) -> None:
-    assert guess_status(message) == status
+class _Unavailable(service_pb2_grpc.GRPCInferenceServiceServicer):
+    """A server that says that it lives, and of its model that it cannot be asked now."""
+
+    async def ServerLive(self, request: Any, context: Any) -> Any:  # noqa: N802
+        return service_pb2.ServerLiveResponse(live=True)
+
+    async def ModelConfig(self, request: Any, context: Any) -> Any:  # noqa: N802
+        await context.abort(grpc.StatusCode.UNAVAILABLE, "failed to connect to all addresses")
+
+    async def ModelStreamInfer(self, requests: Any, context: Any) -> AsyncIterator[Any]:  # noqa: N802
+        async for _ in requests:
+            yield service_pb2.ModelStreamInferResponse(error_message="Stub process 'x' is lost")
+
+
+def test_a_server_without_its_model_is_there() -> None:
+    """Only the server itself knows: gRPC has one status for a lost server and a busy one."""
+
+    async def ask(wire: WireClient) -> None:
+        async with aclosing(wire.stream([], {})) as responses:
+            async for _ in responses:
+                pass
+
+    async def run() -> list[ServedModelError]:
+        server = grpc.aio.server()
+        service_pb2_grpc.add_GRPCInferenceServiceServicer_to_server(_Unavailable(), server)
+        wire = WireClient(f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}")
+        await server.start()
+        errors = []
+        for asking in (wire.read_parameters(), ask(wire)):
+            with pytest.raises(ServedModelError) as caught:
+                await asking
+            errors.append(caught.value)
+        await wire.close()
+        await server.stop(0)
+        return errors
+
+    for error in asyncio.run(run()):
+        assert (error.problem, error.unreachable) == ("unavailable", False)
 
 
 def test_a_value_of_another_type() -> None:

@@ -2,21 +2,28 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
+import sys
 import threading
-import time
-from contextlib import closing
+from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from tritonclient.utils import InferenceServerException
 
+from dflash_trt.serving.server import ensemble_model
 from dflash_trt.serving.server.launcher import TritonServer
-from dflash_trt.serving.server.liveness import LivenessWatch, is_model_running
-from dflash_trt.serving.server.processes import STOPPED_S, ProcessWatch, has_dead_child
+from dflash_trt.serving.server.processes import (
+    STOPPED_S,
+    ProcessWatch,
+    find_models,
+    has_dead_child,
+)
 from dflash_trt.serving.server.tritonserver import TritonServerBinary
 from tests.serving.client import (
     CLASSIC,
@@ -29,6 +36,7 @@ from tests.serving.client import (
 )
 from tests.serving.conftest import Generate, running_server
 from tests.serving.served import PROMPTS
+from tests.serving.test_replies import UTILS, Sender
 from tests.waiting import PATIENCE_S, wait_until
 
 
@@ -96,54 +104,62 @@ def _expect_errors(clients: list[StreamClient], message: str | None = None) -> N
         client.close(cancel=True)
 
 
-PERIOD_S = 0.005
+class _Call:
+    """A request to the other model, which takes it and never answers."""
+
+    def __init__(self, **_: Any) -> None:
+        self.is_taken = threading.Event()
+        CALLS.append(self)
+
+    def exec(self, *, decoupled: bool) -> Iterator[Any]:
+        assert decoupled
+        self.is_taken.set()
+        threading.Event().wait()
+        yield
 
 
-class Model:
-    """A process as the test wants it."""
-
-    def __init__(self, *, alive: bool = True, needed: bool = True) -> None:
-        self.alive = alive
-        self.needed = needed
-        self.looks = 0
-        self.lost = threading.Event()
-
-    def is_alive(self) -> bool:
-        self.looks += 1
-        return self.alive
-
-    def watch(self) -> closing[LivenessWatch]:
-        return closing(LivenessWatch(self.is_alive, lambda: self.needed, self.lost.set, PERIOD_S))
+CALLS: list[_Call] = []
 
 
-def test_a_death_is_told() -> None:
-    model = Model()
-    with model.watch() as watch:
-        watch.look()
-        wait_until(lambda: model.looks >= 3)
-        assert not model.lost.is_set()
-        model.alive = False
-        assert model.lost.wait(PATIENCE_S)
-        model.lost.clear()  # and told to those who come later
-        assert model.lost.wait(PATIENCE_S)
+def test_what_a_dead_model_had_taken_ends_with_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The classic model looks for the process of the other one, which Triton server does not."""
+    sender = Sender()
+    request = SimpleNamespace(
+        inputs=list,
+        parameters=str,
+        request_id=str,
+        timeout=int,
+        get_response_sender=lambda: sender,
+        requested_output_names=list,
+    )
+    utils = SimpleNamespace(**vars(UTILS), InferenceRequest=_Call)
+    utils.TritonError = lambda message, code: (message, code)
+    utils.TritonError.INTERNAL = "INTERNAL"  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "triton_python_backend_utils", utils)
+    alive = {1: LLM}
+    seen = threading.Event()
 
+    def find(_: int) -> dict[int, str]:
+        seen.set()
+        return dict(alive)
 
-def test_one_never_seen_is_not_lost() -> None:
-    model = Model(alive=False)
-    with model.watch() as watch:
-        watch.look()
-        assert not model.lost.wait(10 * PERIOD_S)
-
-
-def test_nobody_waiting_nobody_looks() -> None:
-    model = Model(needed=False)
-    with model.watch() as watch:
-        watch.look()
-        watch.look()
-        time.sleep(10 * PERIOD_S)
-        assert model.looks == 1
-        model.alive, model.needed = False, True
-        assert model.lost.wait(PATIENCE_S)
+    monkeypatch.setattr(ensemble_model, "find_models", find)
+    monkeypatch.setattr(ensemble_model, "_LOOK_S", 0.01)
+    config = {"parameters": {"streaming_text": "delta", "max_requests": "4"}}
+    config["parameters"] = {k: {"string_value": v} for k, v in config["parameters"].items()}
+    paths = {"model_repository": "", "model_version": "1"}
+    model = ensemble_model.TritonPythonModel()
+    model.initialize({"model_config": json.dumps(config), **paths})
+    try:
+        model.execute([request])
+        assert seen.wait(PATIENCE_S) and CALLS[0].is_taken.wait(PATIENCE_S)
+        assert not sender.sent
+        alive.clear()
+        wait_until(lambda: bool(sender.sent))
+        (((message, code), _),) = sender.sent
+        assert code == "INTERNAL" and "tensorrt_llm has died" in message
+    finally:
+        model.finalize()
 
 
 def _add(proc: Path, pid: int, state: str, ppid: int, *arguments: str) -> None:
@@ -158,11 +174,10 @@ def test_processes(tmp_path: Path) -> None:
     _add(tmp_path, 10, "S", 1, "/stub", "/r/tensorrt_llm/1/model.py", "shm")  # another server's
     _add(tmp_path, 11, "S", 7, "/stub", "/r/tensorrt_llm/ensemble/1/model.py", "shm")
     _add(tmp_path, 12, "Z", 7, "/stub", "/r/tensorrt_llm/1/model.py", "shm")
-    assert not is_model_running(7, "tensorrt_llm", tmp_path)
+    assert find_models(7, tmp_path) == {11: "ensemble"}
     _add(tmp_path, 13, "R", 7, "/stub", "/r/tensorrt_llm/1/model.py", "shm")
-    assert is_model_running(7, "tensorrt_llm", tmp_path)
-    assert is_model_running(7, "ensemble", tmp_path)
-    assert not is_model_running(8, "tensorrt_llm", tmp_path)
+    assert find_models(7, tmp_path) == {11: "ensemble", 13: "tensorrt_llm"}
+    assert not find_models(8, tmp_path)
 
 
 def test_what_is_wrong_with_a_servers_processes(tmp_path: Path) -> None:
@@ -174,22 +189,23 @@ def test_what_is_wrong_with_a_servers_processes(tmp_path: Path) -> None:
     _add(tmp_path, 7, "S", 1, "/bin/tritonserver")
     _add(tmp_path, 8, "S", 7, "/stub", "/r/tensorrt_llm/1/model.py", "shm")
     watch = ProcessWatch(7, tmp_path)
-    watch.find_models()
-    assert watch.models == {"tensorrt_llm"} and watch.find_trouble(0.0) is None
+    assert watch.find_models() == {"tensorrt_llm"}
+    assert watch.find_death() is watch.find_stop(0.0) is None
     for pid, name in ((7, "the server's process"), (8, "the process of the model tensorrt_llm")):
         ppid = {7: 1, 8: 7}[pid]
         for state in "Tt":
             set_state(pid, state, ppid)
-            assert watch.find_trouble(0.0) is None
+            assert watch.find_stop(0.0) is None
             set_state(pid, "R", ppid)
-            assert watch.find_trouble(2 * STOPPED_S) is None, "it went on in between"
+            assert watch.find_stop(2 * STOPPED_S) is None, "it went on in between"
             set_state(pid, state, ppid)
-            assert watch.find_trouble(3 * STOPPED_S) is None
-            assert watch.find_trouble(4 * STOPPED_S) == f"{name} is stopped"
+            assert watch.find_stop(3 * STOPPED_S) is None
+            assert watch.find_stop(4 * STOPPED_S) == f"{name} is stopped"
             set_state(pid, "S", ppid)
-            assert watch.find_trouble(4 * STOPPED_S) is None
+            assert watch.find_stop(4 * STOPPED_S) is None
     assert not has_dead_child(7, tmp_path)
     for state, ppid in (("Z", 7), ("S", 1)):
         set_state(8, state, ppid)
-        assert watch.find_trouble(0.0) == "the process of the model tensorrt_llm has died"
+        assert watch.find_models() == {"tensorrt_llm"}
+        assert watch.find_death() == "the process of the model tensorrt_llm has died"
         assert has_dead_child(7, tmp_path) == (state == "Z")

@@ -10,7 +10,7 @@ import tritonclient.grpc as grpcclient
 from tritonclient.utils import InferenceServerException
 
 from dflash_trt.errors import DflashError
-from dflash_trt.serving.server.exposure import RESTRICTED, choose_http_host, restriction_options
+from dflash_trt.serving.server.addresses import RESTRICTED, choose_http_host, restriction_options
 from dflash_trt.serving.server.launcher import ServerAddresses
 from tests.cli.conftest import Run
 from tests.serving.client import LLM, ask_grpc, make_fields

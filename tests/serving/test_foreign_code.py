@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -11,7 +12,7 @@ import pytest
 
 from dflash_trt.config import data_folder
 from dflash_trt.serving.server.tritonserver import TritonServerBinary
-from dflash_trt.text import bounded, chat
+from dflash_trt.text import chat, tokenizer_calls
 from tests.cli.bigram import write_tokenizer
 from tests.serving.fronts import ScriptedModel, post, switching_front
 from tests.serving.served import build_demo, fetch, serving
@@ -53,8 +54,9 @@ def _check(url: str, asked: tuple[tuple[str, dict[str, Any], dict[str, Any], str
 
 def test_of_the_front(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What its own process asks: templates of chats, and /tokenize."""
-    monkeypatch.setattr(chat, "MAX_WORKER_SECONDS", 1)
-    monkeypatch.setattr(bounded, "MAX_SECONDS", 1)
+    monkeypatch.setattr(chat, "LIMITS", replace(chat.LIMITS, max_seconds=1))
+    limits = replace(tokenizer_calls.ENCODING_LIMITS, max_seconds=1)
+    monkeypatch.setattr(tokenizer_calls, "ENCODING_LIMITS", limits)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     write_tokenizer(tmp_path, TEMPLATE)
     path = tmp_path / "tokenizer.json"

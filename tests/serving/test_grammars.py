@@ -17,8 +17,8 @@ from dflash_trt.runtime import Request
 from dflash_trt.runtime.jobs import Failure, Job, Outcome
 from dflash_trt.runtime.request import TokenEvent
 from dflash_trt.serving.server.compiling import CompilingQueue
-from dflash_trt.text.foreign import ForeignProcessLostError
 from dflash_trt.text.grammar import Follower, Grammar
+from dflash_trt.text.sandbox import SandboxLostError
 from tests.cli.conftest import Run
 from tests.serving.conftest import counting, wait_idle
 from tests.serving.fronts import openai_client
@@ -124,7 +124,7 @@ class _Compiler:
         assert self.go.wait(PATIENCE_S)
         self.compiled += 1
         if grammar.text == "lost":
-            raise ForeignProcessLostError("it was killed, twice")
+            raise SandboxLostError("it was killed, twice")
         raise DflashError("is none", where="grammar", usage=True)
 
 

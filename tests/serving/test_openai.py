@@ -17,9 +17,11 @@ import pytest
 from dflash_trt.errors import DflashError
 from dflash_trt.runtime import SamplingParams
 from dflash_trt.serving.client.errors import ServedModelError
+from dflash_trt.serving.openai.access import Gate
 from dflash_trt.serving.openai.body import MAX_BODY_BYTES, MAX_VALUES
-from dflash_trt.serving.openai.ending import Cuttable
-from dflash_trt.text.foreign import ForeignProcess, ForeignProcessLostError
+from dflash_trt.serving.openai.figures import FrontFigures
+from dflash_trt.serving.openai.options import FrontOptions
+from dflash_trt.text.sandbox import Sandbox, SandboxLostError
 from tests.cli.bigram import write_tokenizer
 from tests.serving.fronts import Front, ScriptedModel, openai_client, post, switching_front
 from tests.serving.served import fetch
@@ -144,11 +146,11 @@ def test_a_template_whose_process_is_killed_is_not_the_clients_fault(
     front: Front, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def lose(*_: object) -> None:
-        raise ForeignProcessLostError("the process that does this was killed, twice")
+        raise SandboxLostError("the process that does this was killed, twice")
 
     url = front(ScriptedModel())
     with monkeypatch.context() as patch:
-        patch.setattr(ForeignProcess, "ask", lose)
+        patch.setattr(Sandbox, "ask", lose)
         status, content, headers = post(url, "/v1/chat/completions", CHAT)
     assert status == 503 and headers["Retry-After"] and b"was killed, twice" in content
     assert post(url, "/v1/chat/completions", CHAT)[0] == 200
@@ -211,7 +213,7 @@ NO_SYSTEM = {"messages": [{"role": "system", "content": "x"}]}
         ("completions", b" " * (MAX_BODY_BYTES + 1), 413, None, "16 MiB"),
         ("completions", PROMPT | {"model": "gpt-4"}, 404, "model", "only 'demo'"),
         ("chat/completions", CHAT | {"model": "gpt-4"}, 404, "model", "only 'demo'"),
-        ("chat/completions", CHAT | {"tools": [{}]}, 400, "tools[0]", "only tools of type"),
+        ("chat/completions", CHAT | {"tools": [{}]}, 400, "tools[0].type", "required"),
         (
             "chat/completions",
             CHAT | {"reasoning_effort": "low"},
@@ -220,9 +222,8 @@ NO_SYSTEM = {"messages": [{"role": "system", "content": "x"}]}
             "no given",
         ),
         ("chat/completions", CHAT | NO_SYSTEM, 400, None, "refuses the conversation: no system"),
-        ("embeddings", {}, 404, None, "/v1/embeddings is not there: the model makes text"),
-        ("images/generations", {}, 404, None, "/v1/images is not there: text is all"),
-        ("responses", {}, 404, None, "/v1/responses is not there: ask /v1/chat/completions"),
+        ("embeddings", {}, 404, None, "/v1/embeddings: Not Found; the model makes text"),
+        ("responses", {}, 404, None, "/v1/responses: Not Found; ask /v1/chat/completions"),
         ("respond", {}, 404, None, "Not Found"),
         ("models", {}, 405, None, "Method Not Allowed"),
     ],
@@ -311,8 +312,9 @@ def test_what_is_cut_is_told() -> None:
         sent.append(message)
 
     async def run() -> None:
-        requests = Cuttable(wait)
-        one = asyncio.create_task(requests({"type": "http"}, wait, send))
+        requests = Gate(wait, FrontOptions(), FrontFigures())
+        scope = {"type": "http", "method": "POST", "path": "/v1/completions", "headers": []}
+        one = asyncio.create_task(requests(scope, wait, send))
         await asyncio.sleep(0)
         requests.cut()
         await one

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,7 +14,7 @@ import pytest
 from dflash_trt.runtime import Generator, Request, TokenEvent
 from dflash_trt.runtime.jobs import Failure
 from dflash_trt.serving.server.generation import Generation, StreamingText
-from dflash_trt.serving.server.replies import Channel, Outputs, Reply, ReplyPool
+from dflash_trt.serving.server.replies import Channel, Outputs, Reply
 from dflash_trt.serving.server.watch import CancellationWatch
 from tests.standins.executor import FakeExecutor
 from tests.waiting import PATIENCE_S, wait_until
@@ -70,7 +71,11 @@ def make_events() -> list[TokenEvent]:
 
 
 def make_reply(
-    sender: Sender, pool: ReplyPool, mode: StreamingText, streaming: bool, acknowledge: bool = False
+    sender: Sender,
+    pool: ThreadPoolExecutor,
+    mode: StreamingText,
+    streaming: bool,
+    acknowledge: bool = False,
 ) -> tuple[Reply, threading.Event]:
     """A reply, and whether its last message has been sent, which must be once."""
     generation = Generation(
@@ -102,14 +107,14 @@ def ids(outputs: Outputs) -> list[int]:
 @pytest.mark.parametrize("mode", ["cumulative", "delta"])
 @pytest.mark.parametrize("streaming", [True, False])
 def test_messages_add_up_and_are_merged(mode: StreamingText, streaming: bool) -> None:
-    events, sender, pool = make_events(), Sender(), ReplyPool(2)
+    events, sender, pool = make_events(), Sender(), ThreadPoolExecutor(2)
     reply, sent = make_reply(sender, pool, mode, streaming)
     sender.gate.clear()
     for event in events:
         reply.take(event)
     sender.gate.set()
     assert sent.wait(PATIENCE_S)
-    pool.close()
+    pool.shutdown()
     assert [flags for _, flags in sender.sent] == [0] * (len(sender.sent) - 1) + [FINAL]
     assert len(sender.sent) <= 2  # one was under way while the others came
     everything = [one for event in events for one in event.token_ids]
@@ -128,7 +133,7 @@ def test_a_late_acknowledgement_streams_nothing(mode: StreamingText, early: int)
 
     `early` of them come before the pool has a thread for it.
     """
-    events, sender, pool = make_events(), Sender(), ReplyPool(1)
+    events, sender, pool = make_events(), Sender(), ThreadPoolExecutor(1)
     sender.gate.clear()
     reply, sent = make_reply(sender, pool, mode, streaming=False, acknowledge=True)
     other = Sender()
@@ -149,7 +154,7 @@ def test_a_late_acknowledgement_streams_nothing(mode: StreamingText, early: int)
     assert sender.sent == [({}, 0)]
     reply.take(events[-1])
     assert sent.wait(PATIENCE_S)
-    pool.close()
+    pool.shutdown()
     assert len(sender.sent) == 2 and sender.sent[1][1] == FINAL
     assert ids(sender.sent[1][0]) == [one for event in events for one in event.token_ids]
 

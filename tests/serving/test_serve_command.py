@@ -9,7 +9,7 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncGenerator, Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, cast
@@ -19,10 +19,12 @@ import pytest
 
 from dflash_trt.config import data_folder
 from dflash_trt.errors import DflashError
+from dflash_trt.serving.client.client import GenerationRequest, TextDelta
+from dflash_trt.serving.client.errors import ServedModelError
 from dflash_trt.serving.openai.server import OpenAiServer
 from dflash_trt.serving.server import supervisor
-from dflash_trt.serving.server.connection import Connection
-from dflash_trt.serving.server.launcher import ServerOptions, TritonServer, bind_port
+from dflash_trt.serving.server.addresses import bind_port
+from dflash_trt.serving.server.launcher import ServerOptions, TritonServer
 from dflash_trt.serving.server.service import Service
 from dflash_trt.serving.server.supervisor import SupervisionOptions, Supervisor
 from dflash_trt.text.tokenizer import BundleTokenizer
@@ -253,30 +255,51 @@ def test_a_server_that_fails_again_and_again(start: Serve) -> None:
     assert f"failed 2 times in 10 minutes, the last time: {why}" in given_up
 
 
-def test_connections_to_servers_that_have_gone_are_closed(
-    fake: Fake, monkeypatch: pytest.MonkeyPatch
+class _Model:
+    """A served model whose answer waits for a word."""
+
+    def __init__(self, _: str) -> None:
+        self.word = asyncio.Event()
+        self.is_closed = False
+
+    async def stream(self, _: object) -> AsyncGenerator[TextDelta, None]:
+        yield TextDelta(text="a")
+        await self.word.wait()
+        yield TextDelta(text="b")
+
+    async def close(self) -> None:
+        self.is_closed = True
+
+
+@pytest.mark.parametrize("leaves", [False, True])
+def test_a_connection_is_closed_when_its_last_request_has_ended(
+    fake: Fake, monkeypatch: pytest.MonkeyPatch, leaves: bool
 ) -> None:
-    """So that `serve` does not grow with the number of servers that it has started."""
-    made: list[Connection] = []
+    """Before, the request would take the end for its own; kept, `serve` would grow."""
+    made: list[_Model] = []
+    monkeypatch.setattr(supervisor, "ServedModel", lambda _: made.append(_Model(_)) or made[-1])
+    request = GenerationRequest(prompt="host")
 
-    class Noted(Connection):
-        def __init__(self, address: str) -> None:
-            super().__init__(address)
-            made.append(self)
-
-    monkeypatch.setattr(supervisor, "Connection", Noted)
-
-    async def fail_twice() -> None:
-        running = Supervisor(fake("dies"), SupervisionOptions(max_restarts=1))
+    async def end_with_a_request() -> None:
+        running = Supervisor(fake("well"), SupervisionOptions())
         await running.start()
-        with pytest.raises(DflashError, match="failed 2 times"):
-            await running.run()
-        assert [one.is_closed for one in made] == [True, False]
-        await running.end()
+        (model,) = made
+        early, late = running.stream(request), running.stream(request)
+        assert (await anext(early)).text == "a"
+        assert await running.end() == 0
+        assert not model.is_closed
+        with pytest.raises(ServedModelError, match="is shutting down") as refused:
+            await anext(late)
+        assert refused.value.problem == "unavailable"
+        model.word.set()
+        if leaves:
+            await early.aclose()
+        else:
+            assert [delta.text async for delta in early] == ["b"]
+        assert model.is_closed
         await running.close()
-        assert made[1].is_closed
 
-    asyncio.run(fail_twice())
+    asyncio.run(end_with_a_request())
 
 
 def test_ports(run: Run, repository: Path) -> None:

@@ -64,7 +64,7 @@ NAMES = {
     "/tensorrt_llm/": "tensorrt_llm",
     "/ensemble/": "ensemble",
     "guard.py": "guard",
-    "chat_worker.py": "chat templates",
+    "sandbox_worker.py template": "chat templates",
     " serve ": "serve",
 }
 

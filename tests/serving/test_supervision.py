@@ -18,9 +18,15 @@ from dflash_perf.bench import kill_campaign
 from dflash_trt.bundle.bundle import Bundle
 from dflash_trt.runtime.worker import Phase
 from dflash_trt.serving.client.errors import ServedModelError
-from dflash_trt.serving.server.heartbeat import PING_S, Heartbeat
+from dflash_trt.serving.server.heartbeat import (
+    HEARTBEAT_VARIABLE,
+    PING_S,
+    Beat,
+    HeartbeatWriter,
+    SilenceWatch,
+    read_heartbeat,
+)
 from dflash_trt.serving.server.processes import find_models, read_state
-from dflash_trt.serving.server.pulse import PULSE_VARIABLE, Pulse, PulseWriter, read_pulse
 from dflash_trt.serving.server.tritonserver import TritonServerBinary
 from tests.serving.client import LLM, ask_grpc, long_fields, read_metrics
 from tests.serving.conftest import Generate
@@ -124,58 +130,58 @@ def test_silence(phase: Phase) -> None:
                 raise ServedModelError("no answer", "unavailable")
 
         start = now = time.monotonic()
-        heartbeat = Heartbeat(ping, HANG_S)
+        silence = SilenceWatch(ping, HANG_S)
         nonlocal answering
         for turn in range(100):  # half an hour of turns of 18 s: none is a hang, none is asked
             now = start + 18.0 * turn
-            assert heartbeat.find_trouble(Pulse(Phase.TURN, now, turn + 1), now) is None
+            assert silence.find_trouble(Beat(Phase.TURN, now, turn + 1), now) is None
             await asyncio.sleep(0)
         assert not asked
-        last = Pulse(phase, now, 1000)
+        last = Beat(phase, now, 1000)
         began = now
         while now < began + 2 * HANG_S and phase is Phase.IDLE:
-            assert heartbeat.find_trouble(last, now) is None
+            assert silence.find_trouble(last, now) is None
             now += 1.0
             await asyncio.sleep(0)
         assert (len(asked) > 2 * HANG_S / (PING_S + 3)) == (phase is Phase.IDLE)
         answering = False
         silent_from = now
-        while (trouble := heartbeat.find_trouble(last, now)) is None:
+        while (trouble := silence.find_trouble(last, now)) is None:
             now += 1.0
             await asyncio.sleep(0)
         assert HANG_S - PING_S - 3 < now - silent_from <= HANG_S + 2
         what = "nothing was answered" if phase is Phase.IDLE else "no step has ended"
         assert trouble == f"{what} for 300 s"
-        await heartbeat.close()
+        await silence.close()
 
     asyncio.run(watch())
 
 
 def test_phases_that_need_no_silence() -> None:
     async def watch() -> None:
-        heartbeat = Heartbeat(lambda: asyncio.sleep(0), HANG_S)
+        silence = SilenceWatch(lambda: asyncio.sleep(0), HANG_S)
         later = time.monotonic() + 10 * HANG_S
-        assert heartbeat.find_trouble(None, later) is None, "a model of someone else"
-        assert heartbeat.find_trouble(Pulse(Phase.OPENING, 0.0, 1), later) is None
-        broken = heartbeat.find_trouble(Pulse(Phase.BROKEN, 0.0, 2), later)
+        assert silence.find_trouble(None, later) is None, "a model of someone else"
+        assert silence.find_trouble(Beat(Phase.OPENING, 0.0, 1), later) is None
+        broken = silence.find_trouble(Beat(Phase.BROKEN, 0.0, 2), later)
         assert broken == "the executor failed and could not be opened again"
 
     asyncio.run(watch())
 
 
-def test_pulse(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = tmp_path / "pulse"
-    PulseWriter().beat(Phase.TURN)  # nobody listens
-    monkeypatch.setenv(PULSE_VARIABLE, str(path))
-    assert read_pulse(path) is None
-    writer = PulseWriter()
-    assert read_pulse(path) is None
+def test_heartbeat(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "heartbeat"
+    HeartbeatWriter().beat(Phase.TURN)  # nobody listens
+    monkeypatch.setenv(HEARTBEAT_VARIABLE, str(path))
+    assert read_heartbeat(path) is None
+    writer = HeartbeatWriter()
+    assert read_heartbeat(path) is None
     for count, phase in enumerate(Phase, 1):
         before = time.monotonic()
         writer.beat(phase)
-        pulse = read_pulse(path)
-        assert pulse is not None and (pulse.phase, pulse.count) == (phase, count)
-        assert before <= pulse.since <= time.monotonic()
+        beat = read_heartbeat(path)
+        assert beat is not None and (beat.phase, beat.count) == (phase, count)
+        assert before <= beat.since <= time.monotonic()
 
 
 @pytest.mark.exhaustive

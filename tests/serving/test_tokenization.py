@@ -58,7 +58,7 @@ def test_there_and_back(front: Front, folder: Path) -> None:
     [
         ("tokenize", {}, 400, "prompt"),
         ("tokenize", {"prompt": ["a"]}, 400, "prompt"),
-        ("tokenize", {"prompt": "a", "messages": []}, 400, "prompt"),
+        ("tokenize", {"prompt": "a", "messages": [{"role": "user", "content": ""}]}, 400, "prompt"),
         ("tokenize", {"messages": []}, 400, "messages"),
         ("tokenize", {"prompt": "a", "model": "other"}, 404, "model"),
         ("tokenize", {"prompt": "a", "model": 1}, 400, "model"),
@@ -66,7 +66,7 @@ def test_there_and_back(front: Front, folder: Path) -> None:
         ("tokenize", {"prompt": "a", "add_generation_prompt": False}, 400, "add_generation_prompt"),
         ("tokenize", {"prompt": "a" * (MAX_CHARACTERS + 1)}, 400, "prompt"),
         ("detokenize", {}, 400, "tokens"),
-        ("detokenize", {"tokens": [1, True]}, 400, "tokens"),
+        ("detokenize", {"tokens": [1, True]}, 400, "tokens[1]"),
         ("detokenize", {"tokens": [1, -1]}, 400, "tokens[1]"),
         ("detokenize", {"tokens": [299999]}, 400, "tokens[0]"),
         ("detokenize", {"tokens": [1 << 80]}, 400, "tokens[0]"),

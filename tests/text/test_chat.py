@@ -6,6 +6,7 @@ import json
 import os
 import sys
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -109,7 +110,8 @@ def test_hostile_templates(template: str, piece: str) -> None:
 
 def test_some_attributes_are_merely_undefined() -> None:
     # jinja2's sandbox: an unsafe attribute that is only printed has no text.
-    assert _render("{{ raise_exception.__globals__ }}|{{ messages.__class__ }}|") == "||"
+    unsafe = "{{ raise_exception.__globals__ }}|{{ messages.__class__ }}|"
+    assert _render(unsafe + "{{ messages[0].content }}") == "||hi"
 
 
 @pytest.mark.parametrize(
@@ -120,7 +122,7 @@ def test_some_attributes_are_merely_undefined() -> None:
     ],
 )
 def test_endless_templates_are_stopped(template: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(chat, "MAX_WORKER_SECONDS", 1)
+    monkeypatch.setattr(chat, "LIMITS", replace(chat.LIMITS, max_seconds=1))
     assert "takes more than 1 s" in _refusal(template)
 
 
@@ -132,10 +134,80 @@ def test_a_broken_interpreter_is_one_line(
     _refusal("x")
 
 
+KNOWING = """{% for m in messages %}{% if m.role in ROLES %}<{{ m.role }}>
+{%- if m.tool_calls %}call{% else %}{{ m.content | trim | tojson }}{% endif %}
+{%- endif %}{% endfor %}"""
+
+
+@pytest.mark.parametrize(
+    ("known", "roles", "shown"),
+    [
+        ("['system', 'user']", "developer user", '<system>"hi 0"<user>"hi 1"'),
+        ("['system', 'user']", "user developer", '<user>"hi 0"<system>"hi 1"'),
+        ("['developer', 'user']", "developer user", '<developer>"hi 0"<user>"hi 1"'),
+        ("['user']", "developer user", "drops message 1, of role 'system'"),
+        ("['user']", "system user", "drops message 1, of role 'system'"),
+        ("['user']", "user critic user", "drops message 2, of role 'critic'"),
+    ],
+)
+def test_no_message_is_lost(known: str, roles: str, shown: str) -> None:
+    """Templates pass over roles that they do not know; contents that they trim or quote show."""
+    messages = [{"role": role, "content": f" hi {at}"} for at, role in enumerate(roles.split())]
+    with closing(ChatRenderer(KNOWING.replace("ROLES", known), {})) as renderer:
+        for _ in range(2):  # the second time from memory
+            if shown.startswith("drops"):
+                with pytest.raises(DflashError, match=shown):
+                    renderer.render(messages)
+            else:
+                assert renderer.render(messages) == shown
+
+
+def test_what_may_be_missing_from_a_chat() -> None:
+    """Nothing of an empty message, and the words beside a call, which Llama's template drops."""
+    calling = {"role": "assistant", "content": "let me see", "tool_calls": [{}]}
+    template = KNOWING.replace("ROLES", "['user', 'assistant']")
+    with closing(ChatRenderer(template, {})) as renderer:
+        empty = {"role": "system", "content": " "}
+        assert renderer.render([empty, *HELLO, calling]) == '<user>"hi"<assistant>call'
+
+
 def _tokenizer(folder: Path, **config: Any) -> BundleTokenizer:
     write_tokenizer(folder)
     (folder / "tokenizer_config.json").write_text(json.dumps(config))
     return BundleTokenizer(folder)
+
+
+def test_added_tokens_of_the_config_alone(tmp_path: Path) -> None:
+    """As transformers reads them, flags and order too."""
+    transformers = pytest.importorskip("transformers")
+    stated = {
+        "258": {"content": "<b>", "special": False, "lstrip": True, "normalized": True},
+        "257": {"content": "<|im_start|>", "special": True},
+        "256": {"content": "<end>", "special": True},
+        "259": {"content": "<end>b", "special": False, "single_word": True},
+    }
+    found = _tokenizer(
+        tmp_path, added_tokens_decoder=stated, tokenizer_class="PreTrainedTokenizerFast"
+    )
+    theirs = transformers.AutoTokenizer.from_pretrained(tmp_path)
+    for text in ("<|im_start|>user\nhi  <b>!<end>bx<end>b", "<end>b <|im_start|><|im_end|>"):
+        assert found.encode(text) == theirs.encode(text, add_special_tokens=False)
+        assert 257 in found.encode(text)
+    assert found.core.get_vocab_size() == len(theirs) == 260
+
+
+@pytest.mark.parametrize(
+    ("stated", "piece"),
+    [
+        ({"300": {"content": "<b>"}}, 'gives "<b>" the id 300, tokenizer.json 257'),
+        ({"x": {"content": "<b>"}}, 'no token\'s id and content at "x"'),
+        ({"257": 3}, 'no token\'s id and content at "257"'),
+    ],
+)
+def test_added_tokens_that_do_not_fit(tmp_path: Path, stated: object, piece: str) -> None:
+    with pytest.raises(DflashError, match=piece) as caught:
+        _tokenizer(tmp_path, added_tokens_decoder=stated)
+    assert "tokenizer_config.json" in caught.value.message
 
 
 NAMED = [{"name": "tool_use", "template": "t"}, {"name": "default", "template": "d"}]
@@ -161,13 +233,13 @@ def test_template_files_that_cannot_be_used(tmp_path: Path, content: bytes) -> N
 def test_special_tokens(tmp_path: Path) -> None:
     tokenizer = _tokenizer(
         tmp_path,
-        chat_template="{{ bos_token }}{{ eos_token }}{{ unk_token }}.",
+        chat_template="{{ bos_token }}{{ eos_token }}{{ unk_token }}{{ messages[0].content }}",
         bos_token={"content": "!", "special": True},
         eos_token="<end>",
         unk_token=None,
     )
     ids = tokenizer.encode("!")
-    assert tokenizer.encode_chats(["x"]) == [[*ids, 256, *tokenizer.encode(".")]]
+    assert tokenizer.encode_chats(["x"]) == [[*ids, 256, *tokenizer.encode("x")]]
 
 
 def test_settings_of_the_tokenizers_training_do_not_apply(tmp_path: Path) -> None:
@@ -189,11 +261,11 @@ def test_a_text_the_tokenizer_has_no_token_for(tmp_path: Path) -> None:
 
 
 def test_a_worker_is_kept() -> None:
-    template = "{{ messages[0].content }}{{ eos_token }}{{ messages | length }}"
+    template = "{% for m in messages %}{{ m.content }}{{ eos_token }}{{ loop.index }}{% endfor %}"
     with closing(ChatRenderer(template, {"eos_token": "<end>"})) as renderer:
         for text in ("a", "", "é\n\u2028", "<b>&\x00", "x" * 1_000_000):
             message = {"role": "user", "content": text}
-            assert renderer.render([message] * 2) == f"{text}<end>2"
+            assert renderer.render([message] * 2) == f"{text}<end>1{text}<end>2"
         kept = chat_worker(renderer)
         kept.kill()
         kept.wait()
@@ -202,7 +274,7 @@ def test_a_worker_is_kept() -> None:
 
 
 def test_a_kept_worker_has_the_limits_of_each_job(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(chat, "MAX_WORKER_SECONDS", 1)
+    monkeypatch.setattr(chat, "LIMITS", replace(chat.LIMITS, max_seconds=1))
     template = (
         "{{ raise_exception('no') if messages[0].content == 'no' }}"
         "{% if messages[0].content == 'loop' %}"

@@ -13,7 +13,7 @@ import pytest
 from dflash_trt.errors import DflashError
 from dflash_trt.text import grammar
 from dflash_trt.text.grammar import Follower, Grammar, GrammarCompiler
-from dflash_trt.text.grammar_trial import GrammarTrial
+from dflash_trt.text.sandbox import Sandbox
 from tests.text.tokenizers import make_plain
 
 CORE = make_plain("<end>")
@@ -132,8 +132,10 @@ def test_what_is_known_is_compiled_once(monkeypatch: pytest.MonkeyPatch) -> None
     known = new_compiler()
     one, none = Grammar("regex", "ab"), Grammar("regex", "(")
     tried: list[str] = []
-    take = GrammarTrial.take
-    monkeypatch.setattr(GrammarTrial, "take", lambda *given: tried.append(given[1]) or take(*given))
+    ask = Sandbox.ask
+    monkeypatch.setattr(
+        Sandbox, "ask", lambda *given: tried.append(given[3].decode()) or ask(*given)
+    )
     assert known.find(one) is None
     follow(known.compile(one), "a")
     found = known.find(Grammar("regex", "ab"))

@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 
 from dflash_trt.errors import DflashError
-from dflash_trt.text.grammar import Grammar, GrammarCompiler
-from dflash_trt.text.grammar_trial import MAX_BYTES
+from dflash_trt.text.grammar import MAX_BYTES, Grammar, GrammarCompiler
 from tests.hostile.grammars import HostileGrammar, hostile_grammars
 from tests.text.tokenizers import make_plain
 

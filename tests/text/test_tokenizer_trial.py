@@ -7,6 +7,7 @@ import json
 import struct
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +15,10 @@ import pytest
 from tokenizers import Tokenizer, decoders, models
 
 from dflash_trt.errors import DflashError
-from dflash_trt.text import bounded, tokenizer_trial
-from dflash_trt.text.bounded import GPT_OSS, LLAMA3, QWEN2
+from dflash_trt.text import tokenizer_calls
 from dflash_trt.text.detokenise import UNDECODED, Detokenizer
 from dflash_trt.text.tokenizer import BundleTokenizer
-from dflash_trt.text.tokenizer_calls import encode
-from dflash_trt.text.tokenizer_trial import check_tokenizer
+from dflash_trt.text.tokenizer_calls import GPT_OSS, LLAMA3, QWEN2, check_tokenizer, encode
 from tests.text.tokenizers import make_plain
 
 Json = dict[str, Any]
@@ -142,11 +141,13 @@ def test_what_python_cannot_read_is_not_taken(tmp_path: Path) -> None:
 
 
 def test_limits_of_time_and_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tokenizer_trial, "MAX_SECONDS", 1)
+    limits = replace(tokenizer_calls.TRIAL_LIMITS, max_seconds=1)
+    monkeypatch.setattr(tokenizer_calls, "TRIAL_LIMITS", limits)
     slow = _sequence("normalizer", [_replace({"String": "q"}, "r")] * 20000)
     with pytest.raises(DflashError, match="takes more than 1 s or 1024 MiB"):
         check_tokenizer(_text(slow), "slow")
-    monkeypatch.setattr(tokenizer_trial, "MAX_BYTES", 256 << 20)
+    limits = replace(limits, max_bytes=256 << 20)
+    monkeypatch.setattr(tokenizer_calls, "TRIAL_LIMITS", limits)
     large = {"normalizer": {"type": "Prepend", "prepend": "a" * (10 << 20)}}
     with pytest.raises(DflashError, match="256 MiB"):
         check_tokenizer(_text(large), "large")
@@ -188,7 +189,7 @@ def test_what_published_tokenizers_need() -> None:
 def test_each_content_is_tried_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     data = _text({})
     check_tokenizer(data, "here")
-    monkeypatch.setattr(tokenizer_trial, "ForeignProcess", None)
+    monkeypatch.setattr(tokenizer_calls, "Sandbox", None)
     check_tokenizer(data, "here")
     with pytest.raises(TypeError):
         check_tokenizer(data + b"\n", "here")
@@ -253,7 +254,8 @@ def test_a_text_that_goes_on_is_an_error_of_that_text(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each snowman costs a part of a second that no limit of the library's counts."""
-    monkeypatch.setattr(bounded, "MAX_SECONDS", 1)
+    limits = replace(tokenizer_calls.ENCODING_LIMITS, max_seconds=1)
+    monkeypatch.setattr(tokenizer_calls, "ENCODING_LIMITS", limits)
     (tmp_path / "tokenizer.json").write_bytes(_text(_split(WAITING)))
     tokenizer = BundleTokenizer(tmp_path)
     good = tokenizer.encode("é☃", special=False)

@@ -194,13 +194,18 @@ def test_weights_come_along_without_code_and_pickles(run: Run, pair: Path, tmp_p
 
 
 def test_an_eagle3_folder_comes_along(run: Run, pair: Path, tmp_path: Path) -> None:
-    options = ["--target", pair, "--profile", "one", "--eagle-checkpoint", pair.parent / "draft"]
-    shown = build_deployment(run, tmp_path / "d", *options)
+    own = pair.with_name("own.yaml")
+
+    def build(output: Path, eagle3: str) -> dict[str, Any]:
+        own.write_text(f"{pair.read_text()}\neagle3: {eagle3}\n")
+        return build_deployment(run, output, "--target", own, "--profile", "one")
+
+    shown = build(tmp_path / "d", "draft")
     assert shown["eagle3"] == f"{MOUNTED}/eagle3"
     assert (tmp_path / "d" / "weights" / "eagle3" / "model.safetensors").is_file()
     arguments = yaml.safe_load((tmp_path / "d" / "serve" / "eagle3.yaml").read_text())
     assert arguments["speculative_config"]["max_draft_len"] == 3
-    named = build_deployment(run, tmp_path / "named", *options[:-1], "owner/eagle")
+    named = build(tmp_path / "named", "owner/eagle")
     assert named["eagle3"] == "owner/eagle"
 
 

@@ -96,6 +96,16 @@ def test_what_every_version_has(version: str) -> None:
         ),
         (
             NEW,
+            {"speculative_config": DFLASH, "cache_transceiver_config": {"backend": "NIXL"}},
+            ["cache_transceiver_config (disaggregated serving) excludes DFlash"],
+        ),
+        (
+            OLD,
+            {"speculative_config": DSPARK, "cache_transceiver_config": {"backend": "UCX"}},
+            ["excludes DSpark"],
+        ),
+        (
+            NEW,
             {"speculative_config": DFLASH, "max_batch_size": 64, "max_num_tokens": 512},
             ["max_num_tokens 512 is less than the 640 rows"],
         ),

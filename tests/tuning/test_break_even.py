@@ -9,7 +9,7 @@ import pytest
 
 from dflash_trt.runtime import RequestStatistics
 from dflash_trt.runtime.statistics import StatisticsRecorder
-from dflash_trt.serving.server.low_acceptance import FEWEST_STEPS, AcceptanceWatch
+from dflash_trt.serving.server.metrics import FEWEST_STEPS, AcceptanceWatch
 from dflash_trt.speculation.schedule import BlockSchedule, merge_ranges
 from dflash_trt.tuning.break_even import (
     DraftedSteps,

@@ -35,7 +35,6 @@ from dflash_trt.graph.bindings import (
     BLOCK_IDS,
     CACHE_START,
     CHOICE_IDS,
-    DRAFT_LOGITS,
     DRAFT_TOKEN_IDS,
     LOGIT_ROWS,
     LOGITS,
@@ -95,8 +94,6 @@ class OnnxRuntimeExecutor:
             self.caches = PagedCaches(shapes, limits.max_batch, limits.page_pool)
         slots, copies, replay = limits.max_batch, limits.state_copies, limits.block_size
         self.states = RecurrentStates(layout.states(), slots, copies, replay)
-        ids = None if limits.coupling is None else limits.coupling.token_ids
-        self._draft_choices = limits.vocab_size if ids is None else len(ids)
         self._held = [0] * limits.max_batch
         self._bindings: OrderedDict[tuple[object, ...], _BoundCall] = OrderedDict()
         self._generation = 0
@@ -188,10 +185,7 @@ class OnnxRuntimeExecutor:
         self.states.begin(call.slots, call.starts)
         columns, picked = self._hold(ends, call.rows), given[LOGIT_ROWS].shape[-1]
         axes = {"B": call.batch, "S": call.rows, "R": picked, "C": columns}
-        axes |= {"N": call.rows - 1, "K": self._draft_choices}
         unwanted = {LOGITS} if call.scores is Scores.NONE else set()
-        if not isinstance(call, StepCall) or call.couple is None:
-            unwanted.add(DRAFT_LOGITS)
         key = (graphs, call.first_slot, *axes.values(), *sorted(unwanted))
         bound = self._bindings.get(key)
         if bound is None:
@@ -216,8 +210,8 @@ class OnnxRuntimeExecutor:
                 self._session(graph).run_with_iobinding(io)
             except Exception as error:
                 raise DflashError(one_line(error), where=f"{graph}.onnx") from error
-            if isinstance(call, StepCall) and graph == "draft":
-                _change_drafts(call, bound.arrays)
+            if isinstance(call, StepCall) and graph == "draft" and call.revise is not None:
+                call.revise(bound.arrays[DRAFT_TOKEN_IDS])
         self.states.end(call.slots, call.starts, call.rows)
         return bound.arrays
 
@@ -250,11 +244,9 @@ class OnnxRuntimeExecutor:
 
     def _tensors(self, graph: GraphName) -> tuple[GraphTensor, ...]:
         pool = self.limits.page_pool
-        coupling = self.limits.coupling
         form = GraphForm(
             page_size=None if pool is None else pool.page_size,
             windows=self.limits.windows,
-            sharpness=None if coupling is None else coupling.sharpness,
         )
         return graph_tensors(graph, form, self._layout, self.limits.vocab_size)
 
@@ -266,11 +258,3 @@ class OnnxRuntimeExecutor:
             check_session(session, path, self._tensors(graph))
             self._sessions[graph] = session
         return self._sessions[graph]
-
-
-def _change_drafts(call: StepCall, arrays: Mapping[str, npt.NDArray[Any]]) -> None:
-    """Lets the caller change what the draft made before it is verified."""
-    if call.couple is not None:
-        call.couple(arrays[DRAFT_TOKEN_IDS], arrays[DRAFT_LOGITS])
-    if call.revise is not None:
-        call.revise(arrays[DRAFT_TOKEN_IDS])

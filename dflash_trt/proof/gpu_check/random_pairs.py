@@ -14,13 +14,18 @@ from dflash_trt.bundle.build import BuildOptions, build_bundle
 from dflash_trt.bundle.bundle import Bundle, open_bundle
 from dflash_trt.checkpoints.draft import read_draft
 from dflash_trt.checkpoints.pair import Pair, check_pair
-from dflash_trt.checkpoints.sizes import DecoderSizes, ExpertSizes, LayerSizes
+from dflash_trt.checkpoints.sizes import (
+    DecoderSizes,
+    DraftShape,
+    ExpertSizes,
+    LayerSizes,
+    TargetShape,
+)
 from dflash_trt.checkpoints.target import read_target
 from dflash_trt.config import BuildConfig
 from dflash_trt.core.progress import Progress
 from dflash_trt.graph.form import CacheDtype
 from dflash_trt.kernels.attention import ONE_LAUNCH
-from dflash_trt.memory.shape import DFlashShape, ModelShape
 from dflash_trt.planning.known_pairs import PairShape
 from dflash_trt.synthetic.gpt_oss import write_gpt_oss
 from dflash_trt.synthetic.qwen3 import write_pair
@@ -133,26 +138,25 @@ def _pair_shape(shape: RandomPair) -> PairShape:
         sliding if shape.attention == "window" and not number else layer
         for number in range(DRAFT_LAYERS)
     ]
-    target = ModelShape(
+    target = TargetShape(
         sizes=DecoderSizes(
             hidden_size=HIDDEN,
             intermediate_size=MLP,
             layers=tuple(layers),
             experts=ExpertSizes(EXPERTS, EXPERTS, MLP) if has_sinks else None,
         ),
-        vocab=VOCABULARY,
-        max_context=2 * LONG,
+        vocab_size=VOCABULARY,
+        max_position_embeddings=2 * LONG,
     )
-    draft = replace(target, sizes=replace(target.sizes, layers=tuple(drafted), experts=None))
     return PairShape(
         name="random",
         target=target,
-        draft=DFlashShape(
-            model=draft,
+        draft=DraftShape(
+            sizes=replace(target.sizes, layers=tuple(drafted), experts=None),
+            max_position_embeddings=target.max_position_embeddings,
             block_size=shape.block_size,
-            taps=len(TAPS),
-            target_hidden=HIDDEN,
-            target_layer_ids=TAPS,
             mask_token_id=VOCABULARY - 1,
+            target_layer_ids=TAPS,
+            vocab_size=VOCABULARY,
         ),
     )

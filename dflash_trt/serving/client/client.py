@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
+import math
 import time
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any, cast, get_args
 
 import numpy as np
@@ -16,17 +17,13 @@ from dflash_trt.runtime import (
     FinishReason,
     RequestResult,
     RequestStatistics,
-    SamplingParams,
     TokenLogprob,
 )
-from dflash_trt.runtime.logprobs import LogprobsMode
-from dflash_trt.sampling.penalties import Penalties
-from dflash_trt.serving.client.errors import ServedModelError, explain
-from dflash_trt.serving.client.logprobs import read_logprobs, read_prompt_logprobs
+from dflash_trt.runtime.request import Continuation
+from dflash_trt.sampling.rules import TokenRules
+from dflash_trt.serving.client.errors import ServedModelError, read_error
 from dflash_trt.serving.client.wire import MODEL, Response, WireClient, make_input
-from dflash_trt.text.detokenise import UNDECODED
 from dflash_trt.text.grammar import Grammar
-from dflash_trt.text.stops import check_stop_strings
 
 if TYPE_CHECKING:
     from tritonclient.grpc import InferInput
@@ -39,43 +36,28 @@ _LARGEST = 2**31 - 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GenerationRequest:
+class GenerationRequest(Continuation):
     """What to continue and how; as `runtime.Request`, but with text.
 
     Args:
         prompt: not empty; token ids are taken as they are.
-        max_tokens: most output tokens (>= 1); None is up to the end of the context.
-        ignore_eos: do not end at the model's end-of-sequence ids.
         add_special_tokens: False for a rendered chat template, which writes them itself.
         streaming: False asks for one answer at the end, which costs the server less.
-        logprobs, logprobs_mode, prompt_logprobs, penalties: as `runtime.Request` has them.
         allowed_token_ids: the only tokens that may come; None: all.
         bad_words: texts that may not come; the served model makes tokens of them.
         grammar: what the output must be; compiled by the served model.
-
-    Raises:
-        DflashError: a stop string is empty, or there is too much of them (usage).
     """
 
     prompt: Prompt
-    max_tokens: int | None = None
-    sampling: SamplingParams = field(default_factory=SamplingParams)
-    stop_strings: tuple[str, ...] = ()
-    ignore_eos: bool = False
     add_special_tokens: bool = True
     streaming: bool = True
-    logprobs: int | None = None
-    logprobs_mode: LogprobsMode = "raw_logprobs"
-    prompt_logprobs: int | None = None
-    penalties: Penalties = field(default_factory=Penalties)
     allowed_token_ids: tuple[int, ...] | None = None
     bad_words: tuple[str, ...] = ()
     grammar: Grammar | None = None
 
     def __post_init__(self) -> None:
-        if not all(self.stop_strings):
-            raise DflashError("a stop string is empty", where="stop_strings", usage=True)
-        check_stop_strings(self.stop_strings)
+        Continuation.__post_init__(self)  # slots leave `super()` without its class
+        TokenRules(allowed=self.allowed_token_ids)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,36 +73,6 @@ class TextDelta:
     result: RequestResult | None = None
     logprobs: tuple[TokenLogprob, ...] = ()
     prompt_logprobs: tuple[TokenLogprob, ...] | None = None
-
-
-class TextAssembler:
-    """Turns a stream's text outputs, new pieces or `cumulative`, into pieces of the final text.
-
-    A server that decodes tokens as they come shows the bytes of a half character as U+FFFD
-    until the rest is there. Of a cumulative text such an end is held back, up to the last output.
-    """
-
-    def __init__(self, *, cumulative: bool) -> None:
-        self._cumulative = cumulative
-        self.text = ""
-
-    def push(self, output: str, *, final: bool) -> str:
-        """The piece that `output` adds to `text`.
-
-        Raises:
-            ServedModelError: a cumulative text took back what it had said before.
-        """
-        if not self._cumulative:
-            self.text += output
-            return output
-        if not final:
-            output = output.rstrip(UNDECODED)
-        if not output.startswith(self.text):
-            what = "a streamed text changed after it was sent"
-            raise ServedModelError(what, "failed", where=MODEL)
-        piece = output[len(self.text) :]
-        self.text = output
-        return piece
 
 
 class ServedModel:
@@ -163,64 +115,48 @@ class ServedModel:
         Raises:
             ServedModelError: see its `problem`.
         """
-        # TensorRT-LLM's own model streams all text so far and cannot be asked for less.
-        cumulative = await self._parameter("streaming_text") is None
-        if cumulative:
-            _refuse_extensions(request)
-        assembler = TextAssembler(cumulative=cumulative)
+        if await self._parameter("streaming_text") is None:
+            raise DflashError(
+                f"its model {MODEL} is not one of `dflash-trt package`",
+                where=self._wire.address,
+                fix="package the bundle again, or use the server's OpenAI port",
+            )
         submitted_at, first_at = time.perf_counter(), None
+        text = ""
         token_ids: tuple[int, ...] = ()
-        shown = sent = 0
         logprobs: tuple[TokenLogprob, ...] = ()
         of_prompt: tuple[TokenLogprob, ...] | None = None
-        untold: tuple[TokenLogprob, ...] | None = None
         result: RequestResult | None = None
         failure: ServedModelError | None = None  # raised at the end: see wire.py
-        parameters = _to_parameters(request, extended=not cumulative)
-        async with aclosing(self._wire.stream(_to_inputs(request), parameters)) as responses:
+        inputs, parameters = _to_inputs(request), _to_parameters(request)
+        async with aclosing(self._wire.stream(inputs, parameters)) as responses:
             async for response in responses:
+                delta = _read_delta(response, request)
                 if told := response.texts("error"):
-                    status, message = (told[at].decode(errors="replace") for at in (0, -1))
-                    failure = explain(status, message, self._wire.address)
-                if not response.raw.get("text_output"):  # the empty final response
-                    continue
-                if first_at is None:
-                    first_at = response.at
+                    failure = read_error(told, self._wire.address)
                 reason = response.text("finish_reason").decode(errors="replace")
                 if reason == "cancelled":
                     failure = ServedModelError("was cancelled on the server", "cancelled")
-                    continue
-                final = reason in get_args(FinishReason)
-                output = response.text("text_output").decode(errors="replace")
-                text = assembler.push(output, final=final)
-                newest = response.numbers("output_ids")
-                token_ids = newest if cumulative else token_ids + newest
-                if request.logprobs is not None:
-                    logprobs += read_logprobs(response, request.logprobs)
-                if request.prompt_logprobs is not None and of_prompt is None:
-                    of_prompt = untold = read_prompt_logprobs(response, request.prompt_logprobs)
-                if final:
+                if failure is not None or not response.raw.get("text_output"):
+                    continue  # the final response may be empty
+                first_at = first_at or response.at
+                text += delta.text
+                token_ids += delta.token_ids
+                logprobs += delta.logprobs
+                of_prompt = of_prompt or delta.prompt_logprobs
+                if reason in get_args(FinishReason):
                     times = (first_at - submitted_at, time.perf_counter() - submitted_at)
                     result = RequestResult(
                         request_id=0,
                         token_ids=token_ids,
-                        text=assembler.text,
+                        text=text,
                         finish_reason=cast(FinishReason, reason),
                         statistics=_read_statistics(response, *times),
                         logprobs=None if request.logprobs is None else logprobs,
                         prompt_logprobs=of_prompt,
                     )
-                if text or final:
-                    newest, shown = token_ids[shown:], len(token_ids)
-                    scored, sent = logprobs[sent:], len(logprobs)
-                    yield TextDelta(
-                        text=text,
-                        token_ids=newest,
-                        result=result,
-                        logprobs=scored,
-                        prompt_logprobs=untold,
-                    )
-                    untold = None
+                    delta = replace(delta, result=result)
+                yield delta
         if failure is not None:
             raise failure
         if result is None:
@@ -276,11 +212,9 @@ def _to_float32(value: float, name: str) -> float:
     return max(value, float(np.finfo(np.float32).smallest_subnormal)) if value > 0 else value
 
 
-def _to_parameters(request: GenerationRequest, *, extended: bool) -> dict[str, Any]:
+def _to_parameters(request: GenerationRequest) -> dict[str, Any]:
     """What the contract has no tensors for; only what is not the default."""
-    wanted: dict[str, Any] = {}
-    if extended:  # what a repository of `dflash-trt package` can do beyond the contract
-        wanted |= {"streaming_text": "delta", "errors_as_output": True}
+    wanted: dict[str, Any] = {"streaming_text": "delta", "errors_as_output": True}
     if request.ignore_eos:
         wanted["ignore_eos"] = True
     if not isinstance(request.prompt, str):
@@ -295,7 +229,7 @@ def _to_parameters(request: GenerationRequest, *, extended: bool) -> dict[str, A
         wanted["logit_bias"] = json.dumps(dict(request.penalties.bias))
     if request.penalties.repetition != 1:
         wanted["repetition_penalty"] = repr(request.penalties.repetition)
-    if extended and (request.penalties.frequency or request.penalties.presence):
+    if request.penalties.frequency or request.penalties.presence:
         wanted["own_penalties"] = True  # as Penalties has them, not as the contract does
     if request.sampling.min_p:
         wanted["min_p"] = repr(request.sampling.min_p)
@@ -310,25 +244,15 @@ def _to_parameters(request: GenerationRequest, *, extended: bool) -> dict[str, A
     return wanted
 
 
-def _refuse_extensions(request: GenerationRequest) -> None:
-    """Raises DflashError for what only a repository of `dflash-trt package` takes."""
-    refused = {
-        "logprobs": (
-            request.logprobs is not None or request.prompt_logprobs is not None,
-            "sends no log-probabilities of single tokens",
-        ),
-        "logit_bias": (bool(request.penalties.bias), "takes no biases of single tokens"),
-        "grammar": (request.grammar is not None, "takes no grammars from here"),
-        "prompt": (not isinstance(request.prompt, str), "takes no token ids from here"),
-        "repetition_penalty": (request.penalties.repetition != 1, "takes none from here"),
-        "min_p": (request.sampling.min_p > 0, "takes none from here"),
-        "allowed_token_ids": (request.allowed_token_ids is not None, "takes none from here"),
-        "bad_words": (bool(request.bad_words), "takes none from here"),
-    }
-    for where, (is_given, what) in refused.items():
-        if is_given:
-            what = f"the served model {what}"
-            raise DflashError(what, where=where, fix="leave it out", usage=True)
+def _read_delta(response: Response, request: GenerationRequest) -> TextDelta:
+    """What a response adds to the answer."""
+    logprobs, of_prompt = request.logprobs, request.prompt_logprobs
+    return TextDelta(
+        text=response.text("text_output").decode(errors="replace"),
+        token_ids=response.numbers("output_ids"),
+        logprobs=() if logprobs is None else _read_logprobs(response, logprobs),
+        prompt_logprobs=None if of_prompt is None else _read_prompt_logprobs(response, of_prompt),
+    )
 
 
 def _read_statistics(response: Response, first_s: float, end_s: float) -> RequestStatistics:
@@ -368,4 +292,49 @@ def _read_statistics(response: Response, first_s: float, end_s: float) -> Reques
         constrained_step_tokens=known.step_tokens,
         forced_tokens=find("forced_tokens"),
         grammar_s=grammar_us / 1e6,
+    )
+
+
+def _read_logprobs(response: Response, top: int) -> tuple[TokenLogprob, ...]:
+    """Those of the output that came with a response, `top` alternatives each.
+
+    Raises:
+        ServedModelError: its columns do not fit together.
+    """
+    return _join(response, response.numbers("logprob_ids"), "", top)
+
+
+def _read_prompt_logprobs(response: Response, top: int) -> tuple[TokenLogprob, ...] | None:
+    """Those of the prompt, if the response has them; of the first, before which nothing is, NaN.
+
+    Raises:
+        ServedModelError: its columns do not fit together.
+    """
+    ids = response.numbers("prompt_logprob_ids")
+    if not ids:
+        return None
+    return (TokenLogprob(ids[0], math.nan), *_join(response, ids[1:], "prompt_", top))
+
+
+def _join(
+    response: Response, ids: tuple[int, ...], prefix: str, top: int
+) -> tuple[TokenLogprob, ...]:
+    values = response.reals(f"{prefix}logprobs")
+    # Repositories of earlier releases send no ranks.
+    ranks = response.numbers(f"{prefix}logprob_ranks") or (None,) * len(ids)
+    top_ids = response.numbers(f"{prefix}top_logprob_ids")
+    top_values = response.reals(f"{prefix}top_logprobs")
+    most = len(top_ids) // len(ids) if ids else 0  # a vocabulary may have fewer than `top`
+    fits = len(values) == len(ranks) == len(ids)
+    if not (fits and len(ids) * most == len(top_ids) == len(top_values)) or most > top:
+        raise ServedModelError("sends what are no log-probabilities", "failed", where=MODEL)
+    return tuple(
+        TokenLogprob(
+            token_id,
+            value,
+            top_ids[place * most : (place + 1) * most],
+            top_values[place * most : (place + 1) * most],
+            rank,
+        )
+        for place, (token_id, value, rank) in enumerate(zip(ids, values, ranks, strict=True))
     )

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Literal
 
 from dflash_trt.errors import DflashError, one_line
-from dflash_trt.runtime.jobs import TOO_LATE
 
 Problem = Literal["refused", "unavailable", "overdue", "cancelled", "failed"]
+# By code: how a model of ours says that a request ended (`runtime.jobs.Outcome`), gRPC's statuses,
+# and TritonError's. Others: failed.
 _PROBLEMS: dict[str, Problem] = {
+    "refused": "refused",
+    "overflow": "unavailable",
+    "timed_out": "overdue",
+    "cancelled": "cancelled",
     "INVALID_ARGUMENT": "refused",
     "INVALID_ARG": "refused",
     "OUT_OF_RANGE": "refused",
@@ -19,15 +25,6 @@ _PROBLEMS: dict[str, Problem] = {
     "NOT_FOUND": "unavailable",
     "CANCELLED": "cancelled",
 }
-# What gRPC itself says, under the same status that a server gives to a full queue.
-_NOBODY_THERE = (
-    "errors resolving",
-    "failed to connect",
-    "socket closed",
-    "connection re",
-    "goaway",
-    "recvmsg",
-)
 
 
 class ServedModelError(DflashError):
@@ -53,31 +50,27 @@ class ServedModelError(DflashError):
         self.unreachable = unreachable
 
 
-def explain(status: str | None, message: str | None, address: str) -> ServedModelError:
-    """The error for a gRPC status (`StatusCode.` may lead its name) and its text."""
-    name = (status or "").removeprefix("StatusCode.")
-    problem = _PROBLEMS.get(name, "failed")
-    what = one_line(message or name or "no reason given")
-    lost = name == "UNAVAILABLE" and any(sign in what.lower() for sign in _NOBODY_THERE)
-    if lost or name == "DEADLINE_EXCEEDED":
-        return ServedModelError(
-            "no server answers there (any more)",
-            problem,
-            unreachable=True,
-            where=address,
-            fix="start one with `dflash-trt serve`",
-        )
-    # For which Triton server has no status of its own.
-    overdue = name == "UNAVAILABLE" and what.endswith(TOO_LATE)
-    return ServedModelError(what, "overdue" if overdue else problem, where=address)
+def explain(code: str, message: str | None, address: str) -> ServedModelError:
+    """The error for a code of `_PROBLEMS`, and the text that came with it."""
+    what = one_line(message or code or "no reason given")
+    return ServedModelError(what, _PROBLEMS.get(code, "failed"), where=address)
 
 
-def guess_status(message: str) -> str:
-    """The status of an error that comes in a stream, where only its text does."""
-    # Of a model's process that has died, of which the server starts no other.
-    gone = ("unknown model", "is not ready", "no available versions", "Stub process")
-    if any(sign in message for sign in gone):
-        return "UNAVAILABLE"
-    # The server's words when a model process has failed; else it refuses the request.
-    failed = ("Failed to process the request", "Internal")
-    return "INTERNAL" if any(sign in message for sign in failed) else "INVALID_ARGUMENT"
+def read_error(told: Sequence[bytes], address: str) -> ServedModelError:
+    """The error in an output `error` of our models: TritonError's code, the outcome, the text.
+
+    Earlier releases sent no outcome: there TritonError's code has to do.
+    """
+    *codes, message = (text.decode(errors="replace") for text in told)
+    return explain(codes[-1] if codes else "", message, address)
+
+
+def unreachable(address: str) -> ServedModelError:
+    """The error where nobody answers."""
+    return ServedModelError(
+        "no server answers there (any more)",
+        "unavailable",
+        unreachable=True,
+        where=address,
+        fix="start one with `dflash-trt serve`",
+    )

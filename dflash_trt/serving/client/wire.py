@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from dflash_trt.errors import DflashError, one_line
-from dflash_trt.serving.client.errors import ServedModelError, explain, guess_status
+from dflash_trt.serving.client.errors import ServedModelError, explain, unreachable
 
 if TYPE_CHECKING:
     from tritonclient.grpc import InferInput, InferRequestedOutput
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 MODEL = "tensorrt_llm"
 # Of the questions about the model; requests have no limit here.
 _TIMEOUT_S = 10.0
+_LIVE_S = 2.0
 _MAX_MESSAGE = 64 << 20  # an answer of a million tokens, said anew at each of them, has less
 
 
@@ -194,13 +195,15 @@ class WireClient:
                 else:  # the last message; cancelling a call that failed is bad for the server
                     failed = error.message()
         except grpc.aio.AioRpcError as error:
-            raise explain(error.code().name, error.details(), self.address) from None
+            raise await self._explain(error.code().name, error.details()) from None
         except InferenceServerException as error:
-            raise explain(error.status(), error.message(), self.address) from None
+            raise await self._explain(error.status(), error.message()) from None
         finally:
             answers.cancel()
         if failed is not None:
-            raise explain(guess_status(failed), failed, self.address)
+            # Models of ours end a request with an output. This is the server's own word: the model
+            # is not there, or its process has died.
+            raise ServedModelError(one_line(failed), "unavailable", where=self.address)
 
     async def _ask(self, question: str, *details: str) -> dict[str, Any]:
         from tritonclient.utils import InferenceServerException
@@ -209,8 +212,27 @@ class WireClient:
         try:
             answer: dict[str, Any] = await ask(*details, as_json=True, client_timeout=_TIMEOUT_S)
         except InferenceServerException as error:
-            raise explain(error.status(), error.message(), self.address) from None
+            raise await self._explain(error.status(), error.message()) from None
         return answer
+
+    async def _explain(self, status: str | None, message: str | None) -> ServedModelError:
+        """The error for a call's status, which `StatusCode.` may lead.
+
+        A full queue and a server that is not there have the same one: so the server is asked.
+        """
+        code = (status or "").removeprefix("StatusCode.")
+        is_lost = code == "UNAVAILABLE" and not await self._is_live()
+        if is_lost or code == "DEADLINE_EXCEEDED":
+            return unreachable(self.address)
+        return explain(code, message, self.address)
+
+    async def _is_live(self) -> bool:
+        from tritonclient.utils import InferenceServerException
+
+        try:
+            return bool(await self._clients[0].is_server_live(client_timeout=_LIVE_S))
+        except InferenceServerException:
+            return False
 
 
 def _malformed() -> ServedModelError:

@@ -1,14 +1,14 @@
-"""The gate before the OpenAI front: who may ask, how much, and what is written down of it."""
+"""Middleware before the OpenAI front: keys, request ids, a log, and an end to all requests."""
 
 from __future__ import annotations
 
+import asyncio
 import json
-import math
 import re
 import sys
 import time
 import uuid
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Iterator
 from contextlib import aclosing, contextmanager, suppress
 from dataclasses import asdict, dataclass
@@ -24,7 +24,7 @@ from dflash_trt.serving.openai.figures import FrontFigures
 from dflash_trt.serving.openai.options import FrontOptions, LogFormat
 
 REQUEST_ID = "X-Request-Id"
-MINUTE_S = 60.0
+_LAST_WORDS_S = 0.5
 _GUARDED = ("/v1/", "/tokenize", "/detokenize")
 _GOOD_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}", re.ASCII)
 
@@ -59,15 +59,15 @@ class AccessRecord:
 
 
 class Gate:
-    """Lets requests through to `app`, with an id each; a request's state has its "record".
+    """Middleware that lets requests through to `app`, with an id each, and can end them all.
 
-    `figures` count them.
+    A request's state has its "record"; `figures` count it.
 
     Args:
-        write: what becomes of a request's line; None prints it to stderr.
+        write: gets the log's lines.
 
     Raises:
-        DflashError: see `FrontOptions.open_keys`.
+        DflashError: keys that are none, or limits without keys.
     """
 
     def __init__(
@@ -81,7 +81,8 @@ class Gate:
         self._keys = options.open_keys()
         self._write = write or _write_line
         self._running: Counter[str] = Counter()
-        self._spent: dict[str, deque[tuple[float, int]]] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._is_cut = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -103,18 +104,40 @@ class Gate:
                 record.status = message["status"]
             await send(message)
 
+        async def refuse(error: ApiError) -> None:
+            answer = JSONResponse(error.to_json(), error.status, headers=error.headers)
+            await answer(scope, receive, mark)
+
+        task = asyncio.current_task()
+        assert task is not None
+        self._tasks.add(task)
         try:
             with self._admit(record, headers):
                 await self._app(scope, receive, mark)
         except ApiError as error:
-            answer = JSONResponse(error.to_json(), error.status, headers=error.headers)
-            await answer(scope, receive, mark)
+            await refuse(error)
+        except asyncio.CancelledError:
+            if not self._is_cut:
+                raise
+            # Unhandled it would be a plain-text 500, and a traceback.
+            task.uncancel()
+            with suppress(TimeoutError):  # a client that reads nothing
+                async with asyncio.timeout(_LAST_WORDS_S):
+                    if record.status is None:
+                        what = "the server is shutting down"
+                        await refuse(ApiError(what, status=503, code="unavailable"))
         finally:
-            self._spend(record)
+            self._tasks.discard(task)
             self._figures.count(record.path, record.status)
             record.seconds = round(time.perf_counter() - started, 6)
             if self._options.log_format != "none":
                 self._write(record.line(self._options.log_format))
+
+    def cut(self) -> None:
+        """Ends every request: with a 503 where no answer has begun."""
+        self._is_cut = True
+        for task in self._tasks:
+            task.cancel()
 
     @contextmanager
     def _admit(self, record: AccessRecord, headers: Headers) -> Iterator[None]:
@@ -131,37 +154,15 @@ class Gate:
         if record.method != "POST":
             yield
             return
-        self._check_limits(key)
+        most, running = self._options.key_requests, self._running[key]
+        if most is not None and running >= most:
+            what = f"{running} requests of this key are in flight, and no more may be"
+            raise ApiError(what, status=429, code="rate_limit_exceeded")
         self._running[key] += 1
         try:
             yield
         finally:
             self._running[key] -= 1
-
-    def _check_limits(self, key: str) -> None:
-        most, running = self._options.key_requests, self._running[key]
-        if most is not None and running >= most:
-            what = f"{running} requests of this key are in flight, and no more may be"
-            raise ApiError(what, status=429, code="rate_limit_exceeded")
-        budget = self._options.key_tokens
-        if budget is None:
-            return
-        spent, now = self._spent.setdefault(key, deque()), time.monotonic()
-        while spent and now - spent[0][0] >= MINUTE_S:
-            spent.popleft()
-        total = sum(tokens for _, tokens in spent)
-        if total >= budget:
-            wait = math.ceil(MINUTE_S - (now - spent[0][0]))
-            what = f"{total:,} tokens in the last minute, of {budget:,} that this key has"
-            raise ApiError(what, status=429, code="rate_limit_exceeded", retry_after_s=wait)
-
-    def _spend(self, record: AccessRecord) -> None:
-        """Counts the request's tokens; of one that was cut off those that had come."""
-        budget = self._options.key_tokens
-        if budget is None or record.key is None or record.output_tokens is None:
-            return
-        tokens = (record.prompt_tokens or 0) + record.output_tokens
-        self._spent.setdefault(record.key, deque()).append((time.monotonic(), tokens))
 
 
 async def counted(

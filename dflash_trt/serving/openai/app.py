@@ -4,33 +4,29 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Callable, Coroutine
+from collections.abc import AsyncGenerator, Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import aclosing, suppress
-from dataclasses import dataclass, field, replace
-from typing import Any, Protocol, TypeVar
+from dataclasses import replace
+from typing import Any, Protocol
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
-from starlette.types import Receive, Scope, Send
 
 from dflash_trt.errors import DflashError
-from dflash_trt.runtime import RequestResult
 from dflash_trt.serving.client.client import GenerationRequest, Prompt, TextDelta
 from dflash_trt.serving.openai.access import counted
 from dflash_trt.serving.openai.answers import AnswerReader, open_reader
 from dflash_trt.serving.openai.body import BodyReader
 from dflash_trt.serving.openai.errors import ApiError, as_api_error
 from dflash_trt.serving.openai.figures import FrontFigures
-from dflash_trt.serving.openai.merging import merge
-from dflash_trt.serving.openai.reply import ReplyWriter, error_event
+from dflash_trt.serving.openai.messages import Conversation, check_variables
+from dflash_trt.serving.openai.reply import ReplyWriter
 from dflash_trt.serving.openai.request import CompletionRequest, read_chat, read_completion
-from dflash_trt.serving.openai.templates import check_variables
+from dflash_trt.serving.openai.streams import EventStream, finish, merge, unless_gone
 from dflash_trt.serving.openai.tokenization import (
-    TokenizeRequest,
     detokenize,
     read_detokenize,
     read_tokenize,
@@ -46,35 +42,12 @@ from dflash_trt.text.tokenizer_calls import decode
 from dflash_trt.text.tool_grammars import bind_answer
 from dflash_trt.text.tools import ToolFormat, ToolUse
 
-_NOT_TEXT = "text is all that the model takes and makes"
-_NO_STORE = "nothing is kept of a request after its answer"
-_NO_SCORES = "the model makes text, no vectors and no scores; its logprobs are in completions"
-# Endpoints of OpenAI's and vLLM's servers, and why they are missing.
-ABSENT = {
+# Endpoints that clients look for, and what there is instead.
+_INSTEAD = {
     "/v1/responses": "ask /v1/chat/completions (in openai-agents OpenAIChatCompletionsModel)",
-    "/v1/embeddings": _NO_SCORES,
-    "/v1/moderations": _NO_SCORES,
-    "/v1/images": _NOT_TEXT,
-    "/v1/audio": _NOT_TEXT,
-    "/v1/videos": _NOT_TEXT,
-    "/v1/realtime": _NOT_TEXT,
-    "/v1/files": _NO_STORE,
-    "/v1/uploads": _NO_STORE,
-    "/v1/batches": "send requests together; the model batches what runs at a time",
-    "/v1/assistants": _NO_STORE,
-    "/v1/threads": _NO_STORE,
-    "/v1/conversations": _NO_STORE,
-    "/v1/vector_stores": _NO_STORE,
-    "/v1/fine_tuning": "dflash-trt train-draft trains drafts, from the command line",
     "/v1/messages": "that is Anthropic's API; ask /v1/chat/completions",
-    "/pooling": _NO_SCORES,
-    "/classify": _NO_SCORES,
-    "/score": _NO_SCORES,
-    "/rerank": _NO_SCORES,
+    "/v1/embeddings": "the model makes text, no vectors",
 }
-
-T = TypeVar("T")
-ChoiceDeltas = AsyncGenerator[tuple[int, TextDelta], None]
 
 
 class Upstream(Protocol):
@@ -85,40 +58,36 @@ class Upstream(Protocol):
     async def is_ready(self) -> bool: ...
 
 
-@dataclass(frozen=True, slots=True)
 class OpenAiApp:
     """The routes of the API; `models` are the names it answers to. Without a renderer, no chats.
 
-    `tokenizer` and `max_seq_len` are those of the model.
-
-    `figures` are for Prometheus; requests come through a `Gate`, which counts them there.
-    `answers` tells answers from reasoning in the chats of a model that marks it.
+    `tokenizer` and `max_seq_len` are those of the model. `figures` are for Prometheus; requests
+    come through a `Gate`, which counts them there. `answers` tells answers from reasoning in the
+    chats of a model that marks it.
     """
 
-    models: tuple[str, ...]
-    upstream: Upstream
-    renderer: ChatRenderer | None
-    tokenizer: BundleTokenizer
-    max_seq_len: int
-    answers: AnswerFormat | None = None
-    figures: FrontFigures = field(default_factory=FrontFigures)
-    render_thread: ThreadPoolExecutor = field(
-        default_factory=lambda: ThreadPoolExecutor(1, thread_name_prefix="chat-template")
-    )
-    token_thread: ThreadPoolExecutor = field(
-        default_factory=lambda: ThreadPoolExecutor(1, thread_name_prefix="tokenize")
-    )
-    bodies: BodyReader = field(default_factory=BodyReader)
-    created: int = field(default_factory=lambda: int(time.time()))
-    token_bytes: TokenBytes = field(init=False)
-    tool_format: ToolFormat | None = field(init=False, default=None)
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "token_bytes", TokenBytes(self.tokenizer.core))
-        if self.renderer is not None:
-            template, core = self.renderer.template, self.tokenizer.core
-            form = ToolFormat.find(template, core, harmony=self.is_harmony)
-            object.__setattr__(self, "tool_format", form)
+    def __init__(
+        self,
+        models: tuple[str, ...],
+        upstream: Upstream,
+        renderer: ChatRenderer | None,
+        tokenizer: BundleTokenizer,
+        max_seq_len: int,
+        answers: AnswerFormat | None = None,
+        figures: FrontFigures | None = None,
+    ) -> None:
+        self.models, self.upstream, self.answers = models, upstream, answers
+        self.renderer, self.tokenizer, self.max_seq_len = renderer, tokenizer, max_seq_len
+        self.figures = figures or FrontFigures()
+        # A hostile template holds up no tokens, nor the other way round.
+        self.render_thread = ThreadPoolExecutor(1, thread_name_prefix="chat-template")
+        self.token_thread = ThreadPoolExecutor(1, thread_name_prefix="tokenize")
+        self.bodies, self.created = BodyReader(), int(time.time())
+        self.token_bytes = TokenBytes(tokenizer.core)
+        self.tool_format: ToolFormat | None = None
+        if renderer is not None:
+            template, core = renderer.template, tokenizer.core
+            self.tool_format = ToolFormat.find(template, core, harmony=self.is_harmony)
 
     @property
     def is_harmony(self) -> bool:
@@ -137,11 +106,6 @@ class OpenAiApp:
                 Route("/v1/chat/completions", self.chat, methods=["POST"]),
                 Route("/tokenize", self.tokenize, methods=["POST"]),
                 Route("/detokenize", self.detokenize, methods=["POST"]),
-                *(
-                    Route(path + rest, _refuse_endpoint, methods=["GET", "POST", "DELETE"])
-                    for path in ABSENT
-                    for rest in ("", "/{rest:path}")
-                ),
             ],
             exception_handlers={
                 DflashError: _answer_error,
@@ -178,8 +142,9 @@ class OpenAiApp:
         self._check_model(asked.model)
         if self.is_harmony and not asked.separates_reasoning:
             raise ApiError("channels are always told apart", param="separate_reasoning")
-        prompt = await _unless_gone(request, self._render(asked.model, asked))
-        grammar = self._bind(asked.tools, asked.generation.grammar, prompt)
+        assert asked.chat is not None
+        prompt = await unless_gone(request, self._render(asked.model, asked.chat))
+        grammar = self._bind(asked.chat.tools, asked.generation.grammar, prompt)
         generation = replace(asked.generation, prompt=prompt, grammar=grammar)
         return await self._answer(request, replace(asked, generation=generation))
 
@@ -187,8 +152,8 @@ class OpenAiApp:
         asked = await self.bodies.read(request, read_tokenize)
         model = self._check_model(asked.model)
         text = asked.prompt
-        if asked.messages:
-            text = await _unless_gone(request, self._render(model, asked))
+        if asked.chat is not None:
+            text = await unless_gone(request, self._render(model, asked.chat))
         return await self._in_token_thread(tokenize, asked, text, self.max_seq_len)
 
     async def detokenize(self, request: Request) -> Response:
@@ -216,21 +181,21 @@ class OpenAiApp:
             ]
         )
         if not asked.generation.streaming:
-            results = await _unless_gone(request, _finish(deltas, len(outputs)))
+            results = await unless_gone(request, finish(deltas, len(outputs)))
             return JSONResponse(writer.whole(results))
         # Not before the first answer is it known which status the reply has.
-        first = await _unless_gone(request, anext(deltas))
-        return _EventStream(deltas, _events(first, deltas, writer))
+        first = await unless_gone(request, anext(deltas))
+        return EventStream(first, deltas, writer)
 
     def _open_reader(self, asked: CompletionRequest) -> AnswerReader:
-        if not asked.is_chat:
+        if asked.chat is None:
             return AnswerReader()
         core, generation = self.tokenizer.core, asked.generation
         answers: AnswerFormat | frozenset[int] | None = self.answers
         if isinstance(answers, ThoughtFormat) and not asked.separates_reasoning:
             answers = answers.marks_shown
         form, stops, prompt = self.tool_format, generation.stop_strings, generation.prompt
-        return open_reader(core, stops, answers, form, asked.tools, prompt)
+        return open_reader(core, stops, answers, form, asked.chat.tools, prompt)
 
     def _bind(self, use: ToolUse | None, answer: Grammar | None, prompt: str) -> Grammar | None:
         """The grammar of a chat's answer, which stands behind its reasoning."""
@@ -251,12 +216,12 @@ class OpenAiApp:
             self.token_thread, decode, self.tokenizer.core, prompt
         )
 
-    async def _render(self, model: str, asked: CompletionRequest | TokenizeRequest) -> str:
+    async def _render(self, model: str, chat: Conversation) -> str:
         if self.renderer is None:
             what = f"{model} has no chat template; use /v1/completions"
             raise ApiError(what, param="messages")
-        check_variables(model, self.renderer, asked.variables)
-        messages, use, variables = asked.messages, asked.tools, dict(asked.variables)
+        check_variables(model, self.renderer, chat.variables)
+        messages, use, variables = chat.messages, chat.tools, dict(chat.variables)
         if self.tool_format is not None:
             messages, tools = self.tool_format.prepare(messages, use)
             variables |= {} if tools is None else {"tools": tools}
@@ -292,73 +257,6 @@ class OpenAiApp:
         }
 
 
-class _EventStream(StreamingResponse):
-    """A stream of server-sent events; the request ends with it, however it ends."""
-
-    media_type = "text/event-stream"
-
-    def __init__(self, deltas: ChoiceDeltas, events: AsyncGenerator[bytes, None]) -> None:
-        super().__init__(events, headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
-        self._deltas = deltas
-        self._events = events
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        async with aclosing(self._deltas), aclosing(self._events):
-            await super().__call__(scope, receive, send)
-
-
-async def _events(
-    first: tuple[int, TextDelta], deltas: ChoiceDeltas, writer: ReplyWriter
-) -> AsyncGenerator[bytes, None]:
-    """The reply's events; an error after the first of them is an event too."""
-    yield writer.opening() + writer.piece(*first)
-    try:
-        async for index, delta in deltas:
-            yield writer.piece(index, delta)
-    except DflashError as error:
-        yield error_event(error)
-
-
-async def _finish(deltas: ChoiceDeltas, count: int) -> list[RequestResult]:
-    results: dict[int, RequestResult] = {}
-    async with aclosing(deltas):
-        async for index, delta in deltas:
-            if delta.result is not None:
-                results[index] = delta.result
-    return [results[index] for index in range(count)]  # whole, or the stream had raised
-
-
-async def _unless_gone(request: Request, work: Coroutine[Any, Any, T]) -> T:
-    """What `work` returns; it is cancelled when the client hangs up.
-
-    Raises:
-        ClientDisconnect: it did.
-    """
-    working = asyncio.ensure_future(work)
-    leaving = asyncio.ensure_future(_wait_gone(request))
-    try:
-        await asyncio.wait({working, leaving}, return_when=asyncio.FIRST_COMPLETED)
-        if not working.done():
-            raise ClientDisconnect
-        return working.result()
-    finally:
-        for task in (working, leaving):
-            task.cancel()
-            with suppress(asyncio.CancelledError, Exception):
-                await task
-
-
-async def _wait_gone(request: Request) -> None:
-    while (await request.receive())["type"] != "http.disconnect":
-        pass
-
-
-async def _refuse_endpoint(request: Request) -> Response:
-    path = next(one for one in ABSENT if f"{request.url.path}/".startswith(f"{one}/"))
-    answer = ApiError(f"{path} is not there: {ABSENT[path]}", status=404)
-    return JSONResponse(answer.to_json(), 404)
-
-
 async def _answer_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, DflashError)
     answer = as_api_error(error)
@@ -367,7 +265,9 @@ async def _answer_error(request: Request, error: Exception) -> Response:
 
 async def _answer_http_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
-    answer = ApiError(f"{request.method} {request.url.path}: {error.detail}")
+    path = request.url.path
+    instead = next((f"; {_INSTEAD[one]}" for one in _INSTEAD if path.startswith(one)), "")
+    answer = ApiError(f"{request.method} {path}: {error.detail}{instead}")
     return JSONResponse(answer.to_json(), error.status_code, headers=error.headers)
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from dflash_trt.errors import DflashError
 from dflash_trt.serving.client.errors import Problem, ServedModelError
-from dflash_trt.text.foreign import ForeignProcessLostError
+from dflash_trt.text.sandbox import SandboxLostError
 
 # Others: 500.
 _STATUS_OF: dict[Problem, int] = {"refused": 400, "unavailable": 503, "overdue": 504}
@@ -24,13 +24,11 @@ class ApiError(DflashError):
         status: int = 400,
         param: str | None = None,
         code: str | None = None,
-        retry_after_s: int = RETRY_AFTER_S,
     ) -> None:
         super().__init__(what, where=param)
         self.status = status
         self.param = param
         self.code = code
-        self._retry_after_s = retry_after_s
 
     @property
     def headers(self) -> dict[str, str]:
@@ -39,7 +37,7 @@ class ApiError(DflashError):
             return {"WWW-Authenticate": "Bearer"}
         if self.status == 504:  # else OpenAI's clients ask twice more, for as long each time
             return {"x-should-retry": "false"}
-        return {"Retry-After": str(self._retry_after_s)} if self.status in (429, 503) else {}
+        return {"Retry-After": str(RETRY_AFTER_S)} if self.status in (429, 503) else {}
 
     def to_json(self) -> dict[str, Any]:
         kind = "invalid_request_error" if self.status < 500 else "server_error"
@@ -55,7 +53,7 @@ def as_api_error(error: DflashError) -> ApiError:
     if isinstance(error, ServedModelError):
         status = _STATUS_OF.get(error.problem, 500)
         return ApiError(error.what, status=status, code=_CODE_OF.get(status))
-    if isinstance(error, ForeignProcessLostError):
+    if isinstance(error, SandboxLostError):
         return ApiError(error.what, status=503, code=_CODE_OF[503])
     # Its `fix` speaks to who runs the server.
     return ApiError(error.what if error.where is None else f"{error.where}: {error.what}")

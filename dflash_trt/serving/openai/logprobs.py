@@ -3,65 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-from dflash_trt.core.strict_json import quoted
 from dflash_trt.runtime import TokenLogprob
-from dflash_trt.runtime.logprobs import LOGPROBS_MODES, MAX_TOP_LOGPROBS, LogprobsMode
-from dflash_trt.serving.openai.errors import ApiError
 from dflash_trt.text.token_bytes import TokenBytes
 
-MOST_CHAT = 20
-MOST_COMPLETION = 5
 # JSON has no infinity; OpenAI's own value for a token that cannot come.
 _LEAST = -9999.0
-
-
-def read_chat_logprobs(fields: Mapping[str, Any]) -> int | None:
-    """How many alternatives `logprobs` and `top_logprobs` ask for; None: no log-probabilities.
-
-    Raises:
-        ApiError: they are wrong, or do not fit together.
-    """
-    wanted, top = fields.get("logprobs", False), fields.get("top_logprobs", 0)
-    if not isinstance(wanted, bool):
-        raise ApiError(f"must be true or false, not {quoted(wanted)}", param="logprobs")
-    _check(top, MOST_CHAT, "top_logprobs")
-    if top and not wanted:
-        raise ApiError("goes with logprobs: true only", param="top_logprobs")
-    return top if wanted else None
-
-
-def read_completion_logprobs(fields: Mapping[str, Any]) -> int | None:
-    """The same of a completion, whose `logprobs` is the number."""
-    top = fields.get("logprobs")
-    if top is not None:
-        _check(top, MOST_COMPLETION, "logprobs")
-    return top
-
-
-def read_prompt_logprobs(fields: Mapping[str, Any]) -> int | None:
-    """vLLM's `prompt_logprobs`: how many alternatives of each token of the prompt are shown."""
-    top = fields.get("prompt_logprobs")
-    if top is not None:
-        _check(top, MAX_TOP_LOGPROBS, "prompt_logprobs")
-    return top
-
-
-def read_logprobs_mode(fields: Mapping[str, Any]) -> LogprobsMode:
-    """`logprobs_mode`, of one request here and of a server in vLLM."""
-    given = fields.get("logprobs_mode", LOGPROBS_MODES[0])
-    for mode in LOGPROBS_MODES:
-        if given == mode:
-            return mode
-    known = " or ".join(LOGPROBS_MODES)
-    raise ApiError(f"must be {known}, not {quoted(given)}", param="logprobs_mode")
-
-
-def _check(value: Any, most: int, param: str) -> None:
-    if type(value) is not int or not 0 <= value <= most:
-        raise ApiError(f"must be an integer from 0 to {most}, not {quoted(value)}", param=param)
 
 
 class LogprobsWriter:

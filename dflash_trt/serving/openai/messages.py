@@ -1,47 +1,157 @@
-"""Messages of a chat: who says what, what was called, and what came of it."""
+"""Messages of a chat and variables of its template: who says what, and what came of calls."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, Discriminator, Field, Tag, model_validator
 
 from dflash_trt.core.strict_json import parse_json, quoted
 from dflash_trt.errors import DflashError
 from dflash_trt.serving.openai.errors import ApiError
-from dflash_trt.serving.openai.prompts import check_text
-from dflash_trt.text.chat import Message
+from dflash_trt.serving.openai.fields import AnyText, Body, Text
+from dflash_trt.serving.openai.tools import Tools
+from dflash_trt.text.chat import ChatRenderer, Message
+from dflash_trt.text.tokenizer import SPECIAL_TOKENS
+from dflash_trt.text.tools import ToolUse
 
-ROLES = ("system", "developer", "user", "assistant", "tool")
+VARIABLES, EFFORT = "chat_template_kwargs", "reasoning_effort"
+MOST_VARIABLES = 32
+_TAKEN = {"messages", "tools", "documents", "add_generation_prompt", *SPECIAL_TOKENS}
+_NAME = re.compile(r"[A-Za-z_]\w{0,63}", re.ASCII)
 
 
-def read_messages(fields: Mapping[str, Any]) -> tuple[Message, ...]:
-    """The messages of a chat, at least one; each call of a function is answered before the next.
+def _read_arguments(given: Any) -> Any:
+    """The object that a call's arguments are the text of: what templates take."""
+    if not isinstance(given, str):
+        raise ValueError("must be the text of a JSON object")
+    try:
+        return parse_json(given.encode(), "arguments") if given.strip() else {}
+    except DflashError as error:
+        raise ValueError(error.what) from None
 
-    Arguments of calls become objects, and results have the name of their function: what templates
-    take.
+
+def _find_form(content: Any) -> str:
+    return "parts" if isinstance(content, list) else "text"
+
+
+class _Part(Body, extra="ignore"):
+    type: Literal["text"]
+    text: AnyText
+
+
+MessageText = Annotated[
+    Annotated[AnyText, Tag("text")] | Annotated[list[_Part], Tag("parts")],
+    Discriminator(_find_form),
+]
+
+
+class _Called(Body, extra="ignore"):
+    name: Text
+    arguments: Annotated[dict[str, Any], BeforeValidator(_read_arguments)] = Field({})
+
+
+class _Call(Body, extra="ignore"):
+    id: Text
+    type: Literal["function"] = "function"
+    function: _Called
+
+
+class _Said(Body):
+    content: MessageText
+
+    @model_validator(mode="before")
+    @classmethod
+    def _drop_nothing(cls, raw: Any) -> Any:
+        """As clients send messages back: with empty lists of what they do not have."""
+        if not isinstance(raw, dict):
+            return raw
+        return {name: one for name, one in raw.items() if one != [] or name == "content"}
+
+    @property
+    def text(self) -> str:
+        parts = self.content
+        return parts if isinstance(parts, str) else "".join(part.text for part in parts)
+
+
+class _Told(_Said):
+    role: Literal["system", "developer", "user"]
+
+
+class _Answered(_Said):
+    role: Literal["assistant"]
+    # A conversation goes on from answers, not from what led to them.
+    reasoning_content: Any = None
+    tool_calls: list[_Call] = Field([])
+
+    @model_validator(mode="before")
+    @classmethod
+    def _fill_content(cls, raw: Any) -> Any:
+        calls_only = isinstance(raw, dict) and raw.get("tool_calls") and raw.get("content") is None
+        return {**raw, "content": ""} if calls_only else raw
+
+
+class _Result(_Said):
+    role: Literal["tool"]
+    tool_call_id: Text
+
+
+Said = Annotated[_Told | _Answered | _Result, Field(discriminator="role")]
+Messages = Annotated[list[Said], Field(min_length=1)]
+
+
+class TemplateBody(Body):
+    """What a request gives a chat's template beside messages."""
+
+    tools: Tools = Field([])
+    chat_template_kwargs: dict[str, Any] = Field({}, max_length=MOST_VARIABLES)
+    reasoning_effort: Literal["low", "medium", "high"] | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Conversation:
+    """What a chat's template makes a prompt of.
+
+    Args:
+        messages: at least one.
+        variables: of the template, the effort included.
+        tools: that the answer may call; None where there are none.
+    """
+
+    messages: tuple[Message, ...]
+    variables: Mapping[str, Any]
+    tools: ToolUse | None
+
+
+def read_messages(given: Sequence[_Told | _Answered | _Result]) -> tuple[Message, ...]:
+    """The messages as templates take them: results have the name of their function.
 
     Raises:
-        ApiError: one is malformed, or stands in a wrong place.
+        ApiError: a call whose result is not there, or a result without a call.
     """
-    messages = fields.get("messages")
-    if not isinstance(messages, list) or not messages:
-        raise ApiError("must be a list of at least one message", param="messages")
     waiting: dict[str, str] = {}
     """Names of the functions whose results have not come, by the calls' ids."""
     read: list[Message] = []
-    for place, item in enumerate(messages):
+    for place, one in enumerate(given):
         where = f"messages[{place}]"
-        message = _read_message(item, where)
-        if message["role"] == "tool":
-            call = message["tool_call_id"]
+        message: dict[str, Any] = {"role": one.role, "content": one.text}
+        if isinstance(one, _Result):
+            call = one.tool_call_id
             if call not in waiting:
                 what = f"{quoted(call)} is no call that waits for a result"
                 raise ApiError(what, param=f"{where}.tool_call_id")
-            message = {**message, "name": waiting.pop(call)}
+            message |= {"tool_call_id": call, "name": waiting.pop(call)}
         else:
             _check_answered(waiting, where)
-        for one in message.get("tool_calls", ()):
-            waiting[one["id"]] = one["function"]["name"]
+        if isinstance(one, _Answered) and one.tool_calls:
+            message["tool_calls"] = [each.model_dump() for each in one.tool_calls]
+            for at, each in enumerate(one.tool_calls):
+                if each.id in waiting:
+                    raise ApiError("is another call's id", param=f"{where}.tool_calls[{at}].id")
+                waiting[each.id] = each.function.name
         read.append(message)
     _check_answered(waiting, "messages")
     return tuple(read)
@@ -53,77 +163,30 @@ def _check_answered(waiting: Mapping[str, str], where: str) -> None:
         raise ApiError(what, param=where)
 
 
-def _read_message(message: Any, where: str) -> Message:
-    """One message: its role, its text and its calls; whatever else says something is refused."""
-    if not isinstance(message, dict):
-        raise ApiError("must be an object with role and content", param=where)
-    role = message.get("role")
-    if role not in ROLES:
-        raise ApiError(f"must be one of {', '.join(ROLES)}", param=f"{where}.role")
-    known = {"role", "content"}
-    if role == "assistant":
-        # Of an earlier answer; a conversation goes on from answers, not from what led to them.
-        known |= {"reasoning_content", "tool_calls"}
-    elif role == "tool":
-        known.add("tool_call_id")
-    for name in message.keys() - known:
-        if message[name] not in (None, []):
-            raise ApiError("is not supported", param=f"{where}.{quoted(name).strip(chr(34))}")
-    calls = message.get("tool_calls") if role == "assistant" else None
-    content = message.get("content")
-    if calls and content is None:
-        content = ""
-    read: dict[str, Any] = {"role": role, "content": _read_content(content, f"{where}.content")}
-    if calls:
-        read["tool_calls"] = _read_calls(calls, f"{where}.tool_calls")
-    if role == "tool":
-        read["tool_call_id"] = check_text(message.get("tool_call_id"), f"{where}.tool_call_id")
-    return read
+def read_variables(body: TemplateBody) -> dict[str, Any]:
+    """What a request gives its template, the effort included.
+
+    Raises:
+        ApiError: a name that is none or is filled from elsewhere.
+    """
+    given, effort = body.chat_template_kwargs, body.reasoning_effort
+    for name in given:
+        if not _NAME.fullmatch(name) or name in _TAKEN:
+            what = f"{quoted(name)} is no variable that a request may fill"
+            raise ApiError(what, param=VARIABLES)
+    if effort is None:
+        return dict(given)
+    if given.get(EFFORT, effort) != effort:
+        raise ApiError(f"differs from {VARIABLES}", param=EFFORT)
+    return {**given, EFFORT: effort}
 
 
-def _read_content(content: Any, where: str) -> str:
-    """A message's text: a string, or parts of type text."""
-    if isinstance(content, list):
-        parts: list[str] = []
-        for number, part in enumerate(content):
-            if not isinstance(part, dict) or part.get("type") != "text":
-                raise ApiError("only parts of type text are supported", param=f"{where}[{number}]")
-            parts.append(check_text(part.get("text"), f"{where}[{number}].text", empty=True))
-        return "".join(parts)
-    return check_text(content, where, empty=True)
-
-
-def _read_calls(calls: Any, where: str) -> list[dict[str, Any]]:
-    if not isinstance(calls, list):
-        raise ApiError("must be a list of calls", param=where)
-    read = [_read_call(one, f"{where}[{place}]") for place, one in enumerate(calls)]
-    ids = [one["id"] for one in read]
-    for place, one in enumerate(ids):
-        if one in ids[:place]:
-            raise ApiError("is another call's id", param=f"{where}[{place}].id")
-    return read
-
-
-def _read_call(call: Any, where: str) -> dict[str, Any]:
-    if not isinstance(call, dict):
-        raise ApiError("must be an object with id, type and function", param=where)
-    if call.get("type", "function") != "function":
-        raise ApiError("only calls of functions are supported", param=f"{where}.type")
-    function = call.get("function")
-    if not isinstance(function, dict):
-        raise ApiError("must be an object with name and arguments", param=f"{where}.function")
-    arguments = function.get("arguments", "")
-    place = f"{where}.function.arguments"
-    text = check_text(arguments, place, empty=True)
-    try:
-        value = parse_json(text.encode(), place) if text.strip() else {}
-    except DflashError as error:
-        raise ApiError(error.what, param=place) from error
-    if not isinstance(value, dict):
-        raise ApiError("must be the text of a JSON object", param=place)
-    name = check_text(function.get("name"), f"{where}.function.name")
-    return {
-        "id": check_text(call.get("id"), f"{where}.id"),
-        "type": "function",
-        "function": {"name": name, "arguments": value},
-    }
+def check_variables(model: str, renderer: ChatRenderer, variables: Mapping[str, Any]) -> None:
+    """Raises ApiError for one that the template of `model` does not use."""
+    for name in variables:
+        if renderer.knows(name):
+            continue
+        if name == EFFORT:
+            raise ApiError(f"{model} reasons at no given effort", param=EFFORT)
+        what = f"the chat template of {model} has no such variable"
+        raise ApiError(what, param=f"{VARIABLES}.{name}")

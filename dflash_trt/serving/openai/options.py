@@ -1,4 +1,4 @@
-"""What one may ask of the OpenAI front: names, keys and their limits, TLS, a log of requests."""
+"""Options of the OpenAI front: names, keys and their limit, TLS, a log of requests."""
 
 from __future__ import annotations
 
@@ -22,8 +22,6 @@ class FrontOptions:
         model_names: that it answers to; none: the bundle's.
         key_file: see `KeyRing`; without it and without the variable everyone may ask.
         key_requests: in flight at a time, of one key.
-        key_tokens: of prompts and answers of one key that ended in the last minute; beyond, it is
-            refused until some of them are older.
         tls_cert, tls_key: PEM files; without them the front speaks plain HTTP.
         log_format: of the line that is written for every request.
     """
@@ -31,7 +29,6 @@ class FrontOptions:
     model_names: tuple[str, ...] = ()
     key_file: Path | None = None
     key_requests: int | None = None
-    key_tokens: int | None = None
     tls_cert: Path | None = None
     tls_key: Path | None = None
     log_format: LogFormat = "none"
@@ -48,7 +45,7 @@ class FrontOptions:
         """
         keys = KeyRing.open(self.key_file)
         if keys is None:
-            limits = {"--key-requests": self.key_requests, "--key-tokens": self.key_tokens}
+            limits = {"--key-requests": self.key_requests}
             fix = f"add --api-key-file, or set {KEYS_VARIABLE}"
             refuse_options(limits, "is for one API key, and there are none", fix)
         return keys

@@ -1,72 +1,124 @@
-"""Bodies of OpenAI's completion requests: read strictly, refused by name where not supported."""
+"""Bodies of OpenAI's completion requests, and what they ask of the served model."""
 
 from __future__ import annotations
 
 import secrets
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Annotated, Any, Literal
 
-from dflash_trt.core.strict_json import quoted
+from pydantic import BeforeValidator, Discriminator, Field, Tag
+
 from dflash_trt.errors import DflashError
 from dflash_trt.runtime import SamplingParams
-from dflash_trt.sampling.penalties import MOST_BIASED, Penalties
-from dflash_trt.sampling.rules import MOST_BAD, TokenRules
+from dflash_trt.runtime.logprobs import LogprobsMode
+from dflash_trt.sampling.penalties import MOST_BIASED, Penalties, TokenName
+from dflash_trt.sampling.rules import MOST_BAD
 from dflash_trt.serving.client.client import GenerationRequest, Prompt
 from dflash_trt.serving.openai.errors import ApiError
-from dflash_trt.serving.openai.logprobs import (
-    read_chat_logprobs,
-    read_completion_logprobs,
-    read_logprobs_mode,
-    read_prompt_logprobs,
+from dflash_trt.serving.openai.fields import Body, Count, Text, TokenId, as_refusal, read_body
+from dflash_trt.serving.openai.messages import (
+    Conversation,
+    Messages,
+    TemplateBody,
+    read_messages,
+    read_variables,
 )
-from dflash_trt.serving.openai.messages import read_messages
-from dflash_trt.serving.openai.prompts import check_choices, check_text, read_prompts
-from dflash_trt.serving.openai.structured import FIELDS as STRUCTURED
-from dflash_trt.serving.openai.structured import read_structure
-from dflash_trt.serving.openai.templates import EFFORT, VARIABLES, read_variables
-from dflash_trt.serving.openai.tools import FIELDS as TOOLS
+from dflash_trt.serving.openai.structured import StructuredBody, read_structure
 from dflash_trt.serving.openai.tools import read_tools
-from dflash_trt.text.chat import Message
-from dflash_trt.text.stops import check_stop_strings
-from dflash_trt.text.tools import ToolUse
 
 MAX_STOPS = 4
 DEFAULT_COMPLETION_TOKENS = 16  # OpenAI's; a chat's default is the end of the context
+MOST_CHOICES = 64
+"""Outputs of one request; each takes a place of the served model."""
 
-_UNDERSTOOD = (
-    "model stream stream_options max_tokens temperature top_p seed stop n "
+
+def _find_form(given: Any) -> str:
+    """A text, token ids, or (as pydantic is told) several of them."""
+    if not isinstance(given, list):
+        return "text"
+    return "ids" if given and type(given[0]) is int else "several"
+
+
+def _find_inner_form(given: Any) -> str:
+    return "ids" if isinstance(given, list) else "text"
+
+
+def _as_list(given: Any) -> Any:
+    return [given] if isinstance(given, str) else given
+
+
+Ids = Annotated[list[TokenId], Field(min_length=1, fail_fast=True)]
+OnePrompt = Annotated[
+    Annotated[Text, Tag("text")] | Annotated[Ids, Tag("ids")], Discriminator(_find_inner_form)
+]
+Prompts = Annotated[
+    Annotated[Text, Tag("text")]
+    | Annotated[Ids, Tag("ids")]
+    | Annotated[list[OnePrompt], Field(min_length=1, max_length=MOST_CHOICES), Tag("several")],
+    Discriminator(_find_form),
+]
+Stops = Annotated[list[Text], Field(max_length=MAX_STOPS), BeforeValidator(_as_list)]
+
+
+class _StreamOptions(Body):
+    include_usage: bool = False
+    # It hides lengths from who listens on the wire, and adds nothing that is shown.
+    include_obfuscation: Any = None
+
+
+class _CommonBody(StructuredBody):
+    """Fields of both kinds of request; ranges are checked by what they become."""
+
+    model: str
+    stream: bool = False
+    stream_options: _StreamOptions | None = None
+    n: Count = 1
+    max_tokens: int | None = None
+    temperature: float = 1.0
+    top_p: float = 1.0
+    seed: int | None = None
+    stop: Stops = Field([])
+    frequency_penalty: float = 0.0
+    presence_penalty: float = 0.0
+    logit_bias: dict[TokenName, float] = Field({}, max_length=MOST_BIASED)
     # vLLM's additions that benchmarks and users send.
-    "top_k ignore_eos "
-    "frequency_penalty presence_penalty logit_bias repetition_penalty "
-    "min_p bad_words allowed_token_ids logprobs_mode prompt_logprobs "
+    top_k: int | None = None
+    min_p: float = 0.0
+    ignore_eos: bool = False
+    repetition_penalty: float = 1.0
+    bad_words: list[Text] = Field([], max_length=MOST_BAD)
+    allowed_token_ids: list[int] | None = Field(None, fail_fast=True)
+    logprobs_mode: LogprobsMode = "raw_logprobs"
+    prompt_logprobs: int | None = None
     # They change nothing about an answer.
-    "user metadata safety_identifier prompt_cache_key"
-).split()
-_CHAT = {*_UNDERSTOOD, "messages", "max_completion_tokens", EFFORT, VARIABLES} | {
-    "separate_reasoning",
-    "logprobs",
-    "top_logprobs",
-    *STRUCTURED,
-    *TOOLS,
-}
-_COMPLETION = {*_UNDERSTOOD, *STRUCTURED, "prompt", "logprobs", "echo"}
-# Parameters without an implementation, and the values that ask for nothing (null always does).
-_NEUTRAL: dict[str, tuple[Any, ...]] = {
-    "service_tier": ("auto", "default"),
-}
-_NEUTRAL_COMPLETION: dict[str, tuple[Any, ...]] = {
-    **_NEUTRAL,
-    "best_of": (1,),
-    "suffix": ("",),
-}
-_NEUTRAL_CHAT: dict[str, tuple[Any, ...]] = {
-    **_NEUTRAL,
-    "functions": ([],),
-    "function_call": ("none", "auto"),
-    "modalities": (["text"],),
-    "store": (False,),
-}
+    user: Any = None
+    metadata: Any = None
+    safety_identifier: Any = None
+    prompt_cache_key: Any = None
+    # Without an implementation, with the values that ask for nothing.
+    service_tier: Literal["auto", "default"] = "auto"
+
+
+class _CompletionBody(_CommonBody):
+    prompt: Prompts
+    logprobs: Annotated[int, Field(ge=0, le=5)] | None = None
+    echo: bool = False
+    best_of: Literal[1] = 1
+    suffix: Literal[""] = ""
+
+
+class _ChatBody(_CommonBody, TemplateBody):
+    messages: Messages
+    max_completion_tokens: Count | None = None
+    logprobs: bool = False
+    top_logprobs: Annotated[int, Field(ge=0, le=20)] = 0
+    tool_choice: Any = "auto"
+    parallel_tool_calls: bool = True
+    separate_reasoning: bool = True  # SGLang's name and default
+    functions: list[Any] = Field([], max_length=0)
+    function_call: Literal["none", "auto"] = "auto"
+    modalities: list[Literal["text"]] = Field(["text"])
+    store: Literal[False] = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,10 +131,8 @@ class CompletionRequest:
         prompts: of a completion, at least one; none of a chat.
         echo: a completion's texts begin with their prompts.
         prompt_logprobs: so many alternatives of each token of a prompt are shown; None: nothing is.
-        messages: of a chat, at least one; none of a completion.
-        variables: of a chat's template.
+        chat: what the prompt of a chat is made of; None of a completion.
         separates_reasoning: a chat's reply tells it from the content, where the model marks it.
-        tools: that a chat's answer may call; None where there are none.
         include_usage: a stream ends with the token counts.
     """
 
@@ -93,14 +143,12 @@ class CompletionRequest:
     prompts: tuple[Prompt, ...] = ()
     echo: bool = False
     prompt_logprobs: int | None = None
-    messages: tuple[Message, ...] = ()
-    variables: Mapping[str, Any] = field(default_factory=dict)
+    chat: Conversation | None = None
     separates_reasoning: bool = False
-    tools: ToolUse | None = None
 
     @property
     def is_chat(self) -> bool:
-        return bool(self.messages)
+        return self.chat is not None
 
     def outputs(self) -> list[GenerationRequest]:
         """What is asked of the model: of one prompt after the other its samples.
@@ -123,211 +171,110 @@ class CompletionRequest:
         ]
 
 
-def read_completion(body: Any) -> CompletionRequest:
+def read_completion(raw: Any) -> CompletionRequest:
     """Reads the body of POST /v1/completions.
 
     Raises:
         ApiError: a parameter that is missing, wrong or not supported.
     """
-    fields = open_fields(body, _COMPLETION, _NEUTRAL_COMPLETION)
-    prompts = read_prompts(fields.get("prompt"))
-    max_tokens = _read_count(fields, "max_tokens")
-    max_tokens = DEFAULT_COMPLETION_TOKENS if max_tokens is None else max_tokens
-    logprobs, echo = read_completion_logprobs(fields), read_flag(fields, "echo")
-    common = _read_common(fields, prompts[0], max_tokens, logprobs)
-    check_choices(len(prompts), common["samples"])
-    if echo and logprobs is not None:
-        most = max(logprobs, common["prompt_logprobs"] or 0)
-        common["generation"] = replace(common["generation"], prompt_logprobs=most)
-    return CompletionRequest(prompts=prompts, echo=echo, **common)
+    body = read_body(_CompletionBody, raw)
+    given: Any = [body.prompt] if _find_form(body.prompt) != "several" else body.prompt
+    prompts = tuple(tuple(one) if isinstance(one, list) else one for one in given)
+    _check_choices(len(prompts), body.n)
+    most = DEFAULT_COMPLETION_TOKENS if body.max_tokens is None else body.max_tokens
+    generation = _read_generation(body, prompts[0], most, body.logprobs)
+    if body.echo and body.logprobs is not None:
+        of_prompt = max(body.logprobs, body.prompt_logprobs or 0)
+        generation = replace(generation, prompt_logprobs=of_prompt)
+    return CompletionRequest(
+        model=body.model,
+        generation=generation,
+        include_usage=_read_usage(body),
+        samples=body.n,
+        prompts=prompts,
+        echo=body.echo,
+        prompt_logprobs=body.prompt_logprobs,
+    )
 
 
-def read_chat(body: Any) -> CompletionRequest:
+def read_chat(raw: Any) -> CompletionRequest:
     """Reads the body of POST /v1/chat/completions.
 
     Raises:
         ApiError: a parameter that is missing, wrong or not supported.
     """
-    fields = open_fields(body, _CHAT, _NEUTRAL_CHAT)
-    messages = read_messages(fields)
-    max_tokens = _read_count(fields, "max_completion_tokens")
-    older = _read_count(fields, "max_tokens")
-    if max_tokens is not None and older is not None and max_tokens != older:
+    body = read_body(_ChatBody, raw)
+    _check_choices(1, body.n)
+    most = body.max_completion_tokens if body.max_tokens is None else body.max_tokens
+    if body.max_completion_tokens not in (None, most):
         raise ApiError("differs from max_completion_tokens", param="max_tokens")
+    if body.top_logprobs and not body.logprobs:
+        raise ApiError("goes with logprobs: true only", param="top_logprobs")
+    top = body.top_logprobs if body.logprobs else None
     return CompletionRequest(
-        messages=messages,
-        variables=read_variables(fields),
-        # SGLang's name and default.
-        separates_reasoning=read_flag({"separate_reasoning": True} | fields, "separate_reasoning"),
-        tools=read_tools(fields),
-        **_read_common(
-            fields, None, older if max_tokens is None else max_tokens, read_chat_logprobs(fields)
+        model=body.model,
+        generation=_read_generation(body, None, most, top),
+        include_usage=_read_usage(body),
+        samples=body.n,
+        prompt_logprobs=body.prompt_logprobs,
+        chat=Conversation(
+            messages=read_messages(body.messages),
+            variables=read_variables(body),
+            tools=read_tools(body.tools, body.tool_choice, parallel=body.parallel_tool_calls),
         ),
+        separates_reasoning=body.separate_reasoning,
     )
 
 
-def open_fields(
-    body: Any, understood: set[str], neutral: Mapping[str, tuple[Any, ...]]
-) -> dict[str, Any]:
-    """The fields that say something; null is as good as absent."""
-    if not isinstance(body, dict):
-        raise ApiError("the body must be a JSON object")
-    fields = {name: value for name, value in body.items() if value is not None}
-    for name, value in fields.items():
-        if name in understood:
-            continue
-        if name not in neutral:
-            raise ApiError("this parameter is not supported", param=quoted(name).strip('"'))
-        if not any(_same(value, allowed) for allowed in neutral[name]):
-            raise ApiError(f"{quoted(value)} is not supported", param=name)
-    return fields
-
-
-def _read_common(
-    fields: dict[str, Any], prompt: Prompt | None, max_tokens: int | None, logprobs: int | None
-) -> dict[str, Any]:
-    """Keywords of CompletionRequest that both kinds of request fill alike; a chat has no prompt."""
-    model = fields.get("model")
-    if not isinstance(model, str):
-        raise ApiError("must be the name of a model", param="model")
-    generation = GenerationRequest(
-        grammar=read_structure(fields),
-        prompt=prompt or "",
-        max_tokens=max_tokens,
-        sampling=_read_sampling(fields),
-        stop_strings=_read_stops(fields.get("stop")),
-        ignore_eos=read_flag(fields, "ignore_eos"),
-        add_special_tokens=prompt is not None,  # a chat's template writes them itself
-        streaming=read_flag(fields, "stream"),
-        logprobs=logprobs,
-        logprobs_mode=read_logprobs_mode(fields),
-        prompt_logprobs=read_prompt_logprobs(fields),
-        penalties=_read_penalties(fields),
-        **_read_rules(fields),
-    )
-    usage = _read_stream_options(fields.get("stream_options"), generation.streaming)
-    samples = _read_count(fields, "n") or 1
-    check_choices(1, samples)
-    return {
-        "model": model,
-        "generation": generation,
-        "prompt_logprobs": generation.prompt_logprobs,
-        "include_usage": usage,
-        "samples": samples,
-    }
-
-
-def _read_sampling(fields: dict[str, Any]) -> SamplingParams:
-    """OpenAI's defaults: temperature 1, and another seed for every request."""
-    top_k = _read(fields, "top_k", "an integer", int)
-    seed = _read(fields, "seed", "an integer", int)
+def _read_generation(
+    body: _CommonBody, prompt: Prompt | None, max_tokens: int | None, logprobs: int | None
+) -> GenerationRequest:
+    """What is asked of the served model, with a seed of its own; a chat has no prompt yet."""
+    grammar, allowed = read_structure(body), body.allowed_token_ids
     try:
-        return SamplingParams(
-            temperature=_read_number(fields, "temperature", 1.0),
-            top_p=_read_number(fields, "top_p", 1.0),
-            top_k=top_k,
-            min_p=_read_number(fields, "min_p", 0.0),
-            seed=secrets.randbits(63) if seed is None else seed,
+        return GenerationRequest(
+            prompt=prompt or "",
+            max_tokens=max_tokens,
+            sampling=SamplingParams(
+                temperature=body.temperature,
+                top_p=body.top_p,
+                top_k=body.top_k,
+                min_p=body.min_p,
+                seed=secrets.randbits(63) if body.seed is None else body.seed,
+            ),
+            stop_strings=tuple(body.stop),
+            ignore_eos=body.ignore_eos,
+            add_special_tokens=prompt is not None,  # a chat's template writes them itself
+            streaming=body.stream,
+            logprobs=logprobs,
+            logprobs_mode=body.logprobs_mode,
+            prompt_logprobs=body.prompt_logprobs,
+            penalties=Penalties(
+                frequency=body.frequency_penalty,
+                presence=body.presence_penalty,
+                repetition=body.repetition_penalty,
+                bias=tuple((int(name), one) for name, one in body.logit_bias.items()),
+            ),
+            allowed_token_ids=allowed if allowed is None else tuple(allowed),
+            bad_words=tuple(body.bad_words),
+            grammar=grammar,
         )
     except DflashError as error:
-        raise ApiError(error.what, param=error.where) from error
+        raise as_refusal(error, stop_strings="stop") from error
 
 
-def _read_penalties(fields: dict[str, Any]) -> Penalties:
-    """What changes logits; `logit_bias` names tokens by their ids, as texts."""
-    bias = fields.get("logit_bias", {})
-    if not isinstance(bias, dict) or len(bias) > MOST_BIASED:
-        raise ApiError(f"must be an object of at most {MOST_BIASED:,}", param="logit_bias")
-    for token_id in bias:
-        if not (token_id.isascii() and token_id.isdecimal() and len(token_id) < 10):
-            raise ApiError(f"{quoted(token_id)} is no token id", param="logit_bias")
-    try:
-        return Penalties(
-            frequency=_read_number(fields, "frequency_penalty", 0.0),
-            presence=_read_number(fields, "presence_penalty", 0.0),
-            repetition=_read_number(fields, "repetition_penalty", 1.0),
-            bias=tuple((int(token_id), value) for token_id, value in bias.items()),
-        )
-    except DflashError as error:
-        raise ApiError(error.what, param=error.where) from error
-
-
-def _read_rules(fields: dict[str, Any]) -> dict[str, Any]:
-    """Tokens that may not come, as vLLM's fields say it; of GenerationRequest."""
-    ids, words = fields.get("allowed_token_ids"), fields.get("bad_words", [])
-    if ids is not None and (
-        not isinstance(ids, list) or any(type(one) is not int or one < 0 for one in ids)
-    ):
-        raise ApiError("must be a list of token ids", param="allowed_token_ids")
-    if not isinstance(words, list) or len(words) > MOST_BAD:
-        raise ApiError(f"must be a list of at most {MOST_BAD:,} texts", param="bad_words")
-    allowed = None if ids is None else tuple(ids)
-    try:
-        TokenRules(allowed=allowed)
-    except DflashError as error:
-        raise ApiError(error.what, param=error.where) from error
-    texts = tuple(check_text(word, "bad_words") for word in words)
-    return {"allowed_token_ids": allowed, "bad_words": texts}
-
-
-def _read_stops(stop: Any) -> tuple[str, ...]:
-    stops = [] if stop is None else [stop] if isinstance(stop, str) else stop
-    if not isinstance(stops, list) or len(stops) > MAX_STOPS:
-        raise ApiError(f"must be a text or a list of at most {MAX_STOPS}", param="stop")
-    texts = tuple(check_text(one, "stop") for one in stops)
-    try:
-        check_stop_strings(texts, "stop")
-    except DflashError as error:
-        raise ApiError(error.what, param="stop") from error
-    return texts
-
-
-def _read_stream_options(options: Any, stream: bool) -> bool:
+def _read_usage(body: _CommonBody) -> bool:
     """Whether the stream's end has the usage."""
-    if options is None:
+    if body.stream_options is None:
         return False
-    if not stream:
+    if not body.stream:
         raise ApiError("goes with stream: true only", param="stream_options")
-    if not isinstance(options, dict):
-        raise ApiError("must be an object", param="stream_options")
-    # Obfuscation hides lengths from who listens on the wire; it adds nothing that is shown.
-    unknown = options.keys() - {"include_usage", "include_obfuscation"}
-    if unknown:
-        name = quoted(min(unknown)).strip('"')
-        raise ApiError("this parameter is not supported", param=f"stream_options.{name}")
-    return read_flag(options, "include_usage")
+    return body.stream_options.include_usage
 
 
-def _read_count(fields: dict[str, Any], name: str) -> int | None:
-    value = fields.get(name)
-    if value is not None and (type(value) is not int or value < 1):
-        raise ApiError(f"must be an integer of at least 1, not {quoted(value)}", param=name)
-    return value
-
-
-def _read_number(fields: dict[str, Any], name: str, default: float) -> float:
-    value = _read({name: default} | fields, name, "a number", int, float)
-    if value is None:
-        raise ApiError("must be a number, not null", param=name)
-    try:
-        return float(value)
-    except OverflowError:
-        raise ApiError("is too large", param=name) from None
-
-
-def read_flag(fields: dict[str, Any], name: str) -> bool:
-    """A flag; absent is false."""
-    return bool(_read(fields, name, "true or false", bool))
-
-
-def _read(fields: dict[str, Any], name: str, what: str, *kinds: type) -> Any:
-    """A value of one of the types, or None; true is no number."""
-    value = fields.get(name)
-    if value is not None and type(value) not in kinds:
-        raise ApiError(f"must be {what}, not {quoted(value)}", param=name)
-    return value
-
-
-def _same(value: Any, other: Any) -> bool:
-    """Equal as JSON values: true is not 1, but 1.0 is."""
-    return isinstance(value, bool) == isinstance(other, bool) and bool(value == other)
+def _check_choices(prompts: int, samples: int) -> None:
+    """Raises ApiError for more outputs than a request may have."""
+    if prompts * samples > MOST_CHOICES:
+        of = f"{samples:,}" if prompts == 1 else f"{prompts:,} prompts of {samples:,}"
+        what = f"{of} outputs are more than {MOST_CHOICES} in one request"
+        raise ApiError(what, param="n" if samples > 1 else "prompt")

@@ -46,12 +46,7 @@ class OpenAiServer:
 
             from dflash_trt.serving.openai.access import Gate
             from dflash_trt.serving.openai.app import OpenAiApp
-            from dflash_trt.serving.openai.connections import (
-                ACCEPTED_AT_ONCE,
-                GuardedConnection,
-                QuietAccepts,
-            )
-            from dflash_trt.serving.openai.ending import Cuttable
+            from dflash_trt.serving.openai.connections import ACCEPTED_AT_ONCE, GuardedConnection
         except ImportError as error:
             raise DflashError(
                 f"the OpenAI front needs starlette and uvicorn ({one_line(error)})",
@@ -69,7 +64,7 @@ class OpenAiServer:
             find_format(tokenizer.core),
             figures,
         )
-        self._requests = Cuttable(Gate(app.starlette(), options, figures))
+        self._requests = Gate(app.starlette(), options, figures)
         self._server = uvicorn.Server(
             uvicorn.Config(
                 self._requests,
@@ -85,7 +80,6 @@ class OpenAiServer:
         )
         # It warns of every client that speaks no HTTP, which the client is told.
         logging.getLogger("uvicorn.error").setLevel(logging.ERROR)
-        self._on_exception = QuietAccepts()
         # Whoever runs the front beside a model server handles signals.
         self._server.capture_signals = nullcontext  # type: ignore[method-assign, assignment]
 
@@ -100,7 +94,6 @@ class OpenAiServer:
         Raises:
             DflashError: it ended by itself.
         """
-        asyncio.get_running_loop().set_exception_handler(self._on_exception)
         try:
             await self._server.serve(sockets=[self._socket])
         finally:

@@ -3,98 +3,101 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Annotated, Any, Literal
 
-from dflash_trt.core.strict_json import quoted
+from pydantic import AfterValidator, Field
+
 from dflash_trt.errors import DflashError
 from dflash_trt.serving.openai.errors import ApiError
-from dflash_trt.serving.openai.prompts import check_text
+from dflash_trt.serving.openai.fields import Body, Text, check_unicode
 from dflash_trt.text.grammar import Grammar, lark_choice, schema_text
 
-FORMAT, GUIDES = "response_format", "structured_outputs"
 _KINDS = ("json", "json_object", "regex", "choice", "grammar")
-FIELDS = frozenset({FORMAT, GUIDES, *(f"guided_{kind}" for kind in _KINDS)})
 
 
-def read_structure(fields: Mapping[str, Any]) -> Grammar | None:
+def _check_schema(schema: Any) -> Any:
+    """Raises ValueError for a text that is no schema's; what is none is told when it compiles."""
+    if schema == "":
+        raise ValueError("must not be empty")
+    return check_unicode(schema) if isinstance(schema, str) else schema
+
+
+Schema = Annotated[Any, AfterValidator(_check_schema)]
+
+
+class _Wrapped(Body):
+    name: Any = None
+    description: Any = None
+    strict: Any = None
+    schema_: dict[str, Any] = Field(alias="schema")
+
+
+class _SchemaFormat(Body):
+    type: Literal["json_schema"]
+    json_schema: _Wrapped
+
+
+class _PlainFormat(Body):
+    type: Literal["text", "json_object"]
+
+
+class _Guides(Body):
+    json_: Schema = Field(None, alias="json")
+    json_object: bool = False
+    regex: Text | None = None
+    choice: list[Text] | None = None
+    grammar: Text | None = None
+
+
+class StructuredBody(Body):
+    """The fields that bind an answer."""
+
+    response_format: Annotated[_PlainFormat | _SchemaFormat, Field(discriminator="type")] | None = (
+        None
+    )
+    structured_outputs: _Guides | None = None
+    guided_json: Schema = None
+    guided_json_object: bool = False
+    guided_regex: Text | None = None
+    guided_choice: list[Text] | None = None
+    guided_grammar: Text | None = None
+
+
+def read_structure(body: StructuredBody) -> Grammar | None:
     """The grammar that a request's fields ask for; None for any text.
 
     Raises:
-        ApiError: one of them is wrong, or two of them ask for something.
+        ApiError: one of them is none, or two of them ask for something.
     """
-    given = [(name, grammar) for name, grammar in _read_all(fields) if grammar is not None]
-    if len(given) > 1:
-        (first, _), (second, _), *_ = given
-        raise ApiError(f"does not go with {first}", param=second)
-    return given[0][1] if given else None
-
-
-def _read_all(fields: Mapping[str, Any]) -> Iterator[tuple[str, Grammar | None]]:
-    if FORMAT in fields:
-        yield FORMAT, _read_format(fields[FORMAT])
+    given: list[tuple[str, str, Any]] = []
+    match body.response_format:
+        case _PlainFormat(type="json_object"):
+            given.append(("response_format", "json_object", True))
+        case _SchemaFormat(json_schema=wrapped):
+            given.append(("response_format.json_schema.schema", "json", wrapped.schema_))
     for kind in _KINDS:
-        name = f"guided_{kind}"
-        if name in fields:
-            yield name, _read_guide(kind, fields[name], name)
-    if GUIDES in fields:
-        guides = fields[GUIDES]
-        if not isinstance(guides, dict):
-            raise ApiError("must be an object", param=GUIDES)
-        for kind, value in guides.items():
-            name = f"{GUIDES}.{quoted(kind).strip(chr(34))}"
-            if kind not in _KINDS and value is not None:
-                raise ApiError("this parameter is not supported", param=name)
-            if value is not None:
-                yield name, _read_guide(kind, value, name)
-
-
-def _read_format(given: Any) -> Grammar | None:
-    """What `response_format` makes of the answer: any text, a JSON object, or a schema's."""
-    if not isinstance(given, dict):
-        raise ApiError("must be an object with a type", param=FORMAT)
-    kind = given.get("type")
-    if kind == "text" and given.keys() == {"type"}:
-        return None
-    if kind == "json_object" and given.keys() == {"type"}:
-        return Grammar("json_object")
-    if kind != "json_schema" or given.keys() != {"type", "json_schema"}:
-        raise ApiError(f"{quoted(given)} is not supported", param=FORMAT)
-    where, wrapped = f"{FORMAT}.json_schema", given["json_schema"]
-    if not isinstance(wrapped, dict) or not isinstance(wrapped.get("schema"), dict):
-        raise ApiError("must have a schema, an object", param=where)
-    unknown = wrapped.keys() - {"name", "description", "schema", "strict"}
-    if unknown:
-        name = quoted(min(unknown)).strip('"')
-        raise ApiError("this parameter is not supported", param=f"{where}.{name}")
-    return _make("json_schema", schema_text(wrapped["schema"]), f"{where}.schema")
-
-
-def _read_guide(kind: str, value: Any, where: str) -> Grammar | None:
-    """One of vLLM's: a schema as an object or its text, an expression, texts, or rules."""
-    if kind == "json_object":
-        if not isinstance(value, bool):
-            raise ApiError(f"must be true or false, not {quoted(value)}", param=where)
-        return Grammar("json_object") if value else None
-    if kind == "choice":
-        if not isinstance(value, list):
-            raise ApiError("must be a list of texts", param=where)
-        for place, one in enumerate(value):
-            check_text(one, f"{where}[{place}]")
-        grammar = _make("choice", json.dumps(value), where)
+        given.append((f"guided_{kind}", kind, getattr(body, f"guided_{kind}")))
+    for kind in _KINDS:
+        value = getattr(body.structured_outputs, "json_" if kind == "json" else kind, None)
+        given.append((f"structured_outputs.{kind}", kind, value))
+    asked = [one for one in given if one[2] is not None and one[1:] != ("json_object", False)]
+    if len(asked) > 1:
+        raise ApiError(f"does not go with {asked[0][0].split('.')[0]}", param=asked[1][0])
+    for where, kind, value in asked:
         try:
-            lark_choice(grammar.text)
+            return _make(kind, value)
         except DflashError as error:
             raise ApiError(error.what, param=where) from error
-        return grammar
+    return None
+
+
+def _make(kind: str, value: Any) -> Grammar:
     if kind == "json":
-        text = value if isinstance(value, str) else schema_text(value)
-        return _make("json_schema", check_text(text, where), where)
-    return _make("regex" if kind == "regex" else "grammar", check_text(value, where), where)
-
-
-def _make(kind: Any, text: str, where: str) -> Grammar:
-    try:
-        return Grammar(kind, text)
-    except DflashError as error:
-        raise ApiError(error.what, param=where) from error
+        return Grammar("json_schema", value if isinstance(value, str) else schema_text(value))
+    if kind == "choice":
+        grammar = Grammar("choice", json.dumps(value))
+        lark_choice(grammar.text)
+        return grammar
+    if kind == "json_object":
+        return Grammar("json_object")
+    return Grammar("regex" if kind == "regex" else "grammar", value)

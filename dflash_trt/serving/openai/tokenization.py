@@ -2,92 +2,102 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
+
+from pydantic import Field
 
 from dflash_trt.serving.openai.errors import ApiError
-from dflash_trt.serving.openai.messages import read_messages
-from dflash_trt.serving.openai.prompts import check_text
-from dflash_trt.serving.openai.request import open_fields, read_flag
-from dflash_trt.serving.openai.templates import VARIABLES, read_variables
+from dflash_trt.serving.openai.fields import AnyText, Body, read_body
+from dflash_trt.serving.openai.messages import (
+    EFFORT,
+    VARIABLES,
+    Conversation,
+    Messages,
+    TemplateBody,
+    read_messages,
+    read_variables,
+)
 from dflash_trt.serving.openai.tools import read_tools
-from dflash_trt.text.chat import Message
 from dflash_trt.text.tokenizer import BundleTokenizer
 from dflash_trt.text.tokenizer_calls import decode
-from dflash_trt.text.tools import ToolUse
 
 MAX_CHARACTERS = 1 << 20
 """Of a text: one thread makes the tokens of all who ask."""
 
 
+class _TokenizeBody(TemplateBody):
+    model: str | None = None
+    prompt: AnyText | None = None
+    messages: Messages | None = None
+    add_special_tokens: bool | None = None
+    return_token_strs: bool = False
+    # An unfinished chat is refused.
+    add_generation_prompt: Literal[True] = True
+    continue_final_message: Literal[False] = False
+
+
+class DetokenizeRequest(Body):
+    """Token ids of which the text is asked."""
+
+    model: str | None = None
+    tokens: list[int] = Field(fail_fast=True)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenizeRequest:
-    """A text, or the messages of a chat, of which the token ids are asked.
+    """A text, or a chat, of which the token ids are asked.
 
     Args:
         model: None where the client named none.
-        tools: that the chat's template is told of.
-        variables: of the chat's template.
         special: the tokenizer adds its own special tokens; a chat's template writes them itself.
         strings: each token as the vocabulary spells it is asked too.
     """
 
     model: str | None
     prompt: str
-    messages: tuple[Message, ...]
-    tools: ToolUse | None
-    variables: Mapping[str, Any]
+    chat: Conversation | None
     special: bool
     strings: bool
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DetokenizeRequest:
-    """Token ids of which the text is asked."""
-
-    model: str | None
-    tokens: tuple[int, ...]
-
-
-def read_tokenize(body: Any) -> TokenizeRequest:
+def read_tokenize(raw: Any) -> TokenizeRequest:
     """Reads the body of POST /tokenize.
 
     Raises:
         ApiError: a parameter that is missing, wrong or not supported.
     """
-    neutral = {"add_generation_prompt": (True,), "continue_final_message": (False,)}
-    names = {"model", "prompt", "messages", "add_special_tokens", "return_token_strs", "tools"}
-    names.add(VARIABLES)
-    fields = open_fields(body, names, neutral)
-    is_chat = "messages" in fields
-    if is_chat and "prompt" in fields:
-        raise ApiError("goes without messages", param="prompt")
-    for name in ("tools", VARIABLES):
-        if not is_chat and fields.get(name):
+    body = read_body(_TokenizeBody, raw)
+    if (body.messages is None) == (body.prompt is None):
+        what = "is required, or messages" if body.prompt is None else "goes without messages"
+        raise ApiError(what, param="prompt")
+    chat = None
+    if body.messages is not None:
+        chat = Conversation(
+            messages=read_messages(body.messages),
+            variables=read_variables(body),
+            tools=read_tools(body.tools),
+        )
+    for name in ("tools", VARIABLES, EFFORT):
+        if chat is None and getattr(body, name):
             raise ApiError("goes with messages only", param=name)
+    special = chat is None if body.add_special_tokens is None else body.add_special_tokens
     return TokenizeRequest(
-        model=_read_model(fields),
-        prompt="" if is_chat else check_text(fields.get("prompt"), "prompt", empty=True),
-        messages=read_messages(fields) if is_chat else (),
-        tools=read_tools({"tools": fields.get("tools", [])}),
-        variables=read_variables(fields),
-        special=read_flag({"add_special_tokens": not is_chat} | fields, "add_special_tokens"),
-        strings=read_flag(fields, "return_token_strs"),
+        model=body.model,
+        prompt=body.prompt or "",
+        chat=chat,
+        special=special,
+        strings=body.return_token_strs,
     )
 
 
-def read_detokenize(body: Any) -> DetokenizeRequest:
+def read_detokenize(raw: Any) -> DetokenizeRequest:
     """Reads the body of POST /detokenize.
 
     Raises:
         ApiError: a parameter that is missing, wrong or not supported.
     """
-    fields = open_fields(body, {"model", "tokens"}, {})
-    tokens = fields.get("tokens")
-    if not isinstance(tokens, list) or any(type(token) is not int for token in tokens):
-        raise ApiError("must be a list of token ids", param="tokens")
-    return DetokenizeRequest(model=_read_model(fields), tokens=tuple(tokens))
+    return read_body(DetokenizeRequest, raw)
 
 
 def tokenize(
@@ -101,7 +111,7 @@ def tokenize(
     """
     if len(text) > MAX_CHARACTERS:
         what = f"a text of {len(text):,} characters; {MAX_CHARACTERS:,} are the most"
-        raise ApiError(what, param="messages" if asked.messages else "prompt")
+        raise ApiError(what, param="messages" if asked.chat else "prompt")
     ids = tokenizer.encode(text, special=asked.special)
     strings = [tokenizer.core.id_to_token(token) for token in ids] if asked.strings else None
     return {"count": len(ids), "max_model_len": max_seq_len, "tokens": ids, "token_strs": strings}
@@ -118,10 +128,3 @@ def detokenize(tokenizer: BundleTokenizer, asked: DetokenizeRequest) -> dict[str
         if not 0 <= token < 1 << 32 or tokenizer.core.id_to_token(token) is None:
             raise ApiError("is no token of this model", param=f"tokens[{place}]")
     return {"prompt": decode(tokenizer.core, asked.tokens)}
-
-
-def _read_model(fields: dict[str, Any]) -> str | None:
-    model = fields.get("model")
-    if model is not None and not isinstance(model, str):
-        raise ApiError("must be the name of a model", param="model")
-    return model

@@ -12,10 +12,11 @@ import numpy as np
 from dflash_trt.serving.server.fields import (
     CLASSIC_NAMES,
     CLASSIC_PARAMETERS,
+    GUIDE,
+    GUIDE_TYPE,
     RENAMED,
     check_parameters,
 )
-from dflash_trt.serving.server.guides import GUIDE, GUIDE_TYPE, read_guide
 from dflash_trt.serving.server.inputs import (
     Tensors,
     check_sizes,
@@ -95,9 +96,9 @@ def read_forward(tensors: Tensors, parameters: Mapping[str, Any], timeout_us: in
     words = [word for word in read_texts(tensors, "bad_words") if word]
     if words:
         parameters = {**parameters, "bad_words": json.dumps(words)}
-    kind, guide = ("".join(read_texts(tensors, name)) for name in (GUIDE_TYPE, GUIDE))
-    if grammar := read_guide(kind, guide):
-        parameters = {**parameters, "grammar": grammar}
+    for name in (GUIDE_TYPE, GUIDE):
+        if guide := "".join(read_texts(tensors, name)):
+            parameters = {**parameters, name: guide}
     names: tuple[str, ...] = ALWAYS
     for name in ("num_input_tokens", "num_output_tokens"):
         if read_scalar(tensors, f"return_{name}", bool):

@@ -9,8 +9,8 @@ from dataclasses import replace
 
 from dflash_trt.errors import DflashError, one_line
 from dflash_trt.runtime.jobs import Failure, Job, Outcome
-from dflash_trt.text.foreign import ForeignProcessLostError
 from dflash_trt.text.grammar import Follower, Grammar, GrammarCompiler
+from dflash_trt.text.sandbox import SandboxLostError
 
 
 class CompilingQueue:
@@ -90,5 +90,5 @@ class CompilingQueue:
 def _as_failure(error: Exception) -> Failure:
     if not isinstance(error, DflashError):
         return Failure(Outcome.FAILED, DflashError(one_line(repr(error))))
-    at_fault = not isinstance(error, ForeignProcessLostError)
+    at_fault = not isinstance(error, SandboxLostError)
     return Failure(Outcome.REFUSED if at_fault else Outcome.FAILED, error)

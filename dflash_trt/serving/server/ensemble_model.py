@@ -24,16 +24,16 @@ from dflash_trt.serving.server.inputs import (
     read_scalar,
     read_texts,
 )
-from dflash_trt.serving.server.lingering import Lingering
-from dflash_trt.serving.server.liveness import LivenessWatch, is_model_running
+from dflash_trt.serving.server.processes import find_models
 from dflash_trt.serving.server.replies import Channel, Outputs
 from dflash_trt.serving.server.settings import ModelSettings
-from dflash_trt.serving.server.watch import CancellationWatch
+from dflash_trt.serving.server.watch import CancellationWatch, Lingering
 
 _LLM_MODEL = "tensorrt_llm"
 _FINAL_MARK = "num_verify_steps"  # an output that only a last response has
 _STOP_AGAIN_S = 0.05
 _CLOSE_S = 5.0
+_LOOK_S = 0.5
 
 
 class _Forwarding:
@@ -70,11 +70,8 @@ class TritonPythonModel:
         self._stopping = False
         self._calls = Lingering()
         self._watch = CancellationWatch()
-        self._liveness = LivenessWatch(
-            lambda: is_model_running(os.getppid(), _LLM_MODEL),
-            lambda: self._count > 0,
-            self._give_up,
-        )
+        self._closing = threading.Event()
+        self._start(self._watch_llm_model)
 
     def execute(self, requests: list[Any]) -> None:
         """Takes requests; their replies come from other threads."""
@@ -90,13 +87,13 @@ class TritonPythonModel:
     def finalize(self) -> None:
         """Cancels what is still forwarded, and waits for it."""
         deadline = time.monotonic() + _CLOSE_S
+        self._closing.set()
         for one in self._list_live():
             self._cancel(one)
         with self._lock:
             threads = list(self._threads)
         for thread in threads:
             thread.join(max(0.0, deadline - time.monotonic()))
-        self._liveness.close()
         self._watch.close()
 
     def _take(self, request: Any, channel: Channel) -> None:
@@ -126,7 +123,6 @@ class TritonPythonModel:
             channel.fail(Failure(Outcome.OVERFLOW, full))
             return
         self._watch.add(channel, lambda: self._cancel(forwarding))
-        self._liveness.look()
         self._start(lambda: self._forward(forwarding))
 
     def _start(self, work: Callable[[], None]) -> None:
@@ -163,7 +159,8 @@ class TritonPythonModel:
                 outputs = _read_outputs(response)
                 if "error" in outputs:
                     self._release(forwarding)
-                    channel.fail_with(*read_texts(outputs, "error"))
+                    code, *_, message = read_texts(outputs, "error")
+                    channel.fail_with(code, message)
                     ended = True
                 elif outputs:
                     last = _FINAL_MARK in outputs
@@ -191,6 +188,21 @@ class TritonPythonModel:
             self._live[request_id].remove(forwarding)
             if not self._live[request_id]:
                 del self._live[request_id]
+
+    def _watch_llm_model(self) -> None:
+        """Gives up what is in flight when the other model's process, once seen, has died.
+
+        Triton server 2.51 refuses new requests for such a model, but those that its process had
+        taken never end. To ask through the server is no way to know: the question may wait behind
+        all requests in flight.
+        """
+        seen = False
+        while not self._closing.wait(_LOOK_S):
+            if self._count or not seen:
+                runs = _LLM_MODEL in find_models(os.getppid()).values()
+                if seen and not runs:
+                    self._give_up()
+                seen = seen or runs
 
     def _give_up(self) -> None:
         """Ends everything in flight: the other model is gone."""

@@ -6,10 +6,9 @@ for; over gRPC parameters are parameters. Whatever nobody reads is refused, neve
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Set
 
 from dflash_trt.errors import one_line
-from dflash_trt.serving.server.guides import GUIDE, GUIDE_TYPE
 from dflash_trt.serving.server.inputs import STOP_IDS, refuse
 
 # Inputs of the classic contract and of the LLM-API contract: one meaning, one type, two names.
@@ -42,41 +41,18 @@ CLASSIC_NAMES: Mapping[str, str] = {
     "max_new_tokens": "max_tokens",
 }
 
-# The request's id comes as one too.
-_PARAMETERS = {
-    "id",
-    "streaming_text",
-    "ignore_eos",
-    "add_special_tokens",
-    "end_id",
-    "block_size",
-}
-# For clients of ours, the other model among them.
-_BETWEEN_US = {
-    "timeout_us",
-    "errors_as_output",
-    "acknowledge",
-    "logprobs",
-    "logprobs_mode",
-    "prompt_logprobs",
-    "logit_bias",
-    "grammar",
-    "prompt_ids",
-    "repetition_penalty",
-    "own_penalties",
-    "min_p",
-    "allowed_token_ids",
-    "bad_words",
-    STOP_IDS,
-}
-LLM_PARAMETERS = frozenset(_PARAMETERS | _BETWEEN_US | {GUIDE_TYPE, GUIDE})
-CLASSIC_PARAMETERS = frozenset(_PARAMETERS)
+# TensorRT-LLM's guided decoding: inputs of the classic contract, parameters of the other one.
+GUIDE_TYPE, GUIDE = "guided_decoding_guide_type", "guided_decoding_guide"
+# Parameters that `llm_model.py` reads itself; the request's id comes as one too.
+READ_ELSEWHERE = frozenset({"id", "timeout_us", STOP_IDS})
+# Those of the classic contract, which are passed on.
+CLASSIC_PARAMETERS = frozenset(
+    {"id", "streaming_text", "ignore_eos", "add_special_tokens", "end_id", "block_size"}
+)
 _OF_THE_SERVER = "triton_"
 
 
-def check_parameters(
-    parameters: Iterable[str], known: frozenset[str], names: Mapping[str, str]
-) -> None:
+def check_parameters(parameters: Iterable[str], known: Set[str], names: Mapping[str, str]) -> None:
     """Refuses the first parameter that is not `known`; `names` has what others call a field.
 
     Raises:

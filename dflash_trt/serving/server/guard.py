@@ -1,8 +1,8 @@
 """Ends a server whose launcher was killed; also a program of its own, of the standard library.
 
 `guard.py GROUP PREFIX...` waits for the end of its standard input, a pipe whose other end the
-launcher alone holds. Then nobody is left to end the server: it kills the process group and removes
-the files whose paths begin with a PREFIX.
+launcher alone holds. Then nobody is left to end the server: it kills the process group (0: its own)
+and removes the files whose paths begin with a PREFIX.
 """
 
 from __future__ import annotations
@@ -15,12 +15,9 @@ import sys
 import time
 from collections.abc import Sequence
 from contextlib import suppress
-from itertools import chain
 from pathlib import Path
 
-_PATIENCE_S = 3.0
-_ROUND_S = 0.02
-_IGNORED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_DEATH_S = 0.3  # until what was killed writes no file any more
 
 
 class Guard:
@@ -47,8 +44,7 @@ class Guard:
         if self._ended:  # the number may be another group's by now
             return
         self._ended = True
-        with suppress(ProcessLookupError):
-            os.killpg(self.group, signal.SIGKILL)
+        _kill(self.group)
         self._process.kill()  # one that was started later is in a group of its own
         self._process.communicate()
 
@@ -62,47 +58,32 @@ class Guard:
         )
 
 
-def _members(group: int) -> list[int]:
-    """Processes of the group that run, without this one."""
-    found = []
-    for process in Path("/proc").iterdir():
-        if not process.name.isdecimal() or int(process.name) == os.getpid():
-            continue
-        with suppress(OSError, ValueError):
-            # pid (command) state ppid pgrp …; the command may hold spaces and brackets.
-            text = (process / "stat").read_text("utf-8", "replace")
-            state, _, its_group = text.rpartition(")")[2].split()[:3]
-            if int(its_group) == group and state not in "ZX":
-                found.append(int(process.name))
-    return found
-
-
-def _end(group: int, prefixes: Sequence[str]) -> None:
-    deadline = time.monotonic() + _PATIENCE_S
-    while (members := _members(group)) and time.monotonic() < deadline:
-        for pid in members:
-            with suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-        time.sleep(_ROUND_S)
-    for path in chain.from_iterable(map(_matches, prefixes)):
-        if path.is_dir() and not path.is_symlink():
-            shutil.rmtree(path, ignore_errors=True)
-        else:
-            path.unlink(missing_ok=True)
-
-
-def _matches(prefix: str) -> list[Path]:
-    folder, name = os.path.split(prefix)
-    return [path for path in Path(folder).iterdir() if path.name.startswith(name)]
+def _kill(group: int) -> None:
+    with suppress(ProcessLookupError):
+        os.killpg(group, signal.SIGKILL)
 
 
 def main() -> None:
     # A terminal and an orchestrator signal everyone: this process is the last to go.
-    for number in _IGNORED:
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     group, *prefixes = sys.argv[1:]
     sys.stdin.buffer.read()
-    _end(int(group) or os.getpgrp(), prefixes)
+    doomed = int(group) or os.getpgrp()
+    if os.fork():  # the child outlives the group
+        os.waitpid(-1, 0)
+        return
+    os.setsid()
+    _kill(doomed)
+    time.sleep(_DEATH_S)
+    paths = [one for prefix in map(Path, prefixes) for one in prefix.parent.iterdir()]
+    for path in paths:
+        if not str(path).startswith(tuple(prefixes)):
+            continue
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path, ignore_errors=True)
+        else:
+            path.unlink(missing_ok=True)
 
 
 if __name__ == "__main__":

@@ -5,23 +5,28 @@ from __future__ import annotations
 import http.client
 import re
 import signal
-import socket
 import subprocess
 import time
 from collections import deque
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 from dflash_trt.core.files import resolved
-from dflash_trt.core.machine import MANY_FILES, may_open_files
 from dflash_trt.errors import DflashError, one_line
 from dflash_trt.runtime.worker import Phase
-from dflash_trt.serving.server.exposure import LOOPBACK, choose_http_host, restriction_options
+from dflash_trt.serving.server.addresses import (
+    LOOPBACK,
+    bind_port,
+    choose_http_host,
+    client_address,
+    numeric_address,
+    restriction_options,
+)
 from dflash_trt.serving.server.guard import Guard
-from dflash_trt.serving.server.pulse import PULSE_VARIABLE, read_pulse
-from dflash_trt.serving.server.server_log import ServerLog
+from dflash_trt.serving.server.heartbeat import HEARTBEAT_VARIABLE, read_heartbeat
 from dflash_trt.serving.server.tritonserver import (
     TritonServerBinary,
     find_tritonserver,
@@ -31,13 +36,10 @@ from dflash_trt.serving.server.tritonserver import (
 
 _POLL_S = 0.1
 _ANSWER_S = 30.0
-# A server whose time is over says so and ends, or hangs.
+# A server whose time is over ends with this code, or hangs.
+_OVERDUE = 1
 _OVERTIME_S = 2
 _SHARED_MEMORY = Path("/dev/shm")
-_IDLE_AND_OVERDUE = (
-    "Found 0 model versions that have in-flight inferences",
-    "Exit timeout expired",
-)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,6 +71,11 @@ class ServerAddresses:
     http: str
     grpc: str
     metrics: str
+
+    def ports(self) -> dict[str, Any]:
+        """The ports under the names that ServerOptions has for them."""
+        each = asdict(self).items()
+        return {f"{name}_port": int(address.rpartition(":")[2]) for name, address in each}
 
 
 class TritonServer:
@@ -113,23 +120,21 @@ class TritonServer:
             shared_memory = _SHARED_MEMORY / self._name
             self._guard = Guard([self._folder, shared_memory, *options.removed_with])
             stack.callback(self._guard.end_group)
-            self.pulse_file = self._folder / "pulse"
+            self.heartbeat_file = self._folder / "heartbeat"
             # Appended to: what a former server said last is why there is another.
-            self._log = ServerLog(self.log_file, is_bounded=may_open_files() < MANY_FILES)
-            try:
+            with self.log_file.open("ab") as log:
+                self._log_start = log.tell()
                 self._process = subprocess.Popen(
                     self._command(binary, options),
                     stdin=subprocess.DEVNULL,
-                    stdout=self._log.output,
+                    stdout=log,
                     stderr=subprocess.STDOUT,
-                    env=server_environment(binary) | {PULSE_VARIABLE: str(self.pulse_file)},
+                    env=server_environment(binary) | {HEARTBEAT_VARIABLE: str(self.heartbeat_file)},
                     # The stub looks for modules in its working folder first: an empty one.
                     cwd=self._folder,
                     # A terminal's Ctrl-C reaches the launcher alone, which decides what follows.
                     process_group=self._guard.group,
                 )
-            finally:
-                self._log.hand_over()
             self._resources = stack.pop_all()
         self._closed_with: int | None = None
 
@@ -146,7 +151,7 @@ class TritonServer:
         ]
         for protocol, held in self._held_ports.items():
             host, port = held.getsockname()[:2]
-            address = _numeric_address(protocol, host)
+            address = numeric_address(protocol, host)
             command += [f"--{protocol}-address={address}", f"--{protocol}-port={port}"]
         return command
 
@@ -241,29 +246,21 @@ class TritonServer:
     def stop(self) -> int:
         """Ends the server: SIGTERM, and SIGKILL once its time is over; its exit code.
 
-        0 also where its time was over but no request was left: Triton server 2.51 sometimes loses
-        a stream that is cancelled as it ends, and can then not unload the model.
+        0 also where its time was over but our model had no request left: Triton server 2.51
+        sometimes loses a stream that is cancelled as it ends, and can then not unload the model.
         """
+        if self.exit_code is not None:
+            return self.exit_code
         self.send_signal(signal.SIGTERM)
         try:
             code = self.wait(self._exit_timeout_s + _OVERTIME_S)
         except subprocess.TimeoutExpired:
             self.send_signal(signal.SIGKILL)
-            code = self.wait()
-        return 0 if self._finished_requests() else code
-
-    def _finished_requests(self) -> bool:
-        """Whether all requests had ended before the time was over.
-
-        The log counts no requests of models that stream: of those the generator's pulse tells.
-        """
-        try:
-            log = "".join(self._last_lines())
-        except OSError:
-            return False
-        pulse = read_pulse(self.pulse_file)
-        is_idle = pulse is None or pulse.phase is not Phase.TURN
-        return is_idle and all(mark in log for mark in _IDLE_AND_OVERDUE)
+            self.wait()
+            code = _OVERDUE
+        beat = read_heartbeat(self.heartbeat_file)
+        was_idle = beat is not None and beat.phase is not Phase.TURN
+        return 0 if code == _OVERDUE and was_idle else code
 
     def close(self) -> int:
         """Ends the server and what it leaves behind; its exit code. May be called again."""
@@ -291,10 +288,8 @@ class TritonServer:
         return _reason(lines[-1]) if lines else "it printed nothing"
 
     def _last_lines(self) -> deque[str]:
-        if self.exit_code is not None:
-            self._log.settle()
         with self.log_file.open(encoding="utf-8", errors="replace") as log:
-            log.seek(self._log.start)
+            log.seek(self._log_start)
             return deque((line for line in log if line.strip()), maxlen=200)
 
 
@@ -315,45 +310,3 @@ def _get(address: str, path: str) -> bytes | None:
         return None
     finally:
         connection.close()
-
-
-def bind_port(host: str, port: int, option: str) -> socket.socket:
-    """A TCP socket bound to the address.
-
-    Raises:
-        DflashError: `option` names a port that is taken, or the host is no address of this
-            machine (usage).
-    """
-    try:
-        family, kind, protocol, _, address = socket.getaddrinfo(
-            host, port, type=socket.SOCK_STREAM
-        )[0]
-        bound = socket.socket(family, kind, protocol)
-    except (OSError, ValueError) as error:  # ValueError: no name can be like that
-        reason = getattr(error, "strerror", None) or one_line(error, 80)
-        what = f"{one_line(repr(host), 80)}: {reason}"
-        raise DflashError(what, where="--host", usage=True) from error
-    try:
-        # As servers do: connections that a former one has just closed do not hold the port.
-        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        bound.bind(address)
-    except OSError as error:
-        bound.close()
-        raise DflashError(
-            f"{host}:{port}: {error.strerror}", where=option, fix="choose another", usage=True
-        ) from error
-    return bound
-
-
-def _numeric_address(protocol: str, host: str) -> str:
-    """The host as Triton server takes it, which would read a name as 255.255.255.255."""
-    if ":" not in host:
-        return host
-    return f"[{host}]" if protocol == "grpc" else f"ipv6:{host}"
-
-
-def client_address(host: str, port: int) -> str:
-    """`host:port` as a client on this machine writes it."""
-    # What listens everywhere is reached here by the loopback address.
-    reached = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
-    return f"[{reached}]:{port}" if ":" in reached else f"{reached}:{port}"

@@ -6,6 +6,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from dflash_trt.bundle.bundle import bound_memory, open_bundle
@@ -16,6 +17,7 @@ from dflash_trt.runtime.jobs import Failure, Job, Outcome
 from dflash_trt.runtime.worker import GeneratorWorker
 from dflash_trt.serving.server.compiling import CompilingQueue
 from dflash_trt.serving.server.generation import GenerationReader, check_streaming_text
+from dflash_trt.serving.server.heartbeat import HeartbeatWriter
 from dflash_trt.serving.server.inputs import (
     STOP_IDS,
     Tensors,
@@ -23,13 +25,11 @@ from dflash_trt.serving.server.inputs import (
     read_parameters,
     read_scalar,
 )
-from dflash_trt.serving.server.low_acceptance import AcceptanceWatch
-from dflash_trt.serving.server.metrics import Metrics
-from dflash_trt.serving.server.pulse import PulseWriter
-from dflash_trt.serving.server.replies import Channel, Reply, ReplyPool
+from dflash_trt.serving.server.metrics import AcceptanceWatch, Metrics
+from dflash_trt.serving.server.replies import Channel, Reply
 from dflash_trt.serving.server.settings import ModelSettings
 from dflash_trt.serving.server.watch import CancellationWatch
-from dflash_trt.text.foreign import ForeignProcessLostError
+from dflash_trt.text.sandbox import SandboxLostError
 from dflash_trt.tuning.bundle_schedule import AUTO, NONE
 
 _REPLY_THREADS = 2
@@ -41,7 +41,7 @@ class TritonPythonModel:
 
     When an executor has failed and none opens in its place, every request is refused at once with
     advice to restart the server, but readiness stays true: a Python model cannot take it back,
-    and Triton server 2.51 calls even a model ready whose process has died. The pulse tells it to
+    and Triton server 2.51 calls even a model ready whose process has died. The heartbeat tells
     `dflash-trt serve`, which starts another server.
     """
 
@@ -74,11 +74,17 @@ class TritonPythonModel:
         self._worker = GeneratorWorker(
             pair.open_runner,
             limits.max_batch + queue,
-            on_phase=PulseWriter().beat,
+            on_phase=HeartbeatWriter().beat,
         )
         self._request_seconds = settings.count("request_seconds", 0)
         self._worker.start()
-        self._metrics = Metrics(utils, lambda: self._worker.load, limits.max_batch, queue)
+        self._metrics = Metrics(
+            utils,
+            lambda: self._worker.load,
+            limits.max_batch,
+            queue,
+            AcceptanceWatch(pair.schedule, utils.Logger.log_warn),
+        )
         self._compiling = CompilingQueue(
             pair.grammars,
             limits.max_batch + queue,
@@ -86,8 +92,7 @@ class TritonPythonModel:
             check=lambda job: self._worker.check(job.request),
             record=self._metrics.record_grammar,
         )
-        self._acceptance = AcceptanceWatch(pair.schedule, utils.Logger.log_warn)
-        self._replies = ReplyPool(_REPLY_THREADS)
+        self._replies = ThreadPoolExecutor(_REPLY_THREADS, "reply")
         self._watch = CancellationWatch()
         self._lock = threading.Lock()
         self._jobs: dict[str, list[Job]] = {}
@@ -99,7 +104,7 @@ class TritonPythonModel:
             try:
                 self._take(request, channel)
             except DflashError as error:
-                at_fault = not isinstance(error, ForeignProcessLostError)
+                at_fault = not isinstance(error, SandboxLostError)
                 outcome = Outcome.REFUSED if at_fault else Outcome.FAILED
                 self._fail(request, channel, Failure(outcome, error))
             except Exception as error:
@@ -110,7 +115,7 @@ class TritonPythonModel:
         """Ends what is still running."""
         self._compiling.close()
         self._worker.close()
-        self._replies.close()
+        self._replies.shutdown()
         self._watch.close()
         self._metrics.close()
 
@@ -136,10 +141,7 @@ class TritonPythonModel:
 
         def forget(last: TokenEvent | Failure) -> None:
             self._forget(request_id, job, channel)
-            outcome, statistics = _outcome(last)
-            if statistics is not None:
-                self._acceptance.take(statistics)
-            self._metrics.record(outcome, statistics)
+            self._metrics.record(*_outcome(last))
 
         reply = Reply(channel, generation, self._replies, arrived_ns, forget)
         job = Job(

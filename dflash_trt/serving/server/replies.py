@@ -1,10 +1,13 @@
-"""What a client gets: messages merged while one is under way, each sent by a thread of a pool."""
+"""What a client gets: messages merged while one is under way, each sent by a thread of a pool.
+
+A message takes about a millisecond, which the generator's thread cannot spare.
+"""
 
 from __future__ import annotations
 
-import queue
 import threading
 from collections.abc import Callable, Sequence
+from concurrent.futures import Executor
 from typing import Any
 
 import numpy as np
@@ -73,7 +76,7 @@ class Channel:
         """
         code, message = ERROR_CODES[failure.outcome], failure.error.message
         if as_output:
-            error = as_strings([code, message])
+            error = as_strings([code, failure.outcome, message])
             self.send({"text_output": as_strings([""]), "error": error}, final=True)
         else:
             self.fail_with(code, message)
@@ -101,33 +104,6 @@ class Channel:
                     self._sender.send(response, flags=final)
 
 
-class ReplyPool:
-    """Threads that send: a message takes about a millisecond, which the generator cannot spare."""
-
-    def __init__(self, threads: int) -> None:
-        self._waiting: queue.SimpleQueue[Reply | None] = queue.SimpleQueue()
-        self._threads = [
-            threading.Thread(target=self._run, name=f"reply-{index}", daemon=True)
-            for index in range(threads)
-        ]
-        for thread in self._threads:
-            thread.start()
-
-    def schedule(self, reply: Reply) -> None:
-        self._waiting.put(reply)
-
-    def close(self) -> None:
-        """Sends what is scheduled and ends the threads."""
-        for _ in self._threads:
-            self._waiting.put(None)
-        for thread in self._threads:
-            thread.join()
-
-    def _run(self) -> None:
-        while (reply := self._waiting.get()) is not None:
-            reply.send_pending()
-
-
 class Reply:
     """One request's messages; `take` is its job's listener.
 
@@ -140,7 +116,7 @@ class Reply:
         self,
         channel: Channel,
         generation: Generation,
-        pool: ReplyPool,
+        pool: Executor,
         arrived_ns: int,
         on_sent: Callable[[TokenEvent | Failure], None],
     ) -> None:
@@ -162,7 +138,7 @@ class Reply:
         """Lets the pool send an empty message, where one is wanted; before the first `take`."""
         if self._generation.acknowledge:
             self._scheduled = True
-            self._pool.schedule(self)
+            self._pool.submit(self.send_pending)
 
     def take(self, event: TokenEvent | Failure) -> None:
         """Keeps the event and lets the pool send, if there is something to send yet."""
@@ -171,7 +147,7 @@ class Reply:
             if self._scheduled or not self._is_due():
                 return
             self._scheduled = True
-        self._pool.schedule(self)
+        self._pool.submit(self.send_pending)
 
     def send_pending(self) -> None:
         """Sends what has come so far as one message; on a thread of the pool."""
@@ -194,7 +170,7 @@ class Reply:
         with self._lock:
             self._scheduled = again = self._is_due()
         if again:
-            self._pool.schedule(self)
+            self._pool.submit(self.send_pending)
 
     def _is_due(self) -> bool:
         """Whether what is pending can go out: a request that does not stream waits for its end."""

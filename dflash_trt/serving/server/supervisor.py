@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import signal
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import AsyncGenerator, Callable
-from contextlib import suppress
+from contextlib import aclosing, suppress
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -16,11 +15,9 @@ from dflash_trt.errors import EXIT_FAILED, DflashError
 from dflash_trt.runtime.worker import Phase
 from dflash_trt.serving.client.client import GenerationRequest, ServedModel, TextDelta
 from dflash_trt.serving.client.errors import ServedModelError
-from dflash_trt.serving.server.connection import Connection
-from dflash_trt.serving.server.heartbeat import Heartbeat
+from dflash_trt.serving.server.heartbeat import SilenceWatch, read_heartbeat
 from dflash_trt.serving.server.launcher import ServerOptions, TritonServer
 from dflash_trt.serving.server.processes import ProcessWatch, has_dead_child
-from dflash_trt.serving.server.pulse import read_pulse
 
 Restart = Literal["never", "on-failure"]
 
@@ -35,10 +32,10 @@ class SupervisionOptions:
     """What is done about a server that has failed.
 
     With `restart` "on-failure" another is started, until more than `max_restarts` have failed
-    within WINDOW_S. A server that is silent for `hang_seconds` has failed: no turn of its generator
-    has ended, or, while that is idle, no question is answered. The longest turn of a server in
-    order is a chunk of a prompt; 512 tokens of a model of 8 billion parameters take two CPU cores
-    about three minutes.
+    within WINDOW_S. A server without progress for `hang_seconds` has failed: no turn of its
+    generator has ended, or, while that is idle, no question is answered. The longest turn is a
+    chunk of a prompt; 512 tokens of a model of 8 billion parameters take two CPU cores about three
+    minutes.
     """
 
     restart: Restart = "on-failure"
@@ -77,38 +74,41 @@ class Supervisor:
         self.server = TritonServer(options)
         self._supervision = supervision
         self._on_event = on_event
-        addresses = self.server.addresses
-        self._options = replace(
-            options,
-            http_port=_port(addresses.http),
-            grpc_port=_port(addresses.grpc),
-            metrics_port=_port(addresses.metrics),
-        )
+        self._options = replace(options, **self.server.addresses.ports())
         self.failures = 0  # of servers, since the start
+        self._recent: deque[float] = deque()
         self._expected: set[str] = set()
-        self._failures: deque[float] = deque()
-        self._connection: Connection | None = None
-        self._connections: list[Connection] = []  # those of servers that have gone, too
+        self._model: ServedModel | None = None
+        self._requests: Counter[ServedModel] = Counter()  # those of servers that have gone, too
         self._refusal = "the model is being loaded"
         self._ending = asyncio.Event()
         self._restarting = asyncio.Lock()
 
     async def is_ready(self) -> bool:
         """Whether a request would be answered now; known without asking the server."""
-        if self._connection is None:
+        if self._model is None:
             return False
-        pulse = read_pulse(self.server.pulse_file)
-        return pulse is None or pulse.phase in (Phase.IDLE, Phase.TURN)
+        beat = read_heartbeat(self.server.heartbeat_file)
+        return beat is None or beat.phase in (Phase.IDLE, Phase.TURN)
 
-    def stream(self, request: GenerationRequest) -> AsyncGenerator[TextDelta, None]:
+    async def stream(self, request: GenerationRequest) -> AsyncGenerator[TextDelta, None]:
         """The answer of the server that runs now.
 
         Raises:
-            ServedModelError: there is none, at once; else as `ServedModel.stream`.
+            ServedModelError: there is none; else as `ServedModel.stream`.
         """
-        if self._connection is None:
+        model = self._model
+        if model is None:
             raise ServedModelError(self._refusal, "unavailable")
-        return self._connection.stream(request)
+        self._requests[model] += 1
+        try:
+            async with aclosing(model.stream(request)) as deltas:
+                async for delta in deltas:
+                    yield delta
+        finally:
+            self._requests[model] -= 1
+            if model is not self._model:
+                await self._close_unused(model)
 
     async def start(self) -> None:
         """Returns when the first server is ready.
@@ -129,7 +129,7 @@ class Supervisor:
             async with self._restarting:
                 while trouble is not None and not self._ending.is_set():
                     code = self.server.exit_code
-                    self._refuse("the model server has failed and is being restarted")
+                    await self._refuse("the model server has failed and is being restarted")
                     await asyncio.to_thread(self.server.kill)
                     await asyncio.to_thread(self.server.close)
                     trouble = await self._restart(self._plan_restart(trouble, code))
@@ -137,13 +137,13 @@ class Supervisor:
     async def end(self) -> int:
         """Takes no more requests, lets those in flight end within their time; the exit code."""
         self._ending.set()
-        self._refuse("the server is shutting down")
-        is_idle = self._restarting.locked()  # one that starts has no requests
-        if is_idle:
+        await self._refuse("the server is shutting down")
+        is_starting = self._restarting.locked()  # it has no requests
+        if is_starting:
             self.kill()
         async with self._restarting:
             code = await asyncio.to_thread(self.server.close)
-        return 0 if is_idle else code
+        return 0 if is_starting else code
 
     def kill(self) -> None:
         """Ends the server at once; whoever waits for an answer gets an error."""
@@ -151,27 +151,32 @@ class Supervisor:
 
     async def close(self) -> None:
         """Closes the connections, when nobody waits for an answer."""
-        for connection in self._connections:
-            await connection.close()
+        for model in self._requests:
+            await model.close()
 
-    def _refuse(self, why: str) -> None:
+    async def _refuse(self, why: str) -> None:
         """Requests are refused from now on; those in flight go on."""
-        self._refusal, self._connection = why, None
+        model, self._model, self._refusal = self._model, None, why
+        if model is not None:
+            await self._close_unused(model)
 
-    async def _close_unused(self) -> None:
-        """Closes the connections to servers that have gone, once their requests have ended."""
-        for connection in list(self._connections):
-            if connection is not self._connection and await connection.close_if_idle():
-                self._connections.remove(connection)
+    async def _close_unused(self, model: ServedModel) -> None:
+        """Closes the connection to a server that has gone, once its last request has ended.
+
+        Closing it earlier cancels calls, which their tasks would take for their own cancellation.
+        """
+        if not self._requests[model]:
+            del self._requests[model]
+            await model.close()
 
     def _plan_restart(self, trouble: str, code: int | None) -> float:
         """How long to wait before the next start; the longer, the more of them have failed."""
         now = time.monotonic()
         self.failures += 1
-        self._failures.append(now)
-        while now - self._failures[0] > WINDOW_S:
-            self._failures.popleft()
-        count, most = len(self._failures), self._supervision.max_restarts
+        self._recent.append(now)
+        while now - self._recent[0] > WINDOW_S:
+            self._recent.popleft()
+        count, most = len(self._recent), self._supervision.max_restarts
         if self._supervision.restart == "never":
             raise ServerFailedError(trouble, self.server, code)
         if count > most:
@@ -183,8 +188,7 @@ class Supervisor:
 
     async def _restart(self, delay_s: float) -> str | None:
         """Starts another server; what kept it from being ready, if anything did."""
-        with suppress(TimeoutError):
-            await asyncio.wait_for(self._ending.wait(), delay_s)
+        await self._pause(delay_s)
         if self._ending.is_set():
             return None
         started = time.monotonic()
@@ -211,53 +215,47 @@ class Supervisor:
             await asyncio.wait({waiting}, timeout=LOOK_S)
             watch.find_models()
             now = time.monotonic()
-            is_dead = has_dead_child(server.pid) or watch.find_trouble(now) is not None
-            if is_dead and dead_since is None:
+            if dead_since is None and (has_dead_child(server.pid) or watch.find_death()):
                 dead_since = now
             is_lost = dead_since is not None and now - dead_since > _LAST_WORDS_S
-            if is_lost or watch.find_stopped(now) is not None:
+            if is_lost or watch.find_stop(now) is not None:
                 await asyncio.to_thread(server.kill)
         await waiting
         if not self._ending.is_set():
-            self._connection = Connection(server.addresses.grpc)
-            self._connections.append(self._connection)
+            self._model = ServedModel(server.addresses.grpc)
+            self._requests[self._model] = 0
 
     async def _watch(self) -> str | None:
         """Returns what is wrong with the server, once something is; None when it is to end."""
-        server = self.server
+        server, model = self.server, self._model
         watch = ProcessWatch(server.pid)
-        watch.find_models()
-        self._expected |= watch.models
-        if missing := self._expected - watch.models:
+        models = watch.find_models()
+        self._expected |= models
+        if missing := self._expected - models:
             return f"the process of the model {missing.pop()} has died"
-        model = ServedModel(server.addresses.grpc)
-        heartbeat = Heartbeat(model.ping, self._supervision.hang_seconds)
+        if model is None:  # it is to end
+            return None
+        silence = SilenceWatch(model.ping, self._supervision.hang_seconds)
         try:
             while not self._ending.is_set():
-                await self._close_unused()
                 now = time.monotonic()
-                pulse = read_pulse(server.pulse_file)
-                trouble = watch.find_trouble(now) or heartbeat.find_trouble(pulse, now)
+                trouble = watch.find_death() or watch.find_stop(now)
+                beat = read_heartbeat(server.heartbeat_file)
+                trouble = trouble or silence.find_trouble(beat, now)
                 if server.exit_code is not None:  # and its models with it
                     return f"{_describe_end(server.exit_code)}: {server.last_error()}"
                 if trouble is not None:
                     return trouble
                 server.keep_guard()
-                _end_stopped_helper(server.pid)
-                with suppress(TimeoutError):
-                    await asyncio.wait_for(self._ending.wait(), LOOK_S)
+                await self._pause(LOOK_S)
         finally:
-            await heartbeat.close()
-            await model.close()
+            await silence.close()
         return None
 
-
-def _end_stopped_helper(server_pid: int) -> None:
-    """Kills a child of this process that is stopped; whoever waits for it starts another."""
-    with suppress(ChildProcessError, ProcessLookupError):
-        found = os.waitid(os.P_ALL, 0, os.WSTOPPED | os.WNOHANG | os.WNOWAIT)
-        if found is not None and found.si_pid != server_pid:
-            os.kill(found.si_pid, signal.SIGKILL)
+    async def _pause(self, seconds: float) -> None:
+        """Waits, or until this is to end."""
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self._ending.wait(), seconds)
 
 
 def _describe_end(code: int) -> str:
@@ -265,7 +263,3 @@ def _describe_end(code: int) -> str:
         return f"was ended by {signal.Signals(code - 128).name}"
     except ValueError:
         return "ended by itself"
-
-
-def _port(address: str) -> int:
-    return int(address.rpartition(":")[2])

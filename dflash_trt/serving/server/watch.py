@@ -1,18 +1,20 @@
-"""Notices clients that have gone, also while nothing is sent to them."""
+"""Notices clients that have gone, and keeps what Triton server may still touch after that."""
 
 from __future__ import annotations
 
 import threading
+import time
+from collections import deque
 from collections.abc import Callable
 from itertools import islice
 
-from dflash_trt.serving.server.lingering import Lingering
 from dflash_trt.serving.server.replies import Channel
 
 # A question takes the server about 0.15 ms, and two about one request must not come close together
 # (docs/design/ending-a-request.md).
 _ROUND_S = 0.05
 _QUESTIONS = 16
+_KEEP_S = 5.0
 
 
 class CancellationWatch:
@@ -70,3 +72,24 @@ class CancellationWatch:
                 self._watched[channel] = on_cancelled  # to the end of the line
         if on_cancelled is not None and cancelled:
             on_cancelled()
+
+
+class Lingering:
+    """Holds objects of the Python backend for some seconds after their use has ended.
+
+    Server and model share memory, and in Triton server 2.51 the model's side frees it while a
+    thread of the server, or of the stub, may still be at it: docs/design/ending-a-request.md.
+    What ended last is held until something else ends.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._kept: deque[tuple[float, object]] = deque()
+
+    def keep(self, ended: object) -> None:
+        """Holds `ended` for a while; lets go of those whose time is over."""
+        now = time.monotonic()
+        with self._lock:
+            self._kept.append((now, ended))
+            while now - self._kept[0][0] > _KEEP_S:
+                self._kept.popleft()

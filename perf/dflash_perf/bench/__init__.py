@@ -1,1 +1,1 @@
-"""Benchmarks, run by `python -m dflash_perf bench NAME`; `registry.py` has all of them."""
+"""Benchmarks, run by `python -m dflash_perf bench NAME`."""

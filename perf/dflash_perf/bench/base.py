@@ -48,12 +48,10 @@ class Bench:
             None if it writes its own files. Its signature declares the options: a positional
             parameter is an argument, and Annotated adds a help text.
         runs: the default of --runs.
-        variant: an option whose value is part of a record's name if it is not the default.
     """
 
     measure: Callable[..., Figures | None]
     runs: int = 1
-    variant: str | None = None
 
     @property
     def name(self) -> str:
@@ -92,13 +90,6 @@ class Bench:
         parameters = [*self.options, *shared]
         return click.Command(self.name, params=parameters, callback=self._run, help=self.text)
 
-    def record_name(self, options: dict[str, Any]) -> str:
-        """The name of a record of a run with these options."""
-        for option in self.options:
-            if option.name == self.variant and options[self.variant] != option.default:
-                return f"{self.name}-{options[self.variant]}"
-        return self.name
-
     def _run(
         self, *, runs: int, scratch: Path | None, output: Path | None = None, **options: Any
     ) -> None:
@@ -108,11 +99,11 @@ class Bench:
             plain = {key: _plain(one) for key, one in options.items()}
             record = {"options": {"runs": runs, **plain}, **figures}
             arguments = click.get_current_context().obj
-            click.echo(write_record(output, self.record_name(options), arguments, record))
+            click.echo(write_record(output, self.name, arguments, record))
 
 
 DECLARED: dict[str, Bench] = {}
-"""Benchmarks of the modules imported so far, by name; `registry.py` imports all."""
+"""Benchmarks of the modules imported so far, by name."""
 
 
 def bench(**settings: Any) -> Callable[[Measure], Measure]:
@@ -145,7 +136,7 @@ def _to_click(found: inspect.Parameter, kind: Any) -> click.Parameter:
     is_choice = get_origin(kind) is Literal
     shown = click.Choice(get_args(kind)) if is_choice else _KINDS[kind]
     if found.kind is inspect.Parameter.POSITIONAL_OR_KEYWORD:
-        return click.Argument([found.name], type=shown)
+        return click.Argument([found.name], type=shown, nargs=-1 if is_many else 1, required=True)
     option = partial(click.Option, [f"--{found.name.replace('_', '-')}"], help=text)
     if kind is bool:
         return option(is_flag=True)

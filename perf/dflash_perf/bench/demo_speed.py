@@ -14,8 +14,7 @@ from typing import Annotated
 import click
 
 from dflash_perf.bench.base import Figures, Work, bench
-from dflash_perf.bench.bundles import requests_of
-from dflash_perf.bench.repeat import show, spread_of_ratios, spreads, take_turns
+from dflash_perf.bench.repeat import requests_of, show, spread_of_ratios, spreads, take_turns
 from dflash_trt.bundle.bundle import open_bundle
 from dflash_trt.graph.bindings import GRAPH_NAMES
 from dflash_trt.pair import LoadedPair

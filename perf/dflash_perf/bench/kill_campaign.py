@@ -30,7 +30,6 @@ from urllib.parse import urlsplit
 import click
 
 from dflash_perf.bench.base import Figures, Work, bench
-from dflash_perf.bench.process import own_memory
 from dflash_trt.bundle.bundle import open_bundle
 from dflash_trt.core.machine import allow_more_files
 from dflash_trt.errors import DflashError
@@ -45,6 +44,14 @@ _PAUSE_S = 0.5
 _CALM_S = 2.0
 _KINDS = ("whole", "streamed")
 _PORTS = ("grpc", "http", "metrics", "openai")
+
+
+def own_memory(pid: int) -> int:
+    """Bytes of a process that are in no file (its share of them), as heaps and stacks are."""
+    for line in Path(f"/proc/{pid}/smaps_rollup").read_text(encoding="ascii").splitlines():
+        if line.startswith("Pss_Anon:"):
+            return 1024 * int(line.split()[1])
+    return 0
 
 
 @dataclass(slots=True)

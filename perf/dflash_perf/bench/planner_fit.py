@@ -74,7 +74,7 @@ class Planner:
     def ratio(self, row: PublishedRow) -> float | None:
         """Throughput ratio of two decodings at the τ that `plan` takes; None if unreachable."""
         pair, gpu = find_pair(row["pair"]), find_gpu(row["gpu"])
-        layouts = possible_layouts(gpu, row["gpus"], [pair.target, pair.draft.model])
+        layouts = possible_layouts(gpu, row["gpus"], [pair.target, pair.draft])
         workload = Workload(1024, 1024, 2048)
         site = Site(gpu, row["gpus"], layouts, self.parameters)
         ways: dict[str, Decoding] = {one.kind: one for one in published_decodings(pair)}

@@ -1,11 +1,18 @@
-"""Repeated measurements: interleaved runs, their spread, and ratios of neighbouring runs."""
+"""Work that is measured again and again: a bundle's prompts, interleaved runs, their spread."""
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import islice
+from pathlib import Path
 from statistics import median
 from typing import TypeVar
+
+from dflash_trt.bundle.bundle import Bundle, load_tokenizer
+from dflash_trt.errors import DflashError
+from dflash_trt.runtime import Generator, Request, SamplingParams
+from dflash_trt.text.prompts import encode_prompts, read_prompts
 
 Value = TypeVar("Value")
 Key = TypeVar("Key")
@@ -47,3 +54,41 @@ def show(figures: SpreadFigures, form: str) -> str:
     """A spread as text: `median (least … greatest)`, each in the format `form`."""
     median, low, high = (format(figures[name], form) for name in ("median", "min", "max"))
     return f"{median} ({low} … {high})"
+
+
+def prompt_file(bundle: Bundle) -> Path:
+    """The file of prompts in the bundle.
+
+    Raises:
+        DflashError: it has none.
+    """
+    if bundle.prompts is None:
+        raise DflashError("came without prompts", where=bundle.folder, usage=True)
+    return bundle.prompts
+
+
+def requests_of(bundle: Bundle, max_tokens: int, temperature: float = 0.0) -> list[Request]:
+    """A request for each of the bundle's prompts, through its chat template where it has one."""
+    texts = read_prompts(prompt_file(bundle))
+    return [
+        Request(
+            prompt_ids=tuple(ids),
+            max_tokens=max_tokens,
+            sampling=SamplingParams(temperature=temperature, seed=seed),
+        )
+        for seed, ids in enumerate(encode_prompts(load_tokenizer(bundle), texts, raw=False))
+    ]
+
+
+def decode_all(generator: Generator, requests: Iterable[Request], concurrency: int) -> int:
+    """Decodes `requests`, `concurrency` at a time; returns the number of output tokens."""
+    waiting = iter(requests)
+    tokens, free = 0, concurrency
+    while True:
+        for request in islice(waiting, free):
+            generator.submit(request)
+        if not generator.has_work:
+            return tokens
+        events = generator.step()
+        tokens += sum(len(event.token_ids) for event in events)
+        free = sum(event.result is not None for event in events)

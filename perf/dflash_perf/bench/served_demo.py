@@ -9,23 +9,29 @@ them. Only the server that is asked works.
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Annotated
 
 import yaml
 
 from dflash_perf.bench.base import Work, bench
-from dflash_perf.bench.bundles import rendered_prompts
-from dflash_perf.bench.served import serve
-from dflash_trt.bundle.bundle import Bundle, open_bundle
+from dflash_perf.bench.compare import read_named_bundles
+from dflash_perf.bench.repeat import prompt_file
+from dflash_trt.bundle.bundle import Bundle, load_tokenizer, open_bundle
+from dflash_trt.core.progress import SilentProgress
 from dflash_trt.errors import DflashError
-from dflash_trt.serving.server.repository import RepositoryOptions
+from dflash_trt.serving.server.launcher import ServerOptions, TritonServer
+from dflash_trt.serving.server.repository import RepositoryOptions, write_repository
+from dflash_trt.text.prompts import read_prompts
 from dflash_trt.tuning.bundle_schedule import AUTO, NONE, choose_schedule
+
+READY_TIMEOUT_S = 300
 
 
 @bench(runs=3)
@@ -75,32 +81,31 @@ def measure(
     _run("report", str(results), *marked, "-o", str(output_dir / "report.html"))
 
 
-def read_named_bundles(texts: Sequence[str], target: Bundle | None) -> dict[str, Bundle]:
-    """The bundles of NAME=BUNDLE texts, by name.
+def rendered_prompts(bundle: Bundle, folder: Path) -> Path:
+    """The bundle's prompts as a Triton server takes them, which reads a text as it is: rendered
+    into a file in `folder` where the bundle has a chat template."""
+    file = prompt_file(bundle).resolve()
+    tokenizer = load_tokenizer(bundle)
+    if tokenizer.chat_template is None:
+        return file
+    rendered = folder / "prompts.jsonl"
+    sent = tokenizer.render_chats(read_prompts(file))
+    lines = (json.dumps({"prompt": text}) + "\n" for text in sent)
+    rendered.write_text("".join(lines), encoding="utf-8")
+    return rendered
 
-    Raises:
-        DflashError: one that cannot be read, or whose target is not that of `target`, or of the
-            first where there is none (usage).
+
+@contextmanager
+def serve(bundle: Path, repository: Path, packaging: RepositoryOptions) -> Iterator[str]:
+    """A Triton server of `bundle` on free ports; writes its model repository to `repository`.
+
+    Yields its gRPC address once it is ready.
     """
-    found: dict[str, Bundle] = {}
-    for text in texts:
-        name, equals, path = text.partition("=")
-        if not (name and equals and path) or name in found:
-            raise DflashError(f"{text!r} is not one NAME=BUNDLE", usage=True)
-        found[name] = open_bundle(Path(path))
-        target = target or found[name]
-        if _target_of(found[name]) != _target_of(target):
-            what = f"has another target than {target.folder}"
-            raise DflashError(what, where=path, usage=True)
-    return found
-
-
-def _target_of(bundle: Bundle) -> list[tuple[int, str | None]]:
-    """What tells a bundle's target from others: sizes and headers of its weight files."""
-    files = bundle.manifest.files
-    return [
-        (one.bytes, one.header_sha256) for one in files if one.path.startswith("weights/target/")
-    ]
+    write_repository(bundle, repository, packaging, SilentProgress())
+    options = ServerOptions(repository=repository, http_port=0, grpc_port=0, metrics_port=0)
+    with TritonServer(options) as server:
+        server.wait_ready(READY_TIMEOUT_S)
+        yield server.addresses.grpc
 
 
 def _run(*arguments: str) -> None:

@@ -21,8 +21,14 @@ from typing import Annotated, Literal
 import click
 
 from dflash_perf.bench.base import Figures, Work, bench
-from dflash_perf.bench.bundles import decode_all, requests_of
-from dflash_perf.bench.repeat import show, spread, spread_of_ratios, take_turns
+from dflash_perf.bench.repeat import (
+    decode_all,
+    requests_of,
+    show,
+    spread,
+    spread_of_ratios,
+    take_turns,
+)
 from dflash_trt.bundle.bundle import open_bundle
 from dflash_trt.errors import DflashError
 from dflash_trt.graph.bindings import GRAPH_NAMES

@@ -109,7 +109,7 @@ def block_table(plan: Projection) -> Table:
 def memory_table(plan: Projection) -> Table:
     """With the pair's draft: bytes on a GPU by layout, and users that all GPUs hold by context."""
     own = plan.pair.drafter
-    longest = plan.pair.target.max_context
+    longest = plan.pair.target.max_position_embeddings
     asked = sorted({plan.workload.context, *(c for c in USUAL_CONTEXTS if c <= longest)})
     rows = []
     for layout in plan.site.layouts:

@@ -13,12 +13,8 @@ import numpy as np
 
 from dflash_plugins.block_attention.cases import AttentionShape
 from dflash_plugins.block_attention.inputs import attend, expect, make_inputs
-from dflash_plugins.block_attention.launch import FLOOR, FP8, FP8_HEAD_DIM, TACTICS
-from dflash_plugins.block_attention.reference import (
-    TENSOR_CORES,
-    TENSOR_CORES_PARTS,
-    error_bound,
-)
+from dflash_plugins.block_attention.launch import FLOOR, TACTICS
+from dflash_plugins.block_attention.reference import TENSOR_CORES, error_bound
 from dflash_plugins.operation import DType
 from dflash_plugins.testing.guarded import Run
 from dflash_plugins.testing.numeric import Accuracy, Array, attempt, judge
@@ -110,26 +106,11 @@ def chunk_cases() -> list[AccuracyCase]:
     ]
 
 
-def trial_cases() -> list[AccuracyCase]:
-    """FP8 caches with the tactic that multiplies FP8: every form, few rows, many."""
-    cases = [
-        case
-        for case in accuracy_cases()
-        if case.tactic == 0
-        and case.shape.cache is DType.FLOAT8
-        and case.shape.head_dim <= FP8_HEAD_DIM
-    ]
-    return [replace(case, name=f"{case.name}, tactic {FP8} on trial", tactic=FP8) for case in cases]
-
-
 def check_accuracy(run: TacticRun) -> Iterator[Accuracy]:
-    """`check_bits`, then every case against float64; last, what is on trial and may do harm."""
+    """`check_bits`, then every case against float64."""
     yield from attempt("block_attention, bits", partial(check_bits, run))
     for case in spread(accuracy_cases()):
         yield from attempt(f"block_attention, {case.name}", partial(check_case, run, case))
-    for case in spread(trial_cases()):
-        for found in attempt(f"block_attention, {case.name}", partial(check_case, run, case)):
-            yield replace(found, is_trial=True)
 
 
 def check_case(run: TacticRun, case: AccuracyCase) -> Accuracy:
@@ -137,8 +118,7 @@ def check_case(run: TacticRun, case: AccuracyCase) -> Accuracy:
     run = partial(run, tactic=case.tactic) if case.tactic else run
     inputs = make_inputs(case.shape, case.lengths, case.rows, has_sinks=case.has_sinks)
     actual, expected = attend(run, case.shape, inputs), expect(case.shape, inputs)
-    how = TENSOR_CORES_PARTS if case.tactic == FP8 else TENSOR_CORES
-    bound = error_bound(case.shape, inputs, expected, how)
+    bound = error_bound(case.shape, inputs, expected, TENSOR_CORES)
     return judge(f"block_attention, {case.name}", actual, expected, bound)
 
 

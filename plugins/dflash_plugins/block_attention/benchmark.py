@@ -112,11 +112,10 @@ def measure(
     """Seconds of the kernels at `point` with the fastest tactic, and of each rival.
 
     `error` is the largest difference between any tactic and any rival, over the rival's maximum.
-    Tactics on trial are apart from both, under `trial`.
     """
     tensors = make_tensors(torch, point, device)
     operation = point.cases[0].operation
-    runs = [_prepare(point, runner, tensors, tactic) for tactic in operation.offered]
+    runs = [_prepare(point, runner, tensors, tactic) for tactic in range(operation.tactics)]
     tactic_seconds = [runner.seconds(attend) for attend, _ in runs]
     seconds = min(tactic_seconds)
     error = None
@@ -158,27 +157,7 @@ def measure(
         "error": error,
         "rival_seconds": rival_seconds,
         "failed_rivals": failed,
-        "trial": [_try(point, runner, tensors, one, runs[0]) for one in operation.trial],
     }
-
-
-def _try(
-    point: AttentionPoint,
-    runner: TorchRunner,
-    tensors: Tensors,
-    tactic: int,
-    offered: tuple[Call, Any],
-) -> dict[str, Any]:
-    """Seconds of a tactic on trial and its difference from one that is offered, or what failed."""
-    try:
-        attend, attended = _prepare(point, runner, tensors, tactic)
-        seconds = runner.seconds(attend)
-        offered[0]()
-        expected = offered[1].float()
-        difference = (attended.float() - expected).abs().max() / expected.abs().max()
-        return {"tactic": tactic, "seconds": seconds, "error": float(difference)}
-    except Exception as reason:  # it does not compile, or cannot be launched
-        return {"tactic": tactic, "failed": one_line(reason)}
 
 
 def _prepare(

@@ -3,7 +3,7 @@
 Long caches are split over the context as in flash-decoding. A share is one split's part: its cache
 positions, and the attention over them (docs/design/block-attention.md). q is pre-scaled by
 1/sqrt(D), as for `trt::TRT_Attention`. Products run in q's type with float32 sums; a narrower
-cache (bfloat16, FP8) is converted to it first, or with FP8 the rows are two FP8 numbers each.
+cache (bfloat16, FP8) is converted to it first.
 """
 
 from __future__ import annotations
@@ -12,12 +12,6 @@ import triton
 import triton.language as tl
 
 LOG2_E = tl.constexpr(1.4426950408889634)
-PARTS_LOG2, PARTS_MAX = tl.constexpr(8), tl.constexpr(256.0)
-"""The size of the largest number of those that `two_parts` takes: E4M3 ends at 448."""
-LEAST_ROW = tl.constexpr(2.0**-100)
-"""A row of q whose numbers are all smaller is as good as zero."""
-EXACT_TERMS = tl.constexpr(32)
-"""FP8 products that sm_90a sums with about 14 bits, as one instruction does; then float32."""
 
 
 @triton.jit
@@ -56,13 +50,6 @@ def visible_range(nearest, furthest, length, CAUSAL: tl.constexpr, WINDOW: tl.co
 
 
 @triton.jit
-def two_parts(numbers):
-    """float32 `numbers` of at most PARTS_MAX as two E4M3 whose sum is right to 2^-8 or 2^-10."""
-    high = numbers.to(tl.float8e4nv)
-    return high, (numbers - high.to(tl.float32)).to(tl.float8e4nv)
-
-
-@triton.jit
 def block_attention(
     q,  # [B,H_q,S,D], pre-scaled
     k_cache,  # linear [B,H_kv,capacity,D], paged [pages,page_size,H_kv,D]
@@ -73,6 +60,7 @@ def block_attention(
     sinks,  # float32 [H_q], attention-sink logits (-inf: none); None where the merge adds them
     rows,  # S
     capacity,  # positions that a sequence's cache can hold
+    pages,  # of a paged cache
     splits,  # how many splits a row has; 1 where `attended` is written at once
     attended,  # [B,H_q,S,D], the result; or None, and the next two instead
     shares,  # float32 [R,D], its beginning as [splits,B,H_q,S,D]: attention over a split's keys
@@ -85,8 +73,6 @@ def block_attention(
     CAUSAL: tl.constexpr,
     WINDOW: tl.constexpr,
     PAGE_SIZE: tl.constexpr,
-    FP8: tl.constexpr,  # products of FP8 caches take FP8 operands
-    CAPABILITY: tl.constexpr = 100,  # set by the compiler
 ):
     """One split of BLOCK_M query rows of a KV head's GQA group.
 
@@ -124,15 +110,6 @@ def block_attention(
     score_scale = LOG2_E
     if kv_scales is not None:
         score_scale = tl.load(kv_scales) * LOG2_E
-    row_scale = tl.full([BLOCK_M], 1.0, tl.float32) * score_scale
-    if FP8:
-        wide = q_rows.to(tl.float32)
-        largest = tl.maximum(tl.max(tl.abs(wide), 1), LEAST_ROW)
-        q_high, q_low = two_parts(wide * (1.0 / largest * PARTS_MAX)[:, None])
-        row_scale *= largest / PARTS_MAX
-    # sm_90a multiplies FP8 along rows of both operands only: V would be turned in registers, which
-    # spill.
-    FP8_VALUES: tl.constexpr = FP8 and CAPABILITY >= 100
     peak = tl.full([BLOCK_M], float("-inf"), tl.float32)
     total = tl.zeros([BLOCK_M], tl.float32)
     acc = tl.zeros([BLOCK_M, HEAD_DIM], tl.float32)
@@ -142,17 +119,14 @@ def block_attention(
         is_held = (keys >= first) & (keys < end)
         if PAGE_SIZE > 0:
             entry = page_table + sequence * (capacity // PAGE_SIZE) + keys // PAGE_SIZE
-            page = tl.load(entry, mask=is_held, other=0)
+            # TensorRT times kernels over arbitrary numbers: such a page must be in the pool, too.
+            page = tl.minimum(tl.maximum(tl.load(entry, mask=is_held, other=0), 0), pages - 1)
             row = (page * PAGE_SIZE + keys % PAGE_SIZE) * kv_heads + kv_head
             kv_offsets = row.to(tl.int64)[:, None] * HEAD_DIM + d[None, :]
         else:
             kv_offsets = keys[:, None] * HEAD_DIM + d[None, :]
         k = tl.load(k_cache + kv_offsets, mask=is_held[:, None], other=0.0)
-        if FP8:  # the low part is so small that its own sums need no more bits
-            scores = tl.dot(q_high, tl.trans(k), max_num_imprecise_acc=EXACT_TERMS)
-            scores += tl.dot(q_low, tl.trans(k), max_num_imprecise_acc=HEAD_DIM)
-        else:
-            scores = tl.dot(q_rows, tl.trans(k.to(q_rows.dtype)), input_precision="ieee")
+        scores = tl.dot(q_rows, tl.trans(k.to(q_rows.dtype)), input_precision="ieee")
         is_seen = is_held[None, :]
         if CAUSAL:
             is_seen = is_seen & (keys[None, :] <= position)
@@ -161,26 +135,18 @@ def block_attention(
             if not CAUSAL:
                 is_seen = is_seen & (keys[None, :] < position + WINDOW)
         scores = tl.where(is_seen, scores, float("-inf"))
-        new_peak = tl.maximum(peak, tl.max(scores, 1) * row_scale)
+        new_peak = tl.maximum(peak, tl.max(scores, 1) * score_scale)
         # Before a row's first key the peak is -inf, and -inf minus -inf is NaN.
         shift = tl.where(new_peak == float("-inf"), 0.0, new_peak)
-        base = shift - PARTS_LOG2 if FP8_VALUES else shift
-        weights = tl.exp2(scores * row_scale[:, None] - base[:, None])
+        weights = tl.exp2(scores * score_scale - shift[:, None])
         fade = tl.exp2(peak - shift)
         total = total * fade + tl.sum(weights, 1)
         v = tl.load(v_cache + kv_offsets, mask=is_held[:, None], other=0.0)
         acc = acc * fade[:, None]
-        if FP8_VALUES:
-            high, low = two_parts(weights)
-            acc = tl.dot(high, v, acc=acc)
-            acc = tl.dot(low, v, acc=acc)
-        else:
-            p = weights.to(q_rows.dtype)
-            acc = tl.dot(p, v.to(q_rows.dtype), acc=acc, input_precision="ieee")
+        p = weights.to(q_rows.dtype)
+        acc = tl.dot(p, v.to(q_rows.dtype), acc=acc, input_precision="ieee")
         peak = new_peak
 
-    if FP8_VALUES:
-        total, acc = total / PARTS_MAX, acc / PARTS_MAX
     if kv_scales is not None:
         acc = acc * tl.load(kv_scales + 1)
     if shares is None:

@@ -7,7 +7,7 @@ lower-right mask; window, 0 for none; most_splits, the most splits of a row. Tac
 program the rows of one block, tactic 1 as many as registers hold: prefill chunks read K and V less.
 Tactics 2 and 3 give it half a block's rows, at most 32, and 16: more programs, whose tiles take
 less time, for few sequences. Tactic 4 is the floor: 48 KiB of shared memory, which a launcher need
-not opt in to. Tactic 5, of FP8 caches and on trial, multiplies FP8; of wider heads it is tactic 0.
+not opt in to.
 """
 
 from __future__ import annotations
@@ -33,18 +33,11 @@ from dflash_trt.kernels.attention import Extent
 TACTICS = BLOCK, MOST, FEW, LEAST, FLOOR = range(5)
 """A program has the rows of a block, the most rows, few, the least, or at most what 48 KiB hold."""
 
-FP8 = len(TACTICS)
-"""Rows are two FP8 parts each, and products run on the FP8 codes of K and V as they are."""
-
-FP8_HEAD_DIM = 128
-"""The widest heads that are multiplied so: wider ones spill, or leave too few rows."""
-
 MAX_ROWS, MAX_ROW_ELEMENTS = 128, 64 * 256
 """Most query rows of a program, and most elements of them: its float32 sums stay in registers."""
 
-LEAST_ROWS, FEW_ROWS, FP8_ROWS = 16, 32, 64
-"""Rows of a product on tensor cores, of a program that shares its block's with others, and of one
-whose products are FP8: as many as one such instruction of sm_90a has."""
+LEAST_ROWS, FEW_ROWS = 16, 32
+"""Rows of a product on tensor cores, and of a program that shares its block's with others."""
 
 WHOLE_ROWS = 32
 """Most of a program that writes the result at once, with heads of 128 and more: 64 spill."""
@@ -52,9 +45,8 @@ WHOLE_ROWS = 32
 FLOOR_ROW_ELEMENTS = 32 * 128
 """Most elements of the floor's rows: beside 8 KiB of q and 8 of products, 32 KiB of K and V fit."""
 
-TILE_BYTES, FLIGHT_BYTES, FP8_FLIGHT_BYTES = 16 << 10, 64 << 10, 48 << 10
-"""Of K in a tile, and of K and V that a program has in flight: so much fits every architecture.
-Beside parts of q and of weights, less does."""
+TILE_BYTES, FLIGHT_BYTES = 16 << 10, 64 << 10
+"""Of K in a tile, and of K and V that a program has in flight: so much fits every architecture."""
 
 
 def tile_positions(head_dim: int, cache: DType, tactic: int) -> int:
@@ -74,21 +66,17 @@ def _program_rows(block_rows: int, head_dim: int, tactic: int, *, is_split: bool
     most = min(WHOLE_ROWS if is_whole else MAX_ROWS, elements // head_dim)
     if tactic == MOST:
         return most
-    if tactic == FP8:
-        return min(most, FP8_ROWS)
     most = min(most, max(LEAST_ROWS, next_power_of_two(block_rows)))
     if tactic == FEW:
         return max(LEAST_ROWS, min(FEW_ROWS, most // 2))
     return LEAST_ROWS if tactic == LEAST else most
 
 
-def _warps(program_rows: int, head_dim: int, specs: Specs, tactic: int) -> int:
+def _warps(program_rows: int, head_dim: int, specs: Specs) -> int:
     """Warps per program, enough that its sums, scores and addresses stay in registers.
 
     No more: of 64 rows, two groups of four would compute the same scores on sm_90a.
     """
-    if tactic == FP8:
-        return 8
     most = 16 if "page_table" in specs and "kv_scales" in specs else 128
     is_large = program_rows * head_dim >= most * 128
     return 8 if is_large or program_rows >= 128 or head_dim > 256 else 4
@@ -104,8 +92,7 @@ def _stages(head_dim: int, cache: DType, tile_bytes: int, tactic: int, *, is_pag
     if tactic == FLOOR:
         tiles = max(1, 2 // cache.numpy.itemsize)
         return 1 + (2 * tiles if is_paged else tiles)
-    flight = FP8_FLIGHT_BYTES if tactic == FP8 else FLIGHT_BYTES
-    tiles = 1 if head_dim > 128 else max(1, min(4, flight // tile_bytes))
+    tiles = 1 if head_dim > 128 else max(1, min(4, FLIGHT_BYTES // tile_bytes))
     return 1 + tiles + (2 if is_paged and tiles < 4 else 0)
 
 
@@ -138,13 +125,11 @@ def _launch(is_split: bool, specs: Specs, attributes: Attributes, tactic: int) -
     if query_heads % kv_heads:
         raise DflashError(f"{query_heads} query heads do not divide among {kv_heads} KV heads")
     group = query_heads // kv_heads
-    if tactic == FP8 and head_dim > FP8_HEAD_DIM:
-        tactic = BLOCK
     splits: Extent = 1
-    extras: tuple[Extent, ...] = (rows, capacity)
     if is_split:
         splits = attention.split_count(attributes["most_splits"], batch * query_heads * rows)
-        extras = (rows, capacity, splits)
+    pages = (specs["k_cache"].shape[0],) * is_paged
+    extras = (rows, capacity, *pages, *(splits,) * is_split)
     cache = specs["k_cache"].dtype
     block_rows = group * attributes["block_size"]
     program_rows = _program_rows(block_rows, head_dim, tactic, is_split=is_split)
@@ -158,6 +143,7 @@ def _launch(is_split: bool, specs: Specs, attributes: Attributes, tactic: int) -
         extras=extras,
         constants={
             **dict.fromkeys(absent),
+            **({} if is_paged else {"pages": 0}),
             **({} if is_split else {"splits": 1}),
             "GROUP": group,
             "HEAD_DIM": head_dim,
@@ -166,9 +152,8 @@ def _launch(is_split: bool, specs: Specs, attributes: Attributes, tactic: int) -
             "TILE": tile,
             "BLOCK_M": program_rows,
             "PAGE_SIZE": fixed(specs["k_cache"].shape[1], "the page size") if is_paged else 0,
-            "FP8": tactic == FP8,
         },
-        warps=_warps(program_rows, head_dim, specs, tactic),
+        warps=_warps(program_rows, head_dim, specs),
         stages=_stages(head_dim, cache, tile_bytes, tactic, is_paged=is_paged),
     )
 
@@ -212,13 +197,12 @@ def _operation(*, is_split: bool, is_paged: bool, is_quantized: bool) -> Operati
         name=f"block_attention{suffix}",
         kernel="block_attention",
         inputs=tuple(inputs),
-        extras=("rows", "capacity", *["splits"] * is_split),
+        extras=("rows", "capacity", *["pages"] * is_paged, *["splits"] * is_split),
         outputs=("shares", "log_sums") if is_split else ("attended",),
         attributes=dict.fromkeys(attributes, int),
         describe=_describe_shares if is_split else _describe_attended,
         launch=partial(_launch, is_split),
-        tactics=len(TACTICS) + is_quantized,
-        trial=(FP8,) * is_quantized,
+        tactics=len(TACTICS),
     )
 
 

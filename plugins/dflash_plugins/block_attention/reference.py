@@ -13,7 +13,6 @@ import numpy as np
 import numpy.typing as npt
 
 from dflash_plugins.block_attention.cases import AttentionShape
-from dflash_plugins.operation import DType
 from dflash_plugins.testing.numeric import Array, epsilon, relative, sum_error, tiny
 
 EXPONENT_ROUNDINGS = 10
@@ -26,17 +25,11 @@ four roundings that all err one way, which equals sixteen that err at random."""
 
 @dataclass(frozen=True, slots=True)
 class Roundings:
-    """How often scores and weights are rounded to q's type; `unit` is the roundoff of the sums.
-
-    `has_parts`: q's rows and the weights are two E4M3 parts each. `aligned`: how much of the
-    largest product of a score each of its products may lose.
-    """
+    """How often scores and weights are rounded to q's type; `unit` is the roundoff of the sums."""
 
     scores: int = 0
     weights: int = 1
     unit: float = epsilon(np.float32)
-    has_parts: bool = False
-    aligned: float = 0.0
 
 
 KERNEL = Roundings()
@@ -44,18 +37,6 @@ KERNEL = Roundings()
 
 TENSOR_CORES = Roundings(unit=2 * epsilon(np.float32))
 """Kernels on a GPU: tensor cores may truncate a sum instead of rounding it."""
-
-PART, LEAST_PART = epsilon(DType.FLOAT8.numpy) ** 2, tiny(DType.FLOAT8.numpy) / 256
-"""Errors of a number in two E4M3 parts: of the number, and of the largest, which is 256 in them."""
-
-PARTS_ROUNDINGS = 3
-"""Of a score: its row's scale to parts, and back, and what is multiplied by them."""
-
-KERNEL_PARTS = Roundings(has_parts=True)
-"""The tactic whose products run in FP8, interpreted."""
-
-TENSOR_CORES_PARTS = Roundings(unit=TENSOR_CORES.unit, has_parts=True, aligned=2.0**-13)
-"""On a GPU: sm_90a is reported to sum the products of one FP8 instruction with 14 bits."""
 
 BODY = Roundings(scores=2, weights=2)
 """ONNX Runtime stores scores, masked scores and weights in q's type; its sums are float32."""
@@ -148,7 +129,7 @@ def error_bound(
     - the operations on a score before its exponential. Each errs by one rounding of the largest
       score; in the merge of splits, of the logarithm of the number of keys;
     - the sums over n keys, rescaled whenever the peak moves, at most once a key;
-    - the roundings to q's type, or to two parts; and of the products of parts.
+    - the roundings to q's type.
 
     A relative error of p_j moves o by p_j (v_j - o). The errors add up as in `sum_error`.
     """
@@ -180,19 +161,12 @@ def _row_bound(row: Row, expected: Array, dtype: np.dtype[Any], how: Roundings) 
     weights, sink = row.shares()
     largest = np.max(np.abs(row.scores), initial=0 if np.isinf(row.sink) else abs(row.sink))
     sums = 2 * count + FUNCTION_ROUNDINGS
-    exponent = (EXPONENT_ROUNDINGS + how.has_parts * PARTS_ROUNDINGS) * (
-        largest + np.log(count + 1)
-    ) ** 2
-    coarse, least = (PART, LEAST_PART) if how.has_parts else (epsilon(dtype), tiny(dtype))
-    narrow, least = coarse / how.unit, least / how.unit  # in units of a rounding of the sums
+    exponent = EXPONENT_ROUNDINGS * (largest + np.log(count + 1)) ** 2
+    # In units of a rounding of the sums.
+    narrow, least = epsilon(dtype) / how.unit, tiny(dtype) / how.unit
     # Squares of the relative error of each weight [n], then of the result [D].
     products = size * (row.keys**2 @ row.query**2)
     wrong = products + exponent + how.scores * (narrow * row.scores) ** 2
-    if how.has_parts:
-        terms = (row.keys * row.query) ** 2
-        coarsest = (least * np.max(np.abs(row.query))) ** 2 * np.sum(row.keys**2, axis=1)
-        cut = size * (how.aligned / how.unit) ** 2 * np.max(terms, axis=1)
-        wrong = wrong + narrow**2 * np.sum(terms, axis=1) + coarsest + cut
     squares, result = row.values**2, expected**2
     moved = (weights**2 * wrong) @ squares + (weights**2 @ wrong + sink**2 * exponent) * result
     added = sums * (weights**2 @ squares + result)

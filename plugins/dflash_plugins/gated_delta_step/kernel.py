@@ -58,7 +58,7 @@ def gated_delta_step(
     is_live = end >= 0
     first = tl.where(is_live, tl.load(start + sequence), 0)
     settled = tl.where(is_live, tl.load(state_start + sequence), 0)
-    own_side = sequence * 2 + tl.load(side + sequence)
+    own_side = sequence * 2 + (tl.load(side + sequence) & 1)  # TensorRT times arbitrary numbers
     oldest = -tl.minimum(first, HELD).to(tl.int32)
     shift = HELD + (first - tl.maximum(end, 0)).to(tl.int32)
     begin = -tl.minimum(tl.maximum(first - settled, 0), REPLAY).to(tl.int32)

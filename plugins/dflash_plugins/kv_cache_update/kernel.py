@@ -24,6 +24,7 @@ def kv_cache_update(
     kv_scales,  # float32 [2], of K and V, or None
     rows,  # S
     limit,  # linear: M; paged: columns
+    pages,  # of a paged cache
     k_cache_out,
     v_cache_out,
     KV_HEADS: tl.constexpr,
@@ -39,7 +40,9 @@ def kv_cache_update(
     head = tl.program_id(1) * HEADS + tl.arange(0, HEADS)
     d = tl.arange(0, D_BLOCK)
     inside = (d < HEAD_DIM)[None, :] & (head < KV_HEADS)[:, None]
-    first, is_held = cache_rows(sequence, position, head, page_table, limit, KV_HEADS, PAGE_SIZE)
+    first, is_held = cache_rows(
+        sequence, position, head, page_table, limit, pages, KV_HEADS, PAGE_SIZE
+    )
     inside = inside & is_held
     source = (((sequence * KV_HEADS + head) * rows + row % rows) * HEAD_DIM)[:, None] + d[None, :]
     target = (first * HEAD_DIM)[:, None] + d[None, :]

@@ -26,6 +26,8 @@ def kv_feature_injection(
     kv_scales,  # float32 [2], of K and V, or None
     rows,  # S
     limit,  # linear: M; paged: columns
+    pages,  # of a paged cache
+    angles,  # P
     k_cache_out,
     v_cache_out,
     EPSILON: tl.constexpr,
@@ -46,7 +48,7 @@ def kv_feature_injection(
     slot = position
     if PAGE_SIZE == 0:  # as ONNX's TensorScatter: rows follow the first one's position
         slot = tl.load(positions + sequence * rows) + row % rows
-    first, is_held = cache_rows(sequence, slot, head, page_table, limit, KV_HEADS, PAGE_SIZE)
+    first, is_held = cache_rows(sequence, slot, head, page_table, limit, pages, KV_HEADS, PAGE_SIZE)
     inside = inside & is_held
     source = ((row * KV_HEADS + head) * HEAD_DIM)[:, None] + half[None, :]
     target = (first * HEAD_DIM)[:, None] + half[None, :]
@@ -62,8 +64,9 @@ def kv_feature_injection(
     far = (far * inverse * weight_far).to(narrow).to(tl.float32)
 
     angle = position * HALF + half[None, :]
-    cosine = tl.load(cos + angle, mask=inside, other=0.0).to(tl.float32)
-    sine = tl.load(sin + angle, mask=inside, other=0.0).to(tl.float32)
+    is_turned = inside & (position >= 0) & (position < angles)
+    cosine = tl.load(cos + angle, mask=is_turned, other=0.0).to(tl.float32)
+    sine = tl.load(sin + angle, mask=is_turned, other=0.0).to(tl.float32)
     rotated_near = near * cosine - far * sine
     rotated_far = far * cosine + near * sine
 
@@ -85,11 +88,12 @@ def kv_feature_injection(
 
 @triton.jit
 def cache_rows(
-    sequence, slot, head, page_table, limit, KV_HEADS: tl.constexpr, PAGE_SIZE: tl.constexpr
+    sequence, slot, head, page_table, limit, pages, KV_HEADS: tl.constexpr, PAGE_SIZE: tl.constexpr
 ):
     """Index of the row of D elements for position `slot` of each head; False if there is none.
 
-    Positions outside of the cache or the page table, and pages of -1, have no row.
+    Positions outside of the cache or the page table, and pages outside of the pool, have no row:
+    -1 is a row's that is not kept, and TensorRT times kernels over arbitrary numbers.
     """
     if PAGE_SIZE == 0:
         is_held = (slot >= 0) & (slot < limit)
@@ -99,7 +103,7 @@ def cache_rows(
         is_listed = (slot >= 0) & (column < limit)
         entry = page_table + sequence * limit + column
         page = tl.load(entry, mask=is_listed, other=-1).to(tl.int64)
-        is_held = page >= 0
+        is_held = (page >= 0) & (page < pages)
         row = (page * PAGE_SIZE + slot % PAGE_SIZE) * KV_HEADS + head
     return row, is_held
 

@@ -110,13 +110,14 @@ def row_sample(
             else:
                 weight = tl.load(weights + row * COUNT + group, mask=is_group, other=0.0)
                 total = tl.sum(weight.to(tl.float64) * tl.exp(scaled).to(tl.float64), axis=0)
-            wanted = top_p * total
+            # Groups' weights that are no numbers, or negative, have no nucleus.
+            wanted = tl.where(total > 0, top_p * total, wanted)
         seed, position = tl.load(sampling + (row // rows) * 4), tl.load(positions + row)
         bound = group_bound(seed, position, group)
         token, before = tl.full((), 0, tl.int32), wanted
         # The nucleus is what ranks first: a winner in it is its winner, and if one is not in it,
         # then its winner is among what ranks before that.
-        while before >= wanted:
+        while (before >= wanted) & (token != NO_TOKEN):
             reach = tl.where(key >= border.to(tl.uint32), scaled + bound, float("-inf"))
             token = draw(
                 source,
@@ -135,7 +136,7 @@ def row_sample(
             )
             before = tl.full((), 0, tl.float64)
             if top_p < 1:
-                value = tl.load(source + token).to(tl.float32)
+                value = tl.load(source + token, mask=token < VOCABULARY, other=0.0).to(tl.float32)
                 border, tie_end = key_of(value, KEY_BITS).to(tl.int64), token
                 before = weigh(
                     source,
@@ -150,16 +151,20 @@ def row_sample(
                     OPENED,
                     KEY_BITS,
                 )
-        tl.store(token_ids + row, token.to(tl.int64))
+        tl.store(token_ids + row, tl.where(token == NO_TOKEN, -1, token).to(tl.int64))
 
 
 @triton.jit
 def _parameters(sampling, sequence):
-    """temperature (float64), top_k (int64; 0: all) and top_p (float64)."""
+    """temperature (float64), top_k (int64; 0: all) and top_p (float64; 1: all).
+
+    TensorRT times kernels over arbitrary numbers: a top_p that is no probability keeps all tokens.
+    """
     parameters = sampling + sequence * 4
     temperature = tl.load(parameters + 1).to(tl.float64, bitcast=True)
+    top_p = tl.load(parameters + 3).to(tl.float64, bitcast=True)
     return (
         temperature,
         tl.load(parameters + 2),
-        tl.load(parameters + 3).to(tl.float64, bitcast=True),
+        tl.where((top_p > 0) & (top_p < 1), top_p, 1.0),
     )

@@ -126,10 +126,7 @@ def make_cases(name: str, *, dtype: DType, batch: int, rows: int, vocabulary: in
 
 
 def main_cases() -> list[Case]:
-    """Logits of Qwen3-8B in what engines compute in, and float32 ones of more tokens than any has.
-
-    The target's logits are of the engine's compute type; coupled drafts' are multiplied in float32.
-    """
+    """Logits of Qwen3-8B as engines compute them, and float32 ones of more tokens than any has."""
     sizes = {"batch": 8, "rows": 8, "vocabulary": public_pairs()["qwen3-8b"].target.vocab}
     return [
         *make_cases("qwen3-8b bf16", dtype=DType.BFLOAT16, **sizes),

@@ -28,15 +28,13 @@ class Accuracy:
     """The error and bound of a case at the element where error minus bound is largest.
 
     `mismatch` names the first element that exceeds its bound; None if the case passed. A case that
-    could not be run has neither error nor bound. `is_trial`: of a tactic that no engine is offered
-    yet, so that the check passes whatever was found.
+    could not be run has neither error nor bound.
     """
 
     name: str
     error: float | None
     bound: float | None
     mismatch: str | None
-    is_trial: bool = False
 
 
 def attempt(name: str, check: Callable[[], Accuracy | Iterable[Accuracy]]) -> list[Accuracy]:

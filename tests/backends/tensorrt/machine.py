@@ -128,6 +128,5 @@ def engine_form(length: int, limits: ExecutorLimits, *, draws: bool = False) -> 
         page_size=None if pool is None else pool.page_size,
         draws=draws,
         replay=replay,
-        sharpness=None if limits.coupling is None else limits.coupling.sharpness,
     )
     return form.with_pages(pool)

@@ -19,7 +19,7 @@ from dflash_trt.backends.tensorrt.run.executor import TensorRtExecutor
 from dflash_trt.backends.tensorrt.run.lookahead import Step
 from dflash_trt.graph.form import GraphForm
 from dflash_trt.proof.gpu_check.executor_probes import probe_ahead, probe_drawing
-from dflash_trt.runtime import Generator, GeneratorOptions, Penalties, Request, SamplingParams
+from dflash_trt.runtime import Generator, GeneratorOptions, Penalties, SamplingParams
 from dflash_trt.sampling.params import pack_sampling
 from dflash_trt.sampling.rules import TokenRules
 from tests.backends.steps import one_chunk, random_ids
@@ -74,32 +74,6 @@ def test_whole_generations_are_the_cpus(machine: Machine, built: TinyPair) -> No
     assert not has_read_scores(executor), "nobody read logits"
     executor.close()
     assert machine.cuda.is_clean
-
-
-def test_drafts_share_the_noise_in_the_graph(make_pair: PairFactory, tmp_path: Path) -> None:
-    """As the CPU's executor does it on the host: the same tokens in as many steps, or nearly; the
-    host leaves out tokens that would need rare noise."""
-    sharpness = (1.0, 2.0, 1.5, 1e6, 1.0)
-    draft = {"target_layer_ids": [0, 1], "block_size": ROWS}
-    built = make_pair(
-        target={"vocab": VOCAB}, draft=draft, fit_steps=40, max_seq_len=LENGTH, sharpness=sharpness
-    )
-    folder = write_graphs(built, tmp_path / "graphs", GraphForm(draws=True, sharpness=sharpness))
-    machine = make_machine(built, tmp_path, "tensorrt", folder, draws=True)
-    requests = [
-        Request(
-            prompt_ids=(3, 1, 4, one),
-            max_tokens=40,
-            sampling=SamplingParams(temperature=one / 8, seed=one),
-        )
-        for one in range(0, 16, 2)
-    ]
-    expected = run_alone(built, requests)
-    results = Generator(machine.open()).generate(requests)
-    assert [one.token_ids for one in results] == [one.token_ids for one in expected]
-    steps = [sum(one.statistics.steps for one in each) for each in (results, expected)]
-    assert abs(steps[0] - steps[1]) <= 0.02 * steps[1]
-    assert results[0].statistics.steps == expected[0].statistics.steps, "nothing is drawn there"
 
 
 def test_recorded_logits_are_the_cpus(machine: Machine, built: TinyPair) -> None:

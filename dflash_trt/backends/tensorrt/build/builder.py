@@ -27,6 +27,7 @@ from dflash_trt.backends.tensorrt.build.plugins import (
     operation_forms,
     plugin_arch,
     plugin_caches,
+    raise_callback_failure,
     register_plugins,
 )
 from dflash_trt.backends.tensorrt.build.profiles import Profile, add_profile, profiles
@@ -68,7 +69,6 @@ from dflash_trt.kernels.attention import HEAD_DIMS
 class EngineOptions:
     """What engines to build, beyond the bundle's limits.
 
-    `timing_cache` is where TensorRT keeps what it measured; None is the user's cache folder.
     With `plugins`, kernels of this project stand for the functions that they are written for, and
     the target's engines draw tokens themselves. `kernel_codes` are tried in turn: that TensorRT
     takes cubins is in its code, and not in its documentation.
@@ -77,7 +77,6 @@ class EngineOptions:
     arch: Arch
     precision: Precision
     library: Library = TENSORRT_RTX
-    timing_cache: Path | None = None
     plugins: bool = False
     kernel_codes: tuple[KernelCode, ...] = get_args(KernelCode)
 
@@ -142,7 +141,7 @@ def check_buildable(
                 )
         _check_states(owner, spec)
         if form.has_kernel_caches:
-            for layer in spec.sizes.kinds():
+            for layer in spec.sizes.kinds:
                 _check_kernels(owner, layer)
             continue
         _check_fused(library, owner, spec, form)
@@ -168,7 +167,7 @@ def _check_fused(library: Library, owner: Owner, spec: DecoderSpec, form: GraphF
 
 def _check_states(owner: Owner, spec: DecoderSpec) -> None:
     """A slot's state begins where TensorRT lets a tensor begin."""
-    for layer in spec.sizes.kinds():
+    for layer in spec.sizes.kinds:
         if layer.recurrent is not None and layer.recurrent.state_elements % ALIGNED_ELEMENTS:
             raise DflashError(
                 f"the {owner}'s recurrent states of {layer.recurrent.state_elements} elements "
@@ -274,6 +273,7 @@ def _build_with(
         hand_over_attention(handed, limits.block_size, cache_length, keep_native=is_native)
     # The path tells the parser where the weights are.
     if not parser.parse(handed.SerializeToString(), str(model_path)):
+        raise_callback_failure()
         messages = [parser.get_error(index).desc() for index in range(parser.num_errors)]
         raise refused(library, "read it", f"{graph}.onnx", messages)
     summary, caches = summarize_network(trt, network), plugin_caches(handed, plugins)
@@ -292,6 +292,7 @@ def _build_with(
             succeeded = builder.build_serialized_network_to_stream(network, config, writer)
         monitor.check()
         writer.check()
+    raise_callback_failure()
     if not succeeded or path.stat().st_size == 0:
         error = refused(library, "build it", f"{graph}.onnx", logger.errors)
         raise _BuildRefusedError(error.what, where=error.where, fix=error.fix)
@@ -315,7 +316,7 @@ class _TimingCache:
 
     def __init__(self, trt: Any, config: Any, options: EngineOptions) -> None:
         name = f"timing-{trt.__version__}-{options.arch.name}.cache"
-        self._path = options.timing_cache or user_cache_file(name)
+        self._path = user_cache_file(name)
         self._config = config
         # A cache of another GPU or version is refused, and the build starts with an empty one.
         for data in (read_cache(self._path), b""):

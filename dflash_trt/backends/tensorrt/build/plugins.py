@@ -69,6 +69,12 @@ def register_plugins(library: Library, trt: Any, arch: str, code: KernelCode) ->
     return set(operations())
 
 
+def raise_callback_failure() -> None:
+    """Raises what a plugin's callback raised inside TensorRT, which keeps it to itself."""
+    for registration in list(_registrations.values()):
+        registration.raise_failure()
+
+
 def hand_over(model: onnx.ModelProto, plugins: Collection[str]) -> onnx.ModelProto:
     """A copy of `model` with plugins for the functions that `plugins` names, but for attention.
 

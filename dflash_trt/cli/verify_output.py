@@ -1,0 +1,256 @@
+"""What `verify` shows: while it runs, of the proof, of named sets of prompts, beside a twin."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Sequence
+from statistics import median
+
+import click
+from rich.progress import Progress
+
+from dflash_trt.cli.options import print_json
+from dflash_trt.proof.comparison import AcceptanceFigures
+from dflash_trt.proof.task_table import TaskFigures
+from dflash_trt.proof.twin_comparison import TwinComparison
+from dflash_trt.proof.verification import ModeReport, Speed
+from dflash_trt.runtime.loops import LOOP_TIMES, LOOP_TOKENS
+
+_PROBED = 8
+"""Tokens after which the time for all is estimated."""
+_NONE = "–"
+_HEADER = ("prompts", "output tokens", "steps", "τ", "target_only")
+
+
+class VerifyWatch:
+    """Lines above a bar on stderr.
+
+    Args:
+        tokens: output tokens of each way of decoding, at most.
+        runs: how often they are decoded, the baseline, all modes and timed runs together.
+    """
+
+    def __init__(self, progress: Progress, prompts: int, tokens: int, runs: int) -> None:
+        self._progress, self._prompts = progress, prompts
+        self._tokens, self._runs = tokens, runs
+        self._heard, self._since = 0, 0.0
+        self._task = progress.add_task("comparing", total=None)
+
+    def begin(self, total: int) -> None:
+        """Before the first token, of at most `total` that are compared."""
+        self._progress.update(self._task, total=total)
+
+    def take(self, count: int) -> None:
+        """So many more tokens; the first of them are the baseline's, one prompt at a time."""
+        self._progress.advance(self._task, count)
+        if not self._since:  # what came before the first is the graph's opening
+            self._since = time.perf_counter()
+            return
+        before, self._heard = self._heard, self._heard + count
+        if before < _PROBED <= self._heard and self._tokens > _PROBED:
+            seconds = (time.perf_counter() - self._since) / self._heard
+            whole = seconds * self._tokens * self._runs
+            self._say(
+                f"about {format_seconds(whole)} at {1 / seconds:,.0f} tokens/s, less where drafts "
+                "are accepted and outputs end early; --quick asks for less"
+            )
+
+    def compared(self, prompts: int, report: ModeReport) -> None:
+        """`report` is about the first `prompts` prompts so far."""
+        outcome = "identical"
+        if report.difference is not None:
+            outcome = "apart by ties" if report.is_lossless else f"DIFFERENT: {report.difference}"
+        self._say(f"{report.mode}: {prompts} of {self._prompts} prompts {outcome}")
+
+    def end(self) -> None:
+        """The comparison is over."""
+        self._progress.remove_task(self._task)
+
+    def _say(self, line: str) -> None:
+        self._progress.console.print(
+            line, style="dim", highlight=False, markup=False, soft_wrap=True
+        )
+
+
+def format_seconds(seconds: float) -> str:
+    """As people say it: 45 s, 3 min, 2.5 h."""
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
+
+
+def print_report(
+    reports: list[ModeReport], speed: Speed, prompts: int, timed: str, threads: str
+) -> None:
+    click.echo(f"{prompts} prompts against target_only, batch 1:")
+    for report in reports:
+        line = f"  {report.mode:<28} {_outcome(report)}: {report.tokens:,} tokens, "
+        line += f"{report.logits:,} logits"
+        if report.statistics.acceptance_length is not None:
+            line += f"; acceptance length {report.statistics.acceptance_length:.2f}"
+        click.echo(line)
+    for report in reports:
+        for tie in [] if report.is_bitwise else report.ties:
+            click.echo(
+                f"{report.mode}: prompt {tie.prompt} parts at output token {tie.position}, "
+                f"logit gap {tie.gap:.3g}, measured noise {report.noise:.3g}"
+            )
+        if not report.is_lossless:
+            click.echo(f"first difference, {report.difference}")
+    if speed.ratios:
+        ratios = sorted(speed.ratios)
+        click.echo(
+            f"speed at batch 1, {len(ratios)} interleaved runs{threads}: target_only "
+            f"{median(speed.baseline):,.0f} tokens/s, {timed} "
+            f"{median(speed.speculative):,.0f}, ratio {speed.speedup:.2f} "
+            f"({ratios[0]:.2f} … {ratios[-1]:.2f})"
+        )
+
+
+def _outcome(report: ModeReport) -> str:
+    if report.difference is None:
+        return "identical"
+    if not report.is_lossless:
+        return "DIFFERENT"
+    return f"equal up to {len(report.ties)} floating-point ties"
+
+
+def print_report_json(
+    reports: list[ModeReport], speed: Speed, figures: list[TaskFigures], failed: bool
+) -> None:
+    modes = [
+        {
+            "mode": report.mode,
+            "identical": report.difference is None,
+            "lossless": report.is_lossless,
+            "ties": [dataclasses.asdict(tie) for tie in report.ties],
+            "noise": report.noise,
+            "tokens": report.tokens,
+            "logits": report.logits,
+            "difference": report.difference and dataclasses.asdict(report.difference),
+            "statistics": report.statistics.to_json(),
+        }
+        for report in reports
+    ]
+    timing = {
+        "target_only_tokens_per_second": list(speed.baseline),
+        "dflash_tokens_per_second": list(speed.speculative),
+        "speedup": speed.speedup if speed.ratios else None,
+    }
+    sets = [one.to_json() for one in figures]
+    print_json({"lossless": not failed, "modes": modes, "speed": timing, "sets": sets})
+
+
+def print_tasks(figures: Sequence[TaskFigures], mode: str, drafter: str = "DFlash") -> None:
+    """A line per set, then what is not in them; `mode` is the one that was measured."""
+    header = (*_HEADER, drafter, "speed-up")
+    width = max(len("set"), *(len(one.name) for one in figures))
+    click.echo(
+        f"by set of prompts, {mode} (τ = output tokens after the first ÷ steps; tokens/s at "
+        "batch 1):"
+    )
+    click.echo(f"  {'set':<{width}}" + "".join(f"  {title:>{_width(title)}}" for title in header))
+    for one in figures:
+        cells = zip(_cells(one), header, strict=True)
+        line = "".join(f"  {cell:>{_width(title)}}" for cell, title in cells)
+        click.echo(f"  {one.name:<{width}}{line}")
+    for note in loop_notes(figures):
+        click.echo(note)
+
+
+def loop_notes(figures: Sequence[TaskFigures]) -> list[str]:
+    """Which answers are left out of the figures, a sentence for each set; that of all at the end.
+
+    With several sets, the last of `figures` is all of them together.
+    """
+    with_loops = [one for one in figures if one.looping.requests]
+    if len(with_loops) == 2 and len(figures) > 2:
+        with_loops.pop()  # one set has all the loops there are
+    return [
+        f"looping: {count_answers(one.looping.requests)} of {one.name}, "
+        f"τ {_tau(one.looping.acceptance_length)}, not in the figures (the same "
+        f"{LOOP_TOKENS} tokens {LOOP_TIMES} times or more)"
+        for one in with_loops
+    ]
+
+
+def count_answers(count: int) -> str:
+    """How many answers, in words."""
+    return f"{count:,} answer{'' if count == 1 else 's'}"
+
+
+def _cells(one: TaskFigures) -> tuple[str, ...]:
+    statistics, speed = one.statistics, one.speed
+    rates: tuple[str, ...] = (_NONE, _NONE, _NONE)
+    if speed.ratios:
+        baseline, speculative = median(speed.baseline), median(speed.speculative)
+        rates = _rate(baseline), _rate(speculative), f"{speed.speedup:.2f}"
+    return (
+        f"{statistics.requests:,}",
+        f"{statistics.output_tokens:,}",
+        f"{statistics.steps:,}",
+        _tau(statistics.acceptance_length),
+        *rates,
+    )
+
+
+def _width(title: str) -> int:
+    return max(len(title), 6)
+
+
+def _rate(value: float) -> str:
+    return f"{value:,.0f}" if value >= 100 else f"{value:.1f}"
+
+
+def _tau(value: float | None) -> str:
+    return _NONE if value is None else f"{value:.2f}"
+
+
+def print_comparison(comparison: TwinComparison) -> None:
+    """The comparison as text."""
+    text = comparison.text
+    change = text.perplexity / text.twin_perplexity - 1
+    click.echo(f"{text.tokens:,} predicted tokens, bundle beside its twin:")
+    click.echo(f"  same likeliest token  {text.agreement:.2%}")
+    click.echo(
+        f"  KL(twin ‖ bundle)     {text.mean_kl:.3g} nats a token, at most {text.max_kl:.3g}"
+    )
+    click.echo(
+        f"  perplexity            {text.perplexity:.4f}, twin {text.twin_perplexity:.4f} "
+        f"({change:+.2%})"
+    )
+    for temperature in sorted({one.temperature for one in comparison.acceptances}):
+        name = "greedy" if temperature == 0 else f"temperature {temperature:g}"
+        rows = [one for one in comparison.acceptances if one.temperature == temperature]
+        click.echo(f"acceptance length over {rows[0].statistics.requests} prompts, {name}:")
+        click.echo("  target  draft   length    loss   steps  tokens")
+        for row in rows:
+            click.echo(f"  {row.target:<6}  {row.draft:<6}  {_acceptance(comparison, row)}")
+    for failure in comparison.failures:
+        click.echo(f"FAILED: {failure}")
+
+
+def print_comparison_json(comparison: TwinComparison) -> None:
+    """The comparison as JSON."""
+    acceptances = [
+        {
+            "target": one.target,
+            "draft": one.draft,
+            "temperature": one.temperature,
+            "loss_percent": comparison.find_loss(one),
+            "tokens": one.statistics.step_tokens,
+            "statistics": one.statistics.to_json(),
+        }
+        for one in comparison.acceptances
+    ]
+    text = dataclasses.asdict(comparison.text)
+    print_json({"text": text, "acceptance": acceptances, "failures": comparison.failures})
+
+
+def _acceptance(comparison: TwinComparison, figures: AcceptanceFigures) -> str:
+    length, loss = figures.statistics.acceptance_length, comparison.find_loss(figures)
+    measured = "     -       -" if length is None else f"{length:6.3f}"
+    if length is not None:
+        measured += "       -" if loss is None else f"  {loss:5.1f}%"
+    return f"{measured}  {figures.statistics.steps:6,}  {figures.statistics.step_tokens:6,}"

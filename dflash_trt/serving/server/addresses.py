@@ -1,0 +1,95 @@
+"""Where a Triton server listens, and what of it others may reach."""
+
+from __future__ import annotations
+
+import ipaddress
+import secrets
+import socket
+
+from dflash_trt.errors import DflashError, one_line
+
+LOOPBACK = "127.0.0.1"
+# They would register memory, write files, or load and unload models for anyone who asks.
+RESTRICTED = ("shared-memory", "trace", "logging", "model-repository")
+_HEADER = "dflash-trt"
+
+
+def restriction_options() -> list[str]:
+    """Options of `tritonserver` that close RESTRICTED, over both protocols, to everybody.
+
+    The word that would open them is another one for every server, and nobody is told.
+    """
+    rule = f"{','.join(RESTRICTED)}:{_HEADER}={secrets.token_hex(16)}"
+    return [f"--http-restricted-api={rule}", f"--grpc-restricted-protocol={rule}"]
+
+
+def choose_http_host(host: str, http_host: str | None, *, expose: bool) -> str:
+    """Where Triton server's own HTTP listens; others reach it only if that is asked for twice.
+
+    `http_host` None is `host` where that is a loopback address, else LOOPBACK.
+
+    Raises:
+        DflashError: an address that others reach, without `expose` (usage).
+    """
+    if http_host is None:
+        return host if is_loopback(host) else LOOPBACK
+    if not expose and not is_loopback(http_host):
+        raise DflashError(
+            f"{http_host!r} lets others reach Triton server's own HTTP, where one request can end "
+            "a server older than 2.69 (docs/security.md)",
+            where="--http-host",
+            fix="leave it out and offer --openai-port or gRPC, or add --expose-http",
+            usage=True,
+        )
+    return http_host
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine reaches `host`; False too where it is no address at all."""
+    try:
+        found = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)
+    except (OSError, ValueError):
+        return False
+    return all(ipaddress.ip_address(str(one[4][0])).is_loopback for one in found)
+
+
+def bind_port(host: str, port: int, option: str) -> socket.socket:
+    """A TCP socket bound to the address.
+
+    Raises:
+        DflashError: `option` names a port that is taken, or the host is no address of this
+            machine (usage).
+    """
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM
+        )[0]
+        bound = socket.socket(family, kind, protocol)
+    except (OSError, ValueError) as error:  # ValueError: no name can be like that
+        reason = getattr(error, "strerror", None) or one_line(error, 80)
+        what = f"{one_line(repr(host), 80)}: {reason}"
+        raise DflashError(what, where="--host", usage=True) from error
+    try:
+        # As servers do: connections that a former one has just closed do not hold the port.
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        bound.bind(address)
+    except OSError as error:
+        bound.close()
+        raise DflashError(
+            f"{host}:{port}: {error.strerror}", where=option, fix="choose another", usage=True
+        ) from error
+    return bound
+
+
+def numeric_address(protocol: str, host: str) -> str:
+    """The host as Triton server takes it, which would read a name as 255.255.255.255."""
+    if ":" not in host:
+        return host
+    return f"[{host}]" if protocol == "grpc" else f"ipv6:{host}"
+
+
+def client_address(host: str, port: int) -> str:
+    """`host:port` as a client on this machine writes it."""
+    # What listens everywhere is reached here by the loopback address.
+    reached = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
+    return f"[{reached}]:{port}" if ":" in reached else f"{reached}:{port}"

@@ -1,0 +1,35 @@
+"""The support table: what the page shows, and what commands say."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from dflash_trt.bundle.support import EXECUTORS, TABLE, Feature, check_executor, render
+from dflash_trt.errors import DflashError
+
+PAGE = Path(__file__).parents[2] / "docs" / "support-matrix.md"
+
+
+def test_the_page_shows_the_table() -> None:
+    assert "\n".join(render()) in PAGE.read_text(encoding="utf-8")
+
+
+def test_each_executor_is_refused_what_it_lacks_and_nothing_else() -> None:
+    for feature in Feature:
+        for executor in EXECUTORS:
+            check_executor(feature, executor, None)
+            if executor not in TABLE[feature]:
+                check_executor(feature, executor, "given")
+                continue
+            with pytest.raises(DflashError) as caught:
+                check_executor(feature, executor, "given")
+            assert caught.value.usage and caught.value.where == feature.option
+            assert caught.value.fix and "{" not in caught.value.what
+
+
+def test_plugins_are_a_remedy_where_the_table_says_so() -> None:
+    check_executor(Feature.PAGED_CACHES, "tensorrt", True, plugins=True)
+    with pytest.raises(DflashError, match="linear caches"):
+        check_executor(Feature.PAGED_CACHES, "tensorrt-rtx", True, plugins=True)
