@@ -100,7 +100,7 @@ class _Result(_Said):
 
 
 Said = Annotated[_Told | _Answered | _Result, Field(discriminator="role")]
-Messages = Annotated[list[Said], Field(min_length=1)]
+Messages = Annotated[list[Said], Field(min_length=1, fail_fast=True)]
 
 
 class TemplateBody(Body):
