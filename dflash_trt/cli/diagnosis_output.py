@@ -13,7 +13,6 @@ from dflash_trt.core.publish import file_error, replace_file
 from dflash_trt.diagnosis.diagnose import Diagnosis
 from dflash_trt.diagnosis.evidence import Evidence
 from dflash_trt.diagnosis.question import Question
-from dflash_trt.diagnosis.trial import Trial
 from dflash_trt.diagnosis.verdict import show_gain
 
 SHOWN = 12
@@ -36,19 +35,18 @@ def print_diagnosis(bundle: Bundle, diagnosis: Diagnosis) -> None:
         )
     _print_slots(evidence)
     _print_groups(evidence)
-    trials = [*evidence.trials, *evidence.forms]
-    trials += [one for one in (evidence.others_context, evidence.greedy) if one is not None]
     click.echo("changed, one thing at a time:")
-    trials.sort(key=lambda trial: trial.gain.value, reverse=True)
-    for trial in trials[:SHOWN]:
-        click.echo(f"  {trial.change:<52} {_length(trial)}  {show_gain(trial.gain)}")
-    if len(trials) > SHOWN:
-        click.echo(f"  … and {len(trials) - SHOWN} that lose more")
+    for trial in evidence.tried[:SHOWN]:
+        known = trial.acceptance_length is not None
+        length = f"{trial.acceptance_length:5.2f}" if known else f"{'-':>5}"
+        click.echo(f"  {trial.change:<52} {length}  {show_gain(trial.gain)}")
+    if len(evidence.tried) > SHOWN:
+        click.echo(f"  … and {len(evidence.tried) - SHOWN} that lose more")
     click.echo("")
     click.echo(f"verdict: {diagnosis.verdict.text}")
     for finding in diagnosis.verdict.findings:
         click.echo(f"- {finding.cause.value}: {finding.evidence}")
-        click.echo(f"  what to do: {finding.fix}")
+        click.echo(f"  what to do: {finding.cause.fix}")
 
 
 def _print_slots(evidence: Evidence) -> None:
@@ -56,8 +54,7 @@ def _print_slots(evidence: Evidence) -> None:
     rows = {
         "accepted": base.conditional_acceptance,
         "in the 16 likeliest": base.recall_at_16,
-        "confidence": [one.confidence for one in base.calibration],
-        "calibration error": [one.error for one in base.calibration],
+        "confidence": base.confidence,
     }
     width = len(base.recall_at_16)
     click.echo(f"  {'slot':<20}" + "".join(f"{slot:>6}" for slot in range(1, width + 1)))
@@ -81,9 +78,6 @@ def _print_groups(evidence: Evidence) -> None:
             f"{'-' if recall is None else f'{recall:.0%}'}, against the others "
             f"{show_gain(group.gain)}"
         )
-    if len(evidence.by_position) > 1:
-        parts = [f"{name} {length:.2f}" for name, length in evidence.by_position.items()]
-        click.echo(f"  tokens a step by position: {', '.join(parts)}")
 
 
 def write_diagnosis(
@@ -115,10 +109,6 @@ def write_diagnosis(
         replace_file(folder / "diagnosis.html", page.encode())
     except OSError as error:
         raise file_error(error, folder) from error
-
-
-def _length(trial: Trial) -> str:
-    return "    -" if trial.acceptance_length is None else f"{trial.acceptance_length:5.2f}"
 
 
 def _share(value: float | None) -> str:

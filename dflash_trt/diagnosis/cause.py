@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import Enum
 
 
 class Cause(Enum):
-    """What is blamed; the value is its name in JSON."""
+    """A cause of low acceptance; the value is its name in JSON."""
 
     TAPS = "taps"
     SLOTS = "slots"
@@ -25,77 +24,74 @@ class Cause(Enum):
     DRAFT_PATH = "draft path"
 
     @property
-    def text(self) -> CauseText:
-        """What it means and what to do."""
-        return _TEXTS[self]
+    def means(self) -> str:
+        """Continues "Acceptance is low because …"."""
+        return _TEXTS[self][0]
 
-
-@dataclass(frozen=True, slots=True)
-class CauseText:
-    """`means` continues "Acceptance is low because …"; `fix` is an order."""
-
-    means: str
-    fix: str
+    @property
+    def fix(self) -> str:
+        """What to do about it."""
+        return _TEXTS[self][1]
 
 
 _TEXTS = {
-    Cause.TAPS: CauseText(
+    Cause.TAPS: (
         "the draft reads other layers of the target than it was trained on",
         "correct target_layer_ids in the draft's config (0 is the output of the first layer; some "
         "tools store id + 1) and build again",
     ),
-    Cause.SLOTS: CauseText(
+    Cause.SLOTS: (
         "the draft's slots are shifted against the tokens that they are compared with",
         "find out which position a slot of this draft predicts: here slot j must predict the token "
         "at its own position, j behind the anchor",
     ),
-    Cause.TEMPLATE: CauseText(
+    Cause.TEMPLATE: (
         "prompts do not have the chat template that the draft was trained with",
         "send messages and not raw text, or the other way about, as the draft was trained",
     ),
-    Cause.THINKING: CauseText(
+    Cause.THINKING: (
         "the draft was trained on answers of the other thinking mode",
         "serve with the other value of enable_thinking, or train the draft on this mode's answers",
     ),
-    Cause.MASK_TOKEN: CauseText(
+    Cause.MASK_TOKEN: (
         "blocks are filled with another mask token than in training",
         "correct mask_token_id in the draft's config and build again",
     ),
-    Cause.ROPE: CauseText(
+    Cause.ROPE: (
         "the draft's positions turn by another rope base than in training",
         "correct rope_theta (and rope_scaling) in the draft's config and build again",
     ),
-    Cause.WINDOW: CauseText(
+    Cause.WINDOW: (
         "the draft sees more context than it was trained with",
         "mark its sliding layers in layer_types with their sliding_window and build again, or "
         "train it on longer sequences",
     ),
-    Cause.CONTEXT: CauseText(
+    Cause.CONTEXT: (
         "the draft sees less context than it was trained with",
         "correct layer_types and sliding_window in the draft's config and build again",
     ),
-    Cause.EMBEDDING: CauseText(
+    Cause.EMBEDDING: (
         "the draft does not embed its blocks, or decode them, with the target's own tables",
         "check tie_word_embeddings and the names of the target's tables, and build again",
     ),
-    Cause.QUANTISED_TARGET: CauseText(
+    Cause.QUANTISED_TARGET: (
         "the quantised target's features differ from those that the draft was trained on",
         "train the draft on for a few hundred steps on features of the quantised target, or leave "
         "more of the target in high precision",
     ),
-    Cause.QUANTISED_DRAFT: CauseText(
+    Cause.QUANTISED_DRAFT: (
         "quantising the draft cost it precision that it needs",
         "leave the draft in high precision (--draft-precision bf16): it is small",
     ),
-    Cause.DRAFT_WEIGHTS: CauseText(
+    Cause.DRAFT_WEIGHTS: (
         "the draft cannot use this target's features: it belongs to another training",
         "check that draft and target are the published pair, revision by revision",
     ),
-    Cause.DATA: CauseText(
+    Cause.DATA: (
         "these prompts are unlike what the draft was trained on",
         "train the draft on answers of this target to prompts like these",
     ),
-    Cause.DRAFT_PATH: CauseText(
+    Cause.DRAFT_PATH: (
         "the draft knows the right token and does not put it first, the less the later the slot",
         "a drafter that chooses among each slot's likeliest tokens (a tree, a selector) gains; "
         "smaller blocks lose little",

@@ -15,9 +15,8 @@ from dflash_trt.diagnosis.evidence import (
     Group,
     compare_groups,
     compare_slots,
-    lengths_by_position,
 )
-from dflash_trt.diagnosis.paired import count, group_gain, paired_gain
+from dflash_trt.diagnosis.gain import count, group_gain, paired_gain
 from dflash_trt.diagnosis.question import Form, Question, encode, other_forms
 from dflash_trt.diagnosis.trial import Trial, TrialBench
 from dflash_trt.diagnosis.verdict import Verdict, judge
@@ -116,7 +115,6 @@ def diagnose(
     trials = bench.try_all()
     if twin is not None:
         trials += bench.try_twin(twin)
-    trials.sort(key=lambda trial: trial.gain.value, reverse=True)
     evidence = Evidence(
         base=base,
         slots=compare_slots(base.table),
@@ -124,10 +122,10 @@ def diagnose(
         others_context=bench.try_others_context() if len(answers) > 1 else None,
         groups=compare_groups(base),
         break_even=_break_even(bundle),
-        by_position=lengths_by_position(base.table),
     )
     del bench  # its contexts; what follows loads the pair again
-    evidence = _compare_forms(bundle, evidence, questions, service, progress)
+    if questions:
+        evidence = _compare_forms(bundle, evidence, questions, service, progress)
     if reference is not None:
         evidence = _compare_reference(bundle, evidence, reference, service, progress)
     return Diagnosis(judge(evidence), evidence, answers)
@@ -150,37 +148,20 @@ def _compare_forms(
     service: Serving,
     progress: Progress,
 ) -> Evidence:
-    """The same prompts in other forms, and greedily where they were sampled."""
-    if not questions:
-        return evidence
+    """The same prompts in other forms."""
     few = questions[:FORM_PROMPTS]
     served = evidence.base.per_answer[: len(few)]
-    forms: list[Trial] = []
-    greedy: Trial | None = None
+    trials: list[Trial] = []
     with _open(bundle, service) as pair:
-        changes = [
-            (
-                Cause.THINKING if form.thinking is not None else Cause.TEMPLATE,
-                form.text,
-                replace(service, form=form),
-            )
-            for form in other_forms(pair.tokenizer, service.form)
-        ]
-        if not service.sampling.greedy:
-            changes.append(
-                (Cause.DATA, "temperature 0", replace(service, sampling=SamplingParams()))
-            )
-        for cause, change, changed in changes:
-            results = _ask(pair, few, changed, progress)
+        for form in other_forms(pair.tokenizer, service.form):
+            results = _ask(pair, few, replace(service, form=form), progress)
             counts = [result.statistics for _, result in results]
-            both = [pair for pair in zip(served, counts, strict=True) if all(x.steps for x in pair)]
+            both = [one for one in zip(served, counts, strict=True) if all(x.steps for x in one)]
             gain = paired_gain(count([a for a, _ in both]), count([b for _, b in both]))
-            trial = Trial(cause, change, total(counts).acceptance_length, gain, len(both))
-            if change == "temperature 0":
-                greedy = trial
-            else:
-                forms.append(trial)
-    return replace(evidence, forms=forms, greedy=greedy)
+            cause = Cause.TEMPLATE if form.thinking is None else Cause.THINKING
+            length = total(counts).acceptance_length
+            trials.append(Trial(cause, form.text, length, gain, len(both)))
+    return replace(evidence, forms=trials)
 
 
 def _compare_reference(

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from dflash_trt.diagnosis.paired import Counts, Gain, count, group_gain, length_interval, mean_gain
+from dflash_trt.diagnosis.gain import (
+    Counts,
+    Gain,
+    count,
+    group_gain,
+    length_interval,
+    paired_gain,
+)
 from dflash_trt.diagnosis.trial import Trial
 from dflash_trt.replay.acceptance import RECALL_AT, Acceptance
 from dflash_trt.replay.steps import UNKNOWN, StepTable
-
-POSITIONS = (0, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768, 65536)
-"""Where buckets of anchors' positions begin."""
 
 BREAK_EVEN = 1.5
 """Where nothing was measured. A step with drafts verifies a block and runs the draft besides: on a
@@ -61,7 +65,6 @@ class Evidence:
         groups: sets, then tags; none where there is only one.
         reference: other rows that the draft should be good at; `is_training` says that it was
             trained on them.
-        greedy: answers at temperature 0, where the served ones were sampled.
         break_even: tokens per step below which speculation does not pay.
     """
 
@@ -73,9 +76,14 @@ class Evidence:
     groups: Sequence[Group] = ()
     reference: Group | None = None
     is_training: bool = False
-    greedy: Trial | None = None
     break_even: float = BREAK_EVEN
-    by_position: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def tried(self) -> list[Trial]:
+        """Everything that was changed, the best first."""
+        context = [] if self.others_context is None else [self.others_context]
+        trials = [*self.trials, *self.forms, *context]
+        return sorted(trials, key=lambda trial: trial.gain.value, reverse=True)
 
     @property
     def expected(self) -> tuple[float, float]:
@@ -93,7 +101,6 @@ class Evidence:
             "interval": list(self.expected),
             "break_even": self.break_even,
             "oracle_acceptance_length": self.oracle_length,
-            "by_position": dict(self.by_position),
             "slots": None if self.slots is None else self.slots.to_json(),
             "trials": [trial.to_json() for trial in self.trials],
             "others_context": self.others_context and self.others_context.to_json(),
@@ -101,7 +108,6 @@ class Evidence:
             "groups": {group.name: group.to_json() for group in self.groups},
             "reference": self.reference
             and {"name": self.reference.name, **self.reference.to_json()},
-            "greedy": self.greedy and self.greedy.to_json(),
         }
 
 
@@ -110,22 +116,20 @@ def compare_slots(table: StepTable) -> Slots | None:
     if table.block_size < 3 or not len(table):
         return None
     drafts = table.draft_ids[:, 1:]  # slot 2 on: every shift has a token there
-    agreement, per_answer = {}, {}
-    numbers = np.unique(table.answer)
+    _, answers = np.unique(table.answer, return_inverse=True)
+    counts: dict[int, Counts] = {}
     for shift in (-1, 0, 1):
         tokens = table.token_ids[:, 1 + shift : 1 + shift + drafts.shape[1]]
         settled = (drafts != UNKNOWN) & (tokens != UNKNOWN)
-        equal = (drafts == tokens) & settled
-        agreement[shift] = float(equal.sum() / max(settled.sum(), 1))
-        per_answer[shift] = np.array(
-            [
-                equal[table.answer == one].sum() / max(settled[table.answer == one].sum(), 1)
-                for one in numbers
-            ]
-        )
+        equal = settled & (drafts == tokens)
+        both = [np.bincount(answers, one.sum(axis=1)) for one in (equal, settled)]
+        counts[shift] = np.array(both, np.float64)
+    agreement = {
+        shift: float(equal.sum() / max(settled.sum(), 1))
+        for shift, (equal, settled) in counts.items()
+    }
     best = max((-1, 1), key=lambda shift: agreement[shift])
-    scale = max(agreement[0], 0.01)
-    return Slots(agreement, best, mean_gain(per_answer[best] - per_answer[0], scale))
+    return Slots(agreement, best, paired_gain(counts[0], counts[best]))
 
 
 def compare_groups(base: Acceptance) -> list[Group]:
@@ -140,16 +144,6 @@ def compare_groups(base: Acceptance) -> list[Group]:
             others = _without(everything, own)
             groups.append(Group(name, part, group_gain(others, own)))
     return groups
-
-
-def lengths_by_position(table: StepTable) -> dict[str, float]:
-    """The acceptance length of the steps whose anchor lies between two positions."""
-    found = {}
-    for start, end in zip(POSITIONS, (*POSITIONS[1:], 1 << 60), strict=True):
-        inside = (table.position >= start) & (table.position < end)
-        if inside.any():
-            found[f"from {start}"] = float(table.emitted[inside].mean())
-    return found
 
 
 def oracle_length(table: StepTable) -> float:

@@ -11,8 +11,8 @@ import numpy as np
 from dflash_trt.bundle.bundle import Bundle
 from dflash_trt.core.progress import Progress, SilentProgress
 from dflash_trt.diagnosis.cause import Cause
-from dflash_trt.diagnosis.paired import Gain, count, paired_gain
-from dflash_trt.diagnosis.suspects import Suspect, list_masks, list_suspects
+from dflash_trt.diagnosis.changes import Change, list_changes, list_masks
+from dflash_trt.diagnosis.gain import Gain, count, paired_gain
 from dflash_trt.proof.twins import check_twins
 from dflash_trt.replay import Acceptance, Answer, Replay
 from dflash_trt.replay.caches import ContextRows
@@ -62,22 +62,20 @@ class TrialBench:
     ) -> None:
         self._bundle, self._answers, self._threads = bundle, answers, threads
         self._progress = progress or SilentProgress()
-        self._quiet = SilentProgress()
         with Replay(bundle, threads=threads) as replay:
             self.contexts = replay.inject(answers, self._progress)
             self.base = replay.ask(answers, self.contexts, self._progress)
 
     def try_all(self) -> list[Trial]:
-        """Every suspect of the bundle's graphs and every mask token, the best of each first."""
+        """Every change of the bundle's graphs, and the most promising mask tokens."""
         longest = max(len(answer.known_ids) for answer in self._answers)
-        suspects = list_suspects(self._bundle, longest)
-        masks = self._promising_masks()
-        self._progress.stage("changing one thing at a time", len(suspects) + len(masks), "steps")
+        changes = [*list_changes(self._bundle, longest), *self._promising_masks()]
+        self._progress.stage("changing one thing at a time", len(changes), "steps")
         trials = []
-        for suspect in (*suspects, *masks):
-            trials.append(self._try(suspect))
+        for change in changes:
+            trials.append(self._try(change))
             self._progress.advance(1)
-        return sorted(trials, key=lambda trial: trial.gain.value, reverse=True)
+        return trials
 
     def try_others_context(self) -> Trial:
         """Each answer with the context of another: a draft that uses features loses by it."""
@@ -107,30 +105,30 @@ class TrialBench:
             self._trial(Cause.QUANTISED_DRAFT, f"draft of {twin.folder}", draft),
         ]
 
-    def _try(self, suspect: Suspect) -> Trial:
+    def _try(self, change: Change) -> Trial:
         """On a few answers, and on all if that promises something."""
         few = self._answers[:SCREENED]
-        with Replay(self._bundle, threads=self._threads, edits=suspect.edits) as replay:
-            trial = self._measure(replay, suspect, len(few))
+        with Replay(self._bundle, threads=self._threads, edits=change.edits) as replay:
+            trial = self._measure(replay, change, len(few))
             if trial.gain.value > PROMISING and len(few) < len(self._answers):
-                trial = self._measure(replay, suspect, len(self._answers))
+                trial = self._measure(replay, change, len(self._answers))
         return trial
 
-    def _measure(self, replay: Replay, suspect: Suspect, answers: int) -> Trial:
+    def _measure(self, replay: Replay, change: Change, answers: int) -> Trial:
         some = self._answers[:answers]
-        if suspect.is_injected:
+        if change.is_injected:
             changed = replay.measure(some)
         else:
-            mask = suspect.mask_token_id
+            mask = change.mask_token_id
             changed = replay.ask(some, self.contexts[:answers], mask_token_id=mask)
-        return self._trial(suspect.cause, suspect.change, changed)
+        return self._trial(change.cause, change.text, changed)
 
     def _trial(self, cause: Cause, change: str, changed: Acceptance) -> Trial:
         base = count(self.base.per_answer[: changed.answers])
         gain = paired_gain(base, count(changed.per_answer))
         return Trial(cause, change, changed.acceptance_length, gain, changed.answers)
 
-    def _promising_masks(self) -> list[Suspect]:
+    def _promising_masks(self) -> list[Change]:
         """The two best of many, on a few tokens of a few answers."""
         masks = list_masks(self._bundle)
         if len(masks) <= 2:
@@ -140,7 +138,7 @@ class TrialBench:
             for answer in self._answers[:SCREENED]
         ]
         self._progress.stage("trying mask tokens", len(masks), "steps")
-        found: list[tuple[float, Suspect]] = []
+        found: list[tuple[float, Change]] = []
         with Replay(self._bundle, threads=self._threads) as replay:
             for mask in masks:
                 token = mask.mask_token_id

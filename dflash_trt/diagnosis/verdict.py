@@ -9,26 +9,18 @@ from typing import Any
 
 from dflash_trt.diagnosis.cause import Cause
 from dflash_trt.diagnosis.evidence import Evidence, Group
-from dflash_trt.diagnosis.paired import FEWEST, LEAST_TOKENS, MATTERS, Gain, count
+from dflash_trt.diagnosis.gain import FEWEST, LEAST_TOKENS, MATTERS, Gain, count
 from dflash_trt.diagnosis.trial import Trial
 
-FORM_MATTERS = 0.2
-"""Another form of prompt brings other answers; less than this is their difference alone."""
-
-SET_MATTERS = 0.4
-"""Sets of prompts differ by nature: the paper's by a third."""
-
-REFERENCE_MATTERS, OWN_MATTERS = 0.25, 0.67
-"""Of rows of the draft's training, and of prompts that came with the pair: they differ by nature,
-as sets do (40 % less on the one side are 67 % more on the other)."""
-
-ASIDE = 0.3
-"""A lesser cause is told if it gains that share of what the first one does."""
+LARGE = 0.4
+"""What answers to other prompts, or to prompts in another form, must be apart to count: they differ
+by nature, the paper's sets by a third. A lesser cause is told if it gains that share of the first
+one's, and a better draft path if it would gain so much."""
 
 FALLS = 0.08
 """How far acceptance falls from the first slots to the last ones, where recall stays high."""
 
-HIGH_RECALL, ORACLE_MATTERS = 0.9, 0.4
+HIGH_RECALL = 0.9
 
 
 class VerdictKind(Enum):
@@ -43,15 +35,14 @@ class VerdictKind(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Blame:
-    """A cause, what shows it, and what to do about it."""
+class CauseFinding:
+    """A cause, and what shows it."""
 
     cause: Cause
     evidence: str
-    fix: str
 
     def to_json(self) -> dict[str, Any]:
-        return {"cause": self.cause.value, "evidence": self.evidence, "fix": self.fix}
+        return {"cause": self.cause.value, "evidence": self.evidence, "fix": self.cause.fix}
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,11 +51,11 @@ class Verdict:
 
     kind: VerdictKind
     text: str
-    findings: tuple[Blame, ...] = ()
+    findings: tuple[CauseFinding, ...] = ()
 
     @property
     def cause(self) -> Cause | None:
-        """What is blamed most."""
+        """The weightiest one."""
         return self.findings[0].cause if self.findings else None
 
     def to_json(self) -> dict[str, Any]:
@@ -76,7 +67,7 @@ class Verdict:
 
 
 def judge(evidence: Evidence) -> Verdict:
-    """What to make of the evidence. Nobody is blamed for less than noise, or for 3 %."""
+    """What to make of the evidence: noise, or less than 3 %, is never a cause."""
     length = evidence.base.acceptance_length
     answers = count(evidence.base.per_answer).shape[1]
     if answers < FEWEST or length is None:
@@ -84,17 +75,17 @@ def judge(evidence: Evidence) -> Verdict:
         return Verdict(VerdictKind.TOO_FEW, f"{what}: give at least {FEWEST}, better 16 prompts.")
     wrong = tuple(_wrongs(evidence))
     if wrong:
-        means = wrong[0].cause.text.means
+        means = wrong[0].cause.means
         return Verdict(VerdictKind.WRONG, f"Acceptance is low because {means}.", wrong)
     data = tuple(_data(evidence))
     if data:
-        means = data[0].cause.text.means
+        means = data[0].cause.means
         return Verdict(VerdictKind.DATA, f"The pair works; {means}.", data)
     low, high = evidence.expected
     expect = f"expect about {length:.2f} tokens a step ({low:.2f} to {high:.2f}) on such prompts"
     path = _path(evidence)
     if path is not None:
-        text = f"Nothing is built wrongly; {path.cause.text.means}. Until then {expect}."
+        text = f"Nothing is built wrongly; {path.cause.means}. Until then {expect}."
         return Verdict(VerdictKind.PATH, text, (path,))
     if length >= evidence.break_even:
         return Verdict(
@@ -125,39 +116,37 @@ def _open_question(evidence: Evidence) -> str:
     return f" More prompts would tell whether this is chance: {describe(best)}."
 
 
-def _wrongs(evidence: Evidence) -> list[Blame]:
+def _wrongs(evidence: Evidence) -> list[CauseFinding]:
     """What is wrong with the pair or how it is served, the greatest gain first."""
-    found: list[tuple[float, Blame]] = []
+    found: list[tuple[float, CauseFinding]] = []
     slots = evidence.slots
     if slots is not None and slots.gain.is_gain:
-        shift = slots.best_neighbour
-        own, neighbour = slots.agreement[0], slots.agreement[shift]
-        where = "behind" if shift > 0 else "before"
+        where = "behind" if slots.best_neighbour > 0 else "before"
         text = (
-            f"slots agree with the token {where} their own place {neighbour:.0%} of the time, "
-            f"with their own {own:.0%}"
+            f"slots agree with the token {where} their own place "
+            f"{slots.agreement[slots.best_neighbour]:.0%} of the time, with their own "
+            f"{slots.agreement[0]:.0%}"
         )
-        found.append((slots.gain.value, _finding(Cause.SLOTS, text)))
+        found.append((slots.gain.value, CauseFinding(Cause.SLOTS, text)))
     best: dict[Cause, Trial] = {}
-    for trial in evidence.trials:
-        if trial.gain.is_gain:
-            best.setdefault(trial.cause, trial)
-    for trial in evidence.forms:
-        if trial.gain.is_gain and trial.gain.value >= FORM_MATTERS:
+    for trial in evidence.tried:
+        least = LARGE if trial in evidence.forms else 0.0
+        if trial.gain.is_gain and trial.gain.value >= least:
             best.setdefault(trial.cause, trial)
     thinking, template = best.get(Cause.THINKING), best.get(Cause.TEMPLATE)
     if thinking and template and template.gain.value < thinking.gain.value + MATTERS:
         del best[Cause.TEMPLATE]  # raw text has no thinking either: the nearer change will do
-    found += [(trial.gain.value, _finding(trial.cause, describe(trial))) for trial in best.values()]
-    if not found:
-        stranger = _stranger(evidence)
-        found += [] if stranger is None else [(0.0, stranger)]
+    found += [
+        (trial.gain.value, CauseFinding(trial.cause, describe(trial))) for trial in best.values()
+    ]
+    if not found and (stranger := _stranger(evidence)) is not None:
+        found = [(0.0, stranger)]
     found.sort(key=lambda pair: pair[0], reverse=True)
     # What is wrong leaves little to the rest: a change that repairs a part of it is no cause.
-    return [finding for gain, finding in found if gain >= ASIDE * found[0][0]]
+    return [finding for gain, finding in found if gain >= LARGE * found[0][0]]
 
 
-def _stranger(evidence: Evidence) -> Blame | None:
+def _stranger(evidence: Evidence) -> CauseFinding | None:
     """Whether the draft has no use for what the target tells it."""
     trial, recall = evidence.others_context, evidence.base.recall_at_16
     accepted = evidence.base.conditional_acceptance
@@ -169,34 +158,32 @@ def _stranger(evidence: Evidence) -> Blame | None:
         f"another answer's context does not make it worse ({trial.gain.value:+.0%}), and only "
         f"{recall[0] or 0.0:.0%} of the answers' tokens are among its first slot's 16 likeliest"
     )
-    return _finding(Cause.DRAFT_WEIGHTS, text)
+    return CauseFinding(Cause.DRAFT_WEIGHTS, text)
 
 
-def _data(evidence: Evidence) -> Iterator[Blame]:
-    reference = evidence.reference
-    matters = REFERENCE_MATTERS if evidence.is_training else OWN_MATTERS
-    if reference is not None and _is_above(reference, matters):
-        yield _finding(
-            Cause.DATA,
-            f"{reference.name}: {_tau(reference)} tokens a step, these prompts "
-            f"{evidence.base.acceptance_length or 0:.2f}",
-        )
+def _data(evidence: Evidence) -> Iterator[CauseFinding]:
+    """Other rows at which the draft is much better, and sets at which it is much worse."""
+    reference, base = evidence.reference, evidence.base.acceptance_length or 0
+    if reference is not None and reference.gain.is_gain and _is_apart(reference.gain):
+        text = f"{reference.name}: {_tau(reference)} tokens a step, these prompts {base:.2f}"
+        yield CauseFinding(Cause.DATA, text)
     for group in sorted(evidence.groups, key=lambda one: one.gain.value):
-        if group.gain.is_loss and group.gain.value <= -SET_MATTERS and group.gain.high <= -0.15:
+        if group.gain.is_loss and _is_apart(group.gain):
             rest = (group.acceptance.acceptance_length or 0) / (1 + group.gain.value)
             text = f"{group.name}: {_tau(group)} tokens a step, the other answers {rest:.2f}"
-            yield _finding(Cause.DATA, text)
+            yield CauseFinding(Cause.DATA, text)
 
 
-def _is_above(group: Group, matters: float) -> bool:
-    return group.gain.is_gain and group.gain.value >= matters and group.gain.low >= MATTERS
+def _is_apart(gain: Gain) -> bool:
+    """Whether one of two acceptance lengths is less than the other by LARGE."""
+    return gain.value <= -LARGE or gain.value >= 1 / (1 - LARGE) - 1
 
 
 def _tau(group: Group) -> str:
     return f"{group.acceptance.acceptance_length or 0:.2f}"
 
 
-def _path(evidence: Evidence) -> Blame | None:
+def _path(evidence: Evidence) -> CauseFinding | None:
     """Acceptance that falls from slot to slot while the right tokens are known."""
     rates = [one for one in evidence.base.conditional_acceptance if one is not None]
     recalls = [one for one in evidence.base.recall_at_16 if one is not None]
@@ -208,14 +195,14 @@ def _path(evidence: Evidence) -> Blame | None:
     oracle = evidence.oracle_length
     if falls < FALLS or min(recalls[: 2 * part]) < HIGH_RECALL:
         return None
-    if oracle / length < 1 + ORACLE_MATTERS:
+    if oracle / length < 1 + LARGE:
         return None
     text = (
         f"acceptance falls from {rates[0]:.0%} in slot 1 to {rates[-1]:.0%} in slot {len(rates)}, "
         f"while the answer's token stays among the 16 likeliest ({recalls[0]:.0%} to "
         f"{recalls[-1]:.0%}): choosing right among those would give {oracle:.2f} tokens a step"
     )
-    return _finding(Cause.DRAFT_PATH, text)
+    return CauseFinding(Cause.DRAFT_PATH, text)
 
 
 def describe(trial: Trial) -> str:
@@ -229,7 +216,3 @@ def show_gain(gain: Gain) -> str:
     if not gain.is_known:
         return "too few answers to compare"
     return f"{gain.value:+.1%} ({gain.low:+.1%} to {gain.high:+.1%})"
-
-
-def _finding(cause: Cause, evidence: str) -> Blame:
-    return Blame(cause, evidence, cause.text.fix)

@@ -81,7 +81,7 @@ def test_a_bundle_of_coupled_drafts_is_refused(pair: Path, tmp_path: Path) -> No
     manifest = read_manifest_json(folder)
     manifest["draft"]["sharpness"] = [1.0] * (manifest["limits"]["block_size"] - 1)
     (folder / "manifest.json").write_text(json.dumps(manifest))
-    with pytest.raises(DflashError, match="share the noise"):
+    with pytest.raises(DflashError, match="not made any more; build the bundle"):
         open_bundle(folder)
 
 
@@ -233,7 +233,9 @@ def test_no_room_is_known_before_the_first_byte(
 
     monkeypatch.setattr(shutil, "disk_usage", lambda folder: Usage)
     # As on another filesystem, or one without reflinks.
-    monkeypatch.setattr("dflash_trt.core.links.clone_file", lambda source, destination: False)
+    monkeypatch.setattr(
+        "dflash_trt.bundle.graph_folder.clone_file", lambda source, destination: False
+    )
     watcher = Watcher()
     with pytest.raises(DflashError) as caught:
         build_pair(pair, tmp_path / "b", copy_weights=True, watcher=watcher)

@@ -50,7 +50,7 @@ def test_a_cause_is_named_and_the_answers_are_kept(
     assert "- mask token: mask token 1 (<|mask|>)" in outcome.out
     assert "what to do: correct mask_token_id" in outcome.out
     page = (output / "diagnosis.html").read_text(encoding="utf-8")
-    assert page.count("<svg") == 2 and "another mask token than in training" in page
+    assert page.count("<svg") == 1 and "another mask token than in training" in page
     assert "http" not in page.replace("http-equiv", "")
     verdict = json.loads((output / "diagnosis.json").read_text(encoding="utf-8"))["verdict"]
     assert verdict["findings"][0]["cause"] == "mask token"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -136,22 +135,8 @@ def test_the_steps_say_what_the_counts_say(demo: Any) -> None:
     for slot, accepted in enumerate(measured.conditional_acceptance):
         recall = measured.recall_at_16[slot]
         assert accepted is not None and recall is not None and accepted <= recall <= 1
-        assert measured.calibration[slot].accepted == pytest.approx(accepted)
-        error = measured.calibration[slot].error
-        assert error is not None and 0 <= error < 0.5
-
-
-def test_calibration_knows_a_draft_that_boasts(demo: Any) -> None:
-    """The same steps with every probability at 1: the error is the share that was rejected."""
-    from dflash_trt.replay.acceptance import calibrate
-
-    answers, _ = decode(demo, [80, 80])
-    with Replay(demo.bundle) as replay:
-        table = replay.measure(answers).table
-    boasting = replace(table, probability=np.ones_like(table.probability))
-    whole = table.known >= 7
-    for slot, one in enumerate(calibrate(boasting.pick(whole))):
-        assert one.error == pytest.approx(1 - (table.accepted[whole] > slot).mean())
+        confidence = table.probability[table.reached[:, slot], slot].mean()
+        assert measured.confidence[slot] == pytest.approx(confidence)
 
 
 VARIANTS: dict[str, dict[str, Any]] = {

@@ -1,23 +1,15 @@
-"""The page of a diagnosis: its verdict, charts, and every change that was tried."""
+"""The page of a diagnosis: its verdict, acceptance by slot, and every change that was tried."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from markupsafe import Markup
 
 from dflash_perf.extra import require
 from dflash_perf.report.content import Chart
-from dflash_perf.report.style import (
-    BASELINE_COLOUR,
-    COLOURS,
-    INK,
-    chart_style,
-    label_lines,
-    new_chart,
-)
+from dflash_perf.report.style import COLOURS, chart_style, label_lines, new_chart
 from dflash_perf.report.tables import DASH, Table
 from dflash_perf.report.write import templates, to_svg
 from dflash_trt.diagnosis.diagnose import Diagnosis
@@ -25,15 +17,10 @@ from dflash_trt.diagnosis.evidence import Evidence
 from dflash_trt.diagnosis.trial import Trial
 from dflash_trt.diagnosis.verdict import show_gain
 
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
-CHANGES_DRAWN = 16
-
 
 @dataclass(frozen=True, slots=True)
 class DiagnosisContent:
-    """What the page shows, besides its charts."""
+    """What the page shows, besides its chart."""
 
     bundle: str
     diagnosis: Diagnosis
@@ -59,20 +46,13 @@ def render_diagnosis(bundle: str, diagnosis: Diagnosis) -> str:
         f"length {base.acceptance_length or 0:.2f} ({low:.2f} to {high:.2f}), break-even "
         f"{evidence.break_even:.2f}",
         groups=_group_table(evidence),
-        changes=_change_table(_changes(evidence)),
+        changes=_change_table(evidence.tried),
     )
     with chart_style():
-        charts = [_slot_chart(evidence), _change_chart(evidence)]
-        drawings = [(chart, Markup(to_svg(chart))) for chart in charts]
+        chart = _slot_chart(evidence)
+        drawing = Markup(to_svg(chart))
     page = templates().get_template("diagnosis.html.j2")
-    return page.render(content=content, drawings=drawings)
-
-
-def _changes(evidence: Evidence) -> list[Trial]:
-    """Everything that was tried, the best first."""
-    others = [one for one in (evidence.others_context, evidence.greedy) if one is not None]
-    trials = [*evidence.trials, *evidence.forms, *others]
-    return sorted(trials, key=lambda trial: trial.gain.value, reverse=True)
+    return page.render(content=content, chart=chart, drawing=drawing)
 
 
 def _slot_chart(evidence: Evidence) -> Chart:
@@ -80,7 +60,7 @@ def _slot_chart(evidence: Evidence) -> Chart:
     lines = {
         "among the 16 likeliest": base.recall_at_16,
         "accepted": base.conditional_acceptance,
-        "the draft's confidence": tuple(one.confidence for one in base.calibration),
+        "the draft's confidence": base.confidence,
     }
     figure, (axes,) = new_chart()
     ends: list[tuple[float, float, str, str]] = []
@@ -101,29 +81,6 @@ def _slot_chart(evidence: Evidence) -> Chart:
         "How often a slot's draft is accepted, how often the answer's token is among its 16 "
         "likeliest, and what the draft itself believes. Far apart: it knows and does not choose.",
         "Lines of acceptance, recall and confidence over the slots of a block.",
-        figure,
-    )
-
-
-def _change_chart(evidence: Evidence) -> Chart:
-    trials = [trial for trial in _changes(evidence) if trial.gain.is_known][:CHANGES_DRAWN]
-    figure: Figure
-    figure, (axes,) = new_chart(height=1.2 + 0.3 * max(len(trials), 1))
-    for row, trial in enumerate(reversed(trials)):
-        gain = trial.gain
-        colour = COLOURS[1] if gain.is_gain else BASELINE_COLOUR
-        spread = [[max(gain.value - gain.low, 0)], [max(gain.high - gain.value, 0)]]
-        axes.errorbar([gain.value], [row], xerr=spread, fmt="o", color=colour, elinewidth=1)
-    axes.axvline(0, color=INK, linewidth=1)
-    axes.set_yticks(range(len(trials)), [trial.change for trial in reversed(trials)])
-    axes.xaxis.set_major_formatter(lambda value, _: f"{value:+.0%}")
-    axes.set_xlabel("change of the acceptance length")
-    return Chart(
-        "changes",
-        "One thing changed at a time",
-        "What each change makes of the acceptance length, with the interval in which 99.5 % of "
-        "draws of answers lie. Coloured: a gain of 3 % or more, and not by chance.",
-        "Points with intervals, a row for each change that was tried.",
         figure,
     )
 
@@ -152,11 +109,6 @@ def _group_table(evidence: Evidence) -> Table | None:
             "against the others": show_gain(group.gain),
         }
         for group in groups
-    ]
-    rows += [
-        {"answers of": f"positions {name}", "answers": DASH, "tokens a step": _number(length)}
-        | {"against the others": DASH}
-        for name, length in evidence.by_position.items()
     ]
     return Table.of(rows) if rows else None
 

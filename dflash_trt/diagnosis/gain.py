@@ -13,7 +13,7 @@ from dflash_trt.runtime.statistics import AcceptanceStatistics
 
 DRAWS = 4000
 LEVEL = 0.995
-"""What an interval holds: a score of things are tried, and none may be blamed for noise."""
+"""What an interval holds: a score of things are tried, and noise may be taken for none of them."""
 
 MATTERS = 0.03
 """The least relative effect on the acceptance length that is called one."""
@@ -24,9 +24,11 @@ LEAST_TOKENS = 0.1
 FEWEST = 6
 """Answers below which nothing is concluded: their spread says too little."""
 
+LEAST = 0.01
+"""What a share is taken for that is nothing at all."""
+
 Counts = npt.NDArray[np.float64]
 """Of answers [n]: tokens that their steps emitted, and steps: [2,n]."""
-
 
 Picks = npt.NDArray[np.int64]
 """Which answers each draw has: [DRAWS,n]."""
@@ -88,15 +90,6 @@ def length_interval(counts: Counts) -> tuple[float, float]:
     return _interval(_lengths(counts, _draw(counts.shape[1])))
 
 
-def mean_gain(differences: npt.NDArray[np.float64], scale: float) -> Gain:
-    """The mean of one difference an answer [n] ÷ `scale`."""
-    picks = _draw(len(differences))
-    means = differences[picks].mean(axis=1) / scale
-    low, high = _interval(means)
-    value = float(differences.mean() / scale)
-    return Gain(value, low, high, value * scale, len(differences) >= FEWEST)
-
-
 def _gain(base: Counts, other: Counts, picks: Picks, other_picks: Picks) -> Gain:
     if not base.size or not other.size:
         return Gain(0.0, 0.0, 0.0, 0.0, False)
@@ -113,11 +106,12 @@ def _draw(answers: int, seed: int = 0) -> Picks:
 
 def _length(counts: Counts) -> float:
     tokens, steps = counts.sum(axis=1)
-    return float(tokens / steps)
+    return float(max(tokens, LEAST) / max(steps, LEAST))
 
 
 def _lengths(counts: Counts, picks: Picks) -> Counts:
-    lengths: Counts = counts[0][picks].sum(axis=1) / counts[1][picks].sum(axis=1)
+    tokens, steps = np.maximum(counts[:, picks].sum(axis=2), LEAST)
+    lengths: Counts = tokens / steps
     return lengths
 
 

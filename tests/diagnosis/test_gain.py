@@ -5,13 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from dflash_trt.diagnosis.paired import (
+from dflash_trt.diagnosis.gain import (
     FEWEST,
     Counts,
     count,
     group_gain,
     length_interval,
-    mean_gain,
     paired_gain,
 )
 from dflash_trt.runtime.statistics import RequestStatistics
@@ -80,8 +79,11 @@ def test_noise_is_seldom_blamed() -> None:
 def test_intervals_and_shares() -> None:
     low, high = length_interval(answers(NOISY))
     assert low < 120 * 12 / NOISY.sum() < high
-    assert mean_gain(np.full(8, 0.5), 0.4).is_gain
-    assert not mean_gain(np.array([0.9, -0.8] * 4), 0.4).is_gain
+    settled = np.full(8, 10.0)
+    never, often = np.stack([np.zeros(8), settled]), np.stack([np.full(8, 5.0), settled])
+    assert paired_gain(never, often).is_gain, "a share of nothing is no division by zero"
+    now_and_then = np.stack([np.array([9.0, 1.0] * 4), settled])
+    assert not paired_gain(often, now_and_then).is_gain
 
 
 def test_answers_without_a_step_do_not_count() -> None:

@@ -1,4 +1,4 @@
-"""Suspects: everything about a pair that may have been built wrongly, each as one change."""
+"""Changes: everything about a pair that may have been built wrongly, one at a time."""
 
 from __future__ import annotations
 
@@ -27,11 +27,13 @@ MOST_MASKS = 64
 
 
 @dataclass(frozen=True, slots=True)
-class Suspect:
-    """One change. `is_injected`: the target's graph differs too, and contexts are made anew."""
+class Change:
+    """One change of the graphs, or of the mask token, that speaks for a cause if acceptance gains.
+
+    `is_injected`: the target's graph differs too, and contexts are made anew."""
 
     cause: Cause
-    change: str
+    text: str
     edits: Edits = Edits()
     mask_token_id: int | None = None
 
@@ -40,7 +42,7 @@ class Suspect:
         return bool(self.edits.target)
 
 
-def list_suspects(bundle: Bundle, longest: int) -> list[Suspect]:
+def list_changes(bundle: Bundle, longest: int) -> list[Change]:
     """Every change of graphs that is tried, for sequences of up to `longest` tokens.
 
     Mask tokens are apart: see `list_masks`.
@@ -48,7 +50,7 @@ def list_suspects(bundle: Bundle, longest: int) -> list[Suspect]:
     return [*_taps(bundle), *_ropes(bundle), *_windows(bundle, longest), *_tables(bundle)]
 
 
-def list_masks(bundle: Bundle) -> list[Suspect]:
+def list_masks(bundle: Bundle) -> list[Change]:
     """Tokens that blocks may have been filled with in training: special and unused ones.
 
     At most MOST_MASKS, those that say "mask" first.
@@ -64,20 +66,20 @@ def list_masks(bundle: Bundle) -> list[Suspect]:
     texts |= {index: "end of sequence" for index in manifest.target.eos_token_ids if index < vocab}
     chosen = sorted(texts, key=lambda index: ("mask" not in texts[index].lower(), index))
     return [
-        Suspect(Cause.MASK_TOKEN, f"mask token {index} ({texts[index]})", mask_token_id=index)
+        Change(Cause.MASK_TOKEN, f"mask token {index} ({texts[index]})", mask_token_id=index)
         for index in chosen
         if index != used and index < vocab
     ][:MOST_MASKS]
 
 
-def _taps(bundle: Bundle) -> Iterator[Suspect]:
+def _taps(bundle: Bundle) -> Iterator[Change]:
     layers, taps = bundle.manifest.target.layers, bundle.manifest.draft.target_layer_ids
     for shift, change in ((-1, "taps one layer earlier"), (1, "taps one layer later")):
         moved = [min(max(tap + shift, -1), layers - 1) for tap in taps]
-        yield Suspect(Cause.TAPS, change, Edits(target=(tap_layers(moved, layers),)))
+        yield Change(Cause.TAPS, change, Edits(target=(tap_layers(moved, layers),)))
 
 
-def _ropes(bundle: Bundle) -> Iterator[Suspect]:
+def _ropes(bundle: Bundle) -> Iterator[Change]:
     pair, manifest = read_pair(bundle), bundle.manifest
     own, targets = pair.draft.rope, pair.target.rope
     bases = [targets.theta, *COMMON_BASES, own.theta * 10, own.theta / 10]
@@ -89,30 +91,30 @@ def _ropes(bundle: Bundle) -> Iterator[Suspect]:
     tried.pop(own, None)
     for rope, change in tried.items():
         edit = rotate_draft(rope, manifest.draft.head_dim, manifest.limits.max_seq_len)
-        yield Suspect(Cause.ROPE, change, Edits(target=(edit,), draft=(edit,)))
+        yield Change(Cause.ROPE, change, Edits(target=(edit,), draft=(edit,)))
 
 
-def _windows(bundle: Bundle, longest: int) -> Iterator[Suspect]:
+def _windows(bundle: Bundle, longest: int) -> Iterator[Change]:
     draft, pool = bundle.manifest.draft, bundle.manifest.page_pool
     page_size = None if pool is None else pool.page_size
 
-    def suspect(cause: Cause, change: str, windows: list[int | None]) -> Suspect:
-        return Suspect(cause, change, Edits(draft=(set_windows(windows, page_size),)))
+    def change_windows(cause: Cause, change: str, windows: list[int | None]) -> Change:
+        return Change(cause, change, Edits(draft=(set_windows(windows, page_size),)))
 
     stated = draft.layer_windows
     if any(stated):
-        yield suspect(Cause.CONTEXT, "sliding layers see everything", [None] * draft.layers)
+        yield change_windows(Cause.CONTEXT, "sliding layers see everything", [None] * draft.layers)
     window = SMALLEST_WINDOW
     while window < longest:
         if stated != [window] * draft.layers:
             change = f"layers see the last {window} positions"
             tight = [min(window, one or window) for one in stated]
             if tight != stated:
-                yield suspect(Cause.WINDOW, change, list(tight))
+                yield change_windows(Cause.WINDOW, change, list(tight))
         window *= 2
 
 
-def _tables(bundle: Bundle) -> Iterator[Suspect]:
+def _tables(bundle: Bundle) -> Iterator[Change]:
     tables = read_vocabularies(load_graph(bundle.folder / "target.onnx"))
     own = read_draft_tables(load_graph(bundle.folder / "draft.onnx"))
     names = {kind: table.name for kind, table in tables.items()}
@@ -123,4 +125,4 @@ def _tables(bundle: Bundle) -> Iterator[Suspect]:
             if (embedding.name, head.name) != (own["embedding"], own["head"]):
                 change = f"blocks embedded with {embedding.name}, decoded with {head.name}"
                 edits = Edits(draft=(set_draft_tables(embedding, head),))
-                yield Suspect(Cause.EMBEDDING, change, edits)
+                yield Change(Cause.EMBEDDING, change, edits)
