@@ -54,7 +54,7 @@ def _parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m tests.hostile", description=__doc__)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--kind", dest="kinds", action="append", choices=sorted(KINDS))
-    parser.add_argument("--share", type=float, default=1.0, help="of all inputs, without slow ones")
+    parser.add_argument("--share", type=float, default=1.0, help="of all inputs")
     parser.add_argument("--jobs", type=int, default=min(2, os.cpu_count() or 1))
     parser.add_argument(
         "--case", nargs=2, action="append", metavar=("KIND", "NUMBER"), help="only this one"
@@ -66,8 +66,8 @@ def _parse() -> argparse.Namespace:
 def _make_base(root: Path) -> Path:
     """The good files, and the text that their bundle gives."""
     from tests.hostile.base import write_base
-    from tests.hostile.bundles import GENERATE
     from tests.hostile.case import HostileCase
+    from tests.hostile.kinds import GENERATE
 
     base = root / "base"
     base.mkdir()

@@ -59,7 +59,6 @@ class HostileCase:
         before: runs in the process of the commands, before them.
         is_intact: a text that comes out must be that of the bundle as it was; what commands before
             the last one say may stand before it.
-        is_slow: it costs seconds, by its nature; a daily run leaves it out.
     """
 
     about: str
@@ -68,7 +67,6 @@ class HostileCase:
     commands: tuple[Command, ...]
     before: Callable[[], object] | None = None
     is_intact: bool = False
-    is_slow: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,6 +136,3 @@ def _find_unsaid(err: str) -> str | None:
         if not line.isprintable() or len(line) > len("error: ") + MAX_LINE:
             return f"a line of {len(line)} characters: {line[:80]!a}"
     return None
-
-
-Make = Callable[[Random, int], HostileCase]
