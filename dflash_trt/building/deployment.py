@@ -23,10 +23,10 @@ from dflash_trt.checkpoints.hub import find_checkpoint
 from dflash_trt.checkpoints.pair import check_draft, check_pair
 from dflash_trt.checkpoints.target import read_target
 from dflash_trt.config import (
-    QUANTIZED,
     BuildConfig,
     Eagle3Source,
 )
+from dflash_trt.core.formats import QUANTIZED
 from dflash_trt.core.progress import Progress
 from dflash_trt.errors import DflashError, one_line, refuse_options
 from dflash_trt.planning.known_pairs import PairShape

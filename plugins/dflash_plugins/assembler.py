@@ -10,7 +10,7 @@ from pathlib import Path
 
 from dflash_plugins.cuda_tools import newest_tool, shipped_tool
 from dflash_trt.errors import DflashError, one_line
-from dflash_trt.kernels.arches import kernel_arches
+from dflash_trt.hardware.kernels import kernel_arches
 
 
 @dataclass(frozen=True, slots=True)

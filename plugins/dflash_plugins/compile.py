@@ -27,7 +27,7 @@ from dflash_plugins.sass import read_sass
 from dflash_plugins.table import load_kernel, main_cases
 from dflash_trt.core.user_cache import write_cache
 from dflash_trt.errors import DflashError, one_line
-from dflash_trt.kernels.arches import kernel_arches
+from dflash_trt.hardware.kernels import kernel_arches
 
 INSTALL = "pip install 'dflash-trt[plugins]'"
 WARP = 32

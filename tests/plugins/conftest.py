@@ -16,7 +16,7 @@ from dflash_plugins.testing.guarded import Run
 from dflash_plugins.testing.interpreter import Interpreter
 from dflash_plugins.testing.numeric import assert_close
 
-from dflash_trt.kernels import attention
+from dflash_trt.hardware import kernels as attention
 
 WRITTEN_HEADS = [(8, 128), (8, 64), (1, 256), (20, 64), (3, 80)]
 """KV heads and head sizes of public pairs, a single head, more heads than one program takes, and a

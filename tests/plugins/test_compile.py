@@ -29,7 +29,7 @@ from dflash_plugins.sass import read_sass
 from dflash_plugins.table import main_cases
 
 from dflash_trt.errors import DflashError
-from dflash_trt.kernels.arches import kernel_arches
+from dflash_trt.hardware.kernels import kernel_arches
 
 pytest.importorskip("triton", reason="Triton language (the plugins extra) is not installed")
 

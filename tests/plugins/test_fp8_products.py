@@ -25,8 +25,7 @@ from dflash_plugins.testing.interpreter import Interpreter
 from dflash_plugins.testing.numeric import Array, assert_close
 
 from dflash_trt.errors import DflashError
-from dflash_trt.kernels.arches import kernel_arches
-from dflash_trt.kernels.attention import ONE_LAUNCH, RUN
+from dflash_trt.hardware.kernels import ONE_LAUNCH, RUN, kernel_arches
 from tests.covering import exhaustive
 from tests.plugins.conftest import attention_shape
 

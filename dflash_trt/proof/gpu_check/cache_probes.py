@@ -17,8 +17,8 @@ from dflash_trt.backends.base import FloatArray, Int64Array, TargetGraph
 from dflash_trt.backends.onnxruntime.executor import OnnxRuntimeExecutor
 from dflash_trt.backends.tensorrt.run.executor import TensorRtExecutor
 from dflash_trt.checkpoints.decoder import DecoderSpec
-from dflash_trt.checkpoints.kv_scales import read_kv_scales
 from dflash_trt.checkpoints.pair import Pair
+from dflash_trt.checkpoints.quantized_weights import read_kv_scales
 from dflash_trt.errors import DflashError
 from dflash_trt.graph.bindings import KV, Owner, cache_input
 from dflash_trt.graph.form import GraphForm

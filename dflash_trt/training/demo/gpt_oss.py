@@ -7,8 +7,7 @@ import math
 from pathlib import Path
 from typing import Any
 
-from dflash_trt.quantization.formats import Float32
-from dflash_trt.quantization.mxfp4 import dequantize_mxfp4, quantize_mxfp4
+from dflash_trt.quantization.codecs import Float32, dequantize_mxfp4, quantize_mxfp4
 from dflash_trt.training.demo.recipe import TrainingRecipe
 from dflash_trt.training.extras import training_module
 

@@ -18,7 +18,7 @@ from dflash_plugins.compile import check_compiler, run_compiler
 from dflash_plugins.operation import Constant, KernelSpec
 
 from dflash_perf.bench.base import Figures, Work, bench
-from dflash_trt.kernels.arches import kernel_arches
+from dflash_trt.hardware.kernels import kernel_arches
 
 ROWS, HEAD_DIM, TILE, WARPS, STAGES = 64, 128, 64, 4, 3
 """Of a block of Qwen3-8B's draft."""

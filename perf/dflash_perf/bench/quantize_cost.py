@@ -24,14 +24,19 @@ from dflash_perf.bench.build_cost import SIZES, TWO_GB
 from dflash_perf.bench.process import peak_memory
 from dflash_perf.bench.repeat import show, spreads
 from dflash_trt.checkpoints.target import read_target
+from dflash_trt.core.formats import QUANTIZED, Format
 from dflash_trt.core.progress import SilentProgress
 from dflash_trt.quantization.checkpoint import quantize_checkpoint
-from dflash_trt.quantization.formats import Float32
-from dflash_trt.quantization.fp8 import fp8_scale, quantize_fp8
-from dflash_trt.quantization.linears import Algorithm, QuantizeOptions
-from dflash_trt.quantization.nvfp4 import nvfp4_global_scale, quantize_nvfp4
-from dflash_trt.quantization.rows import CHUNK_ELEMENTS
+from dflash_trt.quantization.codecs import (
+    Float32,
+    fp8_scale,
+    nvfp4_global_scale,
+    quantize_fp8,
+    quantize_nvfp4,
+)
+from dflash_trt.quantization.linears import QuantizeOptions
 from dflash_trt.quantization.scales import Activations
+from dflash_trt.quantization.tensors import CHUNK_ELEMENTS
 from dflash_trt.synthetic.qwen3 import resize, write_pair
 
 HALF = replace(SIZES, layers=SIZES.layers[:9])
@@ -39,7 +44,7 @@ ONE_GB = resize(TWO_GB, HALF, draft_layers=1, block_size=TWO_GB.draft.block_size
 _BYTES = 2  # of a bf16 weight
 
 
-def quantize(source: Path, output: Path, algorithm: Algorithm) -> dict[str, float]:
+def quantize(source: Path, output: Path, algorithm: Format) -> dict[str, float]:
     """Quantises a checkpoint with given input magnitudes; returns the cost of this process."""
     spec = read_target(source)
     known = Activations.known(dict.fromkeys(spec.weights, 8.0))
@@ -51,7 +56,7 @@ def quantize(source: Path, output: Path, algorithm: Algorithm) -> dict[str, floa
     }
 
 
-def quantize_apart(work: Work, source: Path, algorithm: Algorithm) -> list[dict[str, float]]:
+def quantize_apart(work: Work, source: Path, algorithm: Format) -> list[dict[str, float]]:
     """Quantises in a new process per run; `seconds` include its start and imports."""
     output = work.folder / "quantized"
     found: list[dict[str, float]] = []
@@ -64,14 +69,14 @@ def quantize_apart(work: Work, source: Path, algorithm: Algorithm) -> list[dict[
     return found
 
 
-def core_speed(algorithm: Algorithm, seconds: float = 1.0) -> float:
+def core_speed(algorithm: Format, seconds: float = 1.0) -> float:
     """MB of bf16 weights that one core quantises per second, chunk by chunk."""
     rows: Float32 = np.random.default_rng(0).standard_normal((CHUNK_ELEMENTS // 2048, 2048), "f4")
     amax = float(np.abs(rows).max())
     chunks = 0
     started = time.process_time()  # CPU time, so that other processes do not change the result
     while (elapsed := time.process_time() - started) < seconds:
-        if algorithm is Algorithm.FP8:
+        if algorithm is Format.FP8:
             quantize_fp8(rows, fp8_scale(amax))
         else:
             quantize_nvfp4(rows, nvfp4_global_scale(amax))
@@ -85,7 +90,7 @@ def measure(work: Work) -> Figures:
     source = work.folder / "target"
     size = (source / "model.safetensors").stat().st_size
     figures: Figures = {"weight_bytes": size}
-    for algorithm in Algorithm:
+    for algorithm in QUANTIZED:
         measured = quantize_apart(work, source, algorithm)
         found = spreads(measured, "seconds", "cpu_seconds", "peak_memory_mib")
         written, speed = measured[-1]["bytes"], core_speed(algorithm)

@@ -16,7 +16,7 @@ from dflash_plugins.testing.guarded import Arrays, Run
 from dflash_plugins.testing.numeric import Accuracy, Array, assert_same_bits, attempt, judge
 from dflash_plugins.testing.spread import spread
 from dflash_trt.checkpoints.sizes import RecurrentSizes
-from dflash_trt.kernels.recurrence import SIDES
+from dflash_trt.hardware.kernels import SIDES
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from typing import Any
 from dflash_trt.core.yaml_files import read_yaml
 from dflash_trt.errors import DflashError, nearest, one_line
 from dflash_trt.hardware.gpus import Arch, Gpu, arches, find_gpu, gpu_names, match_gpu
-from dflash_trt.kernels.arches import kernel_arch
+from dflash_trt.hardware.kernels import kernel_arch
 
 CONSTANTS_FILE = Path(__file__).with_name("constants.yaml")
 FASTER_EXPONENTIALS = {"sm_103": 2}
