@@ -18,6 +18,7 @@ from pydantic import (
     model_validator,
 )
 
+from dflash_trt.core.formats import QUANTIZED
 from dflash_trt.core.limits import MAX_BLOCK, PREFILL_CHUNK, Count
 from dflash_trt.core.validation import validate
 from dflash_trt.core.yaml_files import read_yaml
@@ -30,7 +31,6 @@ FindMistakes = Callable[[Mapping[str, Any], Path], Iterable[tuple[str, str]]]
 """Finds mistakes by key in what a YAML file at a path says."""
 
 PrecisionName = Literal["fp32", "bf16", "fp16", "fp8", "nvfp4"]
-QUANTIZED: tuple[PrecisionName, ...] = ("fp8", "nvfp4")
 
 
 class _Strict(BaseModel):

@@ -12,8 +12,7 @@ import transformers
 from safetensors.torch import save_file
 
 from demo_pair.recipe.settings import TrainingRecipe
-from dflash_trt.quantization.formats import Float32
-from dflash_trt.quantization.mxfp4 import dequantize_mxfp4, quantize_mxfp4
+from dflash_trt.quantization.codecs import Float32, dequantize_mxfp4, quantize_mxfp4
 
 EXPERT_WEIGHTS = ("gate_up_proj", "down_proj")
 

@@ -23,7 +23,8 @@ from dflash_trt.bundle.support import PRECISIONS, TRTLLM, check_executor
 from dflash_trt.checkpoints.draft import read_draft
 from dflash_trt.checkpoints.pair import check_draft, check_pair
 from dflash_trt.checkpoints.target import read_target
-from dflash_trt.config import QUANTIZED, BuildConfig
+from dflash_trt.config import BuildConfig
+from dflash_trt.core.formats import QUANTIZED
 from dflash_trt.core.progress import Progress
 from dflash_trt.errors import DflashError, one_line
 from dflash_trt.planning.known_pairs import PairShape

@@ -11,16 +11,15 @@ from dflash_trt.bundle.quantize import PairAmax, PairQuantization
 from dflash_trt.bundle.support import CPU, PRECISIONS, check_executor
 from dflash_trt.calibration import observe_pair
 from dflash_trt.checkpoints.pair import Pair
-from dflash_trt.config import QUANTIZED, BuildConfig, PrecisionName, resolve_file
+from dflash_trt.config import BuildConfig, PrecisionName, resolve_file
+from dflash_trt.core.formats import QUANTIZED, Format
 from dflash_trt.core.progress import Progress
 from dflash_trt.errors import DflashError, refuse_options
 from dflash_trt.graph.bindings import Owner
 from dflash_trt.graph.form import Precision
-from dflash_trt.quantization.linears import Algorithm
 from dflash_trt.text.prompts import encode_calibration, read_prompts
 
 COMPUTE = {"fp32": Precision.FLOAT32, "bf16": Precision.BFLOAT16, "fp16": Precision.FLOAT16}
-ALGORITHMS = {"fp8": Algorithm.FP8, "nvfp4": Algorithm.NVFP4}
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +30,7 @@ class PrecisionRecipe:
     """
 
     compute: Precision
-    algorithms: dict[Owner, Algorithm]
+    algorithms: dict[Owner, Format]
     exclude: tuple[str, ...]
 
 
@@ -61,7 +60,7 @@ def choose_recipe(
     floats = [name for name in names.values() if name in COMPUTE] or ["bf16"]
     return PrecisionRecipe(
         compute=Precision.FLOAT32 if executor == CPU else COMPUTE[floats[0]],
-        algorithms={owner: ALGORITHMS[name] for owner, name in names.items() if name in ALGORITHMS},
+        algorithms={owner: Format(name) for owner, name in names.items() if name in QUANTIZED},
         exclude=config.exclude,
     )
 

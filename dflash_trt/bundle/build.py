@@ -7,6 +7,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 from dflash_trt.backends.tensorrt.build.builder import EngineOptions, library_version
+from dflash_trt.bundle.dims import draft_dims, target_dims
 from dflash_trt.bundle.engines import build_engines, check_engines
 from dflash_trt.bundle.graph_folder import GraphFolder
 from dflash_trt.bundle.manifest import (
@@ -18,12 +19,11 @@ from dflash_trt.bundle.manifest import (
     Manifest,
     Origin,
 )
-from dflash_trt.bundle.pair_dims import draft_dims, target_dims
 from dflash_trt.bundle.quantize import PairQuantization, plan_quantization, quantize_pair
 from dflash_trt.bundle.staging import staged_folder
 from dflash_trt.bundle.support import PairFeature, check_pair_features
-from dflash_trt.checkpoints.kv_scales import read_kv_scales
 from dflash_trt.checkpoints.pair import Pair
+from dflash_trt.checkpoints.quantized_weights import read_kv_scales
 from dflash_trt.checkpoints.safetensors_header import header_sha256
 from dflash_trt.config import BuildConfig
 from dflash_trt.core.files import FileKind, copy_small, exists

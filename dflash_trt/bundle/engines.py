@@ -19,8 +19,7 @@ from dflash_trt.core.progress import Progress
 from dflash_trt.errors import DflashError
 from dflash_trt.graph.bindings import GRAPH_NAMES
 from dflash_trt.graph.form import GraphForm
-from dflash_trt.kernels.accept import check_settled_rows
-from dflash_trt.kernels.interface import PLUGIN_INTERFACE
+from dflash_trt.hardware.kernels import PLUGIN_INTERFACE, check_settled_rows
 from dflash_trt.memory.engines import engine_memory
 from dflash_trt.memory.weights import engine_weight_bytes
 
@@ -43,7 +42,7 @@ def check_engines(
             another GPU, the pair exceeds the largest device of the architecture, or the block
             has more rows than the plugins can accept in one step.
     """
-    algorithms = {} if plan is None else {o: one.algorithm for o, one in plan.options.items()}
+    algorithms = {} if plan is None else {o: one.form.algorithm for o, one in plan.options.items()}
     check_buildable(pair, options, form, algorithms)
     if options.plugins:
         check_settled_rows(limits.block_size)

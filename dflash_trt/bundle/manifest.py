@@ -2,23 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path, PurePosixPath
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
-from pydantic import AfterValidator, Field, field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from dflash_trt.backends.tensorrt.library import OperationForm
-from dflash_trt.bundle.full_dims import FullDims
-from dflash_trt.bundle.recurrent_dims import RecurrentDims
-from dflash_trt.checkpoints.draft_kinds import TRAITS, DraftKind, DraftTraits
+from dflash_trt.bundle.dims import DraftDims, Positive, TargetDims, Text
 from dflash_trt.checkpoints.quantization import LinearFormat
-from dflash_trt.checkpoints.sizes import (
-    MAX_LAYERS,
-    DecoderSizes,
-    ExpertSizes,
-    LayerSizes,
-)
 from dflash_trt.core.files import FileKind, exists
 from dflash_trt.core.limits import Limits, PagePool
 from dflash_trt.core.validation import StrictRecord, read_record
@@ -32,139 +23,8 @@ PROMPTS_NAME = "prompts.jsonl"
 SCHEMA_VERSION: Literal[1] = 1
 
 
-def _printable(text: str) -> str:
-    if not text.isprintable():
-        raise ValueError("has characters that cannot be printed")
-    return text
-
-
-Text = Annotated[str, AfterValidator(_printable)]
-"""What may be shown: a terminal obeys other characters."""
-Positive = Annotated[int, Field(ge=1)]
 Origin = Literal["linked", "copied", "quantized"]
 Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
-
-
-class QuantizationSummary(StrictRecord):
-    """How a checkpoint is quantised: linears by algorithm, and the patterns that it excludes.
-
-    `kv_cache` is the algorithm that it states for the KV cache, `kv_scales` counts its scales;
-    FP8 caches (`kv_dtype`) use those of FP8.
-    """
-
-    linears: dict[LinearFormat, Positive]
-    excluded: list[Text]
-    kv_cache: Text | None
-    kv_scales: Annotated[int, Field(ge=0)]
-
-
-class ModelDims(StrictRecord):
-    """Dimensions of a decoder, in elements.
-
-    `parameters` counts weights once and `storage_dtypes` are theirs; neither counts the scales
-    of quantised weights, `weight_bytes` does.
-    """
-
-    layers: Annotated[int, Field(ge=1, le=MAX_LAYERS)]
-    hidden_size: Positive
-    heads: Positive
-    kv_heads: Positive
-    head_dim: Positive
-    intermediate_size: Positive
-    parameters: Positive
-    weight_bytes: Positive
-    storage_dtypes: list[Text]
-    checkpoint: Text
-    quantization: QuantizationSummary | None = None
-
-    @property
-    def sizes(self) -> DecoderSizes:
-        layer = LayerSizes(self.heads, self.kv_heads, self.head_dim)
-        return DecoderSizes(
-            hidden_size=self.hidden_size,
-            intermediate_size=self.intermediate_size,
-            layers=(layer,) * self.layers,
-        )
-
-
-class ExpertDims(StrictRecord):
-    """A mixture of experts: how many a layer has and a row chooses, how wide, how stored.
-
-    `parameters` and `weight_bytes` are those of all layers' experts, without the one of width
-    `shared` that every row goes through.
-    """
-
-    experts: Positive
-    chosen: Positive
-    intermediate_size: Positive
-    shared: int = Field(default=0, ge=0, exclude_if=lambda width: width == 0)
-    storage_dtype: Text
-    parameters: Positive
-    weight_bytes: Positive
-
-    @property
-    def sizes(self) -> ExpertSizes:
-        return ExpertSizes(self.experts, self.chosen, self.intermediate_size, shared=self.shared)
-
-
-class TargetDims(ModelDims):
-    """`layer_windows` is empty where every layer sees everything before it.
-
-    With `recurrent` layers, the others have an output gate; `full` is of layers without a window.
-    """
-
-    family: Text
-    layer_windows: list[int | None] = Field(default_factory=list)
-    has_sinks: bool = False
-    experts: ExpertDims | None = None
-    recurrent: RecurrentDims | None = Field(default=None, exclude_if=lambda one: one is None)
-    full: FullDims | None = Field(default=None, exclude_if=lambda one: one is None)
-    vocab_size: Positive
-    max_position_embeddings: Positive
-    eos_token_ids: list[int]
-
-    @property
-    def sizes(self) -> DecoderSizes:
-        windows = self.layer_windows or [None] * self.layers
-        sizes = super().sizes.with_layers(windows, has_sinks=self.has_sinks)
-        if self.recurrent is not None:
-            sizes = sizes.with_recurrence(self.recurrent.sizes(self.layers))
-        if self.full is not None:
-            sizes = sizes.with_full(self.full.sizes(self.heads))
-        return replace(sizes, experts=None if self.experts is None else self.experts.sizes)
-
-
-class DraftDims(ModelDims):
-    """`token_count` is how many tokens the draft chooses among; None is all of them.
-
-    `anchor_drafts`: the anchor's slot drafts too, as in DeepSpec's layout.
-    """
-
-    kind: DraftKind = "DFlash"
-    anchor_drafts: bool = False
-    trained_block_size: Positive
-    mask_token_id: Annotated[int, Field(ge=0)]
-    target_layer_ids: list[int]
-    layer_windows: list[int | None]
-    layer_causal: list[bool]
-    token_count: Positive | None = None
-
-    @model_validator(mode="before")
-    @classmethod
-    def _refuse_coupling(cls, given: Any) -> Any:
-        """Older builds could couple drafts to the noise of sampled draws."""
-        if isinstance(given, dict) and "sharpness" in given:
-            raise ValueError("drafts that share the noise of sampled draws are not made any more")
-        return given
-
-    @property
-    def traits(self) -> DraftTraits:
-        return TRAITS[self.kind]
-
-    @property
-    def sizes(self) -> DecoderSizes:
-        sizes = super().sizes.with_layers(self.layer_windows, self.layer_causal)
-        return replace(sizes, features=self.hidden_size if self.traits.is_chain else 0)
 
 
 class BundleFile(StrictRecord):
@@ -209,7 +69,7 @@ class EngineSet(StrictRecord):
     """Engines built ahead of time: they run on `arch`, with the library that built them.
 
     With `draws` the target's draw tokens and settle steps themselves, sampled ones too.
-    `plugin_interface` is that of their plugins (kernels/interface.py), None where they have none.
+    `plugin_interface` is that of their plugins (hardware/kernels.py), None where they have none.
     """
 
     arch: Text

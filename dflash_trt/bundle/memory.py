@@ -9,7 +9,7 @@ from dflash_trt.bundle.manifest import Manifest
 from dflash_trt.checkpoints.sizes import DecoderSizes
 from dflash_trt.graph.form import Precision
 from dflash_trt.hardware.gpus import Gpu
-from dflash_trt.kernels.attention import SPLIT_ATTENTION
+from dflash_trt.hardware.kernels import SPLIT_ATTENTION
 from dflash_trt.memory.caches import (
     USUAL_CONTEXTS,
     cache_bytes_by_window,

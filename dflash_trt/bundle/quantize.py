@@ -13,21 +13,19 @@ from dflash_trt.checkpoints.draft import read_draft
 from dflash_trt.checkpoints.pair import Pair, check_pair
 from dflash_trt.checkpoints.target import read_target
 from dflash_trt.core.files import resolved
+from dflash_trt.core.formats import Format
 from dflash_trt.core.progress import Progress, Unit
 from dflash_trt.errors import DflashError
 from dflash_trt.graph.bindings import Owner
-from dflash_trt.quantization.checkpoint import planned_bytes, quantize_checkpoint
-from dflash_trt.quantization.convert import linear_layout
+from dflash_trt.quantization.checkpoint import linear_layout, planned_bytes, quantize_checkpoint
 from dflash_trt.quantization.experts import has_mxfp4_experts
-from dflash_trt.quantization.kv_scales import states_scales
 from dflash_trt.quantization.linears import (
-    Algorithm,
     QuantizeOptions,
     matching_patterns,
     refuse_quantized,
     select_linears,
 )
-from dflash_trt.quantization.scales import Activations
+from dflash_trt.quantization.scales import Activations, states_scales
 
 PairAmax = Mapping[Owner, Mapping[str, float]]
 """Largest input magnitude of each linear, by model and role."""
@@ -42,7 +40,7 @@ class PairQuantization:
     `observe` runs the pair as it is and may put temporary files into the folder given.
     """
 
-    algorithms: Mapping[Owner, Algorithm]
+    algorithms: Mapping[Owner, Format]
     observe: Callable[[Pair, Path, Progress], PairAmax]
     exclude: tuple[str, ...] = ()
     quantize_lm_head: bool = False
@@ -102,9 +100,7 @@ def plan_quantization(pair: Pair, wanted: PairQuantization) -> QuantizationPlan:
     }
     stored = {
         owner: {
-            linear.role: sum(
-                one.num_bytes for one in linear_layout(linear, options[owner].algorithm)
-            )
+            linear.role: sum(one.num_bytes for one in linear_layout(linear, options[owner].form))
             for linear in select_linears(spec, options[owner]).linears
         }
         for owner, spec in specs.items()

@@ -6,16 +6,17 @@ import re
 from dataclasses import asdict, replace
 from typing import Any
 
-from dflash_trt.bundle.manifest import ExpertDims, Manifest, ModelDims, TargetDims
+from dflash_trt.bundle.dims import ExpertDims, ModelDims, TargetDims
+from dflash_trt.bundle.manifest import Manifest
 from dflash_trt.bundle.memory import cache_bytes, estimate_memory, page_kinds
-from dflash_trt.checkpoints.kv_scales import are_fp8
 from dflash_trt.checkpoints.moe import EXPERT_STORAGE
+from dflash_trt.checkpoints.quantized_weights import are_fp8
 from dflash_trt.errors import first_few
 from dflash_trt.graph.decomposed_attention import DECOMPOSED
 from dflash_trt.graph.form import Precision
 from dflash_trt.graph.gated_delta import STEP
 from dflash_trt.graph.gated_delta_groups import GROUPS, group_rows
-from dflash_trt.kernels.attention import BLOCK_ATTENTION
+from dflash_trt.hardware.kernels import BLOCK_ATTENTION
 from dflash_trt.memory.caches import cache_bytes_per_token, state_bytes
 
 PATTERNS_SHOWN = 4

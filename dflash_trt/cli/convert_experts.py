@@ -13,13 +13,13 @@ from dflash_trt.checkpoints.target import read_target
 from dflash_trt.cli.options import print_json
 from dflash_trt.cli.progress import StageBars, format_size
 from dflash_trt.core.files import resolved
+from dflash_trt.core.formats import Format
 from dflash_trt.errors import DflashError, refuse_options
-from dflash_trt.quantization.experts import ExpertFormat, convert_experts
+from dflash_trt.quantization.experts import convert_experts
 from dflash_trt.quantization.partial import partial_folder
 from dflash_trt.quantization.rewrite import Rewritten
 
-BF16 = "bf16"
-FORMATS = {"nvfp4": ExpertFormat.NVFP4, BF16: ExpertFormat.BF16}
+FORMATS = (Format.NVFP4, Format.BF16)
 TENSORS_SHOWN = 8
 
 
@@ -53,7 +53,7 @@ def convert(
         bars.stage("reading the checkpoint", None)
         source = read_target(checkpoint).checkpoint
         with interruption_note(output):
-            written = convert_experts(source, FORMATS[precision], output, bars, overwrite=overwrite)
+            written = convert_experts(source, Format(precision), output, bars, overwrite=overwrite)
     if as_json:
         print_json(_to_json(written, precision))
     else:

@@ -9,7 +9,8 @@ from typing import Any
 import click
 
 from dflash_trt.bundle.bundle import Bundle, open_bundle, verify_bundle
-from dflash_trt.bundle.manifest import DraftDims, Manifest, ModelDims
+from dflash_trt.bundle.dims import DraftDims, ModelDims
+from dflash_trt.bundle.manifest import Manifest
 from dflash_trt.bundle.memory import (
     BundleFit,
     MemoryEstimate,

@@ -11,17 +11,17 @@ from typing import Any
 
 import click
 
-from dflash_trt.building.recipe import ALGORITHMS
 from dflash_trt.calibration import observe_pair, observe_target
 from dflash_trt.checkpoints.decoder import DecoderSpec
 from dflash_trt.checkpoints.draft import DraftSpec, read_draft
 from dflash_trt.checkpoints.folder import read_config
 from dflash_trt.checkpoints.pair import check_pair
 from dflash_trt.checkpoints.target import TargetSpec, read_target
-from dflash_trt.cli.convert_experts import BF16, convert, describe_files, interruption_note
+from dflash_trt.cli.convert_experts import convert, describe_files, interruption_note
 from dflash_trt.cli.options import FILE, FOLDER, json_option, print_json
 from dflash_trt.cli.progress import StageBars, format_size
 from dflash_trt.core.files import resolved
+from dflash_trt.core.formats import QUANTIZED, Format
 from dflash_trt.errors import DflashError, first_few
 from dflash_trt.quantization.checkpoint import quantize_checkpoint
 from dflash_trt.quantization.experts import has_mxfp4_experts
@@ -38,7 +38,7 @@ MODULES_SHOWN = 4
 @click.option("--checkpoint", type=FOLDER, required=True, help="Folder of the model to quantize.")
 @click.option(
     "--precision",
-    type=click.Choice([*ALGORITHMS, BF16]),
+    type=click.Choice([form.value for form in (*QUANTIZED, Format.BF16)]),
     required=True,
     help="What the linears' weights and inputs become; MXFP4 experts: nvfp4 or bf16.",
 )
@@ -108,7 +108,7 @@ def command(
         }
         convert(checkpoint, precision, given, output, overwrite=overwrite, as_json=as_json)
         return
-    if precision == BF16:
+    if precision == Format.BF16:
         raise DflashError(
             "is in floating point, or in a format that is not decoded",
             where=checkpoint,
@@ -120,7 +120,7 @@ def command(
             "input scales come from texts", where="--calibration", fix="pass a file", usage=True
         )
     options = QuantizeOptions(
-        ALGORITHMS[precision], exclude, quantize_lm_head, quantize_fc, kv_scales, overwrite
+        Format(precision), exclude, quantize_lm_head, quantize_fc, kv_scales, overwrite
     )
     with StageBars() as bars:
         bars.stage("reading checkpoints", None)

@@ -21,7 +21,7 @@ from dflash_trt.core.formats import MX_BLOCK, NVFP4_BLOCK
 from dflash_trt.graph.form import Precision
 from dflash_trt.graph.model import GraphBuilder
 from dflash_trt.graph.model_builder import LayerBuilder
-from dflash_trt.quantization.formats import Float32, decode_e4m3, decode_e8m0, decode_packed_e2m1
+from dflash_trt.quantization.codecs import Float32, decode_e4m3, decode_e8m0, decode_packed_e2m1
 
 PARTS = ("gate", "up", "down")
 MATRICES = ("gate_up", "down")

@@ -14,7 +14,7 @@ import onnx
 from dflash_trt.checkpoints.sizes import RecurrentSizes
 from dflash_trt.graph.form import GraphForm
 from dflash_trt.graph.functions import define
-from dflash_trt.kernels.recurrence import has_recurrent_kernel
+from dflash_trt.hardware.kernels import has_recurrent_kernel
 
 IDLE = -1
 """What an idle sequence of an engine's call has for rows_end."""

@@ -1,9 +1,9 @@
 """`dflash::kv_cache_update…`: K and V of one layer's rows into its caches, in one operation.
 
 `_paged` writes to pools of pages (see paged.py), `_fp8` rounds to what E4M3 holds: code =
-E4M3(x / scale) of a scale for K and one for V of each layer (quantization/fp8.py). Float32 caches
-hold code · scale, narrow ones the codes, which bodies write as float32: ONNX Runtime scatters no
-FP8. Linear caches of the compute type need no operation of ours but `TensorScatter`.
+E4M3(x / scale) of a scale for K and one for V of each layer (quantization/codecs.py). Float32
+caches hold code · scale, narrow ones the codes, which bodies write as float32: ONNX Runtime
+scatters no FP8. Linear caches of the compute type need no operation of ours but `TensorScatter`.
 """
 
 from __future__ import annotations

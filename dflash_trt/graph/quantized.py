@@ -21,7 +21,7 @@ from dflash_trt.checkpoints.safetensors_header import TensorEntry
 from dflash_trt.graph.form import Precision
 from dflash_trt.graph.functions import define
 from dflash_trt.graph.model import GraphBuilder
-from dflash_trt.quantization.formats import decode_packed_e2m1
+from dflash_trt.quantization.codecs import decode_packed_e2m1
 
 FP4_QUANTIZE = "TRT_FP4DynamicQuantize"
 

@@ -48,7 +48,7 @@ from dflash_trt.graph.caches import cache_head_dim, cache_strategy
 from dflash_trt.graph.form import GraphForm
 from dflash_trt.graph.gated_delta import is_stepped_by_kernel, kept_rows
 from dflash_trt.graph.model import GraphBuilder
-from dflash_trt.kernels.recurrence import SIDES
+from dflash_trt.hardware.kernels import SIDES
 
 OWNERS: dict[GraphName, tuple[Owner, ...]] = {
     "target": ("target", "draft"),

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from dflash_trt.errors import DflashError
-from dflash_trt.quantization.formats import Float32
+from dflash_trt.quantization.codecs import Float32
 
 
 @dataclass(frozen=True, slots=True)

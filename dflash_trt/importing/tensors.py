@@ -23,8 +23,8 @@ from dflash_trt.importing.architectures import ROPE_FACTORS, TENSORS
 from dflash_trt.importing.blocks import decode
 from dflash_trt.importing.config import ModelConfig
 from dflash_trt.importing.header import GgufFile, GgufTensor
-from dflash_trt.quantization.formats import Float32
-from dflash_trt.quantization.rows import CHUNK_ELEMENTS
+from dflash_trt.quantization.codecs import Float32
+from dflash_trt.quantization.tensors import CHUNK_ELEMENTS
 
 _TURNED = ("q_proj", "k_proj", "q_proj.bias", "k_proj.bias")
 _NAMES_SHOWN = 4

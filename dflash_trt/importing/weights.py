@@ -17,8 +17,8 @@ from dflash_trt.core.progress import Progress
 from dflash_trt.core.strict_json import quoted
 from dflash_trt.importing.header import GgufFile
 from dflash_trt.importing.tensors import WeightOrigin, read_origin
-from dflash_trt.quantization.formats import Float32
-from dflash_trt.quantization.shards import TensorLayout, open_shard, shard_bytes
+from dflash_trt.quantization.codecs import Float32
+from dflash_trt.quantization.tensors import TensorLayout, open_shard, shard_bytes
 
 ImportedType = Literal["bf16", "fp32"]
 MAX_SHARD_BYTES = 5_000_000_000

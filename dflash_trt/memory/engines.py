@@ -8,7 +8,7 @@ from dflash_trt.checkpoints.sizes import DecoderSizes, TargetShape
 from dflash_trt.core.limits import Limits, PagePool
 from dflash_trt.graph.caches.native import is_attended_by_kernel, is_decomposed
 from dflash_trt.graph.form import GraphForm
-from dflash_trt.kernels.attention import scratch_bytes
+from dflash_trt.hardware.kernels import scratch_bytes
 from dflash_trt.memory.caches import (
     cache_bytes_by_window,
     engine_cache_length,

@@ -131,7 +131,7 @@ def _build_engines() -> str:
 def _compile_kernels() -> str:
     from dflash_plugins.compile import check_compiler
 
-    from dflash_trt.kernels.arches import kernel_arches
+    from dflash_trt.hardware.kernels import kernel_arches
 
     check_compiler()
     return f"triton {_version('triton')} (Triton language) for {', '.join(kernel_arches())}"

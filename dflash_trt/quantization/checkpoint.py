@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from dflash_trt.checkpoints.decoder import DecoderSpec
-from dflash_trt.checkpoints.safetensors_header import TensorEntry
+from dflash_trt.checkpoints.safetensors_header import ITEM_BYTES, TensorEntry
+from dflash_trt.core.formats import NVFP4_BLOCK, Format
 from dflash_trt.core.progress import Progress
-from dflash_trt.quantization.convert import linear_layout, write_linear
-from dflash_trt.quantization.kv_scales import KV_CACHE, KvScales
-from dflash_trt.quantization.linears import QuantizeOptions, select_linears
+from dflash_trt.quantization.codecs import (
+    dequantize_fp8,
+    dequantize_nvfp4,
+    quantize_fp8,
+    quantize_nvfp4,
+)
+from dflash_trt.quantization.linears import Linear, QuantizeOptions, select_linears
 from dflash_trt.quantization.partial import PartialCheckpoint, TensorReport
 from dflash_trt.quantization.rewrite import (
     Rewriting,
@@ -20,9 +28,63 @@ from dflash_trt.quantization.rewrite import (
     rewrite_checkpoint,
     rewritten_bytes,
 )
-from dflash_trt.quantization.rows import largest_magnitude
-from dflash_trt.quantization.scales import Activations, Scales, compute_scales
-from dflash_trt.quantization.shards import ShardWriter, TensorLayout
+from dflash_trt.quantization.scales import KV_CACHE, Activations, KvScales, Scales, compute_scales
+from dflash_trt.quantization.tensors import (
+    ShardWriter,
+    TensorLayout,
+    iterate_rows,
+    largest_magnitude,
+    sum_of_squares,
+)
+
+
+def linear_layout(linear: Linear, form: Format) -> list[TensorLayout]:
+    """What is written in place of a linear's weight."""
+    rows, columns = linear.weight.shape
+    name, module = linear.weight.name, linear.module
+    scalars = [f"{module}.input_scale"]
+    if form is Format.FP8:
+        tensors = [TensorLayout(name, "F8_E4M3", (rows, columns))]
+        scalars.append(f"{module}.weight_scale")
+    else:
+        tensors = [
+            TensorLayout(name, "U8", (rows, columns // 2)),
+            TensorLayout(f"{module}.weight_scale", "F8_E4M3", (rows, columns // NVFP4_BLOCK)),
+        ]
+        scalars.append(f"{module}.weight_scale_2")
+    return tensors + [TensorLayout(scalar, "F32", ()) for scalar in scalars]
+
+
+def write_linear(
+    linear: Linear,
+    form: Format,
+    scales: Scales,
+    shard: ShardWriter,
+    on_bytes: Callable[[int], None],
+) -> float:
+    """Quantises a weight into `shard`, some rows at a time.
+
+    Returns the relative Frobenius error |W' - W| / |W|, 0 where W is all zeros.
+    """
+    name, module = linear.weight.name, linear.module
+    error = norm = 0.0
+    for rows in iterate_rows(linear.weight):
+        if form is Format.FP8:
+            codes = quantize_fp8(rows, scales.weight)
+            decoded = dequantize_fp8(codes, scales.weight)
+        else:
+            codes, blocks = quantize_nvfp4(rows, scales.weight)
+            decoded = dequantize_nvfp4(codes, blocks, scales.weight)
+            shard.write(f"{module}.weight_scale", blocks)
+        shard.write(name, codes)
+        decoded -= rows
+        error += sum_of_squares(decoded)
+        norm += sum_of_squares(rows)
+        on_bytes(rows.size * ITEM_BYTES[linear.weight.dtype])
+    per_tensor = "weight_scale" if form is Format.FP8 else "weight_scale_2"
+    shard.write(f"{module}.{per_tensor}", np.asarray(scales.weight, "<f4").tobytes())
+    shard.write(f"{module}.input_scale", np.asarray(scales.input, "<f4").tobytes())
+    return math.sqrt(error / norm) if norm else 0.0
 
 
 class _LinearRewriting(Rewriting):
@@ -33,16 +95,16 @@ class _LinearRewriting(Rewriting):
     ) -> None:
         selection = select_linears(spec, options)
         key: dict[str, Any] = {
-            "algorithm": options.algorithm,
+            "algorithm": options.form.algorithm,
             "linears": [linear.module for linear in selection.linears],
             "activations": activations.key if activations else None,
         }
         kv_cache = None if spec.quantization is None else spec.quantization.kv_cache_algorithm
         if options.kv_scales:
             key["kv_scales"], kv_cache = True, KV_CACHE
-        stage = f"quantizing to {options.algorithm}"
-        super().__init__(stage, key, selection.kept, options.algorithm, kv_cache)
-        self._algorithm = options.algorithm
+        stage = f"quantizing to {options.form.algorithm}"
+        super().__init__(stage, key, selection.kept, options.form.algorithm, kv_cache)
+        self._form = options.form
         self._activations = activations
         self._linears = {linear.weight.name: linear for linear in selection.linears}
         self._scales: dict[str, Scales] = {}
@@ -57,7 +119,7 @@ class _LinearRewriting(Rewriting):
         if linear is None and scale is None:
             return None
         same = [TensorLayout(entry.name, entry.dtype, entry.shape)]
-        written = same if linear is None else linear_layout(linear, self._algorithm)
+        written = same if linear is None else linear_layout(linear, self._form)
         return written if scale is None else [*written, TensorLayout(scale, "F32", ())]
 
     def prepare(self, partial: PartialCheckpoint, progress: Progress) -> None:
@@ -74,7 +136,7 @@ class _LinearRewriting(Rewriting):
             partial.state.activations = dict(self._activations.observe(partial.workspace))
             partial.save()
         self._scales = compute_scales(
-            linears, self._algorithm, partial.state.weights, partial.state.activations
+            linears, self._form, partial.state.weights, partial.state.activations
         )
         if self._kv_scales is not None:
             self._kv_scales.prepare(partial.state.activations)
@@ -89,7 +151,7 @@ class _LinearRewriting(Rewriting):
         if linear is None:  # a projection that stays as it is, beside its cache's scale
             copy_tensor(entry, shard, on_bytes)
             return None
-        error = write_linear(linear, self._algorithm, self._scales[linear.role], shard, on_bytes)
+        error = write_linear(linear, self._form, self._scales[linear.role], shard, on_bytes)
         return linear.module, TensorReport(error=error)
 
 

@@ -1,7 +1,10 @@
 """Rewrites gpt-oss's native MXFP4 experts as NVFP4 or bf16, expert by expert.
 
-The layouts of both are in checkpoints/quantized_weights.py; bf16 is `X` [E, in, out]. Everything
-else, attention and router included, is copied.
+Values stay the same wherever the format can hold them. Blocks that NVFP4's range of scales does not
+reach are quantised again, and counted where a value changes. ModelOpt casts checkpoints by the same
+rule (`cast_mxfp4_to_nvfp4`), which docs/design/quantised-linears.md explains. The layouts of both
+are in checkpoints/quantized_weights.py; bf16 is `X` [E, in, out]. Everything else, attention and
+router included, is copied.
 """
 
 from __future__ import annotations
@@ -9,8 +12,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from enum import StrEnum
 from fnmatch import fnmatchcase
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -20,20 +23,110 @@ import numpy.typing as npt
 from dflash_trt.checkpoints.folder import Checkpoint
 from dflash_trt.checkpoints.quantization import CONFIG_KEY, WEIGHTS_ONLY
 from dflash_trt.checkpoints.safetensors_header import TensorEntry
-from dflash_trt.core.formats import MX_BLOCK, NVFP4_BLOCK
+from dflash_trt.core.formats import MX_BLOCK, NVFP4_BLOCK, Format
 from dflash_trt.core.progress import Progress
 from dflash_trt.core.strict_json import quoted
 from dflash_trt.errors import DflashError
-from dflash_trt.quantization.formats import E8M0_NAN, Codes
-from dflash_trt.quantization.partial import PartialCheckpoint, TensorReport
-from dflash_trt.quantization.recode import (
-    global_exponent,
-    global_scale,
-    mxfp4_to_bf16,
-    mxfp4_to_nvfp4,
+from dflash_trt.quantization.codecs import (
+    E8M0_BIAS,
+    E8M0_NAN,
+    Codes,
+    decode_e8m0,
+    decode_packed_e2m1,
+    dequantize_mxfp4,
+    dequantize_nvfp4,
+    encode_e4m3,
+    quantize_nvfp4,
 )
+from dflash_trt.quantization.partial import PartialCheckpoint, TensorReport
 from dflash_trt.quantization.rewrite import Rewriting, Rewritten, rewrite_checkpoint
-from dflash_trt.quantization.shards import ShardWriter, TensorLayout
+from dflash_trt.quantization.tensors import ShardWriter, TensorLayout, sum_of_squares
+
+LARGEST_EXPONENT = 8
+SMALLEST_EXPONENT = -9
+_HALVES = MX_BLOCK // NVFP4_BLOCK
+
+
+@dataclass(frozen=True, slots=True)
+class Recoded:
+    """NVFP4 of MXFP4: packed codes [..., K/2], E4M3 scales [..., K/16].
+
+    `exact` and `requantized` count blocks of 16; `error` and `norm` are sums of squares of
+    W' - W and of W over the blocks that were quantised again.
+    """
+
+    packed: Codes
+    scales: Codes
+    exact: int
+    requantized: int
+    error: float
+    norm: float
+
+
+def global_exponent(largest_scale: int) -> int:
+    """The exponent of NVFP4's scale for a tensor whose largest E8M0 code is `largest_scale`."""
+    return largest_scale - E8M0_BIAS - LARGEST_EXPONENT
+
+
+def global_scale(shift: int) -> np.float32:
+    """2^shift as NVFP4's scale of a tensor."""
+    return np.float32(np.ldexp(np.float32(1), shift))
+
+
+def mxfp4_to_nvfp4(packed: Codes, scales: Codes, shift: int) -> Recoded:
+    """NVFP4 with the tensor's scale 2^shift, of packed codes [..., K/2] and scales [..., K/32].
+
+    No scale may be NaN or above 2^(shift + 8): see `global_exponent`.
+    """
+    relative = scales.astype(np.int32) - (E8M0_BIAS + shift)
+    block_scales = _scales_by_exponent().take(np.maximum(relative, SMALLEST_EXPONENT) + 9)
+    block_scales = np.repeat(block_scales, _HALVES, axis=-1)
+    below = relative < SMALLEST_EXPONENT
+    count = block_scales.size
+    if not below.any():
+        return Recoded(packed, block_scales, count, 0, 0.0, 0.0)
+    blocks = packed.reshape(*scales.shape, MX_BLOCK // 2)
+    values = dequantize_mxfp4(blocks[below], scales[below][:, None])
+    codes, small_scales = quantize_nvfp4(values, global_scale(shift))
+    difference = dequantize_nvfp4(codes, small_scales, global_scale(shift)) - values
+    changed = (difference.reshape(-1, NVFP4_BLOCK) != 0).any(axis=-1)
+    recoded = blocks.copy()
+    recoded[below] = codes
+    block_scales.reshape(*scales.shape, _HALVES)[below] = small_scales
+    requantized = int(changed.sum())
+    return Recoded(
+        recoded.reshape(packed.shape),
+        block_scales,
+        count - requantized,
+        requantized,
+        sum_of_squares(difference.reshape(-1, NVFP4_BLOCK)[changed]),
+        sum_of_squares(values.reshape(-1, NVFP4_BLOCK)[changed]),
+    )
+
+
+def mxfp4_to_bf16(packed: Codes, scales: Codes) -> npt.NDArray[np.uint16]:
+    """The bits of bf16 values [..., K], all exact but those that bf16 has no finite value for."""
+    blocks = packed.reshape(*scales.shape, MX_BLOCK // 2)
+    index = (scales.astype(np.uint16) << np.uint16(8))[..., None] | blocks
+    return _bf16_pairs().take(index).view(np.uint16).reshape(*packed.shape[:-1], -1)
+
+
+def _scales_by_exponent() -> Codes:
+    """E4M3 codes of 2^-9 … 2^8."""
+    exponents = np.arange(SMALLEST_EXPONENT, LARGEST_EXPONENT + 1)
+    return encode_e4m3(np.ldexp(np.float32(1), exponents).astype(np.float32))
+
+
+@cache
+def _bf16_pairs() -> npt.NDArray[np.uint32]:
+    """The two bf16 values, side by side in one word, of each scale and byte."""
+    byte = np.arange(256, dtype=np.uint8)
+    with np.errstate(over="ignore"):
+        values = decode_e8m0(byte)[:, None, None] * decode_packed_e2m1(byte[:, None])
+    # At most one bit follows the leading one, so the lower half is zero, of subnormals too.
+    bits = (values.astype(np.float32).view(np.uint32) >> np.uint32(16)).astype(np.uint16)
+    return np.ascontiguousarray(bits).view(np.uint32).reshape(-1)
+
 
 METHOD = "mxfp4"
 BLOCKS, SCALES = "_blocks", "_scales"
@@ -43,13 +136,6 @@ LARGEST_SCALE = 252
 _CHUNK = 4 << 20
 _STRIP = 256
 _FIX = "download the checkpoint again"
-
-
-class ExpertFormat(StrEnum):
-    """What experts become."""
-
-    NVFP4 = "NVFP4"
-    BF16 = "BF16"
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,10 +214,10 @@ def find_experts(checkpoint: Checkpoint) -> dict[str, LayerExperts]:
 class _ExpertRewriting(Rewriting):
     """MXFP4 experts become another format."""
 
-    def __init__(self, checkpoint: Checkpoint, form: ExpertFormat) -> None:
-        algorithm = WEIGHTS_ONLY if form is ExpertFormat.NVFP4 else None
-        stage = f"converting experts to {form}"
-        super().__init__(stage, {"experts": form}, _kept(checkpoint), algorithm)
+    def __init__(self, checkpoint: Checkpoint, form: Format) -> None:
+        algorithm = WEIGHTS_ONLY if form is Format.NVFP4 else None
+        stage = f"converting experts to {form.algorithm}"
+        super().__init__(stage, {"experts": form.algorithm}, _kept(checkpoint), algorithm)
         self._form = form
         self._experts = find_experts(checkpoint)
         self._dropped = {one.scales.name for one in self._experts.values()}
@@ -144,7 +230,7 @@ class _ExpertRewriting(Rewriting):
         if experts is None:
             return None
         name, count, rows, columns = experts.name, experts.count, experts.rows, experts.columns
-        if self._form is ExpertFormat.BF16:
+        if self._form is Format.BF16:
             return [TensorLayout(name, "BF16", (count, columns, rows))]
         return [
             TensorLayout(name, "U8", (count, columns // 2, rows)),
@@ -166,7 +252,7 @@ class _ExpertRewriting(Rewriting):
         self, entry: TensorEntry, shard: ShardWriter, on_bytes: Callable[[int], None]
     ) -> tuple[str, TensorReport]:
         experts = self._experts[entry.name]
-        if self._form is ExpertFormat.BF16:
+        if self._form is Format.BF16:
             for packed, scales in experts.iterate():
                 shard.write(experts.name, _turned(mxfp4_to_bf16(packed, scales)))
                 on_bytes(packed.size)
@@ -197,7 +283,7 @@ class _ExpertRewriting(Rewriting):
 
 def convert_experts(
     checkpoint: Checkpoint,
-    form: ExpertFormat,
+    form: Format,
     destination: Path,
     progress: Progress,
     *,

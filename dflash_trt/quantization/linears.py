@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from enum import StrEnum
 from fnmatch import fnmatchcase
 from itertools import chain
 
@@ -13,7 +12,7 @@ from dflash_trt.checkpoints.families import FAMILIES
 from dflash_trt.checkpoints.quantized_weights import FLOAT_DTYPES
 from dflash_trt.checkpoints.safetensors_header import TensorEntry
 from dflash_trt.checkpoints.target import TargetSpec
-from dflash_trt.core.formats import NVFP4_BLOCK
+from dflash_trt.core.formats import NVFP4_BLOCK, Format
 from dflash_trt.core.strict_json import quoted
 from dflash_trt.errors import DflashError
 
@@ -36,22 +35,15 @@ EMBEDDING = "embed_tokens"
 NAMES_SHOWN = 3
 
 
-class Algorithm(StrEnum):
-    """What weights and inputs of linears become; the values are ModelOpt's `quant_algo`."""
-
-    FP8 = "FP8"
-    NVFP4 = "NVFP4"
-
-
 @dataclass(frozen=True, slots=True)
 class QuantizeOptions:
-    """What to quantise, and how.
+    """What to quantise, and to which of `QUANTIZED`.
 
     `exclude` holds shell patterns of module names ("*.mlp.*", "model.layers.0.*"), as ModelOpt's;
     `kv_scales` adds the scales of an FP8 KV cache.
     """
 
-    algorithm: Algorithm
+    form: Format
     exclude: tuple[str, ...] = ()
     quantize_lm_head: bool = False
     quantize_fc: bool = False
@@ -118,7 +110,7 @@ def select_linears(spec: DecoderSpec, options: QuantizeOptions) -> Selection:
             )
     if not linears:
         raise DflashError("nothing is left to quantize", where="--exclude", usage=True)
-    if options.algorithm is Algorithm.NVFP4:
+    if options.form is Format.NVFP4:
         _check_blocks(spec, linears)
     kept += [*expert_patterns, *_unused_parts(spec)]
     return Selection(tuple(linears), tuple(sorted({*kept})))

@@ -1,4 +1,7 @@
-"""A checkpoint rewritten shard by shard: bounded in memory, resumable, whole or absent."""
+"""A checkpoint rewritten shard by shard: bounded in memory, resumable, whole or absent.
+
+Its configs are those of ModelOpt's unified Hugging Face layout, as its 0.47 writes them.
+"""
 
 from __future__ import annotations
 
@@ -6,21 +9,55 @@ import hashlib
 import json
 import shutil
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from dflash_trt.checkpoints.folder import CONFIG_NAME, INDEX_NAME, SINGLE_NAME, Checkpoint
-from dflash_trt.checkpoints.quantization import CONFIG_KEY, QUANT_CONFIG_NAME
+from dflash_trt.checkpoints.quantization import CONFIG_KEY, QUANT_CONFIG_NAME, WEIGHTS_ONLY
 from dflash_trt.checkpoints.safetensors_header import TensorEntry, header_sha256
 from dflash_trt.core.files import FileKind, copy_small, resolved
+from dflash_trt.core.formats import NVFP4_BLOCK, Format
 from dflash_trt.core.progress import Progress
 from dflash_trt.errors import DflashError
-from dflash_trt.quantization.layout import hf_quant_config, quantization_config
 from dflash_trt.quantization.partial import PartialCheckpoint, TensorReport, partial_checkpoint
-from dflash_trt.quantization.shards import ShardWriter, TensorLayout, open_shard, shard_bytes
+from dflash_trt.quantization.tensors import ShardWriter, TensorLayout, open_shard, shard_bytes
 from dflash_trt.version import __version__
+
+PRODUCER = {"name": "dflash-trt", "version": __version__}
+
+
+def quantization_config(algorithm: str, kept: Sequence[str]) -> dict[str, Any]:
+    """config.json's `quantization_config`, by which loaders know a quantised checkpoint."""
+    element: dict[str, Any] = {"dynamic": False, "type": "float"}
+    if algorithm == Format.FP8.algorithm:
+        element["num_bits"] = 8
+    else:
+        element |= {"num_bits": 4, "group_size": NVFP4_BLOCK}
+    group: dict[str, Any] = {"weights": element, "targets": ["Linear"]}
+    if algorithm != WEIGHTS_ONLY:
+        group = {"input_activations": element, **group}
+    return {
+        "config_groups": {"group_0": group},
+        "ignore": list(kept),
+        "quant_algo": algorithm,
+        "producer": PRODUCER,
+        "quant_method": "modelopt",
+    }
+
+
+def hf_quant_config(algorithm: str, kept: Sequence[str], kv_cache: str | None) -> dict[str, Any]:
+    """hf_quant_config.json, which older loaders read.
+
+    `kv_cache` is what the scales of the KV cache are for: the source's, copied, or new ones.
+    """
+    quantization: dict[str, Any] = {"quant_algo": algorithm, "kv_cache_quant_algo": kv_cache}
+    if algorithm != Format.FP8.algorithm:
+        quantization["group_size"] = NVFP4_BLOCK
+    quantization["exclude_modules"] = list(kept)
+    return {"producer": PRODUCER, "quantization": quantization}
+
 
 # Tokenizer, generation defaults, chat template, licence: neither weights nor code.
 _COPIED_SUFFIXES = (".json", ".jinja", ".txt", ".model", ".tiktoken")

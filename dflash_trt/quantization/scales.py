@@ -1,4 +1,4 @@
-"""The scales of linears, from the largest magnitudes of their weights and inputs."""
+"""The scales of linears and of FP8 KV caches, from largest magnitudes, as ModelOpt writes them."""
 
 from __future__ import annotations
 
@@ -11,10 +11,12 @@ from pathlib import Path
 
 import numpy as np
 
+from dflash_trt.checkpoints.decoder import DecoderSpec
+from dflash_trt.checkpoints.quantized_weights import KV_SCALE_SUFFIXES, are_fp8, is_kv_scale
+from dflash_trt.core.formats import Format
 from dflash_trt.errors import DflashError, first_few
-from dflash_trt.quantization.fp8 import fp8_scale
-from dflash_trt.quantization.linears import NAMES_SHOWN, Algorithm, Linear
-from dflash_trt.quantization.nvfp4 import nvfp4_global_scale
+from dflash_trt.quantization.codecs import fp8_scale, nvfp4_global_scale
+from dflash_trt.quantization.linears import NAMES_SHOWN, Linear
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +47,7 @@ class Scales:
 
 def compute_scales(
     linears: Collection[Linear],
-    algorithm: Algorithm,
+    form: Format,
     weights: Mapping[str, float],
     activations: Mapping[str, float],
 ) -> dict[str, Scales]:
@@ -58,12 +60,12 @@ def compute_scales(
         DflashError: a linear's input was not observed, or never differed from zero.
     """
     _check_activations(linears, activations)
-    scale = fp8_scale if algorithm is Algorithm.FP8 else nvfp4_global_scale
+    scale = fp8_scale if form is Format.FP8 else nvfp4_global_scale
     inputs = _group_maxima(linears, activations)
     fused = _group_maxima(linears, weights)
     return {
         linear.role: Scales(
-            scale(weights[linear.role] if algorithm is Algorithm.FP8 else fused[linear.group]),
+            scale(weights[linear.role] if form is Format.FP8 else fused[linear.group]),
             scale(inputs[linear.group]),
         )
         for linear in linears
@@ -88,3 +90,60 @@ def _check_activations(linears: Collection[Linear], activations: Mapping[str, fl
                 f"the largest input of {linear.module} over the calibration texts is {amax:g}",
                 fix=f"calibrate with other texts, or add --exclude {linear.module}",
             )
+
+
+KV_CACHE = "FP8"
+_FIX = "calibrate with other texts, or leave out --kv-scales"
+
+
+def states_scales(spec: DecoderSpec) -> bool:
+    """Whether a checkpoint has scales for an FP8 cache already."""
+    stated = spec.quantization
+    is_fp8 = stated is None or are_fp8(stated.kv_cache_algorithm)
+    return is_fp8 and any(map(is_kv_scale, spec.checkpoint.tensors))
+
+
+class KvScales:
+    """One scale for K and one for V of each layer, largest magnitude / 448.
+
+    Each is written beside the weight of its projection; scales that the source has are dropped.
+    """
+
+    def __init__(self, spec: DecoderSpec) -> None:
+        self._roles: dict[str, str] = {}
+        self._names: dict[str, str] = {}
+        for layer, sizes in enumerate(spec.sizes.layers):
+            if sizes.recurrent is not None:
+                continue
+            for kind, suffixes in KV_SCALE_SUFFIXES.items():
+                weight = spec.weights[f"layers.{layer}.{kind}_proj"].name
+                module = weight.removesuffix(f"{kind}_proj.weight")
+                self._roles[weight] = f"layers.{layer}.{kind}_cache"
+                self._names[weight] = module + suffixes[0]
+        self._stale = {name for name in spec.checkpoint.tensors if is_kv_scale(name)}
+        self._scales: dict[str, np.float32] = {}
+
+    def name(self, weight: str) -> str | None:
+        """The scale that goes with the tensor called `weight`; None: no scale does."""
+        return self._names.get(weight)
+
+    def is_stale(self, name: str) -> bool:
+        """Whether a tensor of the source is a scale, which the new ones replace."""
+        return name in self._stale
+
+    def prepare(self, amax: Mapping[str, float]) -> None:
+        """Computes the scales from the largest magnitudes in the caches, by role.
+
+        Raises:
+            DflashError: a cache was not observed, or held nothing but zeros.
+        """
+        for weight, role in self._roles.items():
+            largest = amax.get(role, 0.0)
+            if not (math.isfinite(largest) and largest > 0):
+                what = f"the largest value of {role} over the calibration texts is {largest:g}"
+                raise DflashError(what, fix=_FIX)
+            self._scales[weight] = fp8_scale(largest)
+
+    def encode(self, weight: str) -> bytes:
+        """The bytes of the scale that goes with `weight`."""
+        return np.asarray(self._scales[weight], "<f4").tobytes()

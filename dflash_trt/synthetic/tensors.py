@@ -10,7 +10,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from dflash_trt.quantization.shards import TensorLayout, shard_header
+from dflash_trt.quantization.tensors import TensorLayout, shard_header
 
 _RANDOM_TYPES = {"BF16": ml_dtypes.bfloat16, "F32": np.float32}
 _CHUNK = 1 << 24

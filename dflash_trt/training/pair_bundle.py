@@ -9,7 +9,7 @@ from pathlib import Path
 
 from dflash_trt.bundle.build import TOKENIZER_FILES, BuildOptions, build_bundle
 from dflash_trt.bundle.bundle import Bundle, open_bundle
-from dflash_trt.calibration.memory import estimate_memory
+from dflash_trt.calibration.observe import estimate_memory
 from dflash_trt.checkpoints.draft import DraftSpec, read_draft
 from dflash_trt.checkpoints.pair import check_pair
 from dflash_trt.checkpoints.target import TargetSpec, read_target

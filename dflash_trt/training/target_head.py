@@ -12,8 +12,7 @@ from torch.nn import functional
 from dflash_trt.checkpoints.quantized_weights import WEIGHT_SCALE, WEIGHT_SCALE_2, read_scalar
 from dflash_trt.checkpoints.safetensors_header import TensorEntry
 from dflash_trt.checkpoints.target import TargetSpec
-from dflash_trt.quantization.fp8 import dequantize_fp8
-from dflash_trt.quantization.nvfp4 import dequantize_nvfp4
+from dflash_trt.quantization.codecs import dequantize_fp8, dequantize_nvfp4
 
 _DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 _CHUNK = 16 << 20

@@ -6,8 +6,8 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from dflash_trt.config import QUANTIZED, BuildConfig, HardwareProfile
-from dflash_trt.core.formats import Format
+from dflash_trt.config import BuildConfig, HardwareProfile
+from dflash_trt.core.formats import QUANTIZED, Format
 from dflash_trt.core.limits import check_positions, choose_block
 from dflash_trt.errors import DflashError
 from dflash_trt.hardware.gpus import Gpu, find_gpu

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import cast
 
 from dflash_trt.checkpoints.sizes import TargetShape
-from dflash_trt.config import QUANTIZED, HardwareProfile
-from dflash_trt.core.formats import Format
+from dflash_trt.config import HardwareProfile
+from dflash_trt.core.formats import QUANTIZED, Format
 from dflash_trt.errors import DflashError
 from dflash_trt.hardware.gpus import Gpu, arches
 from dflash_trt.memory.gpus import GpuLayout

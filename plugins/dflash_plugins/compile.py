@@ -31,7 +31,7 @@ from dflash_plugins.ptx import drop_scratch_pointers, name_entry, ptx_version
 from dflash_plugins.table import load_kernel, main_cases
 from dflash_trt.core.user_cache import write_cache
 from dflash_trt.errors import DflashError, one_line
-from dflash_trt.kernels.arches import kernel_arches
+from dflash_trt.hardware.kernels import kernel_arches
 
 INSTALL = "pip install 'dflash-trt[plugins]'"
 WARP = 32

@@ -17,7 +17,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from dflash_trt.errors import DflashError, one_line
-from dflash_trt.kernels.arches import kernel_arches
+from dflash_trt.hardware.kernels import kernel_arches
 
 PACKAGES = {"ptxas": "nvidia-cuda-nvcc", "nvdisasm": "nvidia-cuda-nvdisasm"}
 """The package of the index that has a tool's newest version."""

@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dflash_trt.errors import DflashError
-from dflash_trt.kernels.attention import Extent
+from dflash_trt.hardware.kernels import Extent
 
 Constant = int | float | bool | None
 KernelCode = Literal["cubin", "ptx"]
@@ -28,7 +28,7 @@ Attributes = Mapping[str, Any]
 
 DOMAIN, VERSION = "dflash", "1"
 """Of all plugins. TensorRT's Python layer gives every plugin this version: what tells engines with
-other operands apart is dflash_trt/kernels/interface.py.
+other operands apart is dflash_trt/hardware/kernels.py.
 """
 
 

@@ -13,15 +13,17 @@ import torch
 from safetensors.numpy import load_file, save_file
 from torch import Tensor
 
-from dflash_trt.calibration import memory, observe_pair, observe_target
-from dflash_trt.calibration.observe import BLOCKS_PER_SEQUENCE, place_anchors
+from dflash_trt.calibration import observe_pair, observe_target
+from dflash_trt.calibration.observe import BLOCKS_PER_SEQUENCE, estimate_memory, place_anchors
 from dflash_trt.checkpoints.draft import read_draft
 from dflash_trt.checkpoints.pair import check_pair
 from dflash_trt.checkpoints.target import read_target
 from dflash_trt.core import free_memory
+from dflash_trt.core.formats import QUANTIZED, Format
 from dflash_trt.errors import DflashError
+from tests.bundle.conftest import write_pair as write_small_pair
 from tests.pairs import PairFactory, SilentProgress, TinyPair
-from tests.quantization.running import Stages
+from tests.quantization.running import Stages, quantize
 from tests.reference.checkpoints import write_draft, write_target
 from tests.reference.compare import stack_error
 from tests.reference.draft import ReferenceDraft
@@ -280,8 +282,8 @@ def test_too_little_memory_is_known_before_anything_is_loaded(
     built = make_pair()
     target, draft = built.pair.target, built.pair.draft
     positions = anchors_of(built, sequences()[0])[-1] + draft.block_size
-    needed = memory.estimate_memory(target, draft, positions, 256)
-    assert needed > memory.estimate_memory(target, None, 75, 256) > 4 * 6 * 64 * 96 * 3
+    needed = estimate_memory(target, draft, positions, 256)
+    assert needed > estimate_memory(target, None, 75, 256) > 4 * 6 * 64 * 96 * 3
     meminfo = tmp_path / "meminfo"
     monkeypatch.setattr(free_memory, "MEMORY_FILE", meminfo)
     work = tmp_path / "work"
@@ -298,3 +300,15 @@ def test_too_little_memory_is_known_before_anything_is_loaded(
     monkeypatch.setattr(free_memory, "MEMBERSHIP_FILE", tmp_path / "none")
     meminfo.unlink()  # a system that does not say
     observe_pair(built.pair, sequences(), SilentProgress(), workspace=work)
+
+
+@pytest.mark.parametrize("algorithm", QUANTIZED)
+def test_quantised_weights_count_as_the_floats_they_become(
+    tmp_path: Path, algorithm: Format
+) -> None:
+    target = read_target(write_small_pair(tmp_path) / "target")
+    exclude = ("*.down_proj",) if algorithm is Format.NVFP4 else ()
+    quantize(target, tmp_path / "q", algorithm, exclude=exclude)
+    quantized = read_target(tmp_path / "q")
+    wanted = estimate_memory(target, None, 100, 100)
+    assert estimate_memory(quantized, None, 100, 100) == wanted

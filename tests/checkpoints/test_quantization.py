@@ -13,8 +13,11 @@ import torch
 
 from dflash_trt.checkpoints.decoder import DecoderSpec
 from dflash_trt.checkpoints.draft import read_draft
-from dflash_trt.checkpoints.kv_scales import read_kv_scales
-from dflash_trt.checkpoints.quantized_weights import count_parameters, quantized_linears
+from dflash_trt.checkpoints.quantized_weights import (
+    count_parameters,
+    quantized_linears,
+    read_kv_scales,
+)
 from dflash_trt.checkpoints.target import TargetSpec, read_target
 from tests.checkpoints.helpers import edit_json, edit_tensors, refused
 from tests.reference.checkpoints import write_draft, write_target

@@ -14,7 +14,7 @@ import pytest
 from dflash_trt.bundle.bundle import open_bundle
 from dflash_trt.cli.main import main
 from dflash_trt.errors import DflashError
-from dflash_trt.kernels import attention
+from dflash_trt.hardware import kernels as attention
 from dflash_trt.speculation.schedule import BlockSchedule, merge_ranges
 from dflash_trt.tuning.bundle_schedule import write_schedule
 from tests.cli.bigram import write_bigram_pair

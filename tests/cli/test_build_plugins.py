@@ -23,8 +23,8 @@ from dflash_trt.backends.tensorrt.build.plugins import (
 )
 from dflash_trt.errors import DflashError
 from dflash_trt.graph.functions import DFLASH_DOMAIN
-from dflash_trt.kernels import accept
-from dflash_trt.kernels.interface import PLUGIN_INTERFACE
+from dflash_trt.hardware import kernels as accept
+from dflash_trt.hardware.kernels import PLUGIN_INTERFACE
 from tests.cli.bigram import write_bigram_pair
 from tests.cli.conftest import Build, Run, edit_manifest, split_short_caches
 from tests.standins.cuda import FakeCuda

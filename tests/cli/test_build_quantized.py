@@ -11,8 +11,8 @@ import pytest
 from dflash_trt.building.recipe import choose_recipe, precision_places
 from dflash_trt.building.spec import BuildSpec, PrecisionOptions
 from dflash_trt.config import PrecisionName, load_config
+from dflash_trt.core.formats import Format
 from dflash_trt.graph.form import Precision
-from dflash_trt.quantization.linears import Algorithm
 from tests.cli.bigram import write_tokenizer
 from tests.cli.conftest import Build, Run, write_config
 from tests.covering import exhaustive
@@ -176,15 +176,15 @@ def test_engines_with_quantised_products(run: Run, build: Build, llama: Path) ->
     [
         ((None, None), Precision.BFLOAT16, {}),
         (("fp16", None), Precision.FLOAT16, {}),
-        (("fp8", None), Precision.BFLOAT16, {"target": Algorithm.FP8, "draft": Algorithm.FP8}),
-        (("nvfp4", "fp16"), Precision.FLOAT16, {"target": Algorithm.NVFP4}),
-        (("fp16", "fp8"), Precision.FLOAT16, {"draft": Algorithm.FP8}),
+        (("fp8", None), Precision.BFLOAT16, {"target": Format.FP8, "draft": Format.FP8}),
+        (("nvfp4", "fp16"), Precision.FLOAT16, {"target": Format.NVFP4}),
+        (("fp16", "fp8"), Precision.FLOAT16, {"draft": Format.FP8}),
     ],
 )
 def test_what_engines_compute_in(
     names: tuple[PrecisionName | None, PrecisionName | None],
     compute: Precision,
-    algorithms: dict[str, Algorithm],
+    algorithms: dict[str, Format],
 ) -> None:
     config, path = load_config("demo")
     precision, draft_precision = names

@@ -68,7 +68,7 @@ def test_a_failed_write_is_about_the_bundle(
     def fail(*arguments: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("dflash_trt.quantization.shards.ShardWriter.write", fail)
+    monkeypatch.setattr("dflash_trt.quantization.tensors.ShardWriter.write", fail)
     pieces = (f"{build.folder}: ", "No space left on device", "nothing was left behind")
     build(own_pair, *FP8).fails(1, *pieces)
 

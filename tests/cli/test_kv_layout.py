@@ -14,7 +14,7 @@ import onnx
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from dflash_trt.checkpoints.kv_scales import read_kv_scales
+from dflash_trt.checkpoints.quantized_weights import read_kv_scales
 from dflash_trt.checkpoints.target import read_target
 from dflash_trt.cli.main import main
 from tests.cli.conftest import Build, Run, edit_manifest

@@ -13,7 +13,7 @@ from dflash_trt.graph.block_attention import block_attention_function
 from dflash_trt.graph.form import CacheDtype, GraphForm, Precision
 from dflash_trt.graph.kv_cache_update import kv_cache_update_function
 from dflash_trt.graph.kv_feature_injection import kv_feature_injection_function
-from dflash_trt.quantization.fp8 import dequantize_fp8, quantize_fp8
+from dflash_trt.quantization.codecs import dequantize_fp8, quantize_fp8
 from tests.graph.functions import Array, attend, random, run_function
 
 pytestmark = pytest.mark.numeric

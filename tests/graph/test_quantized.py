@@ -22,8 +22,7 @@ from dflash_trt.graph.quantized import (
     LinearFormat,
     tensorrt_function,
 )
-from dflash_trt.quantization.fp8 import dequantize_fp8
-from dflash_trt.quantization.nvfp4 import dequantize_nvfp4
+from dflash_trt.quantization.codecs import dequantize_fp8, dequantize_nvfp4
 from tests.graph.linears import (
     INPUT_SCALES,
     LINEAR_FORMATS,

@@ -15,7 +15,8 @@ from dflash_trt.checkpoints.draft import read_draft
 from dflash_trt.checkpoints.pair import check_pair
 from dflash_trt.checkpoints.target import read_target
 from dflash_trt.config import BuildConfig, load_config
-from dflash_trt.quantization.experts import ExpertFormat, convert_experts
+from dflash_trt.core.formats import Format
+from dflash_trt.quantization.experts import convert_experts
 from dflash_trt.runtime import Generator, GeneratorOptions, Request, RequestResult
 from tests.pairs import SilentProgress
 
@@ -80,7 +81,7 @@ def test_experts_in_nvfp4_give_the_bits_of_mxfp4(
     native: list[RequestResult], tmp_path: Path
 ) -> None:
     checkpoint = read_target(PAIR / "target").checkpoint
-    written = convert_experts(checkpoint, ExpertFormat.NVFP4, tmp_path / "q", SilentProgress())
+    written = convert_experts(checkpoint, Format.NVFP4, tmp_path / "q", SilentProgress())
     assert not any(report.requantized for report in written.reports.values())
     converted = read_target(tmp_path / "q")
     assert converted.moe is not None and converted.moe.storage == "NVFP4"
@@ -91,7 +92,7 @@ def test_experts_in_bf16_choose_the_same_tokens(
     native: list[RequestResult], tmp_path: Path
 ) -> None:
     checkpoint = read_target(PAIR / "target").checkpoint
-    convert_experts(checkpoint, ExpertFormat.BF16, tmp_path / "q", SilentProgress())
+    convert_experts(checkpoint, Format.BF16, tmp_path / "q", SilentProgress())
     decoded = _generate(_build(tmp_path / "q", tmp_path / "bundle"))
     for one, other in zip(native, decoded, strict=True):
         assert one.token_ids == other.token_ids

@@ -10,8 +10,17 @@ from dflash_trt.checkpoints.draft import read_draft
 from dflash_trt.checkpoints.target import read_target
 from dflash_trt.config import data_folder
 from dflash_trt.core.formats import Format
+from dflash_trt.core.limits import Limits
+from dflash_trt.graph.form import GraphForm, Precision
 from dflash_trt.hardware.gpus import find_gpu, gpu_names
-from dflash_trt.memory.caches import dense_draft_context_bytes, kv_bytes
+from dflash_trt.memory.caches import (
+    cache_bytes_per_token,
+    dense_draft_context_bytes,
+    kv_bytes,
+    planned_state_bytes,
+)
+from dflash_trt.memory.deployment import DeploymentSize, plan_memory
+from dflash_trt.memory.engines import engine_memory
 from dflash_trt.memory.gpus import ONE_GPU, GpuLayout
 from dflash_trt.memory.users import fit_memory
 from dflash_trt.memory.weights import (
@@ -110,3 +119,58 @@ def test_what_a_gpu_does_not_multiply_becomes_bf16() -> None:
         for form in Format:
             expected = form.math if form in native[gpu.name] else "bf16"
             assert gpu.math(form) == expected and gpu.flops(form) == getattr(gpu, expected)
+
+
+@pytest.mark.parametrize("name", pair_names())
+def test_every_command_counts_the_same_bytes(name: str) -> None:
+    """`plan`, `targets`, a deployment, `build` and `inspect` of one pair in bf16."""
+    pair, gpu = find_pair(name), find_gpu("b300")
+    target, draft = pair.target, pair.draft
+    form = GraphForm(Precision.BFLOAT16, replay=draft.block_size)
+    tokens = [cache_bytes_per_token(one.sizes, form) for one in (target, draft)]
+    wanted = [kv_bytes(one.sizes, 1) for one in (target, draft)]
+    if target.sizes.needs_sink_room:  # TensorRT's own attention has eight elements more for them
+        wanted[0] *= 1 + 8 / target.sizes.layer.head_dim
+    assert tokens == wanted
+    fit = fit_memory(gpu, target, draft, context=4096)
+    size = DeploymentSize(
+        target=target,
+        draft=draft,
+        gpu=gpu,
+        layout=GpuLayout(8),
+        kv_item_bytes=2,
+        page_tokens=None,
+        max_batch=1,
+        max_seq_len=4096,
+        max_draft_len=draft.block_size - 1,
+    )
+    budget = plan_memory(size, name)
+    split = fit_memory(gpu, target, draft, context=4096, layout=GpuLayout(8))
+    assert budget.weights == int(split.target_weights + split.draft_weights)
+    assert budget.kv_sequence == int(kv_bytes(target.sizes, 4096, GpuLayout(8)))
+    took = engine_memory(
+        target.sizes,
+        draft.sizes,
+        shape_weight_bytes(target, draft),
+        Limits(1, 4096, draft.block_size, 256),
+        form,
+        splits=False,
+    )
+    assert took.caches == took.positions * sum(tokens)
+    assert took.states >= planned_state_bytes(target.sizes)
+    own_head = vocab_bytes(target)
+    if target.mlp_format is Format.BF16:
+        assert took.weights == int(fit.target_weights + fit.draft_weights + own_head)
+
+
+@pytest.mark.parametrize("folder", ["", "gpt_oss"])
+def test_a_checkpoint_counts_as_its_config_does(folder: str) -> None:
+    """What a build reads is itself a shape."""
+    root = data_folder("demo_pair") / folder
+    target, draft = read_target(root / "target"), read_draft(root / "draft")
+    shape = read_pair_shape(root / "target", root / "draft")
+    assert target_weight_bytes(target) == target_weight_bytes(shape.target)
+    assert draft_weight_bytes(draft) == draft_weight_bytes(shape.draft)
+    assert shape_weight_bytes(target, draft) == shape_weight_bytes(shape.target, shape.draft)
+    assert target.sizes.layers == shape.target.sizes.layers
+    assert draft.sizes == shape.draft.sizes

@@ -16,7 +16,7 @@ from dflash_plugins.testing.guarded import Run
 from dflash_plugins.testing.interpreter import Interpreter
 from dflash_plugins.testing.numeric import assert_close
 
-from dflash_trt.kernels import attention
+from dflash_trt.hardware import kernels as attention
 
 SMALL_UNIT = 6
 """Instead of UNIT_ROWS: with four splits a unit is a block of 16 rows of three heads."""

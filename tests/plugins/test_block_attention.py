@@ -31,7 +31,7 @@ from dflash_plugins.testing.interpreter import Interpreter
 from dflash_plugins.testing.numeric import Array, assert_close, assert_same_bits
 
 from dflash_trt.errors import DflashError
-from dflash_trt.kernels.attention import (
+from dflash_trt.hardware.kernels import (
     MAX_SPLITS,
     ONE_LAUNCH,
     RUN,

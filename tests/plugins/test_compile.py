@@ -35,7 +35,7 @@ from dflash_plugins.row_sample.launch import make_cases
 from dflash_plugins.table import main_cases
 
 from dflash_trt.errors import DflashError
-from dflash_trt.kernels.arches import kernel_arches
+from dflash_trt.hardware.kernels import kernel_arches
 
 pytest.importorskip("triton", reason="Triton language (the plugins extra) is not installed")
 

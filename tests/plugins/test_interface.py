@@ -8,7 +8,7 @@ from pathlib import Path
 from dflash_plugins.operation import Operation
 from dflash_plugins.table import operations
 
-from dflash_trt.kernels.interface import PLUGIN_INTERFACE
+from dflash_trt.hardware.kernels import PLUGIN_INTERFACE
 
 RECORD = Path(__file__).with_name("interface.json")
 

@@ -21,7 +21,7 @@ from dflash_plugins.testing.guarded import Arrays
 from dflash_plugins.testing.interpreter import Interpreter
 from dflash_plugins.testing.numeric import assert_same_bits
 
-from dflash_trt.kernels.attention import (
+from dflash_trt.hardware.kernels import (
     MAX_SPLITS,
     ONE_LAUNCH,
     RUN,

@@ -9,9 +9,10 @@ from typing import Any
 from dflash_trt.checkpoints.decoder import DecoderSpec
 from dflash_trt.checkpoints.draft import read_draft
 from dflash_trt.checkpoints.target import read_target
+from dflash_trt.core.formats import Format
 from dflash_trt.core.progress import Unit
 from dflash_trt.quantization.checkpoint import quantize_checkpoint
-from dflash_trt.quantization.linears import LAYER_LINEARS, Algorithm, QuantizeOptions
+from dflash_trt.quantization.linears import LAYER_LINEARS, QuantizeOptions
 from dflash_trt.quantization.rewrite import Rewritten
 from dflash_trt.quantization.scales import Activations
 
@@ -61,7 +62,7 @@ def amax_of_all(spec: DecoderSpec) -> dict[str, float]:
 def quantize(
     spec: DecoderSpec,
     folder: Path,
-    algorithm: Algorithm = Algorithm.NVFP4,
+    algorithm: Format = Format.NVFP4,
     *,
     activations: Activations | None = None,
     progress: Stages | None = None,
@@ -80,7 +81,7 @@ def quantize(
 def quantize_in_place(config: Path, owner: str) -> Path:
     """The checkpoint folder "target" or "draft" beside a build configuration, now in FP8."""
     folder, new = config.parent / owner, config.parent / "quantized"
-    quantize(read_target(folder) if owner == "target" else read_draft(folder), new, Algorithm.FP8)
+    quantize(read_target(folder) if owner == "target" else read_draft(folder), new, Format.FP8)
     shutil.rmtree(folder)
     new.rename(folder)
     return folder

@@ -18,19 +18,19 @@ import torch
 
 from dflash_trt.checkpoints.draft import DraftSpec, read_draft
 from dflash_trt.checkpoints.folder import open_checkpoint
-from dflash_trt.checkpoints.kv_scales import read_kv_scales
+from dflash_trt.checkpoints.quantized_weights import read_kv_scales
 from dflash_trt.checkpoints.safetensors_header import ITEM_BYTES
 from dflash_trt.checkpoints.target import TargetSpec, read_target
+from dflash_trt.core.formats import QUANTIZED, Format
 from dflash_trt.errors import DflashError
-from dflash_trt.quantization import rows as rows_module
-from dflash_trt.quantization.linears import Algorithm
+from dflash_trt.quantization import tensors as rows_module
 from dflash_trt.quantization.scales import Activations
 from tests.checkpoints.helpers import edit_tensors
 from tests.quantization.reading import raw, read_json, read_tensors
 from tests.quantization.running import Stages, amax_of_all, quantize
 from tests.reference.checkpoints import write_draft, write_target
 
-NVFP4, FP8 = Algorithm.NVFP4, Algorithm.FP8
+NVFP4, FP8 = Format.NVFP4, Format.FP8
 
 
 @pytest.fixture(scope="module")
@@ -59,9 +59,9 @@ def draft(models: Path) -> DraftSpec:
     return read_draft(models / "draft")
 
 
-@pytest.mark.parametrize("algorithm", Algorithm)
+@pytest.mark.parametrize("algorithm", QUANTIZED)
 def test_shards_keep_their_names_and_tensors(
-    target: TargetSpec, tmp_path: Path, algorithm: Algorithm
+    target: TargetSpec, tmp_path: Path, algorithm: Format
 ) -> None:
     stages = Stages()
     written = quantize(target, tmp_path / "q", algorithm, progress=stages)
@@ -82,7 +82,7 @@ def test_shards_keep_their_names_and_tensors(
     }
     assert written.bytes == total
     assert written.source_bytes == sum(entry.length for entry in source.tensors.values())
-    for stage in ("reading weights", f"quantizing to {algorithm}"):
+    for stage in ("reading weights", f"quantizing to {algorithm.algorithm}"):
         assert stages.done[stage] == stages.totals[stage]
 
 
@@ -137,8 +137,8 @@ def test_other_files_come_along_but_no_code_and_no_pickle(
     assert added["ignore"] == ["lm_head", "model.embed_tokens"]
 
 
-@pytest.mark.parametrize("algorithm", Algorithm)
-def test_fused_linears_share_scales(draft: DraftSpec, tmp_path: Path, algorithm: Algorithm) -> None:
+@pytest.mark.parametrize("algorithm", QUANTIZED)
+def test_fused_linears_share_scales(draft: DraftSpec, tmp_path: Path, algorithm: Format) -> None:
     """The draft too, where ModelOpt's own export leaves a fused one without a common scale."""
     amax, weights = amax_of_all(draft), read_tensors(draft.checkpoint.path)
     quantize(draft, tmp_path / "q", algorithm)
@@ -239,7 +239,7 @@ def test_a_weight_of_zeros(models: Path, tmp_path: Path) -> None:
     factors = {"layers.1.self_attn.o_proj.weight": 0, "layers.0.self_attn.o_proj.weight": 1e-42}
     small = {name: tensors[name].abs() * factor for name, factor in factors.items()}
     edit_tensors(spec.checkpoint.files[0], small)
-    for algorithm in Algorithm:
+    for algorithm in QUANTIZED:
         written = quantize(spec, tmp_path / algorithm, algorithm)
         result = read_tensors(tmp_path / algorithm)
         assert written.errors["layers.1.self_attn.o_proj"] == 0
@@ -285,13 +285,13 @@ def test_a_disk_that_is_too_small(
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("algorithm", Algorithm)
+@pytest.mark.parametrize("algorithm", QUANTIZED)
 @pytest.mark.parametrize("elements", [1, 40, 1 << 20])
 def test_chunks_of_rows_change_nothing(
     draft: DraftSpec,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
-    algorithm: Algorithm,
+    algorithm: Format,
     elements: int,
 ) -> None:
     quantize(draft, tmp_path / "whole", algorithm)

@@ -8,19 +8,24 @@ import numpy.typing as npt
 import pytest
 import torch
 
-from dflash_trt.quantization.formats import (
+from dflash_trt.quantization.codecs import (
     decode_e2m1,
     decode_e4m3,
     decode_e8m0,
     decode_packed_e2m1,
+    dequantize_fp8,
+    dequantize_mxfp4,
+    dequantize_nvfp4,
     encode_e2m1,
     encode_e4m3,
     encode_e8m0,
+    fp8_scale,
+    nvfp4_global_scale,
     pack_e2m1,
+    quantize_fp8,
+    quantize_mxfp4,
+    quantize_nvfp4,
 )
-from dflash_trt.quantization.fp8 import dequantize_fp8, fp8_scale, quantize_fp8
-from dflash_trt.quantization.mxfp4 import dequantize_mxfp4, quantize_mxfp4
-from dflash_trt.quantization.nvfp4 import dequantize_nvfp4, nvfp4_global_scale, quantize_nvfp4
 
 pytestmark = pytest.mark.numeric
 

@@ -16,10 +16,11 @@ from transformers import AutoModelForCausalLM
 
 from dflash_trt.checkpoints.folder import Checkpoint, open_checkpoint
 from dflash_trt.checkpoints.target import read_target
+from dflash_trt.core.formats import Format
 from dflash_trt.errors import DflashError
 from dflash_trt.planning.read_shapes import read_target_shape
-from dflash_trt.quantization.experts import ExpertFormat, convert_experts
-from dflash_trt.quantization.mxfp4 import dequantize_mxfp4
+from dflash_trt.quantization.codecs import dequantize_mxfp4
+from dflash_trt.quantization.experts import convert_experts
 from dflash_trt.quantization.partial import partial_folder
 from tests.checkpoints.helpers import edit_tensors
 from tests.quantization.reading import raw, read_json, read_tensors
@@ -28,7 +29,7 @@ from tests.reference.checkpoints import write_target
 
 pytestmark = pytest.mark.numeric
 
-NVFP4, BF16 = ExpertFormat.NVFP4, ExpertFormat.BF16
+NVFP4, BF16 = Format.NVFP4, Format.BF16
 MATRICES = [
     f"model.layers.{layer}.mlp.experts.{name}_proj"
     for layer in range(4)

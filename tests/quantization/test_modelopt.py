@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from dflash_trt.checkpoints.target import read_target
-from dflash_trt.quantization.linears import Algorithm
+from dflash_trt.core.formats import Format
 from dflash_trt.quantization.scales import Activations
 from tests.covering import exhaustive
 from tests.quantization.reading import raw, read_json, read_tensors
@@ -36,7 +36,7 @@ class Exported:
     our_folder: Path
 
 
-def _export(folder: Path, dtype: Storage, algorithm: Algorithm, exclude: tuple[str, ...]) -> Any:
+def _export(folder: Path, dtype: Storage, algorithm: Format, exclude: tuple[str, ...]) -> Any:
     mtq = pytest.importorskip("modelopt.torch.quantization")
     export = pytest.importorskip("modelopt.torch.export")
     transformers = pytest.importorskip("transformers")
@@ -44,7 +44,7 @@ def _export(folder: Path, dtype: Storage, algorithm: Algorithm, exclude: tuple[s
         folder / "source", "qwen3", dtype, num_layers=LAYERS, head_dim=32, shards=2
     )
     model = transformers.AutoModelForCausalLM.from_pretrained(source, dtype=getattr(torch, dtype))
-    config = dict(getattr(mtq, f"{algorithm.value}_DEFAULT_CFG"))
+    config = dict(getattr(mtq, f"{algorithm.algorithm}_DEFAULT_CFG"))
     config["quant_cfg"] = [
         *config["quant_cfg"],
         *({"quantizer_name": pattern, "enable": False} for pattern in exclude),
@@ -77,10 +77,10 @@ def _role(quantizer: str) -> str:
 @pytest.fixture(
     scope="module",
     params=[
-        ("float32", Algorithm.NVFP4, ()),
-        exhaustive(("bfloat16", Algorithm.NVFP4, ("*.layers.1.mlp.*", "*.o_proj*"))),
-        exhaustive(("float32", Algorithm.FP8, ())),
-        ("bfloat16", Algorithm.FP8, ("*.layers.0.self_attn.*",)),
+        ("float32", Format.NVFP4, ()),
+        exhaustive(("bfloat16", Format.NVFP4, ("*.layers.1.mlp.*", "*.o_proj*"))),
+        exhaustive(("float32", Format.FP8, ())),
+        ("bfloat16", Format.FP8, ("*.layers.0.self_attn.*",)),
     ],
     ids=lambda case: f"{case[1].value}-{case[0]}",
 )
@@ -90,7 +90,7 @@ def exported(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
 
 
 def test_every_tensor_has_the_same_bytes(exported: Exported) -> None:
-    """Except FP8 codes of bf16 weights, which ModelOpt rounds twice; see quantization/fp8.py."""
+    """Except FP8 codes of bf16 weights, which ModelOpt rounds twice; see quantization/codecs.py."""
     assert exported.ours.keys() == exported.theirs.keys()
     for name, theirs in exported.theirs.items():
         ours = exported.ours[name]

@@ -7,10 +7,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dflash_trt.quantization.formats import decode_e4m3, decode_e8m0
-from dflash_trt.quantization.mxfp4 import dequantize_mxfp4
-from dflash_trt.quantization.nvfp4 import dequantize_nvfp4
-from dflash_trt.quantization.recode import (
+from dflash_trt.quantization.codecs import (
+    decode_e4m3,
+    decode_e8m0,
+    dequantize_mxfp4,
+    dequantize_nvfp4,
+)
+from dflash_trt.quantization.experts import (
     global_exponent,
     global_scale,
     mxfp4_to_bf16,

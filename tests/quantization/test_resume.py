@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from dflash_trt.checkpoints.target import TargetSpec, read_target
+from dflash_trt.core.formats import Format
 from dflash_trt.errors import DflashError
-from dflash_trt.quantization.linears import Algorithm
 from dflash_trt.quantization.partial import partial_checkpoint, partial_folder
 from dflash_trt.quantization.scales import Activations
 from tests.quantization.running import Failing, Stages, amax_of_all, quantize
@@ -124,7 +124,7 @@ def _starts_over(source: Path, folder: Path, **options: Any) -> Stages:
 @pytest.mark.parametrize(
     "change",
     [
-        {"algorithm": Algorithm.FP8},
+        {"algorithm": Format.FP8},
         {"exclude": ("*.o_proj",)},
         {"quantize_lm_head": True},
         {"activations": "other"},
@@ -195,7 +195,7 @@ def test_an_error_leaves_nothing(source: Path, tmp_path: Path, error: Exception)
 
 def test_a_replacement_that_fails_leaves_the_old_one(source: Path, tmp_path: Path) -> None:
     spec = read_target(source)
-    quantize(spec, tmp_path / "q", Algorithm.FP8)
+    quantize(spec, tmp_path / "q", Format.FP8)
     old = _contents(tmp_path / "q")
     with pytest.raises(RuntimeError):
         quantize(

@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import GptOssConfig, GptOssForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
 
-from dflash_trt.quantization.mxfp4 import quantize_mxfp4
+from dflash_trt.quantization.codecs import quantize_mxfp4
 
 MoeFamily = Literal["gpt_oss", "qwen3_moe"]
 

@@ -27,7 +27,7 @@ from dflash_trt.graph.form import GraphForm
 from dflash_trt.graph.functions import attention_facts, attention_function
 from dflash_trt.graph.model_builder import LayerBuilder
 from dflash_trt.graph.rows import Rows
-from dflash_trt.kernels.attention import HEAD_DIMS
+from dflash_trt.hardware.kernels import HEAD_DIMS
 
 # TensorRT's kernels take head sizes that are multiples of 8.
 SINK_DIMS = 8

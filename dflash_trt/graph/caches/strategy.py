@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
-from dflash_trt.checkpoints.kv_scales import read_kv_scales
+from dflash_trt.checkpoints.quantized_weights import read_kv_scales
 from dflash_trt.graph.bindings import KV, Dim, cache_output, page_table_input
 from dflash_trt.graph.form import CacheDtype, GraphForm, Precision
 from dflash_trt.graph.kv_cache_update import kv_cache_update_function

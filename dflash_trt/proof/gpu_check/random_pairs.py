@@ -25,7 +25,7 @@ from dflash_trt.checkpoints.target import read_target
 from dflash_trt.config import BuildConfig
 from dflash_trt.core.progress import Progress
 from dflash_trt.graph.form import CacheDtype
-from dflash_trt.kernels.attention import ONE_LAUNCH
+from dflash_trt.hardware.kernels import ONE_LAUNCH
 from dflash_trt.planning.known_pairs import PairShape
 from dflash_trt.synthetic.gpt_oss import write_gpt_oss
 from dflash_trt.synthetic.qwen3 import write_pair

@@ -11,7 +11,7 @@ from dflash_plugins.compile import resource_table
 from dflash_plugins.table import main_cases
 
 from dflash_perf.bench.base import Figures, Work, bench
-from dflash_trt.kernels.arches import kernel_arches
+from dflash_trt.hardware.kernels import kernel_arches
 
 
 @bench()

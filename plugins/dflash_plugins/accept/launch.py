@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from dflash_plugins.operation import Attributes, Case, DType, Launch, Operation, Specs, TensorSpec
-from dflash_trt.kernels.accept import MAX_ROWS
+from dflash_trt.hardware.kernels import MAX_ROWS
 
 
 def _describe(specs: Specs, attributes: Attributes) -> Mapping[str, TensorSpec]:

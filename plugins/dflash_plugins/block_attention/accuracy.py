@@ -18,7 +18,7 @@ from dflash_plugins.block_attention.reference import TENSOR_CORES, error_bound
 from dflash_plugins.operation import DType
 from dflash_plugins.testing.guarded import Run
 from dflash_plugins.testing.numeric import Accuracy, Array, attempt, judge, spread
-from dflash_trt.kernels.attention import ONE_LAUNCH, RUN
+from dflash_trt.hardware.kernels import ONE_LAUNCH, RUN
 
 LONG = 2 * ONE_LAUNCH
 """Positions of most caches: every split has a run."""

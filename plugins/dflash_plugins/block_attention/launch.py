@@ -27,8 +27,8 @@ from dflash_plugins.operation import (
     next_power_of_two,
 )
 from dflash_trt.errors import DflashError
-from dflash_trt.kernels import attention
-from dflash_trt.kernels.attention import Extent
+from dflash_trt.hardware import kernels as attention
+from dflash_trt.hardware.kernels import Extent
 
 TACTICS = BLOCK, MOST, FEW, LEAST, FLOOR = range(5)
 """A program has the rows of a block, the most rows, few, the least, or at most what 48 KiB hold."""

@@ -22,7 +22,7 @@ from dflash_plugins.testing.numeric import (
     spread,
 )
 from dflash_trt.checkpoints.sizes import RecurrentSizes
-from dflash_trt.kernels.recurrence import SIDES
+from dflash_trt.hardware.kernels import SIDES
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,7 +23,7 @@ from dflash_plugins.operation import (
 from dflash_plugins.public import recurrences
 from dflash_trt.checkpoints.sizes import RecurrentSizes
 from dflash_trt.errors import DflashError
-from dflash_trt.kernels.recurrence import HEAD_DIMS, MOST_TAPS, SIDES
+from dflash_trt.hardware.kernels import MOST_TAPS, RECURRENT_HEAD_DIMS, SIDES
 
 TACTICS = STEP, CHUNKS = range(2)
 
@@ -51,8 +51,8 @@ def _launch(specs: Specs, attributes: Attributes, tactic: int) -> Launch:
     taps = fixed(specs["kernel"].shape[2], "the convolution's length")
     held = fixed(specs["rows"].shape[2], "the number of rows that are kept")
     key_heads = (channels // size - heads) // 2
-    if size not in HEAD_DIMS:
-        known = ", ".join(map(str, HEAD_DIMS))
+    if size not in RECURRENT_HEAD_DIMS:
+        known = ", ".join(map(str, RECURRENT_HEAD_DIMS))
         raise DflashError(f"gated_delta_step has no kernel for head size {size}, only {known}")
     if taps > MOST_TAPS:
         raise DflashError(f"gated_delta_step convolves up to {MOST_TAPS} rows, not {taps}")

@@ -20,7 +20,7 @@ from dflash_plugins.testing.numeric import (
     relative_error,
     spread,
 )
-from dflash_trt.quantization.fp8 import quantize_fp8
+from dflash_trt.quantization.codecs import quantize_fp8
 
 LAYOUTS = [
     (DType.FLOAT32, DType.FLOAT32, 32),

@@ -23,7 +23,7 @@ from dflash_plugins.testing.numeric import (
     sum_error,
     tiny,
 )
-from dflash_trt.quantization.formats import encode_e4m3
+from dflash_trt.quantization.codecs import encode_e4m3
 
 CODE = 2 * epsilon(DType.FLOAT8.numpy)
 """The step between E4M3 codes: k is rounded to its own type first, which may move it one code."""

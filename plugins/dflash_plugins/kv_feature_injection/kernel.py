@@ -110,6 +110,6 @@ def cache_rows(
 
 @triton.jit
 def to_e4m3_range(values, scale):
-    """values / scale, clipped to the range of E4M3; NaN stays (dflash_trt/quantization/fp8.py)."""
+    """values / scale, clipped to the range of E4M3; NaN stays (quantization/codecs.py)."""
     scaled = tl.div_rn(values, scale + tl.zeros_like(values))
     return tl.clamp(scaled, -E4M3_MAX, E4M3_MAX, propagate_nan=tl.PropagateNan.ALL)

@@ -16,7 +16,7 @@ from dflash_plugins.operation import (
     next_power_of_two,
 )
 from dflash_plugins.public import public_pairs
-from dflash_trt.kernels.attention import Extent
+from dflash_trt.hardware.kernels import Extent
 from dflash_trt.sampling.noise import GROUP
 
 TILE_GROUPS = 16

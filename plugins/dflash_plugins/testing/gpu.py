@@ -29,7 +29,7 @@ from dflash_plugins.testing.guarded import Arrays, Buffers, run_guarded
 from dflash_plugins.testing.numeric import Array
 from dflash_trt.errors import DflashError, one_line
 from dflash_trt.hardware.device import Device
-from dflash_trt.kernels.arches import kernel_arches
+from dflash_trt.hardware.kernels import kernel_arches
 
 WARM_UP_CALLS, TIMED_CALLS = 5, 30
 # So many bytes are overwritten before each timed call, so that its data is not in the L2 cache.

@@ -62,7 +62,7 @@ from dflash_trt.graph.gated_delta import ALIGNED_ELEMENTS
 from dflash_trt.graph.gated_delta_groups import GROUPS
 from dflash_trt.hardware.device import Device
 from dflash_trt.hardware.gpus import Arch
-from dflash_trt.kernels.attention import HEAD_DIMS
+from dflash_trt.hardware.kernels import HEAD_DIMS
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,8 +23,8 @@ from onnx import helper
 from dflash_trt.backends.tensorrt.library import Library, OperationForm
 from dflash_trt.errors import DflashError, one_line
 from dflash_trt.graph.functions import DFLASH_DOMAIN, TRT_DOMAIN, read_attention_facts
-from dflash_trt.kernels import attention
-from dflash_trt.kernels.arches import kernel_arch
+from dflash_trt.hardware import kernels as attention
+from dflash_trt.hardware.kernels import kernel_arch
 
 if TYPE_CHECKING:
     from dflash_plugins.registration import PluginRegistration

@@ -16,7 +16,7 @@ from dflash_trt.errors import DflashError
 from dflash_trt.graph.bindings import GRAPH_NAMES, GraphName
 from dflash_trt.graph.tensors import CacheLayout
 from dflash_trt.hardware.device import Device
-from dflash_trt.kernels.interface import PLUGIN_INTERFACE
+from dflash_trt.hardware.kernels import PLUGIN_INTERFACE
 
 
 def open_device(bundle: Bundle) -> Device:

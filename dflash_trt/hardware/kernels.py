@@ -1,12 +1,80 @@
-"""How attention is split over a cache: shares that several programs compute, and their merge.
+"""What this project's GPU kernels can do, as data and arithmetic that graphs and builders ask.
 
-Extents are integers, or TensorRT's symbolic expressions while an engine is built: this computes
-with + - * // alone, the extent on the left.
+The kernels themselves, and how they are launched, are in `dflash_plugins`, which imports this.
+
+Attention is split over a cache into shares that several programs compute, and their merge. Extents
+are integers, or TensorRT's symbolic expressions while an engine is built: what computes them uses
++ - * // alone, the extent on the left.
 """
 
 from __future__ import annotations
 
 from typing import Any
+
+from dflash_trt.errors import DflashError
+from dflash_trt.hardware.gpus import Arch, arches
+
+PLUGIN_INTERFACE = 1
+"""One more whenever a plugin has other operands, or the same ones mean something else.
+
+An engine keeps the kernels that it was built with, and TensorRT calls every plugin's version "1".
+So neither would notice that the host now packs `sampling`, lays out a cache or draws noise in
+another way. A bundle's manifest has the number that its engines were built with.
+"""
+
+
+def kernel_arches() -> dict[str, Arch]:
+    """The architectures with kernels, oldest first, by what is compiled for ("sm_90a")."""
+    known = sorted(arches().values(), key=lambda arch: arch.number)
+    return {arch.kernels: arch for arch in known if arch.kernels is not None}
+
+
+def kernel_arch(arch: str) -> str:
+    """The architecture that kernels for GPUs of `arch` ("sm_100") are compiled for ("sm_100a").
+
+    Raises:
+        DflashError: there are no kernels for it.
+    """
+    known = {one.name: kernels for kernels, one in kernel_arches().items()}
+    if arch not in known:
+        raise DflashError(
+            f"there are no kernels for {arch}",
+            where="--plugins",
+            fix=f"they are for {', '.join(known)}; leave it out",
+            usage=True,
+        )
+    return known[arch]
+
+
+MAX_ROWS = 32
+"""Rows of one verify step that `accept` has room for; DFlash drafts are trained for 16 at most."""
+
+
+def check_settled_rows(block_size: int) -> None:
+    """Raises DflashError for a block that is more than `accept` has room for."""
+    if block_size > MAX_ROWS:
+        raise DflashError(
+            f"a step settles at most {MAX_ROWS} rows, not a block of {block_size}",
+            where="--plugins",
+            fix=f"pass --block-size {MAX_ROWS} or less, or leave it out",
+            usage=True,
+        )
+
+
+RECURRENT_HEAD_DIMS = (16, 32, 64, 128)
+"""Head sizes that there are kernels for; all public hybrids have 128."""
+
+MOST_TAPS = 4
+"""Rows that its convolution takes, at most."""
+
+SIDES = 2
+"""Buffers of a sequence's old rows: a call reads one and writes the other."""
+
+
+def has_recurrent_kernel(head_dim: int, taps: int) -> bool:
+    """Whether it takes heads of `head_dim` behind a convolution over `taps` rows."""
+    return head_dim in RECURRENT_HEAD_DIMS and taps <= MOST_TAPS
+
 
 Extent = Any
 """int, or a tensorrt.plugin.ShapeExpr."""
