@@ -185,5 +185,5 @@ def _quantization(
         sources = replace(sources, target=ModelSource(folder=target))
     if "draft" in recipe.algorithms:
         sources = replace(sources, draft=ModelSource(folder=draft))
-    precision = {str(role): one.value for role, one in recipe.algorithms.items()}
+    precision = {str(role): one.algorithm for role, one in recipe.algorithms.items()}
     return replace(sources, precision=precision), quantize
