@@ -4,7 +4,6 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 BUNDLE := build/demo-bundle
-SERVED := build/served-bundle
 SMOLLM2 := build/smollm2-135m
 REAL := build/real-bundle
 BENCH := $(BIN)/python -m dflash_perf bench
@@ -13,30 +12,35 @@ WORKERS ?= 2
 PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup
 PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: demo real test test-exhaustive lint format benchmark clean
+.PHONY: demo demo-all real test test-exhaustive lint format benchmark clean
 
 demo: $(VENV)/.installed
 	$(BIN)/dflash-trt doctor
-	$(BIN)/dflash-trt build --target demo --hash-weights --overwrite -o $(BUNDLE)
-	$(BIN)/dflash-trt inspect $(BUNDLE) --verify
-	$(BIN)/dflash-trt generate $(BUNDLE) --prompt-file demo_pair/prompts.jsonl --json --max-tokens 128 > build/demo-outputs.json
+	$(BIN)/dflash-trt build --target demo --max-batch 16 --overwrite -o $(BUNDLE)
 	head -n 1 demo_pair/prompts.jsonl > build/first-prompt.jsonl
 	$(BIN)/dflash-trt generate $(BUNDLE) --prompt-file build/first-prompt.jsonl --view
+	$(BIN)/dflash-trt verify $(BUNDLE) --limit-prompts 8 --repeats 3
+	$(BENCH) served-demo $(BUNDLE) --output-dir build/served --runs 1 --concurrency 1,4 --osl 64 --blocks 8
+	$(BIN)/dflash-trt plan --target gpt-oss-120b --gpu b300 --gpus 8 --interactivity 500
+	$(BIN)/dflash-trt build --target gpt-oss-120b --executor trtllm --profile b300x8 --overwrite -o build/gpt-oss-120b-b300x8
+	@echo 'open build/served/report.html; make demo-all shows quantised pairs, tuning and three kinds of drafts'
+
+# What takes longer: whole proofs, quantised and gpt-oss pairs, tuning, drafts of three kinds under load.
+demo-all: demo
+	$(BIN)/dflash-trt inspect $(BUNDLE) --verify
+	$(BIN)/dflash-trt generate $(BUNDLE) --prompt-file demo_pair/prompts.jsonl --json --max-tokens 128 > build/demo-outputs.json
 	$(BIN)/dflash-trt verify $(BUNDLE) --repeats 7
 	$(BIN)/dflash-trt build --target demo-nvfp4 --overwrite -o build/demo-nvfp4-bundle
 	$(BIN)/dflash-trt verify build/demo-nvfp4-bundle --against $(BUNDLE) --max-tokens 64
 	$(BIN)/dflash-trt build --target demo-gpt-oss --overwrite -o build/demo-gpt-oss-bundle
 	$(BIN)/dflash-trt verify build/demo-gpt-oss-bundle --max-tokens 64
-	$(BIN)/dflash-trt build --target demo --max-batch 16 --overwrite -o $(SERVED)
-	$(BIN)/dflash-trt tune $(SERVED)
+	$(BIN)/dflash-trt tune $(BUNDLE)
 	for kind in $(KINDS); do \
 	  $(BIN)/dflash-trt build --target demo-$$kind --max-batch 16 --overwrite -o build/demo-$$kind-bundle && \
 	  $(BIN)/dflash-trt tune build/demo-$$kind-bundle --limit-prompts 12 || exit; done
-	$(BENCH) served-demo $(SERVED) --output-dir build/served --runs 2 \
+	$(BENCH) served-demo $(BUNDLE) --output-dir build/served --runs 2 \
 	  --beside 'EAGLE-3=build/demo-eagle3-bundle' --beside 'DSpark=build/demo-dspark-bundle' \
 	  --beside 'DFlash, same data=build/demo-dflash-bundle'
-	$(BIN)/dflash-trt plan --target gpt-oss-120b --gpu b300 --gpus 8 --interactivity 500
-	$(BIN)/dflash-trt build --target gpt-oss-120b --executor trtllm --profile b300x8 --overwrite -o build/gpt-oss-120b-b300x8
 	@echo 'open build/served/report.html'
 
 # A real model, and the draft that was trained for it: a chat model of 135 million parameters from
