@@ -64,8 +64,8 @@ def _rounding(imported: Imported) -> str:
 
 
 def _endings(imported: Imported) -> str:
-    ends = imported.vocabulary.special.ends
-    texts = {index: text for text, index in imported.vocabulary.ids.items()}
+    ends = imported.vocabulary.ends
+    texts = imported.vocabulary.texts
     shown = ", ".join(f"{texts.get(index, '')} ({index})" for index in ends)
     return f"ends at {shown}" if ends else "no token ends a text"
 
@@ -106,7 +106,7 @@ def _to_json(imported: Imported) -> dict[str, Any]:
             "merges": len(vocabulary.merges),
             "added_tokens": len(vocabulary.control) + len(vocabulary.user_defined),
             "unused_tokens": vocabulary.size - len(vocabulary.ids),
-            "eos_token_ids": list(vocabulary.special.ends),
+            "eos_token_ids": list(vocabulary.ends),
             "has_chat_template": vocabulary.template is not None,
             "templates_left_out": list(vocabulary.templates),
         },

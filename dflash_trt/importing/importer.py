@@ -16,19 +16,29 @@ from dflash_trt.core.files import resolved
 from dflash_trt.core.progress import Progress
 from dflash_trt.core.strict_json import quoted
 from dflash_trt.errors import DflashError
-from dflash_trt.importing.architectures import ROPE_FACTORS
 from dflash_trt.importing.config import (
+    ROPE_FACTORS,
     ModelConfig,
     add_rope_factors,
-    generation_config,
+    find_architecture,
     make_config,
-    refuse_other_files,
 )
-from dflash_trt.importing.header import GgufFile, read_gguf
-from dflash_trt.importing.tensors import find_origins, read_vector
-from dflash_trt.importing.tokenizer import special_ids, tokenizer_files
-from dflash_trt.importing.vocabulary import Vocabulary, read_vocabulary
-from dflash_trt.importing.weights import ImportedType, Shard, Stored, plan_shards, write_shards
+from dflash_trt.importing.gguf_file import GgufFile, read_gguf
+from dflash_trt.importing.tokenizer import (
+    Vocabulary,
+    read_vocabulary,
+    special_ids,
+    tokenizer_files,
+)
+from dflash_trt.importing.weights import (
+    ImportedType,
+    Stored,
+    find_origins,
+    plan_shards,
+    read_vector,
+    write_shards,
+)
+from dflash_trt.quantization.tensors import TensorLayout, shard_bytes
 from dflash_trt.version import __version__
 
 SOURCE_NAME = "gguf_source.json"
@@ -56,7 +66,8 @@ class Imported:
 
     def about(self, key: str) -> str | None:
         """What the file says of its model under general.`key`, such as "license"."""
-        return _about(self.file, key)
+        value = self.file.fields.get(f"general.{key}")
+        return value if isinstance(value, str) else None
 
 
 def import_gguf(
@@ -83,88 +94,73 @@ def import_gguf(
         raise DflashError(what, where=destination, fix="choose another -o", usage=True)
     progress.stage("reading the header", None)
     file = read_gguf(path)
-    config = make_config(file, refuse_other_files(file), _CONFIG_TYPES[dtype])
+    config = make_config(file, find_architecture(file), _CONFIG_TYPES[dtype])
     vocabulary = read_vocabulary(file)
-    _check_vocab_size(file, config, vocabulary.size)
-    config.values.update(vocab_size=vocabulary.size, **special_ids(vocabulary))
-    origins = find_origins(file, config, vocabulary.size)
+    key, size = f"{config.architecture.name}.vocab_size", vocabulary.size
+    if file.single(key, size) != size:
+        what = f"{key} is {quoted(file.single(key))}, and there are {size} tokens"
+        raise file.error(what, "convert the model again")
+    config.values.update(vocab_size=size, **special_ids(vocabulary))
+    origins = find_origins(file, config, size, dtype)
     if ROPE_FACTORS in file.tensors:
         add_rope_factors(config, read_vector(file, ROPE_FACTORS), file)
-    shards = plan_shards(origins, dtype)
+    shards = plan_shards(origins)
+    layouts = {name: [one.layout for one in group] for name, group in shards.items()}
     texts = tokenizer_files(file, vocabulary, config.values["max_position_embeddings"])
-    texts |= _json_files(config, shards)
+    texts |= _json_files(config.values, layouts)
     with staged_folder(destination, overwrite=overwrite, kind=IMPORTED) as folder:
-        _check_space(shards, folder, destination)
+        needed, free = sum(map(shard_bytes, layouts.values())), shutil.disk_usage(folder).free
+        if needed > free:
+            what = f"needs {needed:,} bytes, {free:,} are free"
+            raise DflashError(what, where=destination, fix="free some space")
         stored = write_shards(file, shards, folder, progress)
-        texts[SOURCE_NAME] = _json(_source(file, dtype, stored))
+        imported = Imported(
+            folder=destination,
+            file=file,
+            config=config,
+            vocabulary=vocabulary,
+            dtype=dtype,
+            bytes=sum(origin.layout.num_bytes for origin in origins),
+            shards=len(shards),
+            stored=stored,
+        )
+        texts[SOURCE_NAME] = _json(_source(imported))
         for name, text in texts.items():
             (folder / name).write_text(text, encoding="utf-8")
         progress.stage("checking the checkpoint", None)
-        _check(folder, path)
-    return Imported(
-        folder=destination,
-        file=file,
-        config=config,
-        vocabulary=vocabulary,
-        dtype=dtype,
-        bytes=sum(tensor.num_bytes for shard in shards for tensor in shard.layout),
-        shards=len(shards),
-        stored=stored,
-    )
+        try:
+            read_target(folder)  # as `build` will
+        except DflashError as error:  # which names a temporary folder
+            raise file.error(f"makes no target: {error.what}", error.fix) from error
+    return imported
 
 
-def _check_vocab_size(file: GgufFile, config: ModelConfig, size: int) -> None:
-    key = f"{config.architecture.name}.vocab_size"
-    stated = file.single(key, size)
-    if stated != size:
-        what = f"{key} is {quoted(stated)}, and there are {size} tokens"
-        raise file.error(what, "convert the model again")
-
-
-def _json_files(config: ModelConfig, shards: Sequence[Shard]) -> dict[str, str]:
-    files = {
-        CONFIG_NAME: _json(config.values),
-        GENERATION_CONFIG_NAME: _json(generation_config(config.values)),
-    }
-    if len(shards) > 1:
-        total = sum(tensor.num_bytes for shard in shards for tensor in shard.layout)
-        places = {tensor.name: shard.name for shard in shards for tensor in shard.layout}
+def _json_files(
+    config: Mapping[str, Any], layouts: Mapping[str, Sequence[TensorLayout]]
+) -> dict[str, str]:
+    ids = ("bos_token_id", "eos_token_id", "pad_token_id")
+    defaults = {key: config[key] for key in ids if config[key] is not None}
+    files = {CONFIG_NAME: _json(config), GENERATION_CONFIG_NAME: _json(defaults)}
+    if len(layouts) > 1:
+        places = {one.name: shard for shard, group in layouts.items() for one in group}
+        total = sum(one.num_bytes for group in layouts.values() for one in group)
         index = {"metadata": {"total_size": total}, "weight_map": dict(sorted(places.items()))}
         files[INDEX_NAME] = _json(index)
     return files
 
 
-def _source(file: GgufFile, dtype: str, stored: Mapping[str, Stored]) -> dict[str, Any]:
+def _source(imported: Imported) -> dict[str, Any]:
     """Where the folder's weights come from, and what became of their values."""
+    stored = imported.stored
     return {
-        "file": file.path.name,
-        "bytes": file.size,
-        **{key: _about(file, key) for key in ("name", "architecture", "license")},
-        "dtype": dtype,
+        "file": imported.file.path.name,
+        "bytes": imported.file.size,
+        **{key: imported.about(key) for key in ("name", "architecture", "license")},
+        "dtype": imported.dtype,
         "tensors": {kind: one.tensors for kind, one in sorted(stored.items())},
         "rounded_values": sum(one.rounded for one in stored.values()),
         "dflash_trt_version": __version__,
     }
-
-
-def _about(file: GgufFile, key: str) -> str | None:
-    value = file.fields.get(f"general.{key}")
-    return value if isinstance(value, str) else None
-
-
-def _check_space(shards: Sequence[Shard], folder: Path, shown: Path) -> None:
-    size, free = sum(shard.file_bytes for shard in shards), shutil.disk_usage(folder).free
-    if size > free:
-        what = f"needs {size:,} bytes, {free:,} are free"
-        raise DflashError(what, where=shown, fix="free some space")
-
-
-def _check(folder: Path, path: Path) -> None:
-    """What `build` will read; an error, which names a temporary folder, is about the file."""
-    try:
-        read_target(folder)
-    except DflashError as error:
-        raise DflashError(f"makes no target: {error.what}", where=path, fix=error.fix) from error
 
 
 def _json(value: Mapping[str, Any]) -> str:

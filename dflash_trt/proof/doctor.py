@@ -157,10 +157,9 @@ def _hub() -> str:
 
 
 def _gguf() -> str:
-    from dflash_trt.importing.blocks import block_types, can_decode
+    from dflash_trt.importing.gguf_file import decoded_types
 
-    kinds = sum(can_decode(kind) for kind in block_types().values())
-    return f"gguf {_version('gguf')}, {kinds} types of blocks"
+    return f"gguf {_version('gguf')}, {len(decoded_types())} types of blocks"
 
 
 def _train() -> str:

@@ -1,4 +1,6 @@
-"""The fields of TensorRT-LLM's LLM arguments, by version: what its documentation lists.
+"""The fields of TensorRT-LLM's LLM arguments: what its documentation lists.
+
+What one of the versions lacks stands in `versions.py`.
 
 Sources: the LLM-API reference of each version for DFlashDecodingConfig, DSparkDecodingConfig,
 Eagle3DecodingConfig and MoeConfig; for both versions 1.3.0rc27's DecodeCudaGraphConfig, and an
@@ -11,13 +13,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal, Union
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, create_model
 
-from dflash_trt.core.validation import Location, StrictRecord, known_keys, validate
+from dflash_trt.core.validation import Location, StrictRecord, validate
 from dflash_trt.errors import DflashError, nearest
-from dflash_trt.trtllm.versions import Version
+from dflash_trt.trtllm.versions import VERSIONS, Version
 
 Positive = Annotated[int, Field(gt=0)]
 NonNegative = Annotated[int, Field(ge=0)]
@@ -58,21 +60,16 @@ class Speculation(Section):
 
 
 class DFlashConfig(Speculation):
-    """DFlashDecodingConfig of 1.3.0rc27."""
-
-    decoding_type: Literal["DFlash"]
-    mask_token_id: int | None = None
-    target_layer_ids: list[int] | None = None
-    attention_backend: AttentionBackend = "VANILLA"
-
-
-class DFlash14(DFlashConfig):
-    """DFlashDecodingConfig of 1.4.0rc1.
+    """DFlashDecodingConfig.
 
     `context_recompute_tail` is how many prompt tokens at least are computed again after a
     prefix-cache hit, so that the drafter sees their hidden states; -1 is all of them.
     """
 
+    decoding_type: Literal["DFlash"]
+    mask_token_id: int | None = None
+    target_layer_ids: list[int] | None = None
+    attention_backend: AttentionBackend = "VANILLA"
     moe_backend: DraftMoeBackend | None = None
     spec_dec_variant: Positive | None = None
     context_recompute_tail: Annotated[int, Field(ge=-1)] | None = 0
@@ -80,7 +77,7 @@ class DFlash14(DFlashConfig):
 
 
 class DSparkConfig(Speculation):
-    """DSparkDecodingConfig of 1.3.0rc27.
+    """DSparkDecodingConfig.
 
     `block_size` counts the slots, each of which drafts; what is left out is read of the draft's
     config.json, where that is a folder.
@@ -92,15 +89,9 @@ class DSparkConfig(Speculation):
     block_size: Positive | None = None
     markov_rank: int | None = None
     markov_head_type: Literal["vanilla", "gated", "rnn"] | None = None
-    attention_backend: Literal["VANILLA", "TRTLLM"] = "VANILLA"
-
-
-class DSpark14(DSparkConfig):
-    """DSparkDecodingConfig of 1.4.0rc1."""
-
+    attention_backend: DSparkBackend = "AUTO"
     moe_backend: DraftMoeBackend | None = None
     spec_dec_variant: Positive = 1
-    attention_backend: DSparkBackend = "AUTO"  # type: ignore[assignment]
 
 
 BlockDrafts = DFlashConfig | DSparkConfig
@@ -108,7 +99,7 @@ BlockDrafts = DFlashConfig | DSparkConfig
 
 
 class Eagle3Config(Speculation):
-    """Eagle3DecodingConfig, the part that both versions have."""
+    """Eagle3DecodingConfig."""
 
     decoding_type: Literal["Eagle3"]
     use_dynamic_tree: bool | None = False
@@ -118,17 +109,7 @@ class Eagle3Config(Speculation):
     eagle3_layers_to_capture: list[int] | None = None
     eagle3_model_arch: Literal["llama3", "mistral_large3"] = "llama3"
     sa_config: dict[str, Any] | None = None
-
-
-class Eagle313(Eagle3Config):
-    """Eagle3DecodingConfig of 1.3.0rc27."""
-
     eagle_choices: list[list[int]] | None = None
-
-
-class Eagle314(Eagle3Config):
-    """Eagle3DecodingConfig of 1.4.0rc1."""
-
     moe_backend: DraftMoeBackend | None = None
     spec_dec_variant: Positive = 3
 
@@ -187,6 +168,14 @@ KvCache = create_model(
 """KvCacheConfig: names of no interest here are known, their values are not checked."""
 
 
+class _TritonConfig(Section):
+    """What the Triton model reads of model.yaml itself."""
+
+    max_batch_size: Literal[0]
+    decoupled: bool
+    cancellation_check_period_ms: Positive = 100
+
+
 class _Arguments(Section):
     model: str | None = None
     backend: Literal["pytorch"] = "pytorch"
@@ -210,64 +199,43 @@ class _Arguments(Section):
     cuda_graph_config: CudaGraphs | None = None
     kv_cache_config: KvCache | None = None  # type: ignore[valid-type]
     moe_config: Moe | None = None
+    speculative_config: (
+        Annotated[DFlashConfig | DSparkConfig | Eagle3Config, Field(discriminator="decoding_type")]
+        | None
+    ) = None
+    triton_config: _TritonConfig | None = None
 
 
-_OTHER_ARGUMENTS = (
-    "allreduce_strategy attention_dp_config attn_backend batch_wait_max_tokens_ratio "
-    "batch_wait_timeout_iters batch_wait_timeout_ms batched_logits_processor "
-    "cache_transceiver_config checkpoint_format checkpoint_io_policy context_parallel_size "
-    "cp_config custom_tokenizer disable_mm_encoder dwdp_config "
-    "enable_autotuner enable_early_first_token_response "
-    "enable_encoder_decoder_mixed_cuda_graph enable_energy_metrics enable_in_graph_sampling "
-    "enable_iter_perf_stats enable_iter_req_stats enable_layerwise_nvtx_marker "
-    "enable_lm_head_tp_in_adp enable_lora enable_low_latency_host_dispatch enable_min_latency "
-    "enable_mla_skip_correction enable_resource_governor enable_speculative_beam_history_d2h "
-    "encode_only encoder_cuda_graph_config encoder_max_batch_size encoder_max_num_tokens "
-    "force_dynamic_quantization garbage_collection_gen0_threshold gather_generation_logits "
-    "generation_config gms_config iter_stats_max_iterations "
-    "kv_cache_compression_config kv_connector_config layer_wise_benchmarks_config load_format "
-    "lora_config max_beam_width max_input_len max_stats_len mla_skip_correction_threshold "
-    "mm_encoder_only model_kwargs moe_cluster_parallel_size multimodal_config mx_config "
-    "num_postprocess_workers num_serve_frontends nvfp4_gemm_config orchestrator_type "
-    "peft_cache_config perf_metrics_max_requests post_processor_hook postprocess_tokenizer_dir "
-    "pp_partition prefill_capture_num_tokens prefill_cuda_graph_backend print_iter_log "
-    "prometheus_metrics_config ray_placement_config reorder_policy_config "
-    "request_stats_max_iterations return_perf_metrics sampler_force_async_worker scheduler_config "
-    "skip_tokenizer_init sparse_attention_config telemetry_config tokenizer "
-    "tokenizer_mode tokenizer_revision torch_compile_config "
-    "use_cute_dsl_bf16_bmm use_cute_dsl_bf16_gemm use_cute_dsl_blockscaling_bmm "
-    "use_cute_dsl_blockscaling_mm use_fine_grained_sync"
+Arguments = create_model(
+    "Arguments",
+    __base__=_Arguments,
+    **_untyped(
+        "allreduce_strategy attention_dp_config attn_backend batch_wait_max_tokens_ratio "
+        "batch_wait_timeout_iters batch_wait_timeout_ms batched_logits_processor "
+        "cache_transceiver_config checkpoint_format checkpoint_io_policy context_parallel_size "
+        "cp_config custom_tokenizer disable_mm_encoder dwdp_config "
+        "enable_autotuner enable_early_first_token_response "
+        "enable_encoder_decoder_mixed_cuda_graph enable_energy_metrics enable_in_graph_sampling "
+        "enable_iter_perf_stats enable_iter_req_stats enable_layerwise_nvtx_marker "
+        "enable_lm_head_tp_in_adp enable_lora enable_low_latency_host_dispatch enable_min_latency "
+        "enable_mla_skip_correction enable_resource_governor enable_speculative_beam_history_d2h "
+        "encode_only encoder_cuda_graph_config encoder_max_batch_size encoder_max_num_tokens "
+        "force_dynamic_quantization garbage_collection_gen0_threshold gather_generation_logits "
+        "generation_config gms_config iter_perf_stats_interval iter_stats_max_iterations "
+        "kv_cache_compression_config kv_connector_config layer_wise_benchmarks_config load_format "
+        "lora_config max_beam_width max_input_len max_stats_len mla_skip_correction_threshold "
+        "mm_encoder_only model_kwargs moe_cluster_parallel_size multimodal_config mx_config "
+        "num_postprocess_workers num_serve_frontends nvfp4_gemm_config orchestrator_type "
+        "peft_cache_config perf_metrics_max_requests post_processor_hook postprocess_tokenizer_dir "
+        "pp_partition prefill_capture_num_tokens prefill_cuda_graph_backend print_iter_log "
+        "prometheus_metrics_config ray_placement_config reorder_policy_config "
+        "request_stats_max_iterations return_perf_metrics sampler_force_async_worker "
+        "scheduler_config skip_tokenizer_init sparse_attention_config telemetry_config tokenizer "
+        "tokenizer_mode tokenizer_revision torch_compile_config "
+        "use_cute_dsl_bf16_bmm use_cute_dsl_bf16_gemm use_cute_dsl_blockscaling_bmm "
+        "use_cute_dsl_blockscaling_mm use_fine_grained_sync"
+    ),
 )
-
-
-class _TritonConfig(Section):
-    """What the Triton model reads of model.yaml itself."""
-
-    max_batch_size: Literal[0]
-    decoupled: bool
-    cancellation_check_period_ms: Positive = 100
-
-
-def _arguments(
-    dflash: type[DFlashConfig],
-    dspark: type[DSparkConfig],
-    eagle3: type[Eagle3Config],
-    more: str = "",
-) -> type[_Arguments]:
-    union = Annotated[Union[dflash, dspark, eagle3], Field(discriminator="decoding_type")]  # type: ignore[valid-type]  # noqa: UP007
-    return create_model(
-        "Arguments",
-        __base__=_Arguments,
-        speculative_config=(union | None, None),
-        triton_config=(_TritonConfig | None, None),
-        **_untyped(f"{_OTHER_ARGUMENTS} {more}"),
-    )
-
-
-_SCHEMAS = {
-    "1.3.0rc27": _arguments(DFlashConfig, DSparkConfig, Eagle313),
-    "1.4.0rc1": _arguments(DFlash14, DSpark14, Eagle314, "iter_perf_stats_interval"),
-}
 
 
 def check_arguments(
@@ -281,18 +249,30 @@ def check_arguments(
     """
 
     def unknown(key: str, location: Location, known: list[str]) -> str:
-        outer, name = location[:-1], location[-1]
-        others = [one for one, schema in _SCHEMAS.items() if name in known_keys(schema, outer)]
-        has = f"; {', '.join(others)} has it" if others else nearest(str(name), known)
-        return f"{key} is no field of TensorRT-LLM {version.name}{has}"
+        hint = nearest(str(location[-1]), known)
+        return f"{key} is no field of TensorRT-LLM {version.name}{hint}"
 
-    checked = validate(_SCHEMAS[version.name], values, where, usage=True, unknown=unknown)
-    speculation: BlockDrafts | Eagle3Config | None = getattr(checked, "speculative_config", None)
-    mistakes = [*_mistakes(checked)]
+    checked = validate(Arguments, values, where, usage=True, unknown=unknown)
+    speculation: BlockDrafts | Eagle3Config | None = checked.speculative_config
+    mistakes = [*_of_another_version(values, version), *_mistakes(checked)]
     mistakes += [] if speculation is None else _speculative_mistakes(checked, speculation)
     if mistakes:
         raise DflashError(mistakes[0], where=where, usage=True)
     return speculation
+
+
+def _of_another_version(values: Mapping[str, Any], version: Version) -> Iterator[str]:
+    """Fields, and values of fields, that only another version documents."""
+    speculation: Mapping[str, Any] = values.get("speculative_config") or {}
+    kind = speculation.get("decoding_type")
+    stated = {name: name for name in values}
+    for name, value in speculation.items():
+        stated[f"{kind}.{name}"] = f"speculative_config.{name}"
+        stated[f"{kind}.{name}={value}"] = f"speculative_config.{name} {value}"
+    for name in version.lacks & stated.keys():
+        others = ", ".join(one.name for one in VERSIONS.values() if name not in one.lacks)
+        shown = "value" if "=" in name else "field"
+        yield f"{stated[name]} is no {shown} of TensorRT-LLM {version.name}; {others} has it"
 
 
 def _mistakes(arguments: _Arguments) -> Iterator[str]:

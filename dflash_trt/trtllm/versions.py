@@ -25,10 +25,16 @@ class Version:
 
     `recomputes_tail` says that its drafter can be fed again after a prefix-cache hit
     (`context_recompute_tail`); without that a hit starves it, so prefixes are not reused.
+    `lacks` has the fields, and values of fields, that only another version documents; those of a
+    speculative_config with its decoding_type before them.
     """
 
     name: str
-    recomputes_tail: bool
+    lacks: frozenset[str]
+
+    @property
+    def recomputes_tail(self) -> bool:
+        return "DFlash.context_recompute_tail" not in self.lacks
 
     @property
     def image(self) -> str:
@@ -36,12 +42,15 @@ class Version:
         return f"nvcr.io/nvidia/tensorrt-llm/release:{self.name}"
 
 
+_NEW_IN_1_4 = (
+    "iter_perf_stats_interval DFlash.moe_backend DFlash.spec_dec_variant "
+    "DFlash.context_recompute_tail DFlash.skip_ctx_buffer_budget_check DSpark.moe_backend "
+    "DSpark.spec_dec_variant DSpark.attention_backend=AUTO DSpark.attention_backend=CUTEDSL "
+    "Eagle3.moe_backend Eagle3.spec_dec_variant"
+)
 VERSIONS = {
-    version.name: version
-    for version in (
-        Version("1.3.0rc27", recomputes_tail=False),
-        Version("1.4.0rc1", recomputes_tail=True),
-    )
+    "1.3.0rc27": Version("1.3.0rc27", frozenset(_NEW_IN_1_4.split())),
+    "1.4.0rc1": Version("1.4.0rc1", frozenset({"Eagle3.eagle_choices"})),
 }
 DEFAULT_VERSION = "1.4.0rc1"
 

@@ -154,7 +154,6 @@ def _write_scripts(folder: Path, plan: DeploymentPlan, sources: Sources) -> None
     draft = {
         "draft": json.dumps(sources.locations["draft"]),
         "stated": json.dumps(stated),
-        "files": json.dumps(yaml_files(sources.drafting)),
     }
     _write(folder / "preflight.py", _render("preflight.py.j2", **names, **machine, **draft))
     script = folder / "serve-triton.sh"

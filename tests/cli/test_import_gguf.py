@@ -91,9 +91,9 @@ def test_failures(run: Run, model: Path, tmp_path: Path) -> None:
 def test_without_the_package(
     run: Run, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from dflash_trt.importing.blocks import block_types
+    from dflash_trt.importing.gguf_file import _bounded_reader
 
-    block_types.cache_clear()
+    _bounded_reader.cache_clear()
     for name in [name for name in sys.modules if name.split(".")[0] == "gguf"]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "gguf", None)

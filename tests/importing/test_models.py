@@ -17,9 +17,8 @@ from dflash_trt.bundle.build import BuildOptions
 from dflash_trt.core.progress import SilentProgress
 from dflash_trt.errors import DflashError
 from dflash_trt.graph.bindings import LOGITS
-from dflash_trt.importing.architectures import find_architecture
-from dflash_trt.importing.config import add_rope_factors, make_config
-from dflash_trt.importing.header import GgufFile
+from dflash_trt.importing.config import ARCHITECTURES, add_rope_factors, make_config
+from dflash_trt.importing.gguf_file import GgufFile
 from dflash_trt.importing.importer import import_gguf
 from tests.graph.runner import BOUND, GraphRunner, tokens
 from tests.importing.files import VOCAB, Array, write_gguf
@@ -117,7 +116,7 @@ def test_logits_of_a_bundle_equal_those_of_the_original_in_transformers(
     with torch.no_grad():
         want = load_target(source)(torch.tensor(ids)).logits
     assert max_relative_error(got, want) <= BOUND
-    assert built.pair.target.eos_token_ids == imported.vocabulary.special.ends
+    assert built.pair.target.eos_token_ids == imported.vocabulary.ends
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3", "qwen3_moe"])
@@ -156,7 +155,7 @@ def test_factors_of_published_models(head_dim: int, factor: float, tmp_path: Pat
     keys |= {"rope.dimension_count": head_dim, "attention.layer_norm_rms_epsilon": 1e-5} | sizes
     fields = {f"llama.{key}": value for key, value in keys.items()}
     file = GgufFile(tmp_path / "m.gguf", 0, fields, {})
-    config = make_config(file, find_architecture("llama"), "bfloat16")
+    config = make_config(file, ARCHITECTURES["llama"], "bfloat16")
     add_rope_factors(config, factors.numpy(), file)
     assert config.values["rope_parameters"] == {
         "rope_type": "llama3",

@@ -13,9 +13,8 @@ import pytest
 from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers, trainers
 from transformers import AutoTokenizer, Qwen2Tokenizer
 
-from dflash_trt.importing.header import GgufFile
-from dflash_trt.importing.tokenizer import special_ids, tokenizer_files
-from dflash_trt.importing.vocabulary import read_vocabulary
+from dflash_trt.importing.gguf_file import GgufFile
+from dflash_trt.importing.tokenizer import read_vocabulary, special_ids, tokenizer_files
 from dflash_trt.text.tokenizer import BundleTokenizer
 from tests.checkpoints.helpers import refused
 from tests.importing.files import UNUSED, tokenizer_keys, write_gguf
@@ -195,7 +194,7 @@ def test_a_piece_that_is_a_token_needs_no_merges_where_llama_says_so(tmp_path: P
 def test_ids_that_end_a_text(tmp_path: Path) -> None:
     fields = numpy_kinds(keys("gpt-2", eot_token_id=468, eom_token_id=467, bos_token_id=3))
     vocabulary = read_vocabulary(GgufFile(tmp_path / "m", 0, fields, {}))
-    assert vocabulary.special.ends == (467, 468)
+    assert vocabulary.ends == (467, 468)
     assert special_ids(vocabulary) == {
         "bos_token_id": 3,
         "eos_token_id": [467, 468],

@@ -123,7 +123,7 @@ def unturn(array: Array, heads: int) -> Array:
 def test_pieces_of_any_size_are_whole_heads(
     elements: int, llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("dflash_trt.importing.tensors.CHUNK_ELEMENTS", elements)
+    monkeypatch.setattr("dflash_trt.importing.weights.CHUNK_ELEMENTS", elements)
     load(write_gguf(tmp_path / "m.gguf", llama), tmp_path / "out", dtype="fp32")
     want, got = read_arrays(llama), read_arrays(tmp_path / "out")
     assert all(np.array_equal(want[name], got[name]) for name in want)
@@ -134,7 +134,7 @@ def test_shards_have_an_index_that_the_reader_takes(
 ) -> None:
     monkeypatch.setattr(
         "dflash_trt.importing.importer.plan_shards",
-        lambda origins, dtype: plan_shards(origins, dtype, most=400_000),
+        lambda origins: plan_shards(origins, most=400_000),
     )
     written = load(write_gguf(tmp_path / "m.gguf", llama), tmp_path / "out", dtype="fp32")
     assert written.shards > 2

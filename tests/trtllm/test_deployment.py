@@ -24,7 +24,7 @@ from dflash_trt.core import links
 from dflash_trt.planning.known_pairs import find_pair, pair_names
 from dflash_trt.trtllm.plan import DeploymentOptions, fit_batch, plan_deployment
 from dflash_trt.trtllm.versions import DEFAULT_VERSION, find_version
-from tests.trtllm.conftest import TORCH, Run, install_tensorrt_llm
+from tests.trtllm.conftest import Run, install_tensorrt_llm
 
 MOUNTED = "/deployment/weights"
 MODEL = "triton/dflash/tensorrt_llm/1/model.yaml"
@@ -349,16 +349,11 @@ def test_the_triton_script(run: Run, tmp_path: Path) -> None:
         (script(PATH=python), "there is no trtllm-llmapi-launch"),
     ):
         assert outcome.returncode == 1 and piece in outcome.stderr
-    python = Path(machine["PYTHONPATH"])
-    (python / "tensorrt_llm" / "__init__.py").write_text("__version__ = '1.2.1'\n")
-    (python / "flashinfer.py").unlink()
-    (python / "torch.py").write_text(TORCH.replace("(10, 0)", "(9, 0)"))
+    (Path(machine["PYTHONPATH"]) / "flashinfer.py").unlink()
     lacking = script()
     assert lacking.returncode == 1 and not lacking.stdout
-    note, *errors = lacking.stderr.splitlines()
-    assert note.startswith("note: the config.json of z-lab/Qwen3-8B-DFlash-b16 cannot be read")
-    assert [line.split(" (")[0] for line in errors] == [
-        "error: this is TensorRT-LLM '1.2.1', the files are for 1.4.0rc1",
+    note = "note: the config.json of z-lab/Qwen3-8B-DFlash-b16 cannot be read as a draft's"
+    assert [line.split(" (")[0] for line in lacking.stderr.splitlines()[1:]] == [
         "error: dflash needs flashinfer of the package flashinfer-python",
-        "error: GPU 0 is sm_90, the files are for sm_100",
+        note,
     ]
