@@ -20,8 +20,6 @@ from tests.reference.compare import max_relative_error
 from tests.reference.draft import ReferenceDraft
 from tests.reference.generate import forward_with_taps
 
-pytestmark = pytest.mark.numeric
-
 CONTEXT = 90
 # (0, …): nothing but the block. Ragged, and every window below is left behind by the later ones.
 STARTS = [(0, 1), (7, 33), (64, 12), (82, 81)]
@@ -100,6 +98,7 @@ def test_drafts_and_block_kv_equal_the_reference(make_pair: PairFactory, name: s
     check_blocks(built, built.reference_draft, STARTS, (2, 5, 8))
 
 
+@pytest.mark.numeric
 def test_every_block_size_up_to_the_trained_one_equals_the_reference(
     make_pair: PairFactory,
 ) -> None:

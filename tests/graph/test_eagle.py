@@ -36,8 +36,6 @@ from tests.reference.compare import max_relative_error
 from tests.reference.eagle import ReferenceEagle, write_eagle
 from tests.reference.generate import forward_with_taps
 
-pytestmark = pytest.mark.numeric
-
 CONTEXT = 60
 LOGITS = 1e-4
 """What each step's logits may differ by, as a share of the largest."""

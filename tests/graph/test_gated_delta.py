@@ -99,7 +99,6 @@ def test_states_that_stay_in_their_slots_are_seen(monkeypatch: pytest.MonkeyPatc
         check_cuts(DeltaStep(SHAPES["as_9b"], 8), 10)
 
 
-@pytest.mark.numeric
 def test_taps_in_another_order_are_seen() -> None:
     step = DeltaStep(SHAPES["as_9b"], replay=8)
     rows = step.normal(1, LENGTH, SHAPES["as_9b"].row_elements)

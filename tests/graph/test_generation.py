@@ -12,8 +12,6 @@ from tests.pairs import PairFactory
 from tests.reference.compare import max_relative_error, stack_error
 from tests.reference.generate import greedy
 
-pytestmark = pytest.mark.numeric
-
 PROMPTS = ([3, 1, 4, 1, 5, 9, 2, 6], [2, 7, 1, 8, 2, 8], [31] * 3 + [8, 9] * 30, [40])
 MORE_PROMPTS = ([1, 60, 2], [7] * 50, list(range(2, 40)), [9, 9, 5, 20, 33])
 SLIDING = {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 16}

@@ -15,8 +15,6 @@ from tests.reference.checkpoints import Family
 from tests.reference.compare import max_relative_error
 from tests.reference.generate import forward_with_taps
 
-pytestmark = pytest.mark.numeric
-
 LENGTH, BATCH = 150, 2
 CHUNKS = (7, 1, 40, 2, 29)
 BOUND = 1e-3

@@ -17,8 +17,6 @@ from tests.pairs import PairFactory, TinyPair
 from tests.reference.compare import max_relative_error, stack_error
 from tests.reference.generate import forward_with_taps
 
-pytestmark = pytest.mark.numeric
-
 ODD_CHUNKS = (7, 1, 13, 2, 29)
 LENGTH = 75
 
@@ -66,6 +64,7 @@ def check_injection(built: TinyPair, runner: GraphRunner, ids: npt.NDArray[np.in
             assert not cache[:, :, LENGTH:].any(), "written past the rows"
 
 
+@pytest.mark.numeric
 def test_a_deep_wide_headed_target_past_its_original_context_keeps_the_bound(
     make_pair: PairFactory,
 ) -> None:

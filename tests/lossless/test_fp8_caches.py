@@ -24,7 +24,7 @@ from tests.lossless.runs import (
 )
 from tests.pairs import TWO_KINDS, PairFactory, TinyPair
 
-pytestmark = [pytest.mark.numeric, pytest.mark.covering(1)]
+pytestmark = pytest.mark.covering(1)
 
 PAGING = {"page_size": 8, "pages": 61}
 PAIRS: dict[str, dict[str, Any]] = {

@@ -22,8 +22,6 @@ from dflash_trt.quantization.fp8 import dequantize_fp8, fp8_scale, quantize_fp8
 from dflash_trt.quantization.mxfp4 import dequantize_mxfp4, quantize_mxfp4
 from dflash_trt.quantization.nvfp4 import dequantize_nvfp4, nvfp4_global_scale, quantize_nvfp4
 
-pytestmark = pytest.mark.numeric
-
 Floats = npt.NDArray[np.float32]
 SOURCES = [torch.float32, torch.bfloat16, torch.float16]
 
@@ -45,6 +43,7 @@ def _amax(values: Floats) -> float:
     return float(np.abs(values).max())
 
 
+@pytest.mark.numeric
 @pytest.mark.parametrize("dtype", SOURCES)
 @pytest.mark.parametrize("scale", [1.0, 1e-3, 300.0])
 def test_fp8_is_the_correctly_rounded_quotient(dtype: torch.dtype, scale: float) -> None:

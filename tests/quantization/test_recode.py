@@ -17,8 +17,6 @@ from dflash_trt.quantization.recode import (
     mxfp4_to_nvfp4,
 )
 
-pytestmark = pytest.mark.numeric
-
 BIAS = 127
 
 
