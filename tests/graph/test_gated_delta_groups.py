@@ -41,7 +41,7 @@ def test_numbers_are_those_of_a_float64_recurrence(name: str) -> None:
     ("name", "replay"),
     [
         ("as_9b", 8),
-        *(exhaustive(name, replay) for name in SHAPES for replay in (2, 7, 16, 20)),
+        *(exhaustive(name, replay) for name in SHAPES for replay in (2, 20)),
     ],
 )
 def test_chunks_blocks_rejections_and_slots_change_no_number(name: str, replay: int) -> None:
