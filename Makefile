@@ -56,10 +56,10 @@ real: $(SMOLLM2)/config.json
 test: $(VENV)/.installed-test
 	$(PYTEST)
 
-# What a daily run proves on one case for each kind, on all cases; numbers without AVX-512; and the
-# pinned packages, where the network answers.
+# What a daily run proves on one case for each kind, on all cases; a test of each kind of kernel
+# without AVX-512; and the pinned packages, where the network answers.
 test-exhaustive: $(VENV)/.installed-test
-	$(BIN)/python -m tests.without_avx512 -n $(WORKERS) --dist loadgroup
+	$(BIN)/python -m tests.without_avx512
 	$(PYTEST) -rs -m "exhaustive and not full"
 	$(BIN)/python -m tests.audit
 

@@ -29,8 +29,6 @@ from tests.reference.compare import stack_error
 from tests.reference.draft import ReferenceDraft
 from tests.reference.generate import forward_with_taps, load_target
 
-pytestmark = pytest.mark.numeric
-
 BOUND = stack_error(9)
 LENGTHS = (75, 1, 2, 30)
 VARIANTS: dict[str, tuple[Any, ...]] = {

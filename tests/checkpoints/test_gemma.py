@@ -53,7 +53,6 @@ def test_a_scale_that_leaves_float32(tmp_path: Path) -> None:
         read_target(folder)
 
 
-@pytest.mark.numeric
 def test_scales_are_those_of_the_published_weights(tmp_path: Path) -> None:
     """Of √48 = 6.928 bfloat16 keeps 6.9375: what a bfloat16 checkpoint was trained with."""
     folder = write_target(tmp_path / "narrow", "gemma3", "bfloat16", hidden=48, num_layers=3)
@@ -64,7 +63,6 @@ def test_scales_are_those_of_the_published_weights(tmp_path: Path) -> None:
     assert target.layer_windows == (24, 24, None)
 
 
-@pytest.mark.numeric
 def test_a_draft_in_training_borrows_what_the_target_computes_with(tmp_path: Path) -> None:
     folder = write_target(tmp_path / "wide", "gemma3", hidden=48, num_layers=3, tie=True)
     ends, model = load_ends(read_target(folder)), load_target(folder)

@@ -20,8 +20,6 @@ from dflash_trt.checkpoints.rope import (
 )
 from tests.checkpoints.helpers import refused
 
-pytestmark = pytest.mark.numeric
-
 LLAMA3 = {
     "rope_type": "llama3",
     "factor": 8.0,

@@ -23,8 +23,6 @@ from tests.reference.draft import ReferenceDraft
 from tests.reference.fit import fit_draft
 from tests.reference.generate import dflash_greedy, load_target
 
-pytestmark = pytest.mark.numeric
-
 PROMPTS = ("cab", "the 129 zebras", "~")
 TEXT = "a text that neither of the two has ever read, " * 4
 MAX_TOKENS = 40

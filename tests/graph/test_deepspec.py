@@ -20,8 +20,6 @@ from tests.reference.compare import max_relative_error
 from tests.reference.deepspec import DeepSpecDraft, write_deepspec
 from tests.reference.generate import forward_with_taps
 
-pytestmark = pytest.mark.numeric
-
 STORED = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 RANK = 12
 

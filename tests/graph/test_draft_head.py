@@ -40,7 +40,7 @@ def cut(pair: TinyPair, ids: list[int], **options: Any) -> TinyPair:
         (pair.folder / "draft" / DRAFT_TOKENS_NAME).unlink()
 
 
-@pytest.mark.parametrize("name", ["tied", exhaustive("bfloat16"), "quantised"])
+@pytest.mark.parametrize("name", ["tied", *map(exhaustive, ("bfloat16", "quantised"))])
 def test_it_drafts_the_likeliest_of_its_tokens(name: str, make_pair: PairFactory) -> None:
     whole = make_pair(**PAIRS[name], max_batch=3)
     ids = sorted(np.random.default_rng(1).choice(256, 200, replace=False).tolist())

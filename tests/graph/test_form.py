@@ -11,8 +11,6 @@ from tests.graph.builds import PAIRS, build
 from tests.graph.runner import GraphRunner, tokens
 from tests.pairs import PairFactory, TinyPair
 
-pytestmark = pytest.mark.numeric
-
 
 @pytest.fixture(params=list(PAIRS))
 def built(request: pytest.FixtureRequest, make_pair: PairFactory) -> TinyPair:

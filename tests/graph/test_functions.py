@@ -17,13 +17,12 @@ from dflash_trt.graph.rows import Rows
 from tests.graph.functions import Array, attend, builder, open_model, random, run_function
 from tests.reference.compare import max_relative_error
 
-pytestmark = pytest.mark.numeric
-
 HEADS, KV_HEADS, HEAD_DIM, LENGTH = 4, 2, 16, 48
 UNIT = epsilon(np.float32)
 OVERLOADS: list[AttentionOverload] = ["lower_right", "none", "masked"]
 
 
+@pytest.mark.numeric
 @pytest.mark.parametrize("rows", [1, 2, 5, 16])
 @pytest.mark.parametrize("overload", OVERLOADS)
 def test_attention_equals_softmax_over_the_keys_that_each_row_may_see(
@@ -97,6 +96,7 @@ def test_one_window_mask_serves_every_layer_that_shares_it() -> None:
     assert masks[0] == masks[2] != masks[1]
 
 
+@pytest.mark.numeric
 def test_swiglu_is_silu_of_the_gate_times_up() -> None:
     x, y = 30 * random(0, 5, 7), random(1, 5, 7)
     (actual,) = run_function(swiglu_function(), {"gate": x, "up": y})

@@ -42,18 +42,13 @@ def test_numbers_are_those_of_a_float64_recurrence(name: str) -> None:
         ("as_27b", 16, 5),
         ("equal_heads", 2, 5),
         ("short_kernel", 3, 5),
-        *(exhaustive(name, replay, 60) for name in ("as_9b", "as_27b") for replay in range(2, 17)),
-        *(
-            exhaustive(name, replay, 50)
-            for name in ("equal_heads", "short_kernel", "true_heads")
-            for replay in (2, 7, 16)
-        ),
+        *(exhaustive(name, replay, 30) for name in SHAPES for replay in (2, 7, 16)),
     ],
 )
 def test_chunks_blocks_rejections_and_slots_change_no_bit(
     name: str, replay: int, trials: int
 ) -> None:
-    """Two sequences a trial: of all cases, 4,550 daily and exhaustive together."""
+    """Two sequences a trial."""
     check_cuts(DeltaStep(SHAPES[name], replay, seed=replay), trials)
 
 
@@ -99,7 +94,6 @@ def test_states_that_stay_in_their_slots_are_seen(monkeypatch: pytest.MonkeyPatc
         check_cuts(DeltaStep(SHAPES["as_9b"], 8), 10)
 
 
-@pytest.mark.numeric
 def test_taps_in_another_order_are_seen() -> None:
     step = DeltaStep(SHAPES["as_9b"], replay=8)
     rows = step.normal(1, LENGTH, SHAPES["as_9b"].row_elements)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
 import torch
 
 from dflash_trt.replay.edits import add_output, draft_logits, load_graph
@@ -10,8 +9,6 @@ from tests.graph.runner import BOUND, GraphRunner, tokens
 from tests.pairs import PairFactory
 from tests.reference.compare import max_relative_error
 from tests.reference.generate import hidden_taps
-
-pytestmark = pytest.mark.numeric
 
 VOCAB, CONTEXT, CAP = 192, 40, 12.0
 

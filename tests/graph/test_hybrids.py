@@ -9,13 +9,12 @@ import pytest
 import torch
 
 from dflash_trt.backends.base import Scores, TargetCall, TargetGraph
+from tests.covering import exhaustive
 from tests.graph.runner import chunks, tokens
 from tests.pairs import PairFactory
 from tests.reference.checkpoints import Family
 from tests.reference.compare import max_relative_error
 from tests.reference.generate import forward_with_taps
-
-pytestmark = pytest.mark.numeric
 
 LENGTH, BATCH = 150, 2
 CHUNKS = (7, 1, 40, 2, 29)
@@ -43,10 +42,11 @@ VARIANTS: dict[str, tuple[Family, dict[str, Any], dict[str, Any]]] = {
         {"target_layer_ids": [4, 0]},
     ),
 }
+DAILY = {"published-bfloat16", "mixture-text-float32-separate-sharded"}
 
 
 @pytest.mark.parametrize("graph", ["target", "target_only"])
-@pytest.mark.parametrize("name", VARIANTS)
+@pytest.mark.parametrize("name", [one if one in DAILY else exhaustive(one) for one in VARIANTS])
 def test_logits_and_features_of_every_row_equal_those_of_transformers(
     make_pair: PairFactory, name: str, graph: TargetGraph
 ) -> None:

@@ -14,6 +14,7 @@ import pytest
 
 from dflash_trt.graph.bindings import GraphName
 from dflash_trt.graph.form import CacheDtype, GraphForm, Precision
+from tests.covering import exhaustive
 from tests.graph.builds import build
 from tests.graph.functions import Array
 from tests.graph.runner import GraphRunner, tokens
@@ -40,7 +41,7 @@ FORMS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.fixture(params=list(PAIRS))
+@pytest.fixture(params=["qwen3", exhaustive("gpt_oss")])
 def built(request: pytest.FixtureRequest, make_pair: PairFactory) -> TinyPair:
     return PAIRS[request.param](make_pair)
 

@@ -16,8 +16,6 @@ from dflash_trt.graph.kv_feature_injection import kv_feature_injection_function
 from dflash_trt.quantization.codecs import dequantize_fp8, quantize_fp8
 from tests.graph.functions import Array, attend, random, run_function
 
-pytestmark = pytest.mark.numeric
-
 BATCH, KV_HEADS, HEADS, HEAD_DIM, ROWS = 2, 2, 6, 16, 5
 LENGTH, SIZE, PAGES = 24, 8, 7
 STARTS = (3, 19)
@@ -66,6 +64,7 @@ def values(kind: Any) -> Array:
     return rows.astype(kind)
 
 
+@pytest.mark.numeric
 @pytest.mark.parametrize(("is_paged", "is_fp8"), FORMS)
 @pytest.mark.parametrize("precision", [Precision.FLOAT32, Precision.FLOAT16])
 def test_an_update_stores_what_the_codec_says(

@@ -26,8 +26,6 @@ from tests.pairs import PairFactory, TinyPair, bundle_pair
 from tests.reference.checkpoints import write_draft, write_target
 from tests.reference.compare import max_relative_error, stack_error
 
-pytestmark = pytest.mark.numeric
-
 PAIRS: dict[str, tuple[str, dict[str, Any]]] = {
     "gpt_oss": ("gpt_oss", {"rope": "yarn", "dtype": "bfloat16", "num_layers": 4}),
     "gpt_oss_mxfp4": ("gpt_oss", {"rope": "yarn", "mxfp4": True, "chosen": 2, "num_layers": 4}),
@@ -60,6 +58,7 @@ def widened(model: onnx.ModelProto) -> onnx.ModelProto:
     return model
 
 
+@pytest.mark.numeric
 @pytest.mark.parametrize("name", PAIRS)
 def test_the_engines_form_computes_the_cpus_function(make_pair: PairFactory, name: str) -> None:
     """Gathered experts and sinks among the cache's rows, past the window: exact but for order."""

@@ -45,8 +45,6 @@ from tests.reference.quantized import (
     round_nvfp4,
 )
 
-pytestmark = pytest.mark.numeric
-
 Rounding = Callable[[Float32, np.float32], Float32]
 ROUND: dict[LinearFormat, Rounding] = {"FP8": round_fp8, "NVFP4": round_nvfp4}
 ROWS, BLOCK, SEEDS = 4, 4, 200
@@ -147,6 +145,7 @@ def dynamic_quantize(x: Float32, global_scale: np.float32) -> tuple[Any, Any]:
     return codes.reshape(x.shape), scales
 
 
+@pytest.mark.numeric
 @pytest.mark.parametrize("algorithm", LINEAR_FORMATS)
 def test_both_bodies_compute_the_same_function(algorithm: LinearFormat, tmp_path: Path) -> None:
     linear = random_linear(algorithm, 48, 64) | {"input_scale": np.float32(0.0123)}

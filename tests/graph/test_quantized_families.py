@@ -16,8 +16,6 @@ from tests.pairs import PairFactory
 from tests.reference.compare import max_relative_error
 from tests.reference.quantized import load_quantized_target, quantized_modules
 
-pytestmark = pytest.mark.numeric
-
 ROWS, SEEDS, VOCAB = 4, 200, 96
 BOUND = 1e-5
 """No value is rounded to another code, so what is left is the order of sums."""

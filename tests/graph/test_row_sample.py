@@ -17,8 +17,6 @@ from dflash_trt.sampling.params import SamplingParams, pack_sampling
 from tests.graph.functions import Array, open_function, random
 from tests.sampling.plain_noise import split_mix
 
-pytestmark = pytest.mark.numeric
-
 SEEDS = (0, 1, 2**32 - 1, 2**32, 2**63 - 1, 2**63, 2**64 - 1)
 
 
@@ -119,6 +117,7 @@ def test_random_words_are_the_definitions_bit_for_bit() -> None:
             assert int(tokens[b, row, group, place]) == split_mix(start, place)
 
 
+@pytest.mark.numeric
 def test_noise_is_the_definitions_to_the_last_places() -> None:
     positions = np.array([[0, 12_345, 2**33 + 1]])
     noise = run(

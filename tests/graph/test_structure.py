@@ -9,6 +9,7 @@ from onnx import TensorProto
 from dflash_trt.errors import DflashError
 from dflash_trt.graph.bindings import GRAPH_NAMES, GraphName
 from dflash_trt.graph.check import check_graph
+from tests.covering import exhaustive
 from tests.graph.variants import VARIANTS
 from tests.pairs import PairFactory, TinyPair
 
@@ -28,7 +29,7 @@ def test_the_full_check_notices_a_wrong_shape(make_pair: PairFactory) -> None:
 
 
 @pytest.mark.parametrize("graph", GRAPH_NAMES)
-@pytest.mark.parametrize("name", list(VARIANTS)[::7])
+@pytest.mark.parametrize("name", ["qwen3_moe-float32", *map(exhaustive, list(VARIANTS)[::7])])
 def test_onnxs_own_tools_open_a_bundle_of_copied_weights(
     make_pair: PairFactory, name: str, graph: GraphName
 ) -> None:

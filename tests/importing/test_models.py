@@ -83,7 +83,6 @@ def make_source(
     return folder
 
 
-@pytest.mark.numeric
 @pytest.mark.parametrize(
     ("family", "rope"),
     [

@@ -16,7 +16,7 @@ from dflash_trt.runtime import (
 )
 from tests.reference.compare import assert_bitwise_equal
 
-OUTPUT = 72
+OUTPUT = 56
 
 
 def make_requests(vocab: int, count: int, sampling: SamplingParams | None = None) -> list[Request]:

@@ -20,8 +20,6 @@ from dflash_trt.quantization.experts import convert_experts
 from dflash_trt.runtime import Generator, GeneratorOptions, Request, RequestResult
 from tests.pairs import SilentProgress
 
-pytestmark = pytest.mark.numeric
-
 PAIR = Path(__file__).parents[2] / "demo_pair" / "gpt_oss"
 
 

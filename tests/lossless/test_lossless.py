@@ -1,164 +1,278 @@
-"""Rung 2: through the whole runtime, speculation changes no bit of any logit and no token."""
+"""Rung 2: through the whole runtime, whoever drafts changes no bit of any logit and no token.
+
+One table: drafters over every kind of cache, and families of targets over those they have. Linear
+caches decode `target_only` alone; everything else says the same.
+"""
 
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 
 from dflash_trt.backends.base import Executor
 from dflash_trt.backends.registry import open_executor
-from dflash_trt.bundle.bundle import Bundle, load_tokenizer, open_bundle
-from dflash_trt.cli.main import main
-from dflash_trt.runtime import (
-    Generator,
-    GeneratorOptions,
-    Request,
-    RequestResult,
-    SamplingParams,
-    total,
-)
-from dflash_trt.text.prompts import read_prompts
+from dflash_trt.bundle.build import BuildOptions
+from dflash_trt.bundle.bundle import Bundle
+from dflash_trt.graph.form import CacheDtype
+from dflash_trt.replay import Answer, Replay
+from dflash_trt.runtime import Generator, GeneratorOptions, Request, SamplingParams
+from dflash_trt.speculation.drafters import DFLASH, PROMPT_LOOKUP
 from tests.covering import exhaustive
+from tests.inspection import poison_all_free_pages
+from tests.lossless.fitted_eagle import write_fitted_eagle
 from tests.lossless.runs import (
     OUTPUT,
-    assert_same,
     check_copied_prefix,
     check_groups,
+    check_shared_prefix,
     count_tokens,
     make_requests,
     run,
     run_baseline,
     run_traffic,
 )
-from tests.pairs import TWO_KINDS, PairFactory
+from tests.pairs import FIT_PROMPTS, TWO_KINDS, PairFactory, bundle_pair
+from tests.reference.deepspec import write_deepspec
 
-BATCHES = (1, 4, 8)
-BLOCKS = (2, 3, 5, 8)
-CHUNKS = (5, 17, 64)
-EXTRA = {
-    "gemma4": {"num_layers": 4, "tie": True},
-    "gemma4_moe": {"num_layers": 4, "tie": True, "experts": 4, "chosen": 2, "dtype": "bfloat16"},
-    "gpt_oss": {"num_layers": 4, "experts": 4, "chosen": 2, "mxfp4": True, "rope": "yarn"},
+VOCAB, SLOTS = 64, 8
+SAMPLED = SamplingParams(temperature=0.8, top_k=20, top_p=0.95, seed=2**63 + 5)
+LIMITS = {"max_seq_len": 192, "max_batch": SLOTS}
+LAYERS: dict[str, Any] = {"vocab": VOCAB, "num_layers": 4}
+DRAFT: dict[str, Any] = {**TWO_KINDS, "target_layer_ids": [0, 1, 3]}
+FITTED = {"target": LAYERS, "draft": DRAFT, "fit_steps": 60}
+CACHES = ("linear", "paged", "fp8", "fp8 paged")
+CHAINS = ("DSpark", "EAGLE-3")
+DRAFTERS = ("DFlash", "prompt lookup", *CHAINS)
+
+HYBRID = FITTED | {
+    "target": LAYERS | {"head_dim": 32},
+    "draft": DRAFT | {"block_size": 16},
 }
+# Windows of 24 and the draft's 40, and layers that see everything; chunks that windows have.
+WINDOWED = FITTED | {"draft": DRAFT | {"sliding_window": 40}, "prefill_chunk": 16}
+TIED = LAYERS | {"tie": True}
+FEW_EXPERTS = {"experts": 4, "chosen": 2}
+UNCHOSEN = ["lm_head", "mtp*", "*.experts.*"]
 NVFP4 = {owner: {"algorithm": "NVFP4"} for owner in ("target", "draft")}
+FAMILIES: dict[str, dict[str, Any]] = {
+    "llama": {"family": "llama"} | FITTED,
+    "qwen2": {"family": "qwen2"} | FITTED,
+    "mistral": {"family": "mistral"} | FITTED,
+    "gemma3": {"family": "gemma3"} | FITTED,
+    "gemma4": {"family": "gemma4"} | WINDOWED | {"target": TIED},
+    "gemma4_moe": {"family": "gemma4_moe"}
+    | WINDOWED
+    | {"target": TIED | FEW_EXPERTS | {"dtype": "bfloat16"}},
+    "gpt_oss": {"family": "gpt_oss"}
+    | FITTED
+    | {"target": LAYERS | FEW_EXPERTS | {"mxfp4": True, "rope": "yarn"}},
+    "nvfp4": FITTED | {"quantize": NVFP4},
+    # Scales of 0.01 in the target's checkpoint, which clip its largest keys; the draft's are 1.
+    "scaled": FITTED | {"quantize": {"target": {"algorithm": "FP8", "kv_cache": True}}},
+    "hybrid": {"family": "qwen3_5"} | HYBRID,
+    "hybrid mixture": {"family": "qwen3_5_moe"} | HYBRID,
+    "hybrid nvfp4": {"family": "qwen3_5"}
+    | HYBRID
+    | {"quantize": {"target": {"algorithm": "NVFP4", "exclude": ["lm_head", "mtp*"]}}},
+    "hybrid mixture fp8": {"family": "qwen3_5_moe"}
+    | HYBRID
+    | {"quantize": {"target": {"algorithm": "FP8", "exclude": UNCHOSEN}}},
+    "gemma4_moe fp8": {"family": "gemma4_moe"}
+    | FITTED
+    | {
+        "target": TIED | {"experts": 4},
+        "quantize": {"target": {"algorithm": "FP8", "exclude": UNCHOSEN}},
+    },
+}
+DAILY_FAMILIES = (("gpt_oss", "fp8"), ("gemma4", "paged"), ("hybrid", "paged"))
+MORE_FAMILIES = (
+    ("llama", "linear"),
+    ("qwen2", "linear"),
+    ("mistral", "linear"),
+    ("gemma3", "linear"),
+    ("nvfp4", "linear"),
+    ("gemma4_moe fp8", "linear"),
+    ("hybrid", "linear"),
+    ("gpt_oss", "paged"),
+    ("gemma4_moe", "paged"),
+    ("hybrid mixture", "paged"),
+    ("hybrid nvfp4", "paged"),
+    ("hybrid mixture fp8", "paged"),
+    ("scaled", "fp8 paged"),
+)
+PAGES = {"gemma4": 61, "gemma4_moe": 61}
+"""Of a pool that holds one whole sequence and few of the eight that may run, where not 30."""
+
+Make = Callable[[str], Bundle]
 
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """An opened pair, its requests, and what target_only makes of each alone."""
+    """A bundle, and the one with linear caches that says what is expected of it."""
 
-    executor: Executor
-    requests: list[Request]
-    expected: list[RequestResult]
+    bundle: Bundle
+    reference: Bundle
+    drafter: str = DFLASH
+
+    def open(self) -> tuple[Executor, Executor]:
+        return tuple(open_executor(one, threads=1) for one in (self.bundle, self.reference))  # type: ignore[return-value]
+
+
+def mixed_requests() -> list[Request]:
+    """Greedy and drawn ones in turn; of the first two, drafts are accepted in runs."""
+    fitted = [
+        Request(prompt_ids=tuple(prompt), max_tokens=OUTPUT, ignore_eos=True)
+        for prompt in FIT_PROMPTS
+    ]
+    requests = [*fitted, *make_requests(VOCAB, SLOTS - 2)]
+    return [replace(one, sampling=SAMPLED) if at % 2 else one for at, one in enumerate(requests)]
+
+
+def _family(make_pair: PairFactory, name: str, caches: str) -> Bundle:
+    pair = {**LIMITS, **(FAMILIES[name] if name in FAMILIES else {"family": "qwen3"} | FITTED)}
+    if "paged" in caches:
+        pair["paging"] = {"page_size": 8, "pages": PAGES.get(name, 30)}
+    if "fp8" in caches:
+        pair["kv_dtype"] = "fp8"
+    return make_pair(**pair).bundle
 
 
 @pytest.fixture(scope="module")
-def demo_bundle(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
-    folder = tmp_path_factory.mktemp("demo") / "bundle"
-    assert main(["build", "--target", "demo", "-o", str(folder)]) == 0
-    return open_bundle(folder)
-
-
-@pytest.fixture(
-    scope="module",
-    params=[
-        "qwen3",
-        "demo",
-        "gpt_oss",
-        exhaustive("llama"),
-        exhaustive("qwen2"),
-        exhaustive("mistral"),
-        exhaustive("gemma3"),
-        exhaustive("gemma4"),
-        exhaustive("gemma4_moe"),
-        exhaustive("nvfp4"),
-    ],
-)
-def case(request: pytest.FixtureRequest, make_pair: PairFactory, demo_bundle: Bundle) -> Case:
-    if request.param == "demo":
-        bundle = demo_bundle
-    else:
-        is_quantized = request.param == "nvfp4"
-        bundle = make_pair(
-            "qwen3" if is_quantized else request.param,
-            {"vocab": 64, **EXTRA.get(request.param, {})},
-            TWO_KINDS,
-            fit_steps=60,
-            max_batch=8,
-            quantize=NVFP4 if is_quantized else None,
-        ).bundle
-    executor = open_executor(bundle, threads=1)
-    requests = make_requests(bundle.manifest.target.vocab_size, 8)
-    return Case(executor, requests, run_baseline(executor, requests))
-
-
-def test_a_prefix_is_copied_not_computed(make_pair: PairFactory) -> None:
-    built = make_pair("qwen3", {"vocab": 64}, TWO_KINDS, fit_steps=60, max_batch=8)
-    check_copied_prefix(built.open())
-
-
-@pytest.mark.covering(1)
-@pytest.mark.parametrize("batch", BATCHES)
-@pytest.mark.parametrize(("block", "chunk"), [(2, 17), (3, 5), (5, 64), (8, 17)])
-def test_greedy_speculation_keeps_every_bit(case: Case, batch: int, block: int, chunk: int) -> None:
-    """8 prompts × 72 tokens × 12 settings × 8 pairs: 55,296 greedy tokens, a part of it daily."""
-    options = {"block_size": block, "prefill_chunk": chunk}
-    check_groups(case.executor, case.requests, case.expected, batch, **options)
-
-
-@pytest.mark.covering(1)
-@pytest.mark.parametrize("batch", [4, 8])
-def test_batching_the_baseline_keeps_every_bit(case: Case, batch: int) -> None:
-    options = {"speculation": False, "prefill_chunk": 13}
-    check_groups(case.executor, case.requests, case.expected, batch, **options)
-
-
-@pytest.mark.parametrize("seed", [0, *map(exhaustive, range(1, 8))])
-def test_admissions_and_cancellations_in_flight_keep_every_bit(case: Case, seed: int) -> None:
-    """Requests come and go at random; whatever a request has said is what it says alone."""
-    rng = random.Random(seed)
-    options = GeneratorOptions(
-        record_logits=True, block_size=rng.choice(BLOCKS), prefill_chunk=rng.choice(CHUNKS)
+def chains(make_pair: PairFactory, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Checkpoints whose chains know what followed what in the target's own answers."""
+    base = make_pair("qwen3", {"vocab": VOCAB}, {"target_layer_ids": [1, 3]}, max_seq_len=192)
+    followed = torch.zeros(VOCAB, VOCAB)
+    for one in run_baseline(base.open(), make_requests(VOCAB, SLOTS)):
+        for before, token in zip(one.token_ids, one.token_ids[1:], strict=False):
+            followed[token, before] += 20
+    folders = {name: tmp_path_factory.mktemp("chain") for name in CHAINS}
+    (folders["DSpark"] / "target").symlink_to(base.folder / "target")
+    markov = torch.eye(VOCAB), followed
+    write_deepspec(
+        folders["DSpark"] / "draft", base.folder / "draft", base.folder / "target", markov
     )
-    generator = Generator(case.executor, options=options)
-    results = run_traffic(generator, case.requests, case.expected, rng)
-    assert count_tokens(results) > OUTPUT
+    write_fitted_eagle(folders["EAGLE-3"], base, (1, 2, 4), SLOTS)
+    return folders
+
+
+def _chain(folder: Path, caches: str) -> Bundle:
+    place = folder / caches
+    if not place.exists():
+        place.mkdir()
+        for owner in ("target", "draft"):
+            (place / owner).symlink_to(folder / owner)
+    pages: dict[str, Any] = {"page_size": 8, "pages": 30} if "paged" in caches else {}
+    dtype = CacheDtype.FP8 if "fp8" in caches else CacheDtype.COMPUTE
+    options = BuildOptions(overwrite=True, cache_dtype=dtype, **pages)
+    return bundle_pair(place, options, **LIMITS).bundle
+
+
+@pytest.fixture
+def make_case(make_pair: PairFactory, request: pytest.FixtureRequest) -> Callable[..., Case]:
+    def make(name: str, caches: str) -> Case:
+        build: Make = partial(_family, make_pair, name)
+        if name in CHAINS:
+            build = partial(_chain, request.getfixturevalue("chains")[name])
+        linear = caches.replace("paged", "").strip() or "linear"
+        drafter = PROMPT_LOOKUP if name == "prompt lookup" else DFLASH
+        return Case(build(caches), build(linear), drafter)
+
+    return make
+
+
+def check_case(case: Case, seed: int) -> None:
+    """Alone and batched, drafted, adaptively or not at all, and in traffic that comes and goes."""
+    executor, reference = case.open()
+    requests = mixed_requests()
+    expected = run_baseline(reference, requests)
+    drafter = {"drafter": case.drafter}
+    rng = random.Random(seed)
+    for count, batch, options in (
+        (4, 1, drafter),
+        (SLOTS, SLOTS, {"block_size": rng.choice([3, 5]), "prefill_chunk": 5, **drafter}),
+        (SLOTS, SLOTS, {"live": True, **drafter}),
+        (4, 4, {"speculation": False, "prefill_chunk": 13}),
+    ):
+        check_groups(executor, requests[:count], expected[:count], batch, **options)
+    settings = GeneratorOptions(record_logits=True, prefill_chunk=17, **drafter)  # type: ignore[arg-type]
+    generator = Generator(executor, options=settings)
+    is_paged = executor.limits.page_pool is not None
+
+    def poison() -> None:
+        if is_paged:
+            poison_all_free_pages(generator, executor)
+
+    results = run_traffic(generator, requests, expected, rng, before_step=poison)
+    assert count_tokens(results) > 5 * OUTPUT
+    assert bool(sum(one.statistics.preemptions or 0 for one in results)) is is_paged
+    accepted = sum(one.statistics.accepted_tokens for one in results)
+    assert accepted > 0, "drafts are taken"
+    greedy = run_baseline(reference, [replace(requests[1], sampling=SamplingParams())])
+    assert greedy[0].token_ids != expected[1].token_ids, "draws are not the greedy tokens"
 
 
 @pytest.mark.covering(1)
+@pytest.mark.parametrize("caches", CACHES)
+@pytest.mark.parametrize("name", DRAFTERS)
+def test_drafters_keep_every_bit(make_case: Callable[..., Case], name: str, caches: str) -> None:
+    check_case(make_case(name, caches), len(name) + len(caches))
+
+
 @pytest.mark.parametrize(
-    "sampling",
+    ("name", "caches"), [*DAILY_FAMILIES, *(exhaustive(*one) for one in MORE_FAMILIES)]
+)
+def test_families_keep_every_bit(make_case: Callable[..., Case], name: str, caches: str) -> None:
+    check_case(make_case(name, caches), len(name) + len(caches))
+
+
+@pytest.mark.parametrize(
+    ("name", "caches"),
     [
-        SamplingParams(temperature=1.0, seed=3),
-        SamplingParams(temperature=0.7, top_k=20, top_p=0.9, seed=2**63 + 5),
+        ("EAGLE-3", "paged"),
+        ("gemma4", "paged"),
+        ("hybrid", "paged"),
+        exhaustive("DFlash", "paged"),
+        exhaustive("EAGLE-3", "fp8 paged"),
+        exhaustive("gpt_oss", "fp8 paged"),
+        exhaustive("hybrid mixture", "paged"),
     ],
 )
-def test_a_seed_gives_the_same_tokens_with_speculation_on_or_off(
-    case: Case, sampling: SamplingParams
+def test_a_shared_prefix_changes_neither_bits_nor_acceptance(
+    make_case: Callable[..., Case], name: str, caches: str
 ) -> None:
-    requests = [replace(request, sampling=sampling) for request in case.requests]
-    expected = run_baseline(case.executor, requests)
-    for block in (3, 8):
-        check_groups(case.executor, requests, expected, 8, block_size=block)
-    greedy = [result.token_ids for result in case.expected]
-    assert any(result.token_ids != tokens for result, tokens in zip(expected, greedy, strict=True))
+    """Prompts part right behind a page: its last row depends on no token behind it."""
+    paged, linear = make_case(name, caches).open()
+    chunk = {"prefill_chunk": 24} if "hybrid" in name else {}
+
+    def poison(generator: Generator) -> None:
+        poison_all_free_pages(generator, paged)
+
+    check_shared_prefix(linear, paged, (1, 8, 9), poison, **chunk)
 
 
-@pytest.mark.exhaustive
-def test_accepted_drafts_of_every_count_keep_every_bit(demo_bundle: Bundle) -> None:
-    """Random prompts accept few drafts; the demo's own accept every count from 0 to 7."""
-    executor = open_executor(demo_bundle, threads=1)
-    assert demo_bundle.prompts is not None
-    tokenizer = load_tokenizer(demo_bundle)
-    requests = [
-        Request(prompt_ids=tuple(tokenizer.encode(text)), max_tokens=256)
-        for text in read_prompts(demo_bundle.prompts)
-    ]
-    expected = run_baseline(executor, requests)
-    results = run(executor, requests)
-    for want, got in zip(expected, results, strict=True):
-        assert_same(want, got, "demo prompts, batch 8")
-    histogram = total(result.statistics for result in results).acceptance_histogram
-    assert len(histogram) == 8 and all(histogram), histogram
+@pytest.mark.parametrize("name", ["DFlash", exhaustive("EAGLE-3")])
+def test_a_prefix_is_copied_not_computed(make_case: Callable[..., Case], name: str) -> None:
+    check_copied_prefix(make_case(name, "linear").open()[0])
+
+
+@pytest.mark.parametrize("name", ["DSpark", "EAGLE-3", "hybrid"])
+def test_a_replay_counts_what_the_loop_counted(make_case: Callable[..., Case], name: str) -> None:
+    """`diagnose` and `train-draft` measure with it: chunks of a prompt, states in between."""
+    case = make_case(name, "linear")
+    asked = [replace(one, sampling=SamplingParams()) for one in mixed_requests()]
+    found = run(open_executor(case.bundle, threads=1), asked)
+    answers = [Answer(a.prompt_ids, b.token_ids) for a, b in zip(asked, found, strict=True)]
+    with Replay(case.bundle) as replay:
+        result = replay.measure(answers)
+    counts = [one.statistics.acceptance_histogram for one in found]
+    assert [one.acceptance_histogram for one in result.per_answer] == counts
+    pairs = zip(result.table.rank, result.table.accepted, strict=True)
+    taken = [int(rank) for ranks, accepted in pairs for rank in ranks[:accepted]]
+    assert taken and set(taken) == {0}, "an accepted draft is the highest of its own logits"

@@ -1,4 +1,4 @@
-"""Rung 2 for paged caches: preemption, shared prefixes and poison change no bit of any logit."""
+"""Pages of paged caches: what they hold and how many; test_lossless.py has their bits."""
 
 from __future__ import annotations
 
@@ -10,23 +10,14 @@ from typing import Any
 
 import pytest
 
-from dflash_trt.backends.base import Executor
 from dflash_trt.backends.registry import open_executor
 from dflash_trt.bundle.memory import page_kinds
-from dflash_trt.runtime import Generator, GeneratorOptions, Request, SamplingParams
-from tests.covering import exhaustive
-from tests.inspection import held_pages, poison_all_free_pages, pools
+from dflash_trt.runtime import Generator, Request
+from tests.inspection import held_pages, pools
 from tests.lossless.runs import (
     OUTPUT,
-    assert_same,
-    check_shared_prefix,
-    count_tokens,
-    finish,
-    make_requests,
-    run_baseline,
-    run_traffic,
 )
-from tests.pairs import TWO_KINDS, PairFactory, TinyPair
+from tests.pairs import TWO_KINDS, PairFactory
 
 LENGTH, SIZE = 192, 8
 PAIR: dict[str, Any] = {
@@ -37,90 +28,18 @@ PAIR: dict[str, Any] = {
     "max_seq_len": LENGTH,
     "max_batch": 8,
 }
-SAMPLED = SamplingParams(temperature=0.7, top_k=20, seed=11)
-SHORT_CHUNKS = {"prefill_chunk": 16}
-"""Of a bundle whose windowed layers hold less than a sequence."""
 # Layers of two windows, 24 and the draft's 40, and those that see everything.
-WINDOWED = (
-    PAIR
-    | SHORT_CHUNKS
-    | {
-        "family": "gemma4",
-        "target": {"vocab": 64, "num_layers": 4, "tie": True},
-        "draft": PAIR["draft"] | {"sliding_window": 40},
-    }
-)
-CASES: dict[str, tuple[dict[str, Any], int]] = {"24": (PAIR, 24), "61 windowed": (WINDOWED, 61)}
+# A chunk of 16, since windows hold less than a sequence.
+WINDOWED = PAIR | {
+    "family": "gemma4",
+    "target": {"vocab": 64, "num_layers": 4, "tie": True},
+    "draft": PAIR["draft"] | {"sliding_window": 40},
+    "prefill_chunk": 16,
+}
 
 
-@pytest.fixture(scope="module", params=CASES, ids="{} pages".format)
-def case(request: pytest.FixtureRequest) -> tuple[dict[str, Any], int]:
-    """Pools that hold one whole sequence and two and a half of the eight that may run."""
-    return CASES[request.param]
-
-
-@pytest.fixture(scope="module")
-def linear(case: tuple[dict[str, Any], int], make_pair: PairFactory) -> TinyPair:
-    return make_pair(**case[0])
-
-
-@pytest.fixture(scope="module")
-def paged(case: tuple[dict[str, Any], int], make_pair: PairFactory) -> Executor:
-    pair, pages = case
-    built = make_pair(**pair, paging={"page_size": SIZE, "pages": pages})
-    assert built.bundle.manifest.graph_form.windows == ((24, 40) if pair is WINDOWED else ())
-    return open_executor(built.bundle, threads=1)
-
-
-@pytest.mark.parametrize("sampling", [SamplingParams(), SAMPLED], ids=["greedy", "sampled"])
-def test_preemption_keeps_every_bit(
-    linear: TinyPair, paged: Executor, sampling: SamplingParams
-) -> None:
-    requests = make_requests(64, 8, sampling)
-    expected = run_baseline(linear.open(), requests)
-    generator = Generator(paged, options=GeneratorOptions(record_logits=True, prefill_chunk=17))
-    for request in requests:
-        generator.submit(request)
-    results = finish(generator, lambda running: poison_all_free_pages(running, paged))
-    for index, (want, got) in enumerate(zip(expected, results, strict=True)):
-        assert_same(want, got, f"request {index}")
-    lost = [result.statistics.preemptions for result in results]
-    assert sum(lost) > 2 and lost[0] == 0, lost
-
-
-def test_a_shared_prefix_changes_neither_bits_nor_acceptance(
-    linear: TinyPair, paged: Executor
-) -> None:
-    def poison(generator: Generator) -> None:
-        poison_all_free_pages(generator, paged)
-
-    check_shared_prefix(linear.open(), paged, (1, 3, 8, 9, 20), poison)
-
-
-@pytest.mark.exhaustive
-@pytest.mark.parametrize("sampling", [SamplingParams(), SAMPLED], ids=["greedy", "sampled"])
-@pytest.mark.parametrize("chunks", [{}, SHORT_CHUNKS], ids=["one table", "windowed"])
-@pytest.mark.parametrize("family", ["gemma4", "gemma4_moe", "gpt_oss"])
-def test_layers_of_two_kinds_keep_every_bit_in_pages(
-    make_pair: PairFactory, family: str, chunks: dict[str, int], sampling: SamplingParams
-) -> None:
-    """Preemption and shared prefixes of windows, whose pools in a Gemma 4 are of two shapes.
-
-    With experts too, of which rows that are computed again choose the same.
-    """
-    tied = {} if family == "gpt_oss" else {"tie": True}
-    target = {"vocab": 64, "num_layers": 4} | tied
-    pair = PAIR | chunks | {"family": family, "target": target}
-    linear = make_pair(**pair)
-    paged = open_executor(make_pair(**pair, paging={"page_size": SIZE, "pages": 48}).bundle)
-    test_preemption_keeps_every_bit(linear, paged, sampling)
-    check_shared_prefix(linear.open(), paged, (1, 3, 8, 9, 20), lambda generator: None)
-
-
-def test_a_draft_without_the_shared_context_would_be_noticed(
-    linear: TinyPair, make_pair: PairFactory
-) -> None:
-    """The check of acceptance above can fail: without the drafter's rows fewer are accepted."""
+def test_a_draft_without_the_shared_context_would_be_noticed(make_pair: PairFactory) -> None:
+    """What is known of a shared prefix can be told: without its rows fewer drafts are accepted."""
     built = make_pair(**PAIR, paging={"page_size": SIZE})
     executor = open_executor(built.bundle, threads=1)
     prompt = (3, 1, 4, 1, 5, 9, 2, 6) * 4  # what the draft was fitted on
@@ -134,38 +53,6 @@ def test_a_draft_without_the_shared_context_would_be_noticed(
     assert starved.statistics.cached_prompt_tokens == len(prompt) - SIZE
     assert starved.token_ids == whole.token_ids
     assert starved.statistics.acceptance_histogram != whole.statistics.acceptance_histogram
-
-
-@pytest.mark.parametrize("seed", [0, 1, exhaustive(2), exhaustive(3)])
-def test_any_traffic_keeps_every_bit(linear: TinyPair, paged: Executor, seed: int) -> None:
-    """Admissions, cancellations (in mid-prefill too), shared prefixes, over poisoned pages."""
-    rng = random.Random(seed)
-    requests = make_requests(64, 6, SAMPLED if seed % 2 else None)
-    requests += [
-        Request(
-            prompt_ids=(*requests[2].prompt_ids[:kept], 5, 6),
-            max_tokens=OUTPUT,
-            sampling=requests[0].sampling,
-            ignore_eos=True,
-        )
-        for kept in (16, 47, 88)
-    ]
-    expected = run_baseline(linear.open(), requests)
-    options = GeneratorOptions(
-        record_logits=True, block_size=rng.choice([2, 5, 8]), prefill_chunk=rng.choice([5, 64])
-    )
-    generator = Generator(paged, options=options)
-    results = run_traffic(
-        generator,
-        requests,
-        expected,
-        rng,
-        cancels=0.03,
-        before_step=lambda: poison_all_free_pages(generator, paged),
-    )
-    assert count_tokens(results) > 5 * OUTPUT
-    assert any(result.statistics.cached_prompt_tokens for result in results)
-    assert generator.cache_usage == 0
 
 
 def test_windows_hold_what_rows_to_come_see(make_pair: PairFactory) -> None:

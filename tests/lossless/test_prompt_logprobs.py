@@ -12,6 +12,7 @@ from dflash_trt.errors import DflashError
 from dflash_trt.runtime import Request, TokenLogprob
 from dflash_trt.runtime.admission import check_request
 from dflash_trt.runtime.logprobs import score_token
+from tests.covering import exhaustive
 from tests.lossless.runs import OUTPUT, assert_same, make_requests, run
 from tests.pairs import PairFactory
 from tests.standins.executor import FakeExecutor
@@ -29,7 +30,7 @@ def score_by_steps(executor: Executor, request: Request, top: int) -> tuple[Toke
     return tuple(scores)
 
 
-@pytest.mark.parametrize("layout", PAGING)
+@pytest.mark.parametrize("layout", [exhaustive("linear"), "paged"])
 def test_they_are_those_of_single_tokens(layout: str, make_pair: PairFactory) -> None:
     built = make_pair(
         "qwen3", {"vocab": 64}, fit_steps=60, max_batch=8, max_seq_len=192, paging=PAGING[layout]

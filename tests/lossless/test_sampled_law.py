@@ -109,15 +109,10 @@ CHANGED = replace(
 @pytest.mark.parametrize(
     ("name", "like", "seeds"),
     [
-        ("dflash", CHANGED, 1_500),
-        exhaustive("dflash", CHANGED, 3_000),
-        exhaustive("dflash", replace(PLAIN, rules=CHANGED.rules), 10_000),
-        exhaustive("prompt-lookup", PLAIN, 5_000),
+        exhaustive("dflash", CHANGED, 5_000),
         exhaustive("prompt-lookup", CHANGED, 5_000),
-        exhaustive("dspark", PLAIN, 5_000),
         exhaustive("dspark", CHANGED, 5_000),
         exhaustive("eagle3", PLAIN, 5_000),
-        exhaustive("eagle3", CHANGED, 5_000),
     ],
 )
 def test_changed_rows_and_other_drafts_follow_the_law(
@@ -152,10 +147,9 @@ def test_changed_rows_and_other_drafts_follow_the_law(
     ("sampling", "seeds"),
     [
         exhaustive(SamplingParams(temperature=1.0), 20_000),
-        exhaustive(SamplingParams(temperature=1.0, top_k=4, top_p=0.9), 5_000),
         (SamplingParams(temperature=1.0, top_k=4, top_p=0.9), 2_000),
     ],
-    ids=["temperature", "top_k and top_p", "fewer"],
+    ids=["temperature", "top_k and top_p"],
 )
 def test_speculated_tokens_follow_the_law(
     executor: OnnxRuntimeExecutor, sampling: SamplingParams, seeds: int

@@ -79,10 +79,9 @@ def random_schedule(rng: random.Random) -> BlockSchedule:
     ("sampling", "seeds"),
     [
         exhaustive(SamplingParams(), 12),
-        exhaustive(SamplingParams(temperature=0.8, seed=5), 12),
-        (SamplingParams(temperature=0.8, seed=5), 6),
+        (SamplingParams(temperature=0.8, seed=5), 4),
     ],
-    ids=["greedy", "drawn", "some drawn"],
+    ids=["greedy", "drawn"],
 )
 def test_random_schedules_keep_every_bit(
     executor: Watched, sampling: SamplingParams, seeds: int, monkeypatch: pytest.MonkeyPatch
@@ -116,7 +115,7 @@ def test_drafts_that_come_and_go_keep_every_bit(
     expected = run_baseline(executor, requests)  # type: ignore[arg-type]
     executor.kinds.clear()
     steps = drafted = 0
-    for seed in range(4):
+    for seed in range(2):
         rng = random.Random(seed)
         now = 0.0
 
@@ -145,7 +144,7 @@ def count_refills(kinds: list[str]) -> int:
     )
 
 
-@pytest.mark.parametrize("chunk", [7, 64, 200])
+@pytest.mark.parametrize("chunk", [64, *map(exhaustive, (7, 200))])
 def test_filling_a_gap_writes_the_same_cache(pair: TinyPair, chunk: int) -> None:
     """Rows cached by target_only, run again through the injecting target: the same bits in the
     target's cache, and in the draft's what injecting them at once would have written."""

@@ -42,8 +42,6 @@ from tests.covering import exhaustive
 from tests.plugins.conftest import attention_shape as shaped
 from tests.plugins.conftest import check_attention
 
-pytestmark = pytest.mark.numeric
-
 LONG = 2 * ONE_LAUNCH
 """Positions of a cache with four splits."""
 
@@ -159,6 +157,7 @@ def test_a_sequence_that_is_not_there_attends_to_nothing(interpreter: Interprete
     assert np.isfinite(attended).all()
 
 
+@pytest.mark.numeric
 @pytest.mark.parametrize("window", [0, 3])
 def test_sinks(interpreter: Interpreter, window: int) -> None:
     shape = shaped(window=window)

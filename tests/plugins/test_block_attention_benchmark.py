@@ -22,8 +22,6 @@ from dflash_plugins.testing.interpreter import Interpreter
 
 from tests.plugins.conftest import attention_shape
 
-pytestmark = pytest.mark.numeric
-
 torch = pytest.importorskip("torch")
 
 

@@ -25,8 +25,6 @@ from dflash_plugins.testing.guarded import Arrays
 from dflash_plugins.testing.interpreter import Interpreter
 from dflash_plugins.testing.numeric import Array, assert_close, assert_same_bits
 
-pytestmark = pytest.mark.numeric
-
 WRITERS = {"kv_cache_update": update_case, "kv_feature_injection": injection_case}
 EACH = pytest.mark.parametrize("name", WRITERS)
 FLOATS = DType.FLOAT32, DType.FLOAT16, DType.BFLOAT16

@@ -28,8 +28,6 @@ from dflash_trt.graph.functions import read_attention_facts
 from tests.graph.builds import build
 from tests.pairs import PairFactory, TinyPair
 
-pytestmark = pytest.mark.numeric
-
 BLOCK, BATCH = 8, 2
 LAYERS = ["full_attention", "sliding_attention", "full_attention"]
 

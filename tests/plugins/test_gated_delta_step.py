@@ -29,8 +29,6 @@ from tests.covering import exhaustive
 from tests.graph.delta import DeltaStep, FloatArray, Held, Int64Array
 from tests.graph.test_gated_delta import check_cuts
 
-pytestmark = pytest.mark.numeric
-
 SMALL = RecurrentSizes(1, 1, 16, 4)
 NAME = "gated_delta_step"
 

@@ -35,8 +35,6 @@ from dflash_trt.hardware.kernels import (
 from tests.covering import exhaustive
 from tests.plugins.conftest import attention_shape, check_attention
 
-pytestmark = pytest.mark.numeric
-
 LONG = 2 * ONE_LAUNCH
 """Positions of a cache with four splits."""
 

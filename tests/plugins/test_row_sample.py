@@ -16,8 +16,6 @@ from dflash_trt.sampling.noise import draw_gumbel
 from dflash_trt.sampling.params import SamplingParams, pack_sampling
 from tests.covering import exhaustive
 
-pytestmark = pytest.mark.numeric
-
 BFLOAT16 = DType.BFLOAT16.numpy
 
 

@@ -20,8 +20,6 @@ from dflash_plugins.testing.numeric import (
     sum_error,
 )
 
-pytestmark = pytest.mark.numeric
-
 
 def test_the_first_wrong_coordinate_is_named() -> None:
     expected = np.ones((3, 4, 5))

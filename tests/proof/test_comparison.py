@@ -26,8 +26,6 @@ from dflash_trt.runtime.statistics import RequestStatistics, total
 from tests.pairs import PairFactory
 from tests.standins.executor import FakeExecutor
 
-pytestmark = pytest.mark.numeric
-
 
 def make_logits(rows: int, vocab: int, seed: int, scale: float = 4.0) -> np.ndarray:
     values = np.random.default_rng(seed).normal(0, scale, (rows, vocab))

@@ -27,8 +27,6 @@ from dflash_trt.quantization.codecs import (
     quantize_nvfp4,
 )
 
-pytestmark = pytest.mark.numeric
-
 Floats = npt.NDArray[np.float32]
 SOURCES = [torch.float32, torch.bfloat16, torch.float16]
 
@@ -50,6 +48,7 @@ def _amax(values: Floats) -> float:
     return float(np.abs(values).max())
 
 
+@pytest.mark.numeric
 @pytest.mark.parametrize("dtype", SOURCES)
 @pytest.mark.parametrize("scale", [1.0, 1e-3, 300.0])
 def test_fp8_is_the_correctly_rounded_quotient(dtype: torch.dtype, scale: float) -> None:

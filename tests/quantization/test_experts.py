@@ -27,8 +27,6 @@ from tests.quantization.reading import raw, read_json, read_tensors
 from tests.quantization.running import Failing, Stages
 from tests.reference.checkpoints import write_target
 
-pytestmark = pytest.mark.numeric
-
 NVFP4, BF16 = Format.NVFP4, Format.BF16
 MATRICES = [
     f"model.layers.{layer}.mlp.experts.{name}_proj"

@@ -20,8 +20,6 @@ from dflash_trt.quantization.experts import (
     mxfp4_to_nvfp4,
 )
 
-pytestmark = pytest.mark.numeric
-
 BIAS = 127
 
 

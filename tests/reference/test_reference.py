@@ -21,8 +21,6 @@ from .draft import ReferenceDraft
 from .fit import fit_draft
 from .generate import dflash_greedy, greedy, hidden_taps, load_target
 
-pytestmark = pytest.mark.numeric
-
 PROMPT = [3, 1, 4, 1, 5, 9, 2, 6]
 SLIDING: list[Any] = ["sliding_attention", "full_attention"]
 
@@ -120,6 +118,7 @@ def test_dflash_emits_the_greedy_tokens(pair: tuple[Any, ReferenceDraft], block_
     assert len(runs) >= min(3, block_size), "drafts are accepted in runs of several lengths"
 
 
+@pytest.mark.numeric
 @pytest.mark.parametrize("window", [None, 1, 5, 12])
 def test_block_equals_one_written_the_other_way(tmp_path: Path, window: int | None) -> None:
     """Joint K/V from concatenated rows, complex RoPE, SDPA with a bool mask, float64."""

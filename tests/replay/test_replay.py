@@ -149,7 +149,6 @@ QUANTISED: dict[str, Any] = {
 }
 
 
-@pytest.mark.numeric
 @pytest.mark.parametrize("name", VARIANTS)
 def test_features_are_the_tapped_residual_streams(name: str, make_pair: PairFactory) -> None:
     """Hidden states id + 1 of transformers, over more than one chunk of a prompt."""

@@ -18,8 +18,6 @@ from dflash_trt.sampling.noise import draw_gumbel
 from tests.covering import exhaustive
 from tests.sampling.law import exact_law
 
-pytestmark = pytest.mark.numeric
-
 SEEDS = 10_000
 
 

@@ -25,8 +25,6 @@ from dflash_trt.checkpoints.pair import Pair, check_pair
 from dflash_trt.checkpoints.rope import YarnScaling
 from dflash_trt.checkpoints.target import read_target
 
-pytestmark = pytest.mark.numeric
-
 DEMO_PAIR = Path(__file__).parents[3] / "demo_pair"
 TARGET_FILES = {
     "config.json",

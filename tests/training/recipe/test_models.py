@@ -15,8 +15,6 @@ from demo_pair.recipe.settings import TrainingRecipe, small_sizes
 from demo_pair.recipe.target import build_target, continue_rows, deepen
 from demo_pair.recipe.tokenizer import MASK_ID
 
-pytestmark = pytest.mark.numeric
-
 TINY = replace(
     TrainingRecipe(),
     vocab_size=96,
