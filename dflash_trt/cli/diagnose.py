@@ -16,9 +16,10 @@ from dflash_trt.cli.options import (
     TaskOptions,
     bundle_argument,
     json_option,
+    max_tokens_option,
     print_json,
-    sampling_options,
     task_options,
+    temperature_option,
     threads_option,
 )
 from dflash_trt.cli.progress import StageBars
@@ -43,8 +44,8 @@ PROMPTS = 32
 @click.command("diagnose")
 @bundle_argument
 @task_options
-@click.option("--max-tokens", type=click.IntRange(2), default=128)
-@sampling_options
+@max_tokens_option
+@temperature_option
 @click.option(
     "--thinking",
     type=click.Choice(["on", "off"]),

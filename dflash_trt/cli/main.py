@@ -75,8 +75,8 @@ MEANT = {
     "dataset": ("prompts",),
     "cpus": ("threads",),
     "num-threads": ("threads",),
-    "tensor-parallel-size": ("tensor-parallel", "profile"),
-    "tp": ("tensor-parallel", "profile"),
+    "tensor-parallel-size": ("layout", "profile"),
+    "tp": ("layout", "profile"),
     "base-url": ("url",),
     "tau": ("acceptance",),
 }

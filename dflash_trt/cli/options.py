@@ -225,19 +225,18 @@ task_options = option_group(
     limit_option,
     _RAW,
 )
-_SAMPLING = (
-    click.option("--temperature", type=float, default=0.0, help="0 is greedy."),
-    click.option("--top-k", type=int, help="Sample from the k likeliest tokens."),
-    click.option("--top-p", type=float, default=1.0, help="Nucleus mass."),
-)
+_TEMPERATURE = click.option("--temperature", type=float, default=0.0, help="0 is greedy.")
 sampling_options = option_group(
     "sampling",
     SamplingParams,
-    *_SAMPLING,
+    _TEMPERATURE,
+    click.option("--top-k", type=int, help="Sample from the k likeliest tokens."),
+    click.option("--top-p", type=float, default=1.0, help="Nucleus mass."),
     click.option("--seed", type=int, default=0, help="Sampling seed."),
 )
-law_options = option_group("sampling", SamplingParams, *_SAMPLING)
-"""The same where figures are of many answers: another seed would change none of them for good."""
+temperature_option = option_group("sampling", SamplingParams, _TEMPERATURE)
+"""For measurements over many answers: cuts and seeds hardly move their figures."""
+max_tokens_option = click.option("--max-tokens", type=click.IntRange(2), default=128)
 bundle_argument = click.argument("bundle", type=FOLDER)
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 

@@ -15,7 +15,7 @@ from dflash_trt.building.sources import find_source, read_shapes
 from dflash_trt.building.spec import Checkpoints
 from dflash_trt.cli.options import FILE, FOLDER, json_option, parse_numbers, print_json
 from dflash_trt.core.formats import Format
-from dflash_trt.errors import DflashError
+from dflash_trt.errors import DflashError, one_line
 from dflash_trt.hardware.card import Card, choose_card
 from dflash_trt.hardware.gpus import Gpu, gpu_names
 from dflash_trt.memory.caches import KV_ITEM_BYTES
@@ -35,10 +35,10 @@ _COUNT = click.IntRange(1, 1 << 20)
 
 @click.command("plan")
 @click.option(
-    "--target", help="A public pair, as gpt-oss-120b; a YAML file or a folder as for `build`."
+    "--target",
+    required=True,
+    help="A public pair, as gpt-oss-120b; a YAML file or a folder as for `build`.",
 )
-@click.option("--target-checkpoint", type=FOLDER, help="…or a folder with a config.json,")
-@click.option("--draft-checkpoint", type=FOLDER, help="…and its DFlash draft's.")
 @click.option("--gpu", help=f"One of {', '.join(gpu_names())}.  [default: the one that is here]")
 @click.option("--gpus", type=click.IntRange(1, 72), default=1)
 @click.option(
@@ -61,24 +61,14 @@ _COUNT = click.IntRange(1, 1 << 20)
 )
 @click.option(
     "--acceptance",
-    help="τ at the trained block, or what `generate --json`, `sweep` or `diagnose` wrote.  "
-    "[default: published or assumed]",
+    help="τ at the trained block, what `generate --json`, `sweep` or `diagnose` wrote, or a "
+    "workload whose τ is published, as HumanEval.  [default: the first that is published]",
 )
 @click.option(
-    "--workload",
-    metavar="NAME",
-    help="Take the τ published for it, as HumanEval; a wrong name lists all.  "
-    "[default: the first that is published]",
-)
-@click.option("--eagle3-tau", type=float, help="τ of an EAGLE-3 draft.  [default: likewise]")
-@click.option("--tensor-parallel", type=_COUNT, help="Only replicas of so many GPUs.")
-@click.option("--expert-parallel", type=_COUNT, help="…with experts dealt out over so many GPUs.")
-@click.option(
-    "--parameter",
-    "overrides",
-    multiple=True,
-    metavar="NAME=VALUE",
-    help="Replace a calibrated parameter, as layer_overhead_us=25; repeatable.",
+    "--layout",
+    metavar="tpN|epN",
+    help="Only replicas of N GPUs: tp4 by tensors alone, ep4 with experts dealt out.  "
+    "[default: all layouts]",
 )
 @click.option(
     "--measured",
@@ -93,9 +83,7 @@ _COUNT = click.IntRange(1, 1 << 20)
 )
 @json_option
 def command(
-    target: str | None,
-    target_checkpoint: Path | None,
-    draft_checkpoint: Path | None,
+    target: str,
     gpu: str | None,
     gpus: int,
     interactivity: str | None,
@@ -105,11 +93,7 @@ def command(
     precision: str | None,
     kv_dtype: str,
     acceptance: str | None,
-    workload: str | None,
-    eagle3_tau: float | None,
-    tensor_parallel: int | None,
-    expert_parallel: int | None,
-    overrides: tuple[str, ...],
+    layout: str | None,
     measured: Path | None,
     output: Path | None,
     as_json: bool,
@@ -121,8 +105,7 @@ def command(
     No figure of it is measured.
     """
     card, chosen = _find_gpu(gpu)
-    folders = Checkpoints(target_checkpoint=target_checkpoint, draft_checkpoint=draft_checkpoint)
-    pair = _find_pair(target, folders)
+    pair = _find_pair(target)
     if precision is not None:
         pair = replace(pair, target=pair.target.in_format(Format(precision)))
     asked: Sequence[float | None] = [None]
@@ -132,14 +115,10 @@ def command(
         raise DflashError("takes one number", where="--interactivity", usage=True)
     requests = _workload(pair, input_tokens, output_tokens, context)
     stored = read_calibration()
-    calibration = stored.parameters
-    for item in overrides:
-        name, _, value = item.partition("=")
-        calibration = calibration.with_value(name.strip(), _number(value))
-    layouts = _layouts(chosen, gpus, pair, tensor_parallel, expert_parallel)
+    layouts = _layouts(chosen, gpus, pair, layout)
     kv_bytes = 1 if kv_dtype == "fp8" else KV_ITEM_BYTES
-    site = Site(chosen, gpus, layouts, calibration, kv_bytes)
-    decodings = published_decodings(pair, acceptance, eagle3_tau, workload)
+    site = Site(chosen, gpus, layouts, stored.parameters, kv_bytes)
+    decodings = published_decodings(pair, acceptance)
     if output is not None and output.suffix not in (".html", ".png"):
         raise DflashError("must end in .html or .png", where=output, usage=True)
     plan = make_projection(pair, site, requests, asked[0], decodings)
@@ -150,7 +129,7 @@ def command(
     elif measured is not None:
         raise DflashError("is drawn, which needs -o", where="--measured", usage=True)
     # Of a public pair as published it is known what could run it.
-    is_known = target in pair_names() and folders == Checkpoints() and precision is None
+    is_known = target in pair_names() and precision is None
     judged = judge_pair(pair.name, card, gpus) if is_known else None
     if as_json:
         print_json({**_to_json(plan, stored), "runs": judged and asdict(judged)})
@@ -177,14 +156,13 @@ def _find_gpu(name: str | None) -> tuple[Card, Gpu]:
     return card, card.gpu
 
 
-def _find_pair(target: str | None, folders: Checkpoints) -> PairShape:
+def _find_pair(target: str) -> PairShape:
     """The pair by its public name, or from what a build would find."""
-    if target in pair_names() and folders == Checkpoints():
+    if target in pair_names():
         return find_pair(target)
-    config, path = find_config(target, folders)
-    given = folders.target_checkpoint, folders.draft_checkpoint
-    model = find_source(config.target, path, given[0], "--target-checkpoint")
-    draft = find_source(config.draft, path, given[1], "--draft-checkpoint")
+    config, path = find_config(target, Checkpoints())
+    model = find_source(config.target, path, None, "--target")
+    draft = find_source(config.draft, path, None, "--target")
     return replace(read_shapes(model, draft, config, path), name=path.stem)
 
 
@@ -200,30 +178,19 @@ def _workload(pair: PairShape, inputs: int, outputs: int, context: int | None) -
     return Workload(inputs, outputs, reserved)
 
 
-def _number(text: str) -> float:
-    try:
-        return float(text)
-    except ValueError:
-        raise DflashError(
-            f"{text[:40]!r} is not a number", where="--parameter NAME=VALUE", usage=True
-        ) from None
-
-
-def _layouts(
-    gpu: Gpu, gpus: int, pair: PairShape, tensor: int | None, expert: int | None
-) -> tuple[GpuLayout, ...]:
-    """Those asked for; else all that the GPUs and the pair allow."""
+def _layouts(gpu: Gpu, gpus: int, pair: PairShape, asked: str | None) -> tuple[GpuLayout, ...]:
+    """The one asked for; else all that the GPUs and the pair allow."""
     models = [pair.target, pair.draft]
-    if tensor is not None and expert is not None:
-        raise DflashError("give --tensor-parallel or --expert-parallel, not both", usage=True)
-    size = tensor or expert
-    if size is None:
+    if asked is None:
         return possible_layouts(gpu, gpus, models)
-    where = "--tensor-parallel" if tensor else "--expert-parallel"
+    kind, size = asked[:2], int(asked[2:]) if asked[2:].isdecimal() else 0
+    if kind not in ("tp", "ep") or size < 1:
+        what = f"{one_line(asked, 40)!r} is not tpN or epN, as tp4"
+        raise DflashError(what, where="--layout", usage=True)
     if gpus % size or size > gpu.link_gpus:
         what = f"replicas of {size} do not fill {gpus} GPUs of which {gpu.link} joins "
-        raise DflashError(f"{what}{gpu.link_gpus}", where=where, usage=True)
-    layout = GpuLayout(size) if tensor or size == 1 else GpuLayout(size, "data")
+        raise DflashError(f"{what}{gpu.link_gpus}", where="--layout", usage=True)
+    layout = GpuLayout(size) if kind == "tp" or size == 1 else GpuLayout(size, "data")
     layout.check(*models)
     return (layout,)
 

@@ -42,9 +42,10 @@ MODULES_SHOWN = 4
     required=True,
     help="What the linears' weights and inputs become; MXFP4 experts: nvfp4 or bf16.",
 )
-@click.option("--draft", "is_draft", is_flag=True, help="The checkpoint is a DFlash draft.")
 @click.option(
-    "--target-checkpoint", type=FOLDER, help="Folder of a draft's target, which calibration runs."
+    "--target-checkpoint",
+    type=FOLDER,
+    help="The checkpoint is a DFlash draft; this is its target, which calibration runs.",
 )
 @click.option(
     "--calibration",
@@ -58,7 +59,6 @@ MODULES_SHOWN = 4
     help="Leave these modules as they are, as in '*.down_proj'; repeatable.",
 )
 @click.option("--quantize-lm-head", is_flag=True, help="Quantize a target's lm_head too.")
-@click.option("--quantize-fc", is_flag=True, help="Quantize a draft's fc too.")
 @click.option(
     "--kv-scales",
     is_flag=True,
@@ -70,12 +70,10 @@ MODULES_SHOWN = 4
 def command(
     checkpoint: Path,
     precision: str,
-    is_draft: bool,
     target_checkpoint: Path | None,
     calibration: Path | None,
     exclude: tuple[str, ...],
     quantize_lm_head: bool,
-    quantize_fc: bool,
     kv_scales: bool,
     overwrite: bool,
     as_json: bool,
@@ -91,19 +89,12 @@ def command(
     every value is kept where the format can hold it, no texts are needed, and the blocks that had
     to be quantized again are counted.
     """
-    if is_draft != (target_checkpoint is not None):
-        raise DflashError(
-            "--draft and --target-checkpoint belong together",
-            fix="a draft is calibrated with its target; a target alone",
-            usage=True,
-        )
     check_destination(resolved(output), overwrite=overwrite)
-    if not is_draft and has_mxfp4_experts(read_config(checkpoint)):
+    if target_checkpoint is None and has_mxfp4_experts(read_config(checkpoint)):
         given = {
             "--calibration": calibration,
             "--exclude": exclude,
             "--quantize-lm-head": quantize_lm_head,
-            "--quantize-fc": quantize_fc,
             "--kv-scales": kv_scales,
         }
         convert(checkpoint, precision, given, output, overwrite=overwrite, as_json=as_json)
@@ -119,9 +110,7 @@ def command(
         raise DflashError(
             "input scales come from texts", where="--calibration", fix="pass a file", usage=True
         )
-    options = QuantizeOptions(
-        Format(precision), exclude, quantize_lm_head, quantize_fc, kv_scales, overwrite
-    )
+    options = QuantizeOptions(Format(precision), exclude, quantize_lm_head, kv_scales, overwrite)
     with StageBars() as bars:
         bars.stage("reading checkpoints", None)
         spec: DecoderSpec

@@ -17,12 +17,13 @@ from dflash_trt.cli.options import (
     bundle_argument,
     drafter_option,
     json_option,
-    law_options,
+    max_tokens_option,
     name_threads,
     parse_counts,
     print_json,
     refuse_given,
     task_options,
+    temperature_option,
     threads_option,
 )
 from dflash_trt.cli.progress import StageBars
@@ -61,8 +62,8 @@ FALLBACKS: dict[str, TargetGraph | None] = {
 @click.command("tune")
 @bundle_argument
 @task_options
-@click.option("--max-tokens", type=click.IntRange(2), default=128)
-@law_options
+@max_tokens_option
+@temperature_option
 @drafter_option
 @click.option(
     "--block-size", "blocks", help="Blocks to try, as 2,4,8.  [default: all up to 8, then fewer]"
@@ -71,16 +72,12 @@ FALLBACKS: dict[str, TargetGraph | None] = {
     "--batch", "batches", help="Batches to time, as 1,4.  [default: powers of two to the limit]"
 )
 @click.option(
-    "--rounds", type=click.IntRange(1), default=5, help="How often every kind of step is timed."
-)
-@click.option(
     "--fallback",
     type=click.Choice(list(FALLBACKS)),
     default="auto",
     help="How to decode without drafts: target keeps the drafter fed, target_only is faster but "
     "holds the target once more.",
 )
-@click.option("--dry-run", is_flag=True, help="Measure and print, write nothing.")
 @click.option("--remove", is_flag=True, help="Take BUNDLE's schedule out of it; measures nothing.")
 @threads_option
 @json_option
@@ -97,9 +94,7 @@ def command(
     drafter: DrafterKind,
     blocks: str | None,
     batches: str | None,
-    rounds: int,
     fallback: str,
-    dry_run: bool,
     remove: bool,
     threads: ThreadChoice,
     as_json: bool,
@@ -113,8 +108,6 @@ def command(
     `package` follow the schedule from then on; `--block-schedule none` turns that off. Each
     drafter has a schedule of its own. No output changes, only speed.
     """
-    if dry_run and output is not None:
-        raise DflashError("writes nothing; drop it or -o", where="--dry-run", usage=True)
     opened = open_bundle(bundle)
     if remove:
         _remove(opened, drafter, context)
@@ -129,7 +122,6 @@ def command(
     options = TuningOptions(
         block_sizes=tuple(sizes),
         batches=tuple(parse_counts(batches, "--batch", 1, most, candidate_batches(most))),
-        rounds=rounds,
         threads=pair.threads,
         prefill_chunk=limits.prefill_chunk,
         eos_token_ids=tuple(manifest.target.eos_token_ids),
@@ -151,17 +143,17 @@ def command(
         fallback=settled,
         drafter=drafter,
     )
-    written = None if dry_run else output or bundle / schedule_name(drafter)
-    if output is not None:
-        write_named(output, encode_schedule(schedule))
-    elif written is not None:
+    written = output or bundle / schedule_name(drafter)
+    if output is None:
         write_schedule(opened, schedule)
+    else:
+        write_named(output, encode_schedule(schedule))
     if as_json:
         print_json(_to_json(schedule, written))
         return
     for line in _describe(schedule, name_threads(manifest, pair.threads)):
         click.echo(line)
-    click.echo("nothing written (--dry-run)" if written is None else f"written to {written}")
+    click.echo(f"written to {written}")
 
 
 def _remove(bundle: Bundle, drafter: DrafterKind, context: click.Context) -> None:
@@ -198,12 +190,12 @@ def predict(schedule: BlockSchedule) -> list[dict[str, Any]]:
     ]
 
 
-def _to_json(schedule: BlockSchedule, written: Path | None) -> dict[str, Any]:
+def _to_json(schedule: BlockSchedule, written: Path) -> dict[str, Any]:
     return {
         "schedule": schedule.to_json(),
         "tokens_per_second": predict(schedule),
         "draft_len_schedule": {str(k): v for k, v in schedule.draft_len_schedule().items()},
-        "written": None if written is None else str(written),
+        "written": str(written),
     }
 
 

@@ -20,12 +20,13 @@ from dflash_trt.cli.options import (
     bundle_argument,
     drafter_option,
     json_option,
-    law_options,
+    max_tokens_option,
     name_threads,
     parse_counts,
     refuse_given,
     show_hint,
     task_options,
+    temperature_option,
     threads_option,
 )
 from dflash_trt.cli.progress import StageBars
@@ -70,14 +71,14 @@ COMPARISON_OPTIONS = {"text_file", "fail_below_agreement", "max_tau_loss"}
 @click.command("verify")
 @bundle_argument
 @task_options
-@click.option("--max-tokens", type=click.IntRange(2), default=128)
+@max_tokens_option
 @click.option(
     "--quick",
     is_flag=True,
     help=f"A first look: {QUICK_PROMPTS} prompts of each set, {QUICK_TOKENS} tokens, one timed "
     "run, unless they are given.",
 )
-@law_options
+@temperature_option
 @click.option(
     "--block-size", "blocks", help="Block sizes to try, as 2,4,8.  [default: the bundle's]"
 )

@@ -52,19 +52,19 @@ class GpuLayout:
                 raise DflashError(
                     f"{ways} GPUs do not divide {layer.heads} attention heads and "
                     f"{layer.kv_heads} KV heads",
-                    where="--tensor-parallel",
+                    where="--layout",
                     usage=True,
                 )
             recurrent = layer.recurrent
             if recurrent is not None and recurrent.key_heads % ways:
                 what = f"{ways} GPUs do not divide {recurrent.key_heads} heads of recurrent layers"
-                raise DflashError(what, where="--tensor-parallel", usage=True)
+                raise DflashError(what, where="--layout", usage=True)
         experts = models[0].experts
         if self.attention == "data" and (experts is None or experts.experts % self.gpus):
             count = "no" if experts is None else f"{experts.experts}"
             raise DflashError(
                 f"{self.gpus} GPUs cannot share {count} experts evenly",
-                where="--expert-parallel",
+                where="--layout",
                 usage=True,
             )
 

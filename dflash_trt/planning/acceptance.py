@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,9 +26,7 @@ class AcceptanceCurve:
     source: str
 
     @staticmethod
-    def of_tau(
-        tau: float, drafts: int, source: str, option: str = "--acceptance"
-    ) -> AcceptanceCurve:
+    def of_tau(tau: float, drafts: int, source: str) -> AcceptanceCurve:
         """The curve that has `tau` with `drafts` positions and the same share at each.
 
         Measured curves are not quite flat: for a draft of block 16 with τ 6.33 on MATH-500 this
@@ -38,7 +37,7 @@ class AcceptanceCurve:
         """
         if not 1 <= tau <= drafts + 1:
             what = f"τ {tau:g} is not between 1 and {drafts + 1} (drafts + bonus)"
-            raise DflashError(what, where=option, usage=True)
+            raise DflashError(what, where="--acceptance", usage=True)
         low, high = 0.0, 1.0
         for _ in range(60):
             middle = (low + high) / 2
@@ -67,12 +66,13 @@ class AcceptanceCurve:
         return total
 
 
-def read_acceptance(given: str, drafts: int) -> AcceptanceCurve:
+def read_acceptance(given: str, drafts: int, workloads: Sequence[str] = ()) -> AcceptanceCurve:
     """`--acceptance`: τ at the trained block as a number, a JSON file, or a folder with one.
 
     The file has shares by position: `conditional` or `conditional_acceptance`, at its top, under
     `acceptance` or under `total`. So write `generate --json`, a run of `sweep` (summary.json) and
-    `diagnose`; their folders will do, of a sweep's the first run that drafted.
+    `diagnose`; their folders will do, of a sweep's the first run that drafted. An error names the
+    `workloads` that would do as well.
 
     Raises:
         DflashError: none of these, or shares outside 0 … 1 (usage).
@@ -80,16 +80,21 @@ def read_acceptance(given: str, drafts: int) -> AcceptanceCurve:
     try:
         tau = float(given)
     except ValueError:
-        return _read_file(Path(given), drafts)
+        path = Path(given)
+        if exists(path):
+            return _read_file(path, drafts)
+        raise DflashError(
+            f"{one_line(given, 80)!r} is neither a number nor a file",
+            where="--acceptance",
+            fix=f"or choose a published workload: {', '.join(workloads)}" if workloads else None,
+            usage=True,
+        ) from None
     return AcceptanceCurve.of_tau(tau, drafts, f"given: τ {tau:g} at block {drafts + 1}")
 
 
 def _read_file(path: Path, drafts: int) -> AcceptanceCurve:
     if path.is_dir():
         return _read_folder(path, drafts)
-    if not exists(path):
-        what = f"{one_line(path, 80)!r} is neither a number nor a file"
-        raise DflashError(what, where="--acceptance", usage=True)
     shares = _find_shares(read_json_object(path, named=True))
     if not shares:
         what = "has no list `conditional` or `conditional_acceptance`"

@@ -6,7 +6,6 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
 from dflash_trt.core.yaml_files import read_yaml
-from dflash_trt.errors import DflashError, nearest, one_line
 
 CALIBRATION_FILE = Path(__file__).with_name("calibration.yaml")
 
@@ -34,23 +33,7 @@ class Calibration:
     def scaled(self, name: str, factor: float) -> Calibration:
         """The same with one parameter multiplied; a fraction never exceeds 1."""
         value = getattr(self, name) * factor
-        return self.with_value(name, min(value, 1.0) if name.endswith("_fraction") else value)
-
-    def with_value(self, name: str, value: float) -> Calibration:
-        """The same with one parameter replaced.
-
-        Raises:
-            DflashError: no such parameter, or a value outside its range.
-        """
-        if name not in PARAMETERS:
-            what = f"no parameter is called {one_line(name, 40)!r}{nearest(name, list(PARAMETERS))}"
-            raise DflashError(what, where="--parameter", usage=True)
-        is_fraction = name.endswith("_fraction")
-        if not (0 < value <= 1 if is_fraction else 0 <= value < 1e6):
-            rule = "above 0, at most 1" if is_fraction else "microseconds, 0 or more"
-            what = f"{name} = {value:g}, but must be {rule}"
-            raise DflashError(what, where="--parameter", usage=True)
-        return replace(self, **{name: value})
+        return replace(self, **{name: min(value, 1.0) if name.endswith("_fraction") else value})
 
 
 PARAMETERS = tuple(field.name for field in fields(Calibration))

@@ -32,9 +32,6 @@ from dflash_trt.errors import DflashError, nearest, one_line
 from dflash_trt.planning.acceptance import AcceptanceCurve, read_acceptance
 from dflash_trt.planning.decoding import DFlash, DraftTree, DSpark, Eagle3, Speculative
 
-USUAL_TREE = 7, 10, 60
-"""EAGLE-3's at batch 1 where no other is published (arXiv 2602.06036)."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PairShape:
@@ -76,7 +73,7 @@ def find_pair(name: str) -> PairShape:
         raise DflashError(
             f"no shapes are known of {one_line(name, 60)!r}{nearest(name, list(known))}",
             where="--target",
-            fix="pass --target-checkpoint and --draft-checkpoint folders with their config.json",
+            fix="pass a folder that holds target/ and draft/, or a YAML file that names both",
             usage=True,
         )
     return known[name]
@@ -151,24 +148,23 @@ def _sizes(decoder: PublishedDecoder) -> DecoderSizes:
     )
 
 
-def published_decodings(
-    pair: PairShape,
-    acceptance: str | None = None,
-    eagle3_tau: float | None = None,
-    workload: str | None = None,
-) -> list[Speculative]:
-    """The pair's own drafter, whose `acceptance` is read, and others whose τ is known there.
+def published_decodings(pair: PairShape, acceptance: str | None = None) -> list[Speculative]:
+    """The pair's own drafter, and others whose τ is published for the same workload.
 
     Args:
-        workload: one of the pair's; the first where none is named.
+        acceptance: what `read_acceptance` takes, or a workload of the pair's, however it is cased
+            and punctuated; the first that is published where it is None.
 
     Raises:
         DflashError: DFlash's τ is neither given nor published, or one is impossible (usage).
     """
     drafts = pair.draft.block_size - 1
-    name = _workload(pair, workload)
+    workloads = {_plain(name): name for name in pair.workloads}
+    name = next(iter(workloads.values()), None)
+    if acceptance is not None and _plain(acceptance) in workloads:
+        name, acceptance = workloads[_plain(acceptance)], None
     if acceptance is not None:
-        curve = read_acceptance(acceptance, drafts)
+        curve = read_acceptance(acceptance, drafts, pair.workloads)
     elif name is not None:
         tau, one = next((x.dflash[name], x) for x in pair.published if name in x.dflash)
         curve = _published(name, tau, one.drafts or drafts, one)
@@ -180,7 +176,7 @@ def published_decodings(
             usage=True,
         )
     found: list[Speculative] = []
-    if (eagle := _eagle3(pair, name, eagle3_tau)) is not None:
+    if (eagle := _eagle3(pair, name)) is not None:
         found.append(eagle)
     own = DSpark if pair.drafter == "DSpark" else DFlash
     found.append(own(pair.target, pair.draft, curve))
@@ -191,33 +187,13 @@ def published_decodings(
     return found
 
 
-def _workload(pair: PairShape, asked: str | None) -> str | None:
-    """The published workload that is meant, however it is cased and punctuated."""
-    known = {_plain(name): name for name in pair.workloads}
-    if asked is None:
-        return next(iter(known.values()), None)
-    if _plain(asked) not in known:
-        raise DflashError(
-            f"no τ of {one_line(asked, 60)!r} is published for {pair.name}",
-            where="--workload",
-            fix=f"choose one of {', '.join(known.values())}" if known else "give --acceptance",
-            usage=True,
-        )
-    return known[_plain(asked)]
-
-
 def _plain(name: str) -> str:
     return "".join(filter(str.isalnum, name.casefold()))
 
 
-def _eagle3(pair: PairShape, workload: str | None, given: float | None) -> Eagle3 | None:
-    """An EAGLE-3 drafter with the τ that is given, or published for `workload`."""
+def _eagle3(pair: PairShape, workload: str | None) -> Eagle3 | None:
+    """An EAGLE-3 drafter with the τ that is published for `workload`."""
     one = next((one for one in pair.published if workload in one.eagle3), None)
-    if given is not None:
-        one = one or next((one for one in pair.published if one.eagle3), None)
-        tree = DraftTree(*(USUAL_TREE if one is None or one.tree is None else one.tree))
-        curve = AcceptanceCurve.of_tau(given, tree.depth, "given", "--eagle3-tau")
-        return Eagle3(pair.target, curve, tree)
     if one is None or one.tree is None or workload is None:
         return None
     tree = DraftTree(*one.tree)

@@ -46,7 +46,6 @@ class QuantizeOptions:
     form: Format
     exclude: tuple[str, ...] = ()
     quantize_lm_head: bool = False
-    quantize_fc: bool = False
     kv_scales: bool = False
     overwrite: bool = False
 
@@ -196,10 +195,7 @@ def _wanted_outside_layers(spec: DecoderSpec, options: QuantizeOptions) -> list[
         if spec.tie_word_embeddings:
             what = "the lm_head is tied to the embedding, which stays in high precision"
             raise _no_such("--quantize-lm-head", what)
-    if options.quantize_fc and isinstance(spec, TargetSpec):
-        raise _no_such("--quantize-fc", "only a draft has fc")
-    asked = {LM_HEAD: options.quantize_lm_head, FC: options.quantize_fc}
-    return [role for role, is_asked in asked.items() if is_asked]
+    return [LM_HEAD] if options.quantize_lm_head else []
 
 
 def _no_such(option: str, what: str) -> DflashError:

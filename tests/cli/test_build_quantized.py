@@ -63,7 +63,7 @@ def _build_in_two(run: Run, config: Path, folder: Path, options: list[str]) -> P
         given = [*options, "--checkpoint", models / role, "--calibration", texts]
         if role == "draft":
             given = [one for one in given if one != "--quantize-lm-head"]
-            given += ["--draft", "--target-checkpoint", models / "target"]
+            given += ["--target-checkpoint", models / "target"]
         run.well("quantize", *given, "-o", folder / role)
         build += [f"--{role}-checkpoint", folder / role]
     run.well(*build, "-o", folder / "bundle")

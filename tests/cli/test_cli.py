@@ -47,7 +47,7 @@ def test_group_help_and_version(run: Run) -> None:
         ("build --drfat-checkpoint x", "Did you mean --draft-checkpoint?"),
         ("generate --model x", "It is the argument BUNDLE."),
         ("generate x --max_new_tokens 3", "Did you mean --max-tokens?"),
-        ("plan --tp 4", "Did you mean --tensor-parallel?"),
+        ("plan --tp 4", "Did you mean --layout?"),
         ("train-draft --zzzz", "'--zzzz' of `train-draft`. --help lists them."),
         ("biuld", "No such command 'biuld' (nearest: 'build')."),
     ],

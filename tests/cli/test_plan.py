@@ -32,7 +32,7 @@ def test_the_whole_answer(run: Run) -> None:
 
 def test_a_pair_of_ones_own(run: Run, tmp_path: Path) -> None:
     demo = data_folder("demo_pair")
-    own = ("plan", "--target-checkpoint", demo / "target", "--draft-checkpoint", demo / "draft")
+    own = ("plan", "--target", demo)
     short = ("--gpu", "rtx-5090", "--interactivity", "500")
     short += ("--input-tokens", "100", "--output-tokens", "100")
     curve = tmp_path / "acceptance.json"
@@ -163,16 +163,16 @@ def test_acceptance_is_what_other_commands_write(run: Run, bundle: Path, tmp_pat
 
 def test_a_workload_has_its_own_acceptance(run: Run) -> None:
     """Three drafters of one training; one whose τ is not published there is not projected."""
-    plan = run.well(*QWEN, "--workload", "humaneval, T=1", "--json").json
+    plan = run.well(*QWEN, "--acceptance", "humaneval, T=1", "--json").json
     known = {kind: one["tau"] for kind, one in plan["most_interactive"].items()}
     known.pop("autoregressive")
     assert known == pytest.approx({"EAGLE-3": 4.33, "DFlash": 4.64, "DSpark": 5.52})
     steps = {kind: one["step_seconds"] for kind, one in plan["most_interactive"].items()}
     markov = sum(steps["DSpark"].values()) / sum(steps["DFlash"].values())
     assert 1 < markov < 1.05
-    plan = run.well(*ASKED, "500", "--gpus", "8", "--workload", "math500", "--json").json
+    plan = run.well(*ASKED, "500", "--gpus", "8", "--acceptance", "math500", "--json").json
     assert set(plan["answers"]) == {"autoregressive", "DFlash"}
-    run(*QWEN, "--workload", "chat").fails(2, "no τ of 'chat'", "choose one of average, GSM8K")
+    run(*QWEN, "--acceptance", "chat").fails(2, "'chat' is neither", "workload: average, GSM8K")
 
 
 def test_narrow_caches_hold_more_users(run: Run) -> None:

@@ -20,7 +20,7 @@ from tests.cli.conftest import Run
 from tests.runtime.schedules import invent_measurements
 
 # The pair's drafts are right once a step after "a", and never after "0": see bigram.py.
-QUICK = ["--max-tokens", "60", "--block-size", "2,4", "--batch", "1,4", "--rounds", "1"]
+QUICK = ["--max-tokens", "60", "--block-size", "2,4", "--batch", "1,4"]
 PROMPTS = """{"prompt": "a"}
 {"prompt": "bb"}
 """
@@ -76,13 +76,13 @@ def test_what_it_measures_and_writes(run: Run, tuned: Path) -> None:
 
 
 def test_the_table(run: Run, mine: Path, quick: list[str]) -> None:
-    shown = run.well("tune", mine, *quick, "--dry-run")
+    shown = run.well("tune", mine, *quick)
     head, *rows = shown.out.splitlines()[2:5]
     assert head.split() == ["batch", "target_only", "fed", "block", "2", "block", "4"]
     assert [row.split()[0] for row in rows] == ["1", "4"]
     assert all(row.count("*") == 1 and len(row) == len(head) for row in rows)
     assert "schedule: " in shown.out and "TensorRT-LLM: " in shown.out
-    assert shown.out.splitlines()[-1] == "nothing written (--dry-run)"
+    assert shown.out.splitlines()[-1] == f"written to {mine / SCHEDULE_NAME}"
 
 
 def test_json_and_a_file_of_its_own(
@@ -103,7 +103,8 @@ def test_sets_of_prompts(run: Run, bundle: Path, tmp_path: Path) -> None:
     (tmp_path / "letters.jsonl").write_text('{"prompt": "a"}\n')
     (tmp_path / "digits.jsonl").write_text('{"prompt": "0"}\n{"prompt": "1"}\n')
     sets = [f"--prompts={tmp_path}/letters.jsonl", f"--prompts={tmp_path}/digits.jsonl"]
-    shown = run.well("tune", bundle, *QUICK, *sets, "--dry-run").out.splitlines()
+    elsewhere = ["-o", tmp_path / "schedule.json"]
+    shown = run.well("tune", bundle, *QUICK, *sets, *elsewhere).out.splitlines()
     assert shown[0].startswith("acceptance length by block (3 prompts): 1.2")
     assert shown[1:3] == [
         "  letters (1): 1.97 at 2, 1.97 at 4",
@@ -112,7 +113,7 @@ def test_sets_of_prompts(run: Run, bundle: Path, tmp_path: Path) -> None:
     assert [line for line in shown if line.startswith("looping: ")] == [
         "looping: 3 answers, which may inflate the figures above; alone: 1.20 at 2, 1.20 at 4"
     ]
-    measured = run.well("tune", bundle, *QUICK, *sets, "--dry-run", "--json").json["schedule"][
+    measured = run.well("tune", bundle, *QUICK, *sets, *elsewhere, "--json").json["schedule"][
         "measured"
     ]
     assert [(one["name"], one["answers"]) for one in measured["sets"]] == [

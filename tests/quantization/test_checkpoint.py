@@ -158,16 +158,13 @@ def test_fused_linears_share_scales(draft: DraftSpec, tmp_path: Path, algorithm:
             assert tensors[f"{module}.input_scale"] == inputs / (448 if algorithm is FP8 else 2688)
 
 
-def test_a_draft_keeps_fc_unless_asked(draft: DraftSpec, tmp_path: Path) -> None:
+def test_a_draft_keeps_fc(draft: DraftSpec, tmp_path: Path) -> None:
     quantize(draft, tmp_path / "plain")
     # ModelOpt's own export of drafts has neither: no method, and the base model's module names.
     stated = read_json(tmp_path / "plain" / "config.json")["quantization_config"]
     assert stated["quant_method"] == "modelopt" and stated["ignore"] == ["fc"]
     assert "layers.0.self_attn.q_proj.weight_scale" in read_tensors(tmp_path / "plain")
     assert read_tensors(tmp_path / "plain")["fc.weight"].dtype is torch.float32
-    written = quantize(draft, tmp_path / "asked", quantize_fc=True)
-    assert read_tensors(tmp_path / "asked")["fc.weight"].dtype is torch.uint8
-    assert written.kept == () and "fc" in written.errors
 
 
 def test_a_target_keeps_its_head_unless_asked(target: TargetSpec, tmp_path: Path) -> None:
@@ -188,7 +185,6 @@ def test_refused_options(target: TargetSpec, draft: DraftSpec, tmp_path: Path) -
     for model, options, piece in (
         (target, {"exclude": ("*.mlps.*",)}, r"'\*\.mlps\.\*' matches no linear.*model\.layers\.0"),
         (target, {"exclude": ("*",)}, "nothing is left to quantize"),
-        (target, {"quantize_fc": True}, "--quantize-fc.*only a draft has fc"),
         (draft, {"quantize_lm_head": True}, "a draft borrows the target's lm_head"),
     ):
         with pytest.raises(DflashError, match=piece) as caught:

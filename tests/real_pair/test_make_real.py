@@ -18,7 +18,7 @@ SHORTER = {
     "build": "",
     "generate": "--max-tokens 12",
     "verify": "--limit-prompts 1 --max-tokens 12 --repeats 1",
-    "tune": "--limit-prompts 4 --max-tokens 48 --rounds 1 --block-size 4 --batch 1",
+    "tune": "--limit-prompts 4 --max-tokens 48 --block-size 4 --batch 1",
     "served-demo": "--osl 8 --concurrency 1 --blocks 4 --output-dir",
 }
 """What a step is given beside its own options; the last of an option counts."""
