@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
-
-from markupsafe import Markup
 
 from dflash_perf.extra import require
 from dflash_perf.report.content import Chart
@@ -19,7 +16,7 @@ from dflash_perf.report.style import (
     new_chart,
 )
 from dflash_perf.report.tables import DASH, Table
-from dflash_perf.report.write import templates, to_svg
+from dflash_perf.report.write import render_page
 from dflash_trt.diagnosis.diagnose import Diagnosis
 from dflash_trt.diagnosis.evidence import Evidence
 from dflash_trt.diagnosis.trial import Trial
@@ -29,17 +26,6 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 CHANGES_DRAWN = 16
-
-
-@dataclass(frozen=True, slots=True)
-class DiagnosisContent:
-    """What the page shows, besides its charts."""
-
-    bundle: str
-    diagnosis: Diagnosis
-    summary: str
-    groups: Table | None
-    changes: Table
 
 
 def render_diagnosis(bundle: str, diagnosis: Diagnosis) -> str:
@@ -52,20 +38,18 @@ def render_diagnosis(bundle: str, diagnosis: Diagnosis) -> str:
     evidence = diagnosis.evidence
     base = evidence.base
     low, high = evidence.expected
-    content = DiagnosisContent(
-        bundle=bundle,
-        diagnosis=diagnosis,
-        summary=f"{base.answers} answers, {base.tokens:,} tokens, {base.steps:,} steps; acceptance "
-        f"length {base.acceptance_length or 0:.2f} ({low:.2f} to {high:.2f}), break-even "
-        f"{evidence.break_even:.2f}",
-        groups=_group_table(evidence),
-        changes=_change_table(_changes(evidence)),
-    )
     with chart_style():
-        charts = [_slot_chart(evidence), _change_chart(evidence)]
-        drawings = [(chart, Markup(to_svg(chart))) for chart in charts]
-    page = templates().get_template("diagnosis.html.j2")
-    return page.render(content=content, drawings=drawings)
+        return render_page(
+            "diagnosis.html.j2",
+            [_slot_chart(evidence), _change_chart(evidence)],
+            bundle=bundle,
+            verdict=diagnosis.verdict,
+            summary=f"{base.answers} answers, {base.tokens:,} tokens, {base.steps:,} steps; "
+            f"acceptance length {base.acceptance_length or 0:.2f} ({low:.2f} to {high:.2f}), "
+            f"break-even {evidence.break_even:.2f}",
+            groups=_group_table(evidence),
+            changes=_change_table(_changes(evidence)),
+        )
 
 
 def _changes(evidence: Evidence) -> list[Trial]:
