@@ -34,9 +34,7 @@ class Gpu:
         link_gpus: how many GPUs that link joins.
         node_gpus: how many one machine has.
         source: where the figures are from.
-        sms: multiprocessors. This and the next two are None where no source states them.
-        boost_hz: their highest clock.
-        l2_bytes: of the L2 cache.
+        sms: multiprocessors; None where no source states them.
     """
 
     name: str
@@ -53,8 +51,6 @@ class Gpu:
     node_gpus: int
     source: str
     sms: int | None = None
-    boost_hz: float | None = None
-    l2_bytes: int | None = None
 
     def multiplies(self, form: Format) -> bool:
         """Whether its tensor cores take weights in `form`: of four bits where they have FP4."""
@@ -215,7 +211,5 @@ def _gpu(arch: str, name: str, raw: dict[str, Any]) -> Gpu:
         fp4=tflops.get("fp4"),
         link_bandwidth=raw.pop("link_gb") * 1e9,
         node_gpus=raw.pop("node_gpus", raw["link_gpus"]),
-        boost_hz=raw.pop("boost_ghz") * 1e9 if "boost_ghz" in raw else None,
-        l2_bytes=raw.pop("l2_mb") * 10**6 if "l2_mb" in raw else None,
         **raw,
     )

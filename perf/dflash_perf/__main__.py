@@ -1,19 +1,15 @@
-"""`python -m dflash_perf bench NAME`: runs a benchmark; `--list` says which there are."""
+"""`python -m dflash_perf bench NAME`: runs a benchmark; `--help` says which there are."""
 
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING
 
 import click
 
 from dflash_trt.errors import EXIT_FAILED, EXIT_USAGE, DflashError, nearest, one_line
 
-if TYPE_CHECKING:
-    from dflash_perf.bench.base import Bench
 
-
-def benches() -> dict[str, Bench]:
+def benches() -> dict[str, click.Command]:
     """All benchmarks; imported late, because child processes of a benchmark import this module."""
     from dflash_perf.bench import (  # noqa: F401 - an import declares a module's benchmark
         compare,
@@ -25,14 +21,19 @@ def benches() -> dict[str, Bench]:
         tuned_speed,
         two_checkouts,
     )
-    from dflash_perf.bench.base import DECLARED
+    from dflash_perf.bench.base import BENCHES
 
-    return dict(sorted(DECLARED.items()))
+    return dict(sorted(BENCHES.items()))
 
 
 class _Benches(click.Group):
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(benches())
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Benchmarks"):
+            lines = {name: (one.help or "").partition("\n")[0] for name, one in benches().items()}
+            formatter.write_dl(list(lines.items()))
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command:
         if cmd_name not in benches():
@@ -40,15 +41,7 @@ class _Benches(click.Group):
             raise DflashError(
                 f"no benchmark is called {one_line(cmd_name, 60)!r}{hint}", usage=True
             )
-        return benches()[cmd_name].command()
-
-
-def _show_list(ctx: click.Context, parameter: click.Parameter, asked: bool) -> None:
-    if asked:
-        width = max(map(len, benches()))
-        for name, bench in benches().items():
-            click.echo(f"{name:<{width}}  {bench.description}")
-        ctx.exit()
+        return benches()[cmd_name]
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
@@ -57,14 +50,6 @@ def cli() -> None:
 
 
 @cli.group("bench", cls=_Benches)
-@click.option(
-    "--list",
-    is_flag=True,
-    is_eager=True,
-    expose_value=False,
-    callback=_show_list,
-    help="Say which there are.",
-)
 def _bench() -> None:
     """Runs a benchmark."""
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,7 +12,6 @@ from dflash_plugins.block_attention.benchmark import (
     measure,
     points,
 )
-from dflash_plugins.block_attention.cases import AttentionShape
 from dflash_plugins.block_attention.launch import TACTICS
 from dflash_plugins.operation import Case, DType
 from dflash_plugins.testing.gpu import Call
@@ -27,8 +24,6 @@ torch = pytest.importorskip("torch")
 
 class InterpretingRunner:
     """Stands in for a GPU; every call takes a second."""
-
-    is_quick = False
 
     def __init__(self, interpreter: Interpreter) -> None:
         self.interpreter = interpreter
@@ -92,74 +87,9 @@ def test_pytorch_reads_no_paged_points_which_are_scattered(interpreter: Interpre
     assert sorted(table.flatten().tolist()) == list(range(6))
 
 
-class PagedWrapper:
-    """FlashInfer's wrapper as its documents describe it, sequence by sequence in PyTorch."""
-
-    def __init__(self, workspace: Any, layout: str) -> None:
-        assert workspace.dtype == torch.uint8
-        self._layout = layout
-
-    def plan(self, *given: Any, **options: Any) -> None:
-        names = "queries pages table last query_heads kv_heads head_dim page_size".split()
-        self._plan = dict(zip(names, given, strict=True)) | options
-
-    def run(self, q: Any, caches: Any, k_scale: float = 1.0, v_scale: float = 1.0) -> Any:
-        plan, results = SimpleNamespace(**self._plan), []
-        assert (q.dtype, caches[0].dtype) == (plan.q_data_type, plan.kv_data_type)
-        for one, last in enumerate(plan.last.tolist()):
-            places = plan.table[plan.pages[one] : plan.pages[one + 1]].long()
-            held = (len(places) - 1) * plan.page_size + last
-            k, v = (
-                (
-                    pool.float()[places].transpose(1, 2)
-                    if self._layout == "HND"
-                    else pool.float()[places]
-                )
-                .reshape(-1, plan.kv_heads, plan.head_dim)[:held]
-                .transpose(0, 1)
-                for pool in caches
-            )
-            rows = q[plan.queries[one] : plan.queries[one + 1]].float().transpose(0, 1)
-            at = torch.arange(held - rows.shape[1], held)[:, None] - torch.arange(held)
-            seen = (at >= 0) if plan.causal else torch.ones_like(at, dtype=torch.bool)
-            if plan.window_left >= 0:
-                seen &= at <= plan.window_left
-            attended = torch.nn.functional.scaled_dot_product_attention(
-                rows, k * k_scale, v * v_scale, attn_mask=seen, scale=plan.sm_scale, enable_gqa=True
-            )
-            results.append(attended.transpose(0, 1))
-        return torch.cat(results)
-
-
-@pytest.mark.parametrize(
-    ("shape", "rows"),
-    [
-        (attention_shape(2, 1, page_size=32, cache=DType.FLOAT8), 4),
-        (attention_shape(2, 1, length=128, is_causal=True, window=20), 40),
-    ],
-)
-def test_flashinfer_is_asked_for_the_same(
-    interpreter: Interpreter, monkeypatch: pytest.MonkeyPatch, shape: AttentionShape, rows: int
-) -> None:
-    module = SimpleNamespace(BatchPrefillWithPagedKVCacheWrapper=PagedWrapper)
-    monkeypatch.setitem(sys.modules, "flashinfer", module)
-    point = AttentionPoint("small", shape, 2, 70, rows)
-    runner = InterpretingRunner(interpreter)
-    row = measure(torch, point, runner, "cpu")
-    assert row["failed_rivals"] == {} and row["error"] < 1e-5
-    linear = {"sdpa"} if rows == 40 else set()
-    assert set(row["rival_seconds"]) == {"flashinfer"} | linear
-    runner.is_quick = True
-    row = measure(torch, point, runner, "cpu")
-    assert set(row["rival_seconds"]) == linear, "what is compiled takes minutes"
-
-
 def test_every_pair_cache_layout_context_and_batch_is_measured() -> None:
     found = points()
     assert len({point.name for point in found}) == len(found)
     chunks = [point for point in found if point.is_chunk]
     assert len(chunks) == 4 * 2 * 2 * 3
     assert len(found) - len(chunks) == 3 * 2 * 2 * 4 * 3
-    largest = max(found, key=lambda point: point.allocated_bytes)
-    assert (largest.batch, largest.context) == (64, 131_072)
-    assert 30e9 < largest.required_bytes < largest.allocated_bytes < 40e9

@@ -335,9 +335,9 @@ def test_times_are_beside_those_of_a_copy(
     assert names == ["what is compared"] + [
         f"time of accept, {case} rows" for case in ("1 × 8", "64 × 8", "8 × 8", "64 × 16")
     ]
-    assert "a copy reaches 1,000 GB/s; FlashInfer is left to --long" in outcome.probes[0].detail
+    assert "a copy reaches 1,000 GB/s" in outcome.probes[0].detail
     assert outcome.probes[1].detail == "1,000.0 µs, operation by operation 1,000.0"
-    assert runner.is_quick and outcome.passed is None and gpu.cuda.is_clean
+    assert outcome.passed is None and gpu.cuda.is_clean
 
 
 def test_kernels_stop_when_their_time_is_up(

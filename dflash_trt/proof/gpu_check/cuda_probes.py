@@ -32,7 +32,7 @@ NEEDS_GPU = "--gpu-check is for an NVIDIA GPU; `dflash-trt doctor` says what run
 DRIVER_VERSION = Path("/sys/module/nvidia/version")
 
 RECORDED = (
-    "dflash-trt numpy onnx onnxruntime cuda-python cuda-bindings triton torch flashinfer-python "
+    "dflash-trt numpy onnx onnxruntime cuda-python cuda-bindings triton torch "
     "tensorrt tensorrt-cu13 tensorrt-cu12 tensorrt-rtx tensorrt-rtx-cu13 tensorrt-rtx-cu12"
 ).split()
 

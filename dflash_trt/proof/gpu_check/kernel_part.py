@@ -42,11 +42,9 @@ def measure_kernels(folder: str, setting: Setting) -> Iterator[Probe]:
     torch = load_torch()
     with closing(Device()) as device:
         runner = TorchRunner(torch, _open(device))
-        runner.is_quick = not setting.is_long
         copy = runner.copy_bytes_per_second()
         predict = open_predictor(device, user_cache_file("kernels"))
-        rival = _flashinfer() if setting.is_long else "left to --long"
-        detail = f"a copy reaches {copy / 1e9:,.0f} GB/s; FlashInfer is {rival}"
+        detail = f"a copy reaches {copy / 1e9:,.0f} GB/s"
         yield Probe("what is compared", None, detail, {"copy": copy})
         for row in measure(folder, torch, runner, copy, predict):
             name = f"time of {row['operation']}, {row['case']}"
@@ -73,10 +71,3 @@ def load_torch() -> Any:
     if not torch.cuda.is_available():
         raise PartSkippedError(f"PyTorch {torch.__version__} is not for CUDA")
     return torch
-
-
-def _flashinfer() -> str:
-    try:
-        return f"version {importlib.import_module('flashinfer').__version__}"
-    except Exception as error:  # it may not load beside another CUDA
-        return f"no rival: {one_line(error, 80)}"

@@ -39,82 +39,47 @@ class Work:
 Measure = TypeVar("Measure", bound=Callable[..., Figures | None])
 
 
-@dataclass(frozen=True, slots=True)
-class Bench:
-    """A benchmark. Its name is that of its module, its help the module's docstring.
+BENCHES: dict[str, click.Command] = {}
+"""The commands of the modules imported so far, by name."""
 
-    Args:
-        measure: takes a Work and its own options, prints its findings and returns the figures, or
-            None if it writes its own files. Its signature declares the options: a positional
-            parameter is an argument, and Annotated adds a help text.
-        runs: the default of --runs.
+
+def bench(runs: int = 1) -> Callable[[Measure], Measure]:
+    """Declares a function as a benchmark: a command with its module's name and docstring.
+
+    The function takes a Work and its own options, prints its findings and returns the figures, or
+    None if it writes its own files. Its signature declares the options: a positional parameter is
+    an argument, and Annotated adds a help text. `runs` is the default of --runs.
     """
 
-    measure: Callable[..., Figures | None]
-    runs: int = 1
-
-    @property
-    def name(self) -> str:
-        return self.measure.__module__.rpartition(".")[2].replace("_", "-")
-
-    @property
-    def text(self) -> str:
-        """The help text; its first line is the description."""
-        return sys.modules[self.measure.__module__].__doc__ or ""
-
-    @property
-    def description(self) -> str:
-        return self.text.partition("\n")[0]
-
-    @property
-    def is_recorded(self) -> bool:
-        return get_type_hints(self.measure)["return"] is not NoneType
-
-    @property
-    def options(self) -> list[click.Parameter]:
-        """Its own arguments and options."""
-        hints = get_type_hints(self.measure, include_extras=True)
-        _, *found = inspect.signature(self.measure).parameters.values()
-        return [_to_click(one, hints[one.name]) for one in found]
-
-    def command(self) -> click.Command:
-        """The benchmark as a command."""
-        folder = click.Path(file_okay=False, path_type=Path)
-        runs = partial(click.Option, ["--runs"], type=_KINDS[int], help="How often to measure.")
-        shared: list[click.Parameter] = [
-            runs(default=self.runs, show_default=True),
-            click.Option(["--scratch"], type=folder, help="Where to put its files."),
-        ]
-        if self.is_recorded:
-            shared.append(click.Option(["--output"], type=folder, help="Folder to record it in."))
-        parameters = [*self.options, *shared]
-        return click.Command(self.name, params=parameters, callback=self._run, help=self.text)
-
-    def _run(
-        self, *, runs: int, scratch: Path | None, output: Path | None = None, **options: Any
-    ) -> None:
-        with tempfile.TemporaryDirectory(dir=scratch) as folder:
-            figures = self.measure(Work(Path(folder), runs), **options)
-        if output is not None and figures is not None:
-            plain = {key: _plain(one) for key, one in options.items()}
-            record = {"options": {"runs": runs, **plain}, **figures}
-            arguments = click.get_current_context().obj
-            click.echo(write_record(output, self.name, arguments, record))
-
-
-DECLARED: dict[str, Bench] = {}
-"""Benchmarks of the modules imported so far, by name."""
-
-
-def bench(**settings: Any) -> Callable[[Measure], Measure]:
-    """Declares a function as a benchmark; `settings` are fields of Bench."""
-
     def declare(measure: Measure) -> Measure:
-        found = Bench(measure, **settings)
-        DECLARED[found.name] = found
+        name = measure.__module__.rpartition(".")[2].replace("_", "-")
+        BENCHES[name] = _to_command(name, measure, runs)
         return measure
 
     return declare
+
+
+def _to_command(name: str, measure: Callable[..., Figures | None], runs: int) -> click.Command:
+    hints = get_type_hints(measure, include_extras=True)
+    _, *own = inspect.signature(measure).parameters.values()
+    parameters = [_to_click(one, hints[one.name]) for one in own]
+    folder = click.Path(file_okay=False, path_type=Path)
+    often = partial(click.Option, ["--runs"], type=_KINDS[int], help="How often to measure.")
+    parameters.append(often(default=runs, show_default=True))
+    parameters.append(click.Option(["--scratch"], type=folder, help="Where to put its files."))
+    if hints["return"] is not NoneType:
+        parameters.append(click.Option(["--output"], type=folder, help="Folder to record it in."))
+
+    def run(runs: int, scratch: Path | None, output: Path | None = None, **options: Any) -> None:
+        with tempfile.TemporaryDirectory(dir=scratch) as files:
+            figures = measure(Work(Path(files), runs), **options)
+        if output is not None and figures is not None:
+            plain = {key: _plain(one) for key, one in options.items()}
+            record = {"options": {"runs": runs, **plain}, **figures}
+            click.echo(write_record(output, name, click.get_current_context().obj, record))
+
+    text = sys.modules[measure.__module__].__doc__
+    return click.Command(name, params=parameters, callback=run, help=text)
 
 
 def _plain(value: Any) -> Any:

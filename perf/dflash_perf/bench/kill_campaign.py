@@ -10,31 +10,34 @@ anything else is lost.
 from __future__ import annotations
 
 import asyncio
-import http.client
 import json
 import os
 import signal
 import socket
 import subprocess
 import sys
-import threading
 import time
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field
+from itertools import cycle, islice
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 from urllib.parse import urlsplit
 
 import click
 
 from dflash_perf.bench.base import Figures, Work, bench
+from dflash_perf.extra import require
 from dflash_trt.bundle.bundle import open_bundle
 from dflash_trt.core.machine import allow_more_files
 from dflash_trt.errors import DflashError
 from dflash_trt.serving.client.client import GenerationRequest, ServedModel
 from dflash_trt.serving.server.processes import PROC, find_models, read_state
+
+if TYPE_CHECKING:
+    from aiohttp import ClientSession
 
 PROMPT = "host"
 PATIENCE_S = 120.0
@@ -42,7 +45,7 @@ _POLL_S = 0.02
 # An error's client waits, so that a restart has the machine's cores.
 _PAUSE_S = 0.5
 _CALM_S = 2.0
-_KINDS = ("whole", "streamed")
+_KINDS = ("whole", "streamed", "grpc")
 _PORTS = ("grpc", "http", "metrics", "openai")
 
 
@@ -95,14 +98,6 @@ class ServeProcess:
         pids |= {name: pid for pid, name in find_models(self.server()).items()}
         return {name: round(own_memory(pid) / 2**20, 1) for name, pid in pids.items()}
 
-    def health(self) -> int:
-        connection = http.client.HTTPConnection(self.address, timeout=PATIENCE_S)
-        try:
-            connection.request("GET", "/health")
-            return connection.getresponse().status
-        finally:
-            connection.close()
-
 
 @contextmanager
 def serving(bundle: Path, *arguments: str) -> Iterator[ServeProcess]:
@@ -133,89 +128,66 @@ class Clients:
     lost: list[str] = field(default_factory=list)
     longest_s: float = 0.0
     expected: str = ""
-    stopping: threading.Event = field(default_factory=threading.Event)
+    is_stopping: bool = False
 
-    def ask(self, kind: str) -> str | None:
-        """The text of a request over OpenAI's port; None when it ended with one error.
+    async def health(self) -> int:
+        """The HTTP status of /health."""
+        url = f"http://{self.serve.address}/health"
+        async with _open_session() as session, session.get(url) as answer:
+            return answer.status
+
+    async def ask(self, kind: str) -> str | None:
+        """The text of a request; None when it ended with one error.
 
         Raises:
             Exception: it ended in any other way, or not at all.
         """
+        if kind == "grpc":
+            return await self._ask_grpc()
         body = {"model": self.model, "prompt": PROMPT, "max_tokens": self.max_tokens}
         body |= {"temperature": 0, "stream": kind == "streamed"}
-        connection = http.client.HTTPConnection(self.serve.address, timeout=PATIENCE_S)
-        try:
-            headers = {"Content-Type": "application/json"}
-            connection.request("POST", "/v1/completions", json.dumps(body), headers)
-            with connection.getresponse() as answer:
-                return _read_answer(answer.status, answer.read(), streamed=kind == "streamed")
-        finally:
-            connection.close()
+        url = f"http://{self.serve.address}/v1/completions"
+        async with _open_session() as session, session.post(url, json=body) as answer:
+            return _read_answer(answer.status, await answer.read(), streamed=kind == "streamed")
 
-    async def ask_grpc(self) -> str | None:
-        """Likewise over gRPC."""
+    async def _ask_grpc(self) -> str | None:
         model = ServedModel(urlsplit(self.serve.urls["gRPC"]).netloc)
-        text = ""
+        request = GenerationRequest(prompt=PROMPT, max_tokens=self.max_tokens)
         try:
             async with asyncio.timeout(PATIENCE_S):
-                request = GenerationRequest(prompt=PROMPT, max_tokens=self.max_tokens)
-                async for delta in model.stream(request):
-                    text += delta.text
+                return "".join([delta.text async for delta in model.stream(request)])
         except DflashError:
             return None
         finally:
             await model.close()
-        return text
 
-    @contextmanager
-    def running(self, count: int) -> Iterator[None]:
-        """`count` clients, a third of them in each of three ways."""
-        self.expected = self.ask("whole") or ""
-        over_grpc, over_http = count // 3, count - count // 3
-        threads = [
-            threading.Thread(target=self._run, args=[_KINDS[number % 2]], daemon=True)
-            for number in range(over_http)
-        ]
-        # All calls of gRPC's asynchronous client belong to one loop.
-        threads.append(threading.Thread(target=asyncio.run, args=[self._run_grpc(over_grpc)]))
-        for thread in threads:
-            thread.start()
+    @asynccontextmanager
+    async def running(self, count: int) -> AsyncIterator[None]:
+        """`count` clients, a third of them of each kind."""
+        self.expected = await self.ask("whole") or ""
+        tasks = [asyncio.create_task(self._run(kind)) for kind in islice(cycle(_KINDS), count)]
         try:
             yield
         finally:
-            self.stopping.set()
-            for thread in threads:
-                thread.join(PATIENCE_S)
+            self.is_stopping = True
+            await asyncio.wait(tasks, timeout=PATIENCE_S)
 
-    def _run(self, kind: str) -> None:
-        while not self.stopping.is_set():
+    async def _run(self, kind: str) -> None:
+        while not self.is_stopping:
             began, what = time.monotonic(), None
             try:
-                text = self.ask(kind)
+                text = await self.ask(kind)
             except Exception as error:
                 text, what = None, repr(error)
             if not self._record(kind, began, text, what):
-                self.stopping.wait(_PAUSE_S)
-
-    async def _run_grpc(self, count: int) -> None:
-        async def run() -> None:
-            while not self.stopping.is_set():
-                began, what = time.monotonic(), None
-                try:
-                    text = await self.ask_grpc()
-                except Exception as error:
-                    text, what = None, repr(error)
-                if not self._record("grpc", began, text, what):
-                    await asyncio.sleep(_PAUSE_S)
-
-        await asyncio.gather(*(run() for _ in range(count)))
+                await asyncio.sleep(_PAUSE_S)
 
     def _record(self, kind: str, began: float, text: str | None, what: str | None) -> bool:
         """Counts a request; whether it was answered right. `what` is how it was lost."""
         if text not in (None, self.expected):
             what = f"another text: {text!r:.200}"
         outcome = "right" if text == self.expected else "error"
-        if what is not None and self.stopping.is_set():
+        if what is not None and self.is_stopping:
             outcome = "cut off by the death of serve"  # nobody is there to tell it
         elif what is not None:
             outcome = "lost"
@@ -223,6 +195,12 @@ class Clients:
         self.longest_s = max(self.longest_s, time.monotonic() - began)
         self.outcomes[f"{kind} {outcome}"] += 1
         return outcome == "right"
+
+
+def _open_session() -> ClientSession:
+    import aiohttp
+
+    return aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=PATIENCE_S))
 
 
 def _read_answer(status: int, content: bytes, *, streamed: bool) -> str | None:
@@ -245,21 +223,21 @@ def _read_answer(status: int, content: bytes, *, streamed: bool) -> str | None:
     return "".join(one["choices"][0]["text"] for one in parsed if one["choices"])
 
 
-def strike(serve: ServeProcess, clients: Clients, name: str, number: signal.Signals) -> Figures:
+async def strike(clients: Clients, name: str, number: signal.Signals) -> Figures:
     """Sends the signal; seconds until health is honest, and until a request is answered right."""
-    os.kill(serve.find(name), number)
+    os.kill(clients.serve.find(name), number)
     struck = time.monotonic()
     told_s: float | None = None
     while time.monotonic() - struck < PATIENCE_S:
-        if serve.health() != 200:
+        if await clients.health() != 200:
             told_s = told_s or time.monotonic() - struck
-        elif told_s is not None and clients.ask("whole") == clients.expected:
+        elif told_s is not None and await clients.ask("whole") == clients.expected:
             return {"told_s": round(told_s, 3), "back_s": round(time.monotonic() - struck, 3)}
-        time.sleep(_POLL_S)
+        await asyncio.sleep(_POLL_S)
     return {"told_s": told_s, "back_s": None}
 
 
-def kill_serve(serve: ServeProcess) -> float:
+async def kill_serve(serve: ServeProcess) -> float:
     """SIGKILL to `serve`; seconds until its processes, ports and shared memory are gone."""
     server = serve.server()
     pids = [*serve.children(), *find_models(server)]
@@ -272,7 +250,7 @@ def kill_serve(serve: ServeProcess) -> float:
         left = any(Path("/dev/shm").glob(f"{name}*"))
         if not alive and not left and all(map(_is_free, serve.urls.values())):
             break
-        time.sleep(_POLL_S)
+        await asyncio.sleep(_POLL_S)
     return round(time.monotonic() - struck, 3)
 
 
@@ -297,32 +275,39 @@ def measure(
     stops: Annotated[int, "Runs that stop processes too."] = 3,
     max_tokens: int = 64,
 ) -> Figures:
+    require("the kill campaign", "aiohttp")
     allow_more_files()
     manifest = open_bundle(bundle).manifest
+    return asyncio.run(_campaign(bundle, manifest.name, work.runs, clients, stops, max_tokens))
+
+
+async def _campaign(
+    bundle: Path, name: str, runs: int, clients: int, stops: int, max_tokens: int
+) -> Figures:
     blows: dict[str, list[Figures]] = {}
     memory: list[Figures] = []
     loads: list[Clients] = []
     gone = []
-    for serve_number in range(work.runs):
+    for serve_number in range(runs):
         with serving(bundle, "--max-restarts", "1000") as serve:
-            load = Clients(serve, manifest.name, max_tokens)
+            load = Clients(serve, name, max_tokens)
             loads.append(load)
-            with load.running(clients):
-                for run in range(0 if serve_number else work.runs):
-                    _strike_all(serve, load, blows, stop=run < stops)
-                    time.sleep(_CALM_S)
+            async with load.running(clients):
+                for run in range(0 if serve_number else runs):
+                    await _strike_all(load, blows, stop=run < stops)
+                    await asyncio.sleep(_CALM_S)
                     memory.append(serve.memory())
                     click.echo(f"MiB: {memory[-1]}")
                 os.kill(serve.find("guard"), signal.SIGKILL)  # which another replaces
-                time.sleep(1.0)
-                load.stopping.set()
-                gone.append(kill_serve(serve))
+                await asyncio.sleep(1.0)
+                load.is_stopping = True
+                gone.append(await kill_serve(serve))
                 click.echo(f"serve SIGKILL: all is gone after {gone[-1]} s")
     lost = [one for load in loads for one in load.lost]
     outcomes = sum((load.outcomes for load in loads), Counter[str]())
     click.echo(f"{dict(outcomes)}; lost: {lost[:5]}")
     return {
-        "pair": manifest.name,
+        "pair": name,
         "blows": blows,
         "memory_mib": memory,
         "serve_gone_s": gone,
@@ -332,13 +317,11 @@ def measure(
     }
 
 
-def _strike_all(
-    serve: ServeProcess, load: Clients, blows: dict[str, list[Figures]], *, stop: bool
-) -> None:
+async def _strike_all(load: Clients, blows: dict[str, list[Figures]], *, stop: bool) -> None:
     """Kills each process of the server in turn; stops each, too."""
     for name in ("server", "tensorrt_llm", "ensemble"):
         for number in (signal.SIGKILL, signal.SIGSTOP) if stop else (signal.SIGKILL,):
-            time.sleep(_CALM_S)  # something is in flight
-            blow = strike(serve, load, name, number)
+            await asyncio.sleep(_CALM_S)  # something is in flight
+            blow = await strike(load, name, number)
             blows.setdefault(f"{name} {number.name}", []).append(blow)
             click.echo(f"{name} {number.name}: {blow}")

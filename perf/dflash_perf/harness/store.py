@@ -2,7 +2,7 @@
 
 sweep.json                          what is measured, with machine and versions
 runs/NAME/c16-r0/requests.jsonl     one line per request
-runs/NAME/c16-r0/summary.json, .csv the run's figures
+runs/NAME/c16-r0/summary.json       the run's figures
 points.json, points.csv             all points, rewritten after every run
 """
 
@@ -18,7 +18,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from dflash_perf.harness.columns import points_csv, run_csv
+from dflash_perf.harness.columns import points_csv
 from dflash_perf.harness.config import SweepConfig, to_slug
 from dflash_perf.harness.points import RunPlan, RunSummary, SweepPoint, group
 from dflash_perf.harness.records import RequestRecord, RunRecord
@@ -90,7 +90,6 @@ class ResultStore:
         partial.mkdir(parents=True)
         lines = (json.dumps(one.to_json(), separators=(",", ":")) for one in run.requests)
         _write(partial / "requests.jsonl", "".join(f"{line}\n" for line in lines))
-        _write(partial / "summary.csv", run_csv(run, summary))
         _write(partial / "summary.json", _to_json(summary.to_json()))
         partial.rename(folder)
         self._write_points()

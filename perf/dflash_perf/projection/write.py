@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from markupsafe import Markup
-
 from dflash_perf.extra import require
 from dflash_perf.harness.answers import throughput_unit
 from dflash_perf.harness.points import SweepPoint
@@ -13,7 +11,7 @@ from dflash_perf.harness.store import ResultStore
 from dflash_perf.projection.chart import draw_plan
 from dflash_perf.projection.tables import UNIT, describe, plan_headline, plan_title, sections
 from dflash_perf.report.style import chart_style
-from dflash_perf.report.write import save_png, templates, to_svg
+from dflash_perf.report.write import render_page, save_png
 from dflash_trt.errors import DflashError
 from dflash_trt.planning.calibration import StoredCalibration
 from dflash_trt.planning.projection import Projection
@@ -40,17 +38,16 @@ def write_plan(
         if output.suffix == ".png":
             save_png(chart, output)
             return
-        drawing = Markup(to_svg(chart))
-    page = templates(_TEMPLATES).get_template("plan.html.j2")
-    text = page.render(
-        title=plan_title(plan),
-        headline=plan_headline(plan),
-        lines=describe(plan),
-        measured=bool(points),
-        chart=chart,
-        drawing=drawing,
-        sections=sections(plan, stored),
-    )
+        text = render_page(
+            "plan.html.j2",
+            [chart],
+            _TEMPLATES,
+            title=plan_title(plan),
+            headline=plan_headline(plan),
+            lines=describe(plan),
+            measured=bool(points),
+            sections=sections(plan, stored),
+        )
     output.write_text(text, encoding="utf-8")
 
 

@@ -3,30 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-
-from markupsafe import Markup
 
 from dflash_perf.extra import require
 from dflash_perf.report.content import Chart
 from dflash_perf.report.style import COLOURS, chart_style, label_lines, new_chart
 from dflash_perf.report.tables import DASH, Table
-from dflash_perf.report.write import templates, to_svg
+from dflash_perf.report.write import render_page
 from dflash_trt.diagnosis.diagnose import Diagnosis
 from dflash_trt.diagnosis.evidence import Evidence
 from dflash_trt.diagnosis.trial import Trial
 from dflash_trt.diagnosis.verdict import show_gain
-
-
-@dataclass(frozen=True, slots=True)
-class DiagnosisContent:
-    """What the page shows, besides its chart."""
-
-    bundle: str
-    diagnosis: Diagnosis
-    summary: str
-    groups: Table | None
-    changes: Table
 
 
 def render_diagnosis(bundle: str, diagnosis: Diagnosis) -> str:
@@ -39,20 +25,18 @@ def render_diagnosis(bundle: str, diagnosis: Diagnosis) -> str:
     evidence = diagnosis.evidence
     base = evidence.base
     low, high = evidence.expected
-    content = DiagnosisContent(
-        bundle=bundle,
-        diagnosis=diagnosis,
-        summary=f"{base.answers} answers, {base.tokens:,} tokens, {base.steps:,} steps; acceptance "
-        f"length {base.acceptance_length or 0:.2f} ({low:.2f} to {high:.2f}), break-even "
-        f"{evidence.break_even:.2f}",
-        groups=_group_table(evidence),
-        changes=_change_table(evidence.tried),
-    )
     with chart_style():
-        chart = _slot_chart(evidence)
-        drawing = Markup(to_svg(chart))
-    page = templates().get_template("diagnosis.html.j2")
-    return page.render(content=content, chart=chart, drawing=drawing)
+        return render_page(
+            "diagnosis.html.j2",
+            [_slot_chart(evidence)],
+            bundle=bundle,
+            verdict=diagnosis.verdict,
+            summary=f"{base.answers} answers, {base.tokens:,} tokens, {base.steps:,} steps; "
+            f"acceptance length {base.acceptance_length or 0:.2f} ({low:.2f} to {high:.2f}), "
+            f"break-even {evidence.break_even:.2f}",
+            groups=_group_table(evidence),
+            changes=_change_table(evidence.tried),
+        )
 
 
 def _slot_chart(evidence: Evidence) -> Chart:

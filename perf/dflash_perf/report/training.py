@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
-
-from markupsafe import Markup
 
 from dflash_perf.report.content import Chart
 from dflash_perf.report.style import COLOURS, FAINT, INK, chart_style, label_lines, new_chart
 from dflash_perf.report.tables import DASH, Table
-from dflash_perf.report.write import templates, to_svg
+from dflash_perf.report.write import render_page
 from dflash_trt.training.watch import Evaluation, TrainingCurves, best_of
 
 if TYPE_CHECKING:
@@ -21,38 +18,26 @@ SLOT_LINES = 5
 """Measurements whose slots are drawn: the first, the last, and some between."""
 
 
-@dataclass(frozen=True, slots=True)
-class TrainingContent:
-    """What the page shows, besides its charts; a running training's loads itself anew."""
-
-    name: str
-    is_running: bool
-    state: str
-    headline: str
-    table: Table
-
-
 def render_training(name: str, curves: TrainingCurves) -> str:
     """The page of the draft `name`, which loads nothing; there is a measurement."""
     evaluations = curves.evaluations
     best, last = best_of(evaluations), evaluations[-1]
     assert best is not None
     done = f"step {last.step:,} of {curves.steps:,}, epoch {last.epoch:.1f}"
-    content = TrainingContent(
-        name=name,
-        is_running=curves.ended is None,
-        state=f"{done}; " + ("running" if curves.ended is None else f"ended by {curves.ended}"),
-        headline=f"Acceptance length {best.acceptance_length:.2f} on held-out prompts, "
-        f"at step {best.step:,}",
-        table=_table(evaluations, best),
-    )
     with chart_style():
         charts = [_length_chart(evaluations, best), _slot_chart(evaluations)]
         charts += [_set_chart(evaluations)] if len(last.sets) > 1 else []
         charts += [_loss_chart(evaluations)] if any(one.loss for one in evaluations) else []
-        drawings = [(chart, Markup(to_svg(chart))) for chart in charts]
-    page = templates().get_template("training.html.j2")
-    return page.render(content=content, drawings=drawings)
+        return render_page(
+            "training.html.j2",
+            charts,
+            name=name,
+            is_running=curves.ended is None,
+            state=f"{done}; " + ("running" if curves.ended is None else f"ended by {curves.ended}"),
+            headline=f"Acceptance length {best.acceptance_length:.2f} on held-out prompts, "
+            f"at step {best.step:,}",
+            table=_table(evaluations, best),
+        )
 
 
 def _length_chart(evaluations: Sequence[Evaluation], best: Evaluation) -> Chart:

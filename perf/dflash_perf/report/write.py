@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 from jinja2 import Environment, FileSystemLoader
@@ -59,6 +59,12 @@ def to_svg(chart: Chart) -> str:
     svg = re.sub(r'(\bid="|href="#|url\(#)', rf"\g<1>{chart.key}-", svg)
     label = str(Markup.escape(chart.alternative))
     return svg.replace("<svg", f'<svg role="img" aria-label="{label}"', 1).strip()
+
+
+def render_page(template: str, charts: Sequence[Chart], *folders: Path, **values: Any) -> str:
+    """The page of a template in `folders` or here, with its charts' drawings."""
+    drawings = [(chart, Markup(to_svg(chart))) for chart in charts]
+    return templates(*folders).get_template(template).render(drawings=drawings, **values)
 
 
 def save_png(chart: Chart, path: Path) -> Path:

@@ -6,7 +6,6 @@ a batch have the same context. Targets (causal) run prefill chunks. PyTorch allo
 
 from __future__ import annotations
 
-import importlib
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -29,7 +28,6 @@ CHUNK_ROWS, CHUNK_CONTEXTS = 512, (0, 8192, 130_560)
 KV_SCALES = (0.5, 0.25)
 RANDOM_ELEMENTS = 1 << 22
 """Random elements that are drawn once and repeated to fill a cache."""
-FLASHINFER_WORKSPACE = 256 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,14 +67,6 @@ class AttentionPoint:
             seen = [self.context + row + 1 for row in range(self.rows)]
         keys = sum(min(one, shape.window) if shape.window else one for one in seen)
         return 4 * self.batch * shape.query_heads * shape.head_dim * keys
-
-    @property
-    def allocated_bytes(self) -> int:
-        """Bytes of all inputs and outputs, the partial results of the splits included."""
-        specs = dict(self.cases[0].inputs)
-        for case in self.cases:
-            specs |= case.outputs
-        return sum(one.nbytes for one in specs.values())
 
 
 def points() -> list[AttentionPoint]:
@@ -122,13 +112,6 @@ def measure(
     rival_seconds: dict[str, float] = {}
     failed: dict[str, str] = {}
     rivals = alternatives(torch, point, tensors)
-    try:
-        if not runner.is_quick:
-            rivals["flashinfer"] = flashinfer_call(torch, point, tensors)
-    except ImportError:
-        pass  # not installed
-    except Exception as reason:  # it refuses the shape
-        failed["flashinfer"] = one_line(reason)
     for name, rival in rivals.items():
         try:
             expected = rival().float()
@@ -236,53 +219,6 @@ def alternatives(torch: Any, point: AttentionPoint, tensors: Mapping[str, Any]) 
         "sdpa": lambda: scaled_dot_product(q, *kv(), attn_mask=mask, scale=1.0, enable_gqa=True)
     }
     return found if point.is_chunk else found | {"concatenate": concatenate}
-
-
-def flashinfer_call(torch: Any, point: AttentionPoint, tensors: Mapping[str, Any]) -> Call:
-    """FlashInfer's attention of `point`, planned: over its pages, or a page for each linear slot.
-
-    Not run yet. ImportError where FlashInfer is not installed.
-    """
-    flashinfer = importlib.import_module("flashinfer")
-    shape, q, cache = point.shape, tensors["q"], tensors["k_cache"]
-    held = point.context + point.rows
-    size = shape.page_size or shape.length
-    pages = -(-held // size)
-    table = torch.arange(point.batch)[:, None]
-    if shape.page_size is not None:
-        table = tensors["page_table"][:, :pages].cpu()
-
-    def ends(step: int) -> Any:
-        return torch.arange(point.batch + 1, dtype=torch.int32) * step
-
-    workspace = torch.empty(FLASHINFER_WORKSPACE, dtype=torch.uint8, device=q.device)
-    layout = "HND" if shape.page_size is None else "NHD"
-    wrapper = flashinfer.BatchPrefillWithPagedKVCacheWrapper(workspace, layout)
-    wrapper.plan(
-        ends(point.rows),
-        ends(pages),
-        table.reshape(-1).to(torch.int32).to(q.device),
-        torch.full((point.batch,), (held - 1) % size + 1, dtype=torch.int32),
-        shape.query_heads,
-        shape.kv_heads,
-        shape.head_dim,
-        size,
-        causal=shape.is_causal,
-        sm_scale=1.0,
-        window_left=shape.window - 1 if shape.window else -1,
-        q_data_type=q.dtype,
-        kv_data_type=cache.dtype,
-    )
-    rows = q.transpose(1, 2).reshape(-1, shape.query_heads, shape.head_dim)
-    scales = {}
-    if cache.dtype != q.dtype:
-        scales = {"k_scale": KV_SCALES[0], "v_scale": KV_SCALES[1]}
-
-    def attend() -> Any:
-        attended = wrapper.run(rows, (cache, tensors["v_cache"]), **scales)
-        return attended.view(point.batch, point.rows, *attended.shape[1:]).transpose(1, 2)
-
-    return attend
 
 
 def _mask(torch: Any, point: AttentionPoint, device: Any) -> Any:

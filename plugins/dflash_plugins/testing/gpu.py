@@ -146,12 +146,7 @@ class GpuRunner:
 
 
 class TorchRunner:
-    """Launches cases over PyTorch tensors and times work on PyTorch's current stream.
-
-    `is_quick` asks benchmarks to leave out rivals that nvcc compiles when they are first called.
-    """
-
-    is_quick = False
+    """Launches cases over PyTorch tensors and times work on PyTorch's current stream."""
 
     def __init__(self, torch: Any, launcher: KernelLauncher) -> None:
         self._torch, self._launcher = torch, launcher
