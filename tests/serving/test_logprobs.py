@@ -46,25 +46,6 @@ def test_a_chats_are_the_runtimes(served: Served, generate: Generate, temperatur
     assert [one.model_dump() for one in streamed] == [one.model_dump() for one in content]
 
 
-def test_a_completions_columns(served: Served, generate: Generate) -> None:
-    own = generate(PROMPT, max_tokens=9, logprobs=2)
-    asked: dict[str, Any] = {"model": "demo", "prompt": PROMPT, "max_tokens": 9}
-    asked |= {"temperature": 0, "logprobs": 2}
-    client = openai_client(served.openai.removesuffix("/v1"))
-    (choice,) = client.completions.create(**asked).choices
-    columns = choice.logprobs
-    assert columns is not None and columns.tokens is not None
-    assert columns.token_logprobs == [one.logprob for one in own.logprobs or ()]
-    assert "".join(columns.tokens) == choice.text
-    ends = np.cumsum([0, *map(len, columns.tokens)]).tolist()
-    assert columns.text_offset == ends[:-1]
-    assert columns.top_logprobs is not None and len(columns.top_logprobs) == 9
-    parts = [one.choices[0].logprobs for one in client.completions.create(**asked, stream=True)]
-    joined = [text for part in parts if part is not None for text in part.tokens or ()]
-    offsets = [at for part in parts if part is not None for at in part.text_offset or ()]
-    assert (joined, offsets) == (columns.tokens, columns.text_offset)
-
-
 def test_an_echo_with_the_prompts(served: Served, generate: Generate) -> None:
     """What evaluation harnesses ask for: the log-probability of a text, token by token."""
     own = generate(PROMPT, max_tokens=2, logprobs=1, prompt_logprobs=1)
@@ -80,6 +61,8 @@ def test_an_echo_with_the_prompts(served: Served, generate: Generate) -> None:
         assert columns.top_logprobs is not None and columns.top_logprobs[0] is None
         for top, one in zip(columns.top_logprobs[1:], scored, strict=True):
             assert max(top.values()) == one.top_logprobs[0]
+        ends = np.cumsum([0, *map(len, columns.tokens)]).tolist()
+        assert columns.text_offset == ends[:-1]
         assert "".join(columns.tokens) == choice.text == PROMPT + (own.text or "")
     texts, parts = ["", ""], [[], []]  # type: ignore[var-annotated]
     for chunk in client.completions.create(**asked, stream=True):

@@ -28,6 +28,7 @@ from dflash_trt.serving.server.heartbeat import (
 )
 from dflash_trt.serving.server.processes import find_models, read_state
 from dflash_trt.serving.server.tritonserver import TritonServerBinary
+from tests.covering import exhaustive
 from tests.serving.client import LLM, ask_grpc, long_fields, read_metrics
 from tests.serving.conftest import Generate
 from tests.serving.served import PROMPTS, Served, fetch
@@ -49,7 +50,7 @@ def _arguments(process: Path) -> bytes:
     return (process / "cmdline").read_bytes().replace(b"\0", b" ")
 
 
-@pytest.mark.parametrize("number", [signal.SIGSTOP, signal.SIGKILL], ids=lambda one: one.name)
+@pytest.mark.parametrize("number", [exhaustive(signal.SIGSTOP), signal.SIGKILL])
 def test_a_lost_model_is_told_and_replaced(
     served: Served, generate: Generate, number: signal.Signals
 ) -> None:
