@@ -17,8 +17,7 @@ from dflash_trt.diagnosis.gain import (
     paired_gain,
 )
 from dflash_trt.diagnosis.trial import Trial
-from dflash_trt.replay.acceptance import RECALL_AT, Acceptance
-from dflash_trt.replay.steps import UNKNOWN, StepTable
+from dflash_trt.replay.acceptance import RECALL_AT, UNKNOWN, Acceptance, StepTable
 
 BREAK_EVEN = 1.5
 """Where nothing was measured. A step with drafts verifies a block and runs the draft besides: on a

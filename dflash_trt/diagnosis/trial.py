@@ -15,7 +15,7 @@ from dflash_trt.diagnosis.changes import Change, list_changes, list_masks
 from dflash_trt.diagnosis.gain import Gain, count, paired_gain
 from dflash_trt.proof.twins import check_twins
 from dflash_trt.replay import Acceptance, Answer, Replay
-from dflash_trt.replay.caches import ContextRows
+from dflash_trt.replay.graphs import ContextRows
 
 SCREENED = 8
 """Answers on which every change is tried; the promising ones are tried on all."""

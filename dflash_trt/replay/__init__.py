@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dflash_trt.replay.acceptance import Acceptance
-from dflash_trt.replay.answer import Answer
+from dflash_trt.replay.acceptance import Acceptance, Answer
 from dflash_trt.replay.edits import Edits
 from dflash_trt.replay.replay import Replay
 

@@ -14,11 +14,9 @@ from dflash_trt.core.limits import Threads, choose_block
 from dflash_trt.core.progress import Progress, SilentProgress
 from dflash_trt.core.validation import check_value
 from dflash_trt.errors import DflashError
-from dflash_trt.replay.acceptance import Acceptance, summarise
-from dflash_trt.replay.answer import Answer, check_answers, check_ids
-from dflash_trt.replay.caches import ContextRows
+from dflash_trt.replay.acceptance import Acceptance, Answer, check_answers, check_ids, summarise
 from dflash_trt.replay.edits import Edits
-from dflash_trt.replay.graphs import ReplayGraphs
+from dflash_trt.replay.graphs import ContextRows, ReplayGraphs
 from dflash_trt.replay.walk import ChainWalk
 
 

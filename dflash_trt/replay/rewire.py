@@ -18,7 +18,8 @@ from dflash_trt.replay.edits import GraphEdit, find_node, has_node, residual_aft
 EVERYTHING = 1 << 30
 """A window that no sequence fills."""
 
-_MASK, _LENGTHS = 3, 5
+_MASK = 3
+"""The input of an attention that is its mask."""
 
 
 def tap_layers(layer_ids: Sequence[int], layers: int) -> GraphEdit:
@@ -29,9 +30,10 @@ def tap_layers(layer_ids: Sequence[int], layers: int) -> GraphEdit:
         if has_node(model, "injection/taps"):
             find_node(model, "injection/taps").input[:] = values
         else:
-            _replace_inputs(
-                model, "injection/", find_node(model, "injection/fc").input[0], values[0]
-            )
+            old = find_node(model, "injection/fc").input[0]
+            for node in model.graph.node:
+                if node.name.startswith("injection/"):
+                    node.input[:] = [values[0] if name == old else name for name in node.input]
 
     return edit
 
@@ -98,7 +100,6 @@ def _set_window(model: onnx.ModelProto, layer: int, window: int, page_size: int 
     at = [one.name for one in model.graph.node].index(name)
     for offset, one in enumerate(nodes):
         model.graph.node.insert(at + offset, one)
-    _add_integers(model, layer, window, page_size)
 
 
 def _mask_nodes(
@@ -111,39 +112,30 @@ def _mask_nodes(
         return helper.make_node(op, inputs, [f"{at}/{name}"], name=f"{at}/{name}", **attributes)
 
     nodes = [
-        node("Shape", [cache_input("draft", "k", layer)], "cache", start=2, end=3)
-        if page_size is None
-        else node("Shape", [PAGE_TABLE], "columns", start=1, end=2)
+        node("Constant", [], "zero", value_int=0),
+        node("Constant", [], "one", value_int=1),
+        node("Constant", [], "size", value_int=window),
+        node("Constant", [], "axes", value_ints=[1, 3]),
     ]
-    length = f"{at}/cache"
-    if page_size is not None:
-        nodes.append(node("Mul", [f"{at}/columns", f"{at}.page_size"], "cache"))
+    if page_size is None:
+        nodes.append(node("Shape", [cache_input("draft", "k", layer)], "cache", start=2, end=3))
+    else:
+        nodes.append(node("Constant", [], "page_size", value_ints=[page_size]))
+        nodes.append(node("Shape", [PAGE_TABLE], "columns", start=1, end=2))
+        nodes.append(node("Mul", [f"{at}/columns", f"{at}/page_size"], "cache"))
     nodes += [
-        node("Squeeze", [length], "length"),
-        node("Range", [f"{at}.zero", f"{at}/length", f"{at}.one"], "keys"),
-        node("Unsqueeze", ["rows/positions", f"{at}.axes"], "queries"),
+        node("Squeeze", [f"{at}/cache"], "length"),
+        node("Range", [f"{at}/zero", f"{at}/length", f"{at}/one"], "keys"),
+        node("Unsqueeze", ["rows/positions", f"{at}/axes"], "queries"),
         node("Sub", [f"{at}/queries", f"{at}/keys"], "offset"),
         node("Abs", [f"{at}/offset"], "distance"),
-        node("Less", [f"{at}/distance", f"{at}.size"], "near"),
+        node("Less", [f"{at}/distance", f"{at}/size"], "near"),
     ]
     if not is_causal:
         return f"{at}/near", nodes
-    nodes.append(node("GreaterOrEqual", [f"{at}/offset", f"{at}.zero"], "past"))
+    nodes.append(node("GreaterOrEqual", [f"{at}/offset", f"{at}/zero"], "past"))
     nodes.append(node("And", [f"{at}/near", f"{at}/past"], "near_past"))
     return f"{at}/near_past", nodes
-
-
-def _add_integers(model: onnx.ModelProto, layer: int, window: int, page_size: int | None) -> None:
-    scalars = {"zero": 0, "one": 1, "size": window}
-    lists = {"axes": [1, 3]} | ({} if page_size is None else {"page_size": [page_size]})
-    for name, value in scalars.items():
-        tensor = helper.make_tensor(f"window.{layer}.{name}", TensorProto.INT64, [], [value])
-        model.graph.initializer.append(tensor)
-    for name, values in lists.items():
-        tensor = helper.make_tensor(
-            f"window.{layer}.{name}", TensorProto.INT64, [len(values)], values
-        )
-        model.graph.initializer.append(tensor)
 
 
 TokenTable = Literal["embedding", "head"]
@@ -201,10 +193,3 @@ def _stored(model: onnx.ModelProto, value: str) -> str:
         if node.op_type == "Cast" and node.output[0] == value:
             return str(node.input[0])
     return value
-
-
-def _replace_inputs(model: onnx.ModelProto, prefix: str, old: str, new: str) -> None:
-    """Nodes below `prefix` read `new` in place of `old`."""
-    for node in model.graph.node:
-        if node.name.startswith(prefix):
-            node.input[:] = [new if name == old else name for name in node.input]

@@ -6,16 +6,14 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
 from dflash_trt.backends.base import FloatArray, Int64Array
 from dflash_trt.core.progress import Progress
-from dflash_trt.replay.answer import Answer
-from dflash_trt.replay.caches import ContextRows, HostCaches
-from dflash_trt.replay.graphs import ReplayGraphs
-from dflash_trt.replay.steps import UNKNOWN, StepRow, StepTable
+from dflash_trt.replay.acceptance import UNKNOWN, Answer, StepTable
+from dflash_trt.replay.graphs import ContextRows, HostCaches, ReplayGraphs
 from dflash_trt.runtime.statistics import RequestStatistics, StatisticsRecorder
 
 Number = TypeVar("Number", int, float)
@@ -64,7 +62,7 @@ class ChainWalk:
         self._graphs, self._answers, self._contexts = graphs, answers, contexts
         self._sequences, self._block_size = sequences, block_size
         self._mask_token_id = mask_token_id
-        self._rows: list[StepRow] = []
+        self._rows: list[dict[str, Any]] = []
 
     def run(self, progress: Progress) -> tuple[StepTable, list[RequestStatistics]]:
         """Every step, and each answer's counts in their order."""
@@ -164,18 +162,18 @@ class ChainWalk:
         emitted = min(verified, known)
         trials, accepted = walker.recorder.record_step(rows, verified, emitted)
         self._rows.append(
-            StepRow(
-                answer=walker.index,
-                position=start,
-                trials=trials,
-                accepted=accepted,
-                emitted=emitted,
-                known=known,
-                draft_ids=_pad(drafts.tolist(), slots, UNKNOWN),
-                token_ids=_pad(follows.tolist(), self._block_size, UNKNOWN),
-                rank=_pad(_ranks(logits[:compared], follows[:compared]), slots, UNKNOWN),
-                probability=_pad(_confidence(logits), slots, 0.0),
-            )
+            {
+                "answer": walker.index,
+                "position": start,
+                "trials": trials,
+                "accepted": accepted,
+                "emitted": emitted,
+                "known": known,
+                "draft_ids": _pad(drafts.tolist(), slots, UNKNOWN),
+                "token_ids": _pad(follows.tolist(), self._block_size, UNKNOWN),
+                "rank": _pad(_ranks(logits[:compared], follows[:compared]), slots, UNKNOWN),
+                "probability": _pad(_confidence(logits), slots, 0.0),
+            }
         )
         walker.anchor += emitted
         return emitted

@@ -19,8 +19,8 @@ from dflash_trt.runtime.statistics import RequestStatistics
 from dflash_trt.sampling.params import SamplingParams
 from dflash_trt.sampling.penalties import Penalties
 from dflash_trt.sampling.rules import TokenRules
+from dflash_trt.text.detokenise import check_stop_ids, check_stop_strings
 from dflash_trt.text.grammar import Follower
-from dflash_trt.text.stops import check_stop_ids, check_stop_strings
 
 FinishReason = Literal["stop", "length", "cancelled"]
 
@@ -45,7 +45,7 @@ class Continuation:
 
     Raises:
         DflashError: a value that no generator could accept, or more to stop at than
-            `text.stops` allows (usage).
+            `text.detokenise` allows (usage).
     """
 
     max_tokens: int | None = None

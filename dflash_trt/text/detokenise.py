@@ -1,8 +1,12 @@
-"""Text of a growing token sequence: whole characters only, nothing lost, cut at stop strings."""
+"""Text of a growing token sequence: whole characters only, nothing lost, cut at stop strings.
+
+Also what such text is made of, and how many stop strings a request may have.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from dataclasses import dataclass
 
 from tokenizers import Tokenizer
 
@@ -10,6 +14,69 @@ from dflash_trt.errors import DflashError
 from dflash_trt.text.tokenizer_calls import decode
 
 UNDECODED = "�"
+
+# Every token of an answer is compared with all stop strings of its request, in the thread that all
+# requests share: what has no limit here slows everybody.
+MAX_STOP_STRINGS = 64
+MAX_STOP_CHARACTERS = 4096
+MAX_STOP_IDS = 256
+
+
+@dataclass(frozen=True, slots=True)
+class CallPiece:
+    """New text of the answer's call number `index`; the one with a `name` begins it.
+
+    `arguments` is text of the JSON object that the model writes, as it writes it.
+    """
+
+    index: int
+    name: str | None = None
+    arguments: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerPiece:
+    """New text of an answer."""
+
+    content: str = ""
+    reasoning: str = ""
+    calls: tuple[CallPiece, ...] = ()
+
+    def __add__(self, other: AnswerPiece) -> AnswerPiece:
+        return AnswerPiece(
+            self.content + other.content,
+            self.reasoning + other.reasoning,
+            self.calls + other.calls,
+        )
+
+
+def check_stop_strings(stop_strings: Sequence[str], where: str = "stop_strings") -> None:
+    """Raises DflashError (usage) for more, or longer, stop strings than a request may have.
+
+    Also for one that is not Unicode: it could never be found.
+    """
+    if len(stop_strings) > MAX_STOP_STRINGS:
+        raise _too_much(where, f"{len(stop_strings):,} stop strings", MAX_STOP_STRINGS)
+    characters = sum(map(len, stop_strings))
+    if characters > MAX_STOP_CHARACTERS:
+        what = f"{characters:,} characters of stop strings"
+        raise _too_much(where, what, MAX_STOP_CHARACTERS)
+    for text in stop_strings:
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            what = f"{text[:40]!a} is not Unicode text at character {error.start}"
+            raise DflashError(what, where=where, usage=True) from error
+
+
+def check_stop_ids(token_ids: Sequence[int], where: str = "stop_token_ids") -> None:
+    """Raises DflashError (usage) for more stop tokens than a request may have."""
+    if len(token_ids) > MAX_STOP_IDS:
+        raise _too_much(where, f"{len(token_ids):,} stop tokens", MAX_STOP_IDS)
+
+
+def _too_much(where: str, what: str, most: int) -> DflashError:
+    return DflashError(f"{what} are more than {most:,}", where=where, fix="send fewer", usage=True)
 
 
 class Detokenizer:

@@ -14,8 +14,7 @@ from collections.abc import Collection, Sequence
 
 from tokenizers import Tokenizer
 
-from dflash_trt.text.answers import AnswerPiece, CallPiece
-from dflash_trt.text.detokenise import TextStream
+from dflash_trt.text.detokenise import AnswerPiece, CallPiece, TextStream
 from dflash_trt.text.tokenizer_calls import decode
 
 START, END, MESSAGE, CHANNEL = "<|start|>", "<|end|>", "<|message|>", "<|channel|>"

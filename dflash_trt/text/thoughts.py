@@ -16,8 +16,7 @@ from typing import Protocol
 
 from tokenizers import Tokenizer
 
-from dflash_trt.text.answers import AnswerPiece
-from dflash_trt.text.detokenise import TextStream
+from dflash_trt.text.detokenise import AnswerPiece, TextStream
 from dflash_trt.text.harmony import HarmonyFormat
 from dflash_trt.text.tokenizer_calls import decode
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from dflash_trt.core.strict_json import parse_json
 from dflash_trt.errors import DflashError
-from dflash_trt.text.answers import AnswerPiece, CallPiece
+from dflash_trt.text.detokenise import AnswerPiece, CallPiece
 
 _STRING = re.compile(r'\s*"((?:[^"\\]|\\.)*)"')
 _ARGUMENTS = ('"arguments"', '"parameters"')

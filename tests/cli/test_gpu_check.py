@@ -20,7 +20,7 @@ from dflash_trt.proof.gpu_check.record import (
     PartSkippedError,
     Probe,
 )
-from dflash_trt.proof.gpu_check.runner import PartInterruptedError, PartWork, Setting, run_here
+from dflash_trt.proof.gpu_check.runner import PartWork, Setting, run_here
 from tests.cli.conftest import Run
 
 pytest.importorskip("cuda.bindings", reason="the rtx extra is not installed")
@@ -146,7 +146,7 @@ def test_ctrl_c_keeps_what_was_found(
         outcome = run_here(work, setting)
         if bench.runs[-1:] == ["kernels: accept"]:
             outcome.status, outcome.reason = "interrupted", "it had run 0 s"
-            raise PartInterruptedError(outcome, KeyboardInterrupt())
+            outcome.stop = KeyboardInterrupt()
         return outcome
 
     monkeypatch.setattr(check, "run_in_child", interrupted)
@@ -158,7 +158,7 @@ def test_ctrl_c_keeps_what_was_found(
     def interrupted_at_once(work: PartWork, setting: Setting) -> PartOutcome:
         if setting.ends - time.monotonic() > 40:
             return run_here(work, setting)  # the machine, which has a minute
-        raise PartInterruptedError(PartOutcome("interrupted"), KeyboardInterrupt())
+        return PartOutcome("interrupted", stop=KeyboardInterrupt())
 
     monkeypatch.setattr(check, "run_in_child", interrupted_at_once)
     run("doctor", "--gpu-check", "-o", tmp_path)

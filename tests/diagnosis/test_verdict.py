@@ -19,9 +19,7 @@ from dflash_trt.diagnosis.evidence import (
 from dflash_trt.diagnosis.gain import Gain
 from dflash_trt.diagnosis.trial import Trial
 from dflash_trt.diagnosis.verdict import VerdictKind, judge
-from dflash_trt.replay.acceptance import Acceptance, summarise
-from dflash_trt.replay.answer import Answer
-from dflash_trt.replay.steps import UNKNOWN, StepRow, StepTable
+from dflash_trt.replay.acceptance import UNKNOWN, Acceptance, Answer, StepTable, summarise
 from dflash_trt.runtime.statistics import StatisticsRecorder
 
 S = 5
@@ -47,20 +45,19 @@ def made_up(
                 for slot in range(S - 1)
             ]
             rank = [0 if slot < accepted else max(ranks[slot], 1) for slot in range(S - 1)]
-            known = 100
             rows.append(
-                StepRow(
-                    number,
-                    position,
-                    trials,
-                    accepted,
-                    accepted + 1,
-                    known,
-                    drafts,
-                    tokens,
-                    rank,
-                    [0.5] * (S - 1),
-                )
+                {
+                    "answer": number,
+                    "position": position,
+                    "trials": trials,
+                    "accepted": accepted,
+                    "emitted": accepted + 1,
+                    "known": 100,
+                    "draft_ids": drafts,
+                    "token_ids": tokens,
+                    "rank": rank,
+                    "probability": [0.5] * (S - 1),
+                }
             )
             position += accepted + 1
         name = "first" if number < ANSWERS // 2 else "second"

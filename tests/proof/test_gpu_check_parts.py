@@ -25,13 +25,13 @@ from dflash_trt.errors import DflashError
 from dflash_trt.graph.form import CacheDtype, Precision
 from dflash_trt.hardware.device import Device
 from dflash_trt.proof.gpu_check import (
-    cache_probes,
     engine_part,
     executor_probes,
     kernel_part,
     random_pairs,
     shape_probes,
 )
+from dflash_trt.proof.gpu_check.cache_probes import IN_PLACE, NEIGHBOURS
 from dflash_trt.proof.gpu_check.contracts import CONTRACTS, KERNELS, judge_contracts
 from dflash_trt.proof.gpu_check.cuda_probes import check_cuda
 from dflash_trt.proof.gpu_check.random_pairs import PAIRS, RandomPair
@@ -48,6 +48,9 @@ from tests.standins.stub_builder import FullBuilder, StubBuilder
 from tests.standins.stub_builder import real as tensorrt_rtx
 from tests.standins.tensorrt import FakeTensorRt
 
+DIRTY = "what an earlier owner left in a page is not seen"
+CHANGING, DRIFT = "calls of changing shape give the CPU's logits", "changes of shape keep no memory"
+DRAFTS, OWN_LENGTH = "drafts are mostly the CPU's", "causality counts from each row's own length"
 LINEAR = RandomPair(1, "window", 64, False, CacheDtype.COMPUTE, 1, 4, 64)
 PAGED = RandomPair(2, "window", 64, True, CacheDtype.COMPUTE, 1, 4, 64)
 
@@ -136,10 +139,10 @@ def test_the_stand_ins_hold_every_contract(
     # The bounds are for bfloat16, whose steps are eight times as wide as those of float16 here.
     for outcome in list(parts.values())[2:]:
         found = {one.name: one.figures for one in outcome.probes}
-        rows = found[cache_probes.IN_PLACE]
+        rows = found[IN_PLACE]
         assert 8 * max(rows["relative_errors"].values()) < rows["bound"] / 4
-        assert 8 * found[shape_probes.CHANGING]["worst"] < found[shape_probes.CHANGING]["bound"] / 4
-        assert 1 - found[shape_probes.DRAFTS]["same"] < (1 - shape_probes.DRAFTS_AGREE) / 4
+        assert 8 * found[CHANGING]["worst"] < found[CHANGING]["bound"] / 4
+        assert 1 - found[DRAFTS]["same"] < (1 - shape_probes.DRAFTS_AGREE) / 4
 
 
 @pytest.mark.exhaustive
@@ -248,24 +251,24 @@ def _refuse_capture(device: Any) -> int:
 @pytest.mark.parametrize(
     ("damage", "names", "shape"),
     [
-        (_elsewhere, {cache_probes.IN_PLACE}, LINEAR),
-        (_forward(_astray), {cache_probes.NEIGHBOURS}, LINEAR),
-        exhaustive(_forward(_idle_astray), {cache_probes.NEIGHBOURS}, LINEAR),
-        exhaustive(_forward(_past_the_end), {cache_probes.DIRTY_PAGES}, PAGED),
-        exhaustive(_leak, {shape_probes.DRIFT}, LINEAR),
-        (_forward(_beside_others), {shape_probes.CHANGING, executor_probes.OWN_LENGTH}, LINEAR),
-        (_speculate(_other_drafts), {shape_probes.DRAFTS}, LINEAR),
+        (_elsewhere, {IN_PLACE}, LINEAR),
+        (_forward(_astray), {NEIGHBOURS}, LINEAR),
+        exhaustive(_forward(_idle_astray), {NEIGHBOURS}, LINEAR),
+        exhaustive(_forward(_past_the_end), {DIRTY}, PAGED),
+        exhaustive(_leak, {DRIFT}, LINEAR),
+        (_forward(_beside_others), {CHANGING, OWN_LENGTH}, LINEAR),
+        (_speculate(_other_drafts), {DRAFTS}, LINEAR),
         exhaustive(
             _speculate(_other_choices), {"tokens of DFlash block 4, batch 1 are the CPU's"}, LINEAR
         ),
         (
             lambda gpu, patch: patch.setattr(Device, "end_capture", _refuse_capture),
-            {executor_probes.REPLAY},
+            {"CUDA graphs replay the step"},
             LINEAR,
         ),
         (lambda gpu, patch: gpu.fail.add("run"), {"tokens are the CPU's"}, LINEAR),
         (
-            lambda gpu, patch: patch.setattr(engine_part, "build_random_pair", lambda *a: 1 / 0),
+            lambda gpu, patch: patch.setattr(engine_part, "_build", lambda *a: 1 / 0),
             set(),
             LINEAR,
         ),

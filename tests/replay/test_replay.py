@@ -15,7 +15,7 @@ from dflash_trt.cli.main import main
 from dflash_trt.core.limits import PREFILL_CHUNK
 from dflash_trt.errors import DflashError
 from dflash_trt.replay import Answer, Replay
-from dflash_trt.replay.steps import UNKNOWN
+from dflash_trt.replay.acceptance import UNKNOWN
 from dflash_trt.runtime.request import RequestResult
 from dflash_trt.runtime.statistics import total
 from dflash_trt.sampling.params import SamplingParams

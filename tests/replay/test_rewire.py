@@ -13,6 +13,7 @@ import dflash_trt
 from dflash_trt.bundle.bundle import Bundle, open_bundle
 from dflash_trt.checkpoints.rope import RopeSpec
 from dflash_trt.replay import Answer, Edits, Replay
+from dflash_trt.replay.acceptance import StepTable
 from dflash_trt.replay.edits import GraphEdit, load_graph
 from dflash_trt.replay.rewire import (
     read_draft_tables,
@@ -22,7 +23,6 @@ from dflash_trt.replay.rewire import (
     set_windows,
     tap_layers,
 )
-from dflash_trt.replay.steps import StepTable
 from dflash_trt.text.prompts import read_prompts
 from tests.diagnosis.pairs import build, edit_graph, embed_with_head
 from tests.shared import Shared

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from dflash_trt.runtime import SamplingParams, TokenLogprob
-from dflash_trt.text.token_bytes import TokenBytes
+from dflash_trt.text.tokenizer import TokenBytes
 from tests.serving.client import CLASSIC, LLM, StreamClient
 from tests.serving.conftest import Generate
 from tests.serving.fronts import openai_client

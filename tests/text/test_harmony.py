@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dflash_trt.text.answers import AnswerPiece
+from dflash_trt.text.detokenise import AnswerPiece
 from dflash_trt.text.harmony import HarmonyFormat
 from tests.text.harmony import ANALYSIS, CALL, FINAL, SPECIAL, encode, make_harmony
 from tests.text.tokenizers import make_byte_level

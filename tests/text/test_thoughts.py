@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from tokenizers import AddedToken, Tokenizer
 
-from dflash_trt.text.answers import AnswerPiece
+from dflash_trt.text.detokenise import AnswerPiece
 from dflash_trt.text.grammar import Grammar, GrammarCompiler
 from dflash_trt.text.thoughts import GEMMA_4, QWEN, ThoughtFormat, find_format
 from dflash_trt.text.tool_grammars import bind_answer

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dflash_trt.text.answers import AnswerPiece
+from dflash_trt.text.detokenise import AnswerPiece
 from dflash_trt.text.tool_calls import HERMES, LLAMA_3, CallMarks, CallStream
 
 CALL = '<tool_call>\n{"name": "add", "arguments": {"a": [1, "}\\""], "b": {}}}\n</tool_call>'

@@ -1,8 +1,9 @@
-"""Calls that probes make of an executor, below the generator."""
+"""What probes of a pair's engines are given, and the calls they make below the generator."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -16,8 +17,28 @@ from dflash_trt.backends.base import (
     TargetGraph,
     hold_positions,
 )
-from dflash_trt.runtime import SamplingParams
+from dflash_trt.backends.onnxruntime.executor import OnnxRuntimeExecutor
+from dflash_trt.backends.tensorrt.run.executor import TensorRtExecutor
+from dflash_trt.bundle.manifest import Manifest
+from dflash_trt.runtime import Request, SamplingParams
 from dflash_trt.runtime.scores import sampling_input
+
+
+@dataclass(frozen=True, slots=True)
+class Bench:
+    """A pair's engines beside its graphs on the CPU.
+
+    Args:
+        manifest: of the engines.
+        requests: what is generated.
+        prompt: [1,S], longer than a block and so short that a block has room behind it.
+    """
+
+    gpu: TensorRtExecutor
+    cpu: OnnxRuntimeExecutor
+    manifest: Manifest
+    requests: Sequence[Request]
+    prompt: Int64Array
 
 
 def begin_anew(*executors: Executor) -> None:
@@ -37,7 +58,7 @@ def forward(
 ) -> FloatArray:
     """Logits [B,rows,V] of the last `rows` rows of ids [B,S], in the slots from `slot` on."""
     picked = np.tile(np.arange(ids.shape[1] - rows, ids.shape[1]), (len(ids), 1))
-    sampling = greedy(executor, len(ids))
+    sampling = _greedy(executor, len(ids))
     call = TargetCall(graph, slot, ids, np.array(starts), picked, Scores.LOGITS, sampling)
     output = executor.forward(call)
     assert output.logits is not None
@@ -46,12 +67,11 @@ def forward(
 
 def make_step(executor: Executor, anchors: Int64Array, starts: Int64Array) -> StepCall:
     """A greedy step of the largest block, in the slots from 0 on."""
-    block, sampling = executor.limits.block_size, greedy(executor, len(anchors))
+    block, sampling = executor.limits.block_size, _greedy(executor, len(anchors))
     return StepCall(0, anchors, starts, block, sampling=sampling)
 
 
-def greedy(executor: Executor, batch: int) -> Int64Array | None:
-    """The sampling of `batch` greedy sequences."""
+def _greedy(executor: Executor, batch: int) -> Int64Array | None:
     return sampling_input(executor.limits, [SamplingParams()] * batch)
 
 

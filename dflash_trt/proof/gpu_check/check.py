@@ -21,7 +21,7 @@ from dflash_trt.proof.gpu_check.record import (
     PartOutcome,
     open_record,
 )
-from dflash_trt.proof.gpu_check.runner import PartInterruptedError, Setting, run_in_child
+from dflash_trt.proof.gpu_check.runner import Setting, run_in_child
 
 BUDGET_SECONDS = 580
 """Ten minutes with the end of a part that does not heed its time."""
@@ -58,24 +58,21 @@ def check_gpu(
             continue
         progress.stage(part.name, None)
         seconds = LONG_SECONDS if is_long else min(part.seconds, left)
-        try:
-            outcome = _run(part, seconds, is_long=is_long)
-        except PartInterruptedError as stop:
-            _keep(record, part, stop.outcome, folder)
-            raise stop.signal from None
+        outcome = _run(part, seconds, is_long=is_long)
         if outcome.status in ("out of time", "no answer") and seconds < part.seconds:
             outcome.status, outcome.reason = "interrupted", "the ten minutes were up"
         _keep(record, part, outcome, folder)
+        if outcome.stop is not None:
+            raise outcome.stop
     return record
 
 
 def _find_machine(progress: Progress, *, is_long: bool) -> dict[str, Any]:
     """The GPU and the versions of what is installed."""
     progress.stage(MACHINE.name, None)
-    try:
-        found = _run(MACHINE, MACHINE.seconds, is_long=is_long)
-    except PartInterruptedError as stop:
-        raise stop.signal from None
+    found = _run(MACHINE, MACHINE.seconds, is_long=is_long)
+    if found.stop is not None:
+        raise found.stop
     if found.status == "failed":
         raise DflashError(str(found.reason))
     if found.status != "done":

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 
@@ -13,17 +13,8 @@ from dflash_trt.core.machine import describe_host
 from dflash_trt.errors import DflashError
 from dflash_trt.hardware.device import ALIGNMENT, Device, HostBytes, load_cuda
 from dflash_trt.hardware.gpus import arches
-from dflash_trt.proof.gpu_check.record import Probe, attempt
+from dflash_trt.proof.gpu_check.record import Found, Probe, attempt
 from dflash_trt.proof.gpu_check.runner import Setting
-
-ALIGNED = "device memory is aligned for TensorRT"
-IN_ORDER = "copies run in the order of the stream"
-EVENTS = "waiting for an event waits for what is before it"
-PITCHES = "rows are copied and cleared within their pitch"
-GRAPHS = "a graph runs when it is launched, over what is there then"
-CAPTURES = "a capture that fails leaves the stream usable"
-FREED = "memory that is freed is free again"
-BANDWIDTH = "copy bandwidth"
 
 SIZE = 1 << 20
 LARGE = 64 << 20
@@ -65,14 +56,8 @@ def describe_machine(setting: Setting) -> Iterator[Probe]:
 def check_cuda(setting: Setting) -> Iterator[Probe]:
     """Every contract of `Device` that the stand-in for CUDA believes, and the copy bandwidth."""
     with closing(Device()) as device:
-        yield from attempt(ALIGNED, lambda: _align(device))
-        yield from attempt(IN_ORDER, lambda: Probe(IN_ORDER, *_copy_in_order(device)))
-        yield from attempt(EVENTS, lambda: _wait_for_events(device))
-        yield from attempt(PITCHES, lambda: _keep_pitches(device))
-        yield from attempt(GRAPHS, lambda: _replay(device))
-        yield from attempt(CAPTURES, lambda: _survive_a_failed_capture(device))
-        yield from attempt(FREED, lambda: _free(device))
-        yield from attempt(BANDWIDTH, lambda: _measure_copy(device))
+        for name, find in PROBES.items():
+            yield from attempt(name, find, device)
 
 
 class _Buffer:
@@ -114,13 +99,12 @@ def _equal(actual: HostBytes, expected: HostBytes) -> tuple[bool, str]:
     return not differ, f"{differ:,} of {expected.size:,} bytes differ"
 
 
-def _align(device: Device) -> Probe:
+def _align(device: Device) -> Found:
     addresses = [device.allocate(size, "a probe") for size in (1, 3, ALIGNMENT + 1, SIZE)]
     for address in addresses:
         device.free(address)
     off = [address % ALIGNMENT for address in addresses]
-    detail = f"four allocations lie {off} bytes past multiples of {ALIGNMENT}"
-    return Probe(ALIGNED, not any(off), detail)
+    return not any(off), f"four allocations lie {off} bytes past multiples of {ALIGNMENT}"
 
 
 def _copy_in_order(device: Device) -> tuple[bool, str]:
@@ -130,7 +114,7 @@ def _copy_in_order(device: Device) -> tuple[bool, str]:
         return second.compare(first.sent)
 
 
-def _wait_for_events(device: Device) -> Probe:
+def _wait_for_events(device: Device) -> Found:
     with _buffers(device, SIZE, LARGE) as (small, large):
         event, back = device.make_event(), large.host[:SIZE]
         device.download(back, small.address)
@@ -138,10 +122,10 @@ def _wait_for_events(device: Device) -> Probe:
         device.clear(large.address, LARGE)
         device.clear(small.address, SIZE)
         device.wait(event)
-        return Probe(EVENTS, *_equal(back, small.sent))
+        return _equal(back, small.sent)
 
 
-def _keep_pitches(device: Device) -> Probe:
+def _keep_pitches(device: Device) -> Found:
     pitch, width, rows = 1024, 700, SIZE // 1024
     with _buffers(device, SIZE, SIZE) as (source, destination):
         places = destination.address, source.address
@@ -150,10 +134,10 @@ def _keep_pitches(device: Device) -> Probe:
         expected = destination.sent.reshape(rows, pitch)
         expected[:, :width] = source.sent.reshape(rows, pitch)[:, :width]
         expected[:, : width // 2] = 0
-        return Probe(PITCHES, *destination.compare(expected.ravel()))
+        return destination.compare(expected.ravel())
 
 
-def _replay(device: Device) -> Probe:
+def _replay(device: Device) -> Found:
     with _buffers(device, SIZE, SIZE) as (source, destination):
         device.begin_capture()
         device.copy(destination.address, source.address, SIZE)
@@ -163,11 +147,10 @@ def _replay(device: Device) -> Probe:
         device.launch(graph)
         ran, detail = destination.compare(sent)
         device.destroy_graph(graph)
-    detail += f"; {'nothing' if waited else 'it'} ran while it was captured"
-    return Probe(GRAPHS, waited and ran, detail)
+    return waited and ran, f"{detail}; {'nothing' if waited else 'it'} ran while it was captured"
 
 
-def _survive_a_failed_capture(device: Device) -> Probe:
+def _survive_a_failed_capture(device: Device) -> Found:
     device.begin_capture()
     reason = "synchronising while capturing was no error"
     try:
@@ -176,20 +159,20 @@ def _survive_a_failed_capture(device: Device) -> Probe:
         reason = error.message
     device.abandon_capture()
     holds, detail = _copy_in_order(device)
-    return Probe(CAPTURES, holds, f"{detail} after: {reason}")
+    return holds, f"{detail} after: {reason}"
 
 
-def _free(device: Device) -> Probe:
+def _free(device: Device) -> Found:
     before = device.free_bytes()
     address = device.allocate(LARGE, "a probe")
     held = before - device.free_bytes()
     device.free(address)
     lost = before - device.free_bytes()
     detail = f"{LARGE:,} bytes take {held:,}, of which {lost:,} are missing once they are freed"
-    return Probe(FREED, held >= LARGE and lost < LARGE // 2, detail)
+    return held >= LARGE and lost < LARGE // 2, detail
 
 
-def _measure_copy(device: Device) -> Probe:
+def _measure_copy(device: Device) -> Found:
     """Bytes read plus bytes written, per second, of large copies."""
     size = min(COPIED_BYTES, device.free_bytes() // 4)
     source, destination = (device.allocate(size, "a probe") for _ in range(2))
@@ -201,5 +184,16 @@ def _measure_copy(device: Device) -> Probe:
             started = time.perf_counter()
     device.synchronize()
     rate = 2 * size * COPIES / (time.perf_counter() - started)
-    figures = {"bytes_per_second": rate, "copied_bytes": size}
-    return Probe(BANDWIDTH, None, f"{rate / 1e9:,.0f} GB/s", figures)
+    return None, f"{rate / 1e9:,.0f} GB/s", {"bytes_per_second": rate, "copied_bytes": size}
+
+
+PROBES: dict[str, Callable[[Device], Found]] = {
+    "device memory is aligned for TensorRT": _align,
+    "copies run in the order of the stream": _copy_in_order,
+    "waiting for an event waits for what is before it": _wait_for_events,
+    "rows are copied and cleared within their pitch": _keep_pitches,
+    "a graph runs when it is launched, over what is there then": _replay,
+    "a capture that fails leaves the stream usable": _survive_a_failed_capture,
+    "memory that is freed is free again": _free,
+    "copy bandwidth": _measure_copy,
+}

@@ -15,10 +15,10 @@ import numpy as np
 
 from dflash_trt.backends.base import Executor, FloatArray, Int64Array, Scores, TargetCall
 from dflash_trt.backends.tensorrt.run.executor import TensorRtExecutor
-from dflash_trt.proof.gpu_check.calls import begin_anew, forward, make_step
-from dflash_trt.proof.gpu_check.record import Probe, attempt
+from dflash_trt.proof.gpu_check.calls import Bench, begin_anew, forward, make_step
+from dflash_trt.proof.gpu_check.record import Found, Probe
 from dflash_trt.proof.verification import Mode, ModeReport, measure_speed
-from dflash_trt.runtime import Generator, GeneratorOptions, Request, RequestResult, SamplingParams
+from dflash_trt.runtime import Generator, GeneratorOptions, RequestResult, SamplingParams
 from dflash_trt.runtime.scores import sampling_input
 from dflash_trt.sampling.acceptance import accept_block
 from dflash_trt.sampling.choice import choose_tokens
@@ -27,38 +27,10 @@ from dflash_trt.sampling.choice import choose_tokens
 NOISE_FACTOR = 2.0
 TIMED_STEPS = 100
 
-OWN_LENGTH = "causality counts from each row's own length"
-REPLAY = "CUDA graphs replay the step"
-MOVES = "slots move"
-DRAWS = "engines draw what the runtime would"
-AHEAD = "looking ahead changes no token"
-CANDIDATES = "candidates draw what whole rows draw"
-SPEED = "speed at batch 1"
 
-
-def run_probes(
-    gpu: TensorRtExecutor, cpu: Executor, requests: Sequence[Request], *, with_speed: bool
-) -> Iterator[Probe]:
-    """Runs all probes, each after those it depends on, and yields each result."""
-    limits = gpu.limits
-    prompt = np.array([requests[0].prompt_ids], dtype=np.int64)
-    length = min(prompt.shape[1], limits.prefill_chunk, limits.max_seq_len - limits.block_size)
-    prompt = prompt[:, :length]
-    yield from attempt("tokens are the CPU's", lambda: _probe_tokens(gpu, cpu, requests))
-    yield from attempt(OWN_LENGTH, lambda: _probe_lengths(gpu, cpu, prompt))
-    yield from attempt(REPLAY, lambda: _probe_graphs(gpu))
-    yield from attempt(MOVES, lambda: _probe_move(gpu, prompt))
-    if limits.draws:
-        yield from attempt(DRAWS, lambda: probe_drawing(gpu, prompt))
-        yield from attempt(AHEAD, lambda: probe_ahead(gpu, prompt))
-    else:
-        yield from attempt(CANDIDATES, lambda: _probe_candidates(gpu, requests))
-    if with_speed:
-        yield from attempt(SPEED, lambda: _probe_speed(gpu, requests))
-
-
-def _probe_tokens(gpu: Executor, cpu: Executor, requests: Sequence[Request]) -> Iterator[Probe]:
+def probe_tokens(bench: Bench) -> Iterator[Probe]:
     """Tokens of every mode against the CPU's, up to ties."""
+    requests = bench.requests
 
     def generate(executor: Executor, mode: Mode) -> list[RequestResult]:
         options = GeneratorOptions(
@@ -68,15 +40,14 @@ def _probe_tokens(gpu: Executor, cpu: Executor, requests: Sequence[Request]) -> 
         parts = [requests[at : at + mode.batch] for at in range(0, len(requests), mode.batch)]
         return [result for part in parts for result in generator.generate(part)]
 
-    block, most = gpu.limits.block_size, min(gpu.limits.max_batch, len(requests))
+    limits = bench.gpu.limits
+    block, most = limits.block_size, min(limits.max_batch, len(requests))
     plain = Mode(speculation=False, batch=1, block_size=None)
-    modes = [plain] + [
-        Mode(speculation=True, batch=batch, block_size=block) for batch in sorted({1, most})
-    ]
-    expected = generate(cpu, plain)
-    for mode in modes:
+    drafted = [Mode(speculation=True, batch=one, block_size=block) for one in sorted({1, most})]
+    expected = generate(bench.cpu, plain)
+    for mode in (plain, *drafted):
         report = ModeReport(mode=str(mode), is_bitwise=False)
-        for index, (want, got) in enumerate(zip(expected, generate(gpu, mode), strict=True)):
+        for index, (want, got) in enumerate(zip(expected, generate(bench.gpu, mode), strict=True)):
             report.add(index, want, got)
         gaps = ", ".join(f"{tie.gap:.3g}" for tie in report.ties) or "none"
         yield Probe(
@@ -93,8 +64,9 @@ def _probe_tokens(gpu: Executor, cpu: Executor, requests: Sequence[Request]) -> 
         )
 
 
-def _probe_lengths(gpu: Executor, cpu: Executor, prompt: Int64Array) -> Probe:
+def probe_lengths(bench: Bench) -> Found:
     """Lower-right causality counts from each row's own length, alone and beside a longer one."""
+    gpu, cpu, prompt = bench.gpu, bench.cpu, bench.prompt
     begin_anew(gpu, cpu)
     rows, starts = gpu.limits.block_size, [prompt.shape[1], max(1, prompt.shape[1] // 2)]
     block = prompt[:, :1].repeat(rows, axis=1) + np.arange(rows)
@@ -108,13 +80,10 @@ def _probe_lengths(gpu: Executor, cpu: Executor, prompt: Int64Array) -> Probe:
 
     alone = np.concatenate([run(gpu, [0]), run(gpu, [1])])
     exact = np.concatenate([run(cpu, [0]), run(cpu, [1])])
-    if gpu.limits.max_batch < 2:
-        return Probe(OWN_LENGTH, None, "the bundle has one slot")
     noise = float(np.abs(alone - exact).max())
     change = float(np.abs(run(gpu, [0, 1]) - alone).max())
     spread = float(exact.std())
-    return Probe(
-        OWN_LENGTH,
+    return (
         change <= NOISE_FACTOR * noise and noise < spread,
         f"{starts[0]} and {starts[1]} positions together differ from each alone by "
         f"{change:.3g}; alone from the CPU by {noise:.3g}; logits spread {spread:.3g}",
@@ -122,8 +91,9 @@ def _probe_lengths(gpu: Executor, cpu: Executor, prompt: Int64Array) -> Probe:
     )
 
 
-def _probe_graphs(gpu: TensorRtExecutor) -> Probe:
+def probe_graphs(bench: Bench) -> Found:
     """A step is captured at its second call, and replays what it did before."""
+    gpu = bench.gpu
     begin_anew(gpu)
     step = make_step(gpu, np.array([1]), np.array([0]))
     answers = [gpu.speculate(step).choice_ids.tolist() for _ in range(5)]
@@ -131,39 +101,37 @@ def _probe_graphs(gpu: TensorRtExecutor) -> Probe:
     captured, error = gpu.runner.captured, gpu.runner.capture_error
     detail = error or f"{captured} captured; {changed} of 4 repeats differ"
     figures = {"captured": captured, "repeats_that_differ": changed}
-    return Probe(REPLAY, captured > 0 and error is None and not changed, detail, figures)
+    return captured > 0 and error is None and not changed, detail, figures
 
 
-def _probe_move(gpu: Executor, prompt: Int64Array) -> Probe:
+def probe_move(bench: Bench) -> Found:
     """A sequence goes on where its slot was moved to."""
-    if gpu.limits.max_batch < 2 or prompt.shape[1] < 2:
-        return Probe(MOVES, None, "the bundle has one slot")
+    gpu = bench.gpu
     begin_anew(gpu)
-    head, tail = prompt[:, :-1], prompt[:, -1:]
+    head, tail = bench.prompt[:, :-1], bench.prompt[:, -1:]
     forward(gpu, head, [0], 1)
     stayed = forward(gpu, tail, [head.shape[1]], 1)
     forward(gpu, head, [0], 1)
     gpu.move_slot(1, 0, head.shape[1])
     moved = forward(gpu, tail, [head.shape[1]], 0)
     change = float(np.abs(moved - stayed).max())
-    detail = f"logits differ by {change:.3g} after the move"
-    return Probe(MOVES, change == 0, detail, {"change": change})
+    return change == 0, f"logits differ by {change:.3g} after the move", {"change": change}
 
 
-def _probe_candidates(gpu: Executor, requests: Sequence[Request]) -> Probe:
+def probe_candidates(bench: Bench) -> Found:
     """Drawing from candidates and from whole rows gives the same tokens."""
     sampling = SamplingParams(temperature=0.8, top_k=20, top_p=0.95, seed=1)
-    sampled = [replace(request, sampling=sampling) for request in requests]
+    sampled = [replace(request, sampling=sampling) for request in bench.requests]
     outputs = []
     for record_logits in (False, True):
-        generator = Generator(gpu, options=GeneratorOptions(record_logits=record_logits))
+        generator = Generator(bench.gpu, options=GeneratorOptions(record_logits=record_logits))
         outputs.append([generator.generate([one])[0].token_ids for one in sampled])
     same = sum(some == whole for some, whole in zip(*outputs, strict=True))
     detail = f"{same} of {len(sampled)} outputs are the same"
-    return Probe(CANDIDATES, same == len(sampled), detail, {"same": same, "outputs": len(sampled)})
+    return same == len(sampled), detail, {"same": same, "outputs": len(sampled)}
 
 
-def probe_drawing(gpu: Executor, prompt: Int64Array) -> Probe:
+def probe_drawing(gpu: Executor, prompt: Int64Array) -> Found:
     """Engines draw what the runtime would from the very logits that they drew from."""
     begin_anew(gpu)
     rows, start = min(gpu.limits.block_size, prompt.shape[1]), np.array([0])
@@ -181,11 +149,10 @@ def probe_drawing(gpu: Executor, prompt: Int64Array) -> Probe:
         expected = choose_tokens(output.logits[0], picked[0] + 1, sampling)
         same += int((output.choice_ids[0] == expected).sum())
         drawn += rows
-    detail = f"{same} of {drawn} tokens are the same"
-    return Probe(DRAWS, same == drawn, detail, {"same": same, "tokens": drawn})
+    return same == drawn, f"{same} of {drawn} tokens are the same", {"same": same, "tokens": drawn}
 
 
-def probe_ahead(gpu: TensorRtExecutor, prompt: Int64Array) -> Probe:
+def probe_ahead(gpu: TensorRtExecutor, prompt: Int64Array) -> Found:
     """Steps begun ahead settle the same tokens, and are asked for, so that none is in vain."""
     begin_anew(gpu)
     batch = gpu.limits.max_batch
@@ -195,8 +162,7 @@ def probe_ahead(gpu: TensorRtExecutor, prompt: Int64Array) -> Probe:
     tokens, ahead, begun, lost = _decode(gpu, prompt, ahead=True)
     same = tokens == expected
     figures = {"waiting_steps_per_second": waiting, "ahead_steps_per_second": ahead}
-    return Probe(
-        AHEAD,
+    return (
         same and begun > 0 and not lost,
         f"batch {batch}: {ahead:,.0f} steps/s with {begun} of {TIMED_STEPS} steps begun "
         f"ahead, {lost} of them in vain, {waiting:,.0f} without; tokens are "
@@ -238,19 +204,17 @@ def _decode(
     return tokens, TIMED_STEPS / seconds, begun, lost
 
 
-def _probe_speed(gpu: TensorRtExecutor, requests: Sequence[Request]) -> Iterator[Probe]:
+def probe_speed(bench: Bench) -> Found:
     """Tokens per second against target_only."""
-    block = gpu.limits.block_size
-    speed = measure_speed(gpu, requests, block_size=block, repeats=3).speed()
-    if speed.ratios:
-        plain, drafted = median(speed.baseline), median(speed.speculative)
-        yield Probe(
-            SPEED,
-            None,
-            f"target_only {plain:,.0f} tokens/s, DFlash {drafted:,.0f}, ratio {speed.speedup:.2f}",
-            {
-                "cache_bytes": gpu.caches.nbytes,
-                "target_only_tokens_per_second": list(speed.baseline),
-                "dflash_tokens_per_second": list(speed.speculative),
-            },
-        )
+    gpu = bench.gpu
+    speed = measure_speed(gpu, bench.requests, block_size=gpu.limits.block_size, repeats=3).speed()
+    if not speed.ratios:
+        return None, "no step took time"
+    plain, drafted = median(speed.baseline), median(speed.speculative)
+    detail = f"target_only {plain:,.0f} tokens/s, DFlash {drafted:,.0f}, ratio {speed.speedup:.2f}"
+    figures = {
+        "cache_bytes": gpu.caches.nbytes,
+        "target_only_tokens_per_second": list(speed.baseline),
+        "dflash_tokens_per_second": list(speed.speculative),
+    }
+    return None, detail, figures

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from functools import cache
@@ -43,6 +43,10 @@ class Probe:
         return raw
 
 
+Found = tuple[bool | None, str] | tuple[bool | None, str, dict[str, Any]]
+"""A finding without its name: whether it passed, its detail and its figures."""
+
+
 class PartSkippedError(DflashError):
     """What a part needs is not here: no failure, but the record says so."""
 
@@ -55,7 +59,8 @@ class OutOfTimeError(DflashError):
 class PartOutcome:
     """A part's findings so far; `reason` says why it ended otherwise than done.
 
-    `log` has the last lines of a process that died or gave no answer.
+    `log` has the last lines of a process that died or gave no answer; `stop` is the Ctrl-C or
+    SIGTERM that came while the part ran, and is not recorded.
     """
 
     status: Status
@@ -63,6 +68,7 @@ class PartOutcome:
     seconds: float = 0.0
     probes: list[Probe] = field(default_factory=list)
     log: list[str] = field(default_factory=list)
+    stop: BaseException | None = None
 
     def is_final(self, *, is_long: bool) -> bool:
         """Whether a resumed check leaves it as it is; --long helps what ran out of time."""
@@ -121,11 +127,16 @@ class CheckRecord:
         return [name for name, one in self.parts.items() if not one.is_final(is_long=is_long)]
 
 
-def attempt(name: str, find: Callable[[], Probe | Iterable[Probe]]) -> Iterator[Probe]:
-    """What `find` finds; an error of it is a finding called `name`, and ends nothing else."""
+def attempt(
+    name: str, find: Callable[..., Found | Iterator[Probe]], *given: Any
+) -> Iterator[Probe]:
+    """Yields what `find` finds; an error of it is a finding called `name`, and ends nothing else.
+
+    `find` tells the one finding of that name, or makes probes with names of their own.
+    """
     try:
-        found = find()
-        yield from [found] if isinstance(found, Probe) else found
+        found = find(*given)
+        yield from [Probe(name, *found)] if isinstance(found, tuple) else found
     except (PartSkippedError, OutOfTimeError):
         raise
     except Exception as error:  # what a library does here for the first time is a finding

@@ -52,15 +52,6 @@ class Setting:
 
 PartWork = Callable[[Setting], Iterator[Probe]]
 """Yields findings as they are made; another process imports it by name."""
-RunPart = Callable[[PartWork, Setting], PartOutcome]
-
-
-class PartInterruptedError(Exception):
-    """Ctrl-C or SIGTERM, as `signal`, came while a part ran; `outcome` has what it had found."""
-
-    def __init__(self, outcome: PartOutcome, signal: BaseException) -> None:
-        super().__init__("interrupted")
-        self.outcome, self.signal = outcome, signal
 
 
 def run_here(
@@ -83,11 +74,7 @@ def run_here(
 
 
 def run_in_child(work: PartWork, setting: Setting) -> PartOutcome:
-    """Runs a part in a process of its own, until its time is up.
-
-    Raises:
-        PartInterruptedError: Ctrl-C or SIGTERM. The process has ended.
-    """
+    """Runs a part in a process of its own, until its time is up or Ctrl-C or SIGTERM stops it."""
     found, log = setting.folder / "found.jsonl", setting.folder / "log.txt"
     found.touch()
     log.touch()
@@ -106,8 +93,8 @@ def run_in_child(work: PartWork, setting: Setting) -> PartOutcome:
     outcome.seconds = time.monotonic() - started
     if stop is not None:
         outcome.status, outcome.reason = "interrupted", f"it had run {outcome.seconds:.0f} s"
-        raise PartInterruptedError(outcome, stop) from stop
-    if outcome.status == "died":
+        outcome.stop = stop
+    elif outcome.status == "died":
         outcome.log = log.read_text(errors="replace").splitlines()[-LOG_LINES:]
         outcome.reason = _describe_death(child.exitcode, outcome)
         if is_late:

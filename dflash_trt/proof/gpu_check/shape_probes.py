@@ -2,23 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-
 import numpy as np
 
-from dflash_trt.backends.base import Executor, Int64Array
-from dflash_trt.backends.tensorrt.run.executor import TensorRtExecutor
-from dflash_trt.proof.gpu_check.calls import begin_anew, forward, make_step, random_ids
-from dflash_trt.proof.gpu_check.record import Probe, attempt
-
-CHANGING = "calls of changing shape give the CPU's logits"
-DRAFTS = "drafts are mostly the CPU's"
-DRIFT = "changes of shape keep no memory"
-ONE_CONTEXT = "memory of a context that changes its shape"
+from dflash_trt.backends.base import Int64Array
+from dflash_trt.proof.gpu_check.calls import Bench, begin_anew, forward, make_step, random_ids
+from dflash_trt.proof.gpu_check.record import Found
 
 CALLS = 40
 CHANGES = 1000
-SIZES, FEW_SIZES, SAMPLES = 24, 6, 10
+SIZES, SAMPLES = 24, 10
 # A row is off where a logit differs by more of the logits' spread. Of another sequence, position or
 # mask it differs by 4. Rounding to bfloat16 makes about 0.05; over FP8 caches it moves some values
 # to the next code, which makes up to 0.4.
@@ -29,20 +21,11 @@ DRAFTS_AGREE = 0.5
 DRIFT_BYTES = 32 << 20
 
 
-def run_shape_probes(
-    gpu: TensorRtExecutor, cpu: Executor, *, is_fp8: bool, counts_memory: bool
-) -> Iterator[Probe]:
-    """All probes of changing shapes."""
-    bound = ROW_OFF_FP8 if is_fp8 else ROW_OFF
-    yield from attempt(CHANGING, lambda: _probe_calls(gpu, cpu, bound))
-    yield from attempt(DRAFTS, lambda: _probe_drafts(gpu, cpu))
-    if counts_memory:
-        yield from attempt(DRIFT, lambda: _probe_drift(gpu))
-
-
-def _probe_calls(gpu: TensorRtExecutor, cpu: Executor, bound: float) -> Probe:
+def probe_calls(bench: Bench) -> Found:
     """Random calls one after another: batches, rows, first slots and positions of all sizes."""
-    limits, generator = gpu.limits, np.random.default_rng(0)
+    gpu, cpu, limits = bench.gpu, bench.cpu, bench.gpu.limits
+    bound = ROW_OFF_FP8 if bench.manifest.graph_form.is_fp8 else ROW_OFF
+    generator = np.random.default_rng(0)
     begin_anew(gpu, cpu)
     held = np.zeros(limits.max_batch, np.int64)
     errors: list[float] = []
@@ -66,17 +49,17 @@ def _probe_calls(gpu: TensorRtExecutor, cpu: Executor, bound: float) -> Probe:
     detail = f"{CALLS} calls, {len(errors)} rows: a logit differs by at most {worst:.3f} of "
     detail += f"the spread, half of the rows by {median:.3f}"
     detail += f"; off are {', '.join(wrong[:4])}" if wrong else ""
-    return Probe(CHANGING, not wrong, detail, {"worst": worst, "median": median, "bound": bound})
+    return not wrong, detail, {"worst": worst, "median": median, "bound": bound}
 
 
-def _probe_drafts(gpu: TensorRtExecutor, cpu: Executor) -> Probe:
+def probe_drafts(bench: Bench) -> Found:
     """The drafter over a context of some length; its rows are near ties more often than not."""
-    limits = gpu.limits
+    limits = bench.gpu.limits
     length = min(limits.prefill_chunk, limits.max_seq_len - limits.block_size)
     prompts = random_ids(limits.vocab_size, limits.max_batch, length)
-    begin_anew(gpu, cpu)
+    begin_anew(bench.gpu, bench.cpu)
     drafted: list[Int64Array] = []
-    for executor in (gpu, cpu):
+    for executor in (bench.gpu, bench.cpu):
         for slot in range(limits.max_batch):
             forward(executor, prompts[slot : slot + 1], [0], slot)
         starts = np.full(limits.max_batch, length)
@@ -84,62 +67,31 @@ def _probe_drafts(gpu: TensorRtExecutor, cpu: Executor) -> Probe:
         drafted.append(step.token_ids[:, 1:].copy())
     same, count = float((drafted[0] == drafted[1]).mean()), drafted[0].size
     detail = f"{same:.0%} of {count} drafts are the same"
-    return Probe(DRAFTS, same >= DRAFTS_AGREE, detail, {"same": same, "drafts": count})
+    return same >= DRAFTS_AGREE, detail, {"same": same, "drafts": count}
 
 
-def _probe_drift(gpu: TensorRtExecutor) -> Iterator[Probe]:
+def probe_drift(bench: Bench) -> Found:
     """Free device memory while prefill chunks of other sizes follow each other.
 
     The executor keeps a context for each size, since one that changes its shape may load the
-    machine code of plugins anew (NVIDIA/TensorRT #4849). So the second finding, a figure without a
-    verdict, is what one context keeps that takes the sizes in turn.
+    machine code of plugins anew (NVIDIA/TensorRT #4849).
     """
-    limits = gpu.limits
+    gpu, limits = bench.gpu, bench.gpu.limits
     longest = min(limits.prefill_chunk, limits.max_seq_len)
     sizes = np.unique(np.linspace(limits.block_size + 1, longest, SIZES, dtype=int)).tolist()
     ids = random_ids(limits.vocab_size, 1, longest)
     begin_anew(gpu)
-    lost, drift = _watch(gpu, DRIFT, lambda size: forward(gpu, ids[:, :size], [0], 0), sizes)
-    detail = f"{drift.detail}; {DRIFT_BYTES:,} may be"
-    yield Probe(DRIFT, lost <= DRIFT_BYTES, detail, drift.figures)
-    few = sizes[:: max(1, len(sizes) // FEW_SIZES)]  # TensorRT-RTX compiles for each
-    yield _watch(gpu, ONE_CONTEXT, _one_context(gpu, few), few)[1]
-
-
-def _watch(
-    gpu: TensorRtExecutor, name: str, change: Callable[[int], object], sizes: Sequence[int]
-) -> tuple[int, Probe]:
-    """How many bytes fewer are free after CHANGES, and what was free from time to time."""
     for size in [*sizes, *sizes]:  # what a size needs once, it has by then
-        change(size)
+        forward(gpu, ids[:, :size], [0], 0)
     gpu.device.synchronize()
     free = [gpu.device.free_bytes()]
     for number in range(CHANGES):
-        change(sizes[number % len(sizes)])
+        forward(gpu, ids[:, : sizes[number % len(sizes)]], [0], 0)
         if (number + 1) % max(1, CHANGES // SAMPLES) == 0:
             gpu.device.synchronize()
             free.append(gpu.device.free_bytes())
     lost = free[0] - min(free)
     detail = f"{lost:,} bytes fewer are free after {CHANGES} changes between {len(sizes)} sizes, "
-    detail += f"{lost / CHANGES:,.0f} a change"
+    detail += f"{lost / CHANGES:,.0f} a change; {DRIFT_BYTES:,} may be"
     figures = {"free_bytes": free, "lost_bytes": lost, "changes": CHANGES, "sizes": len(sizes)}
-    return lost, Probe(name, None, detail, figures)
-
-
-def _one_context(gpu: TensorRtExecutor, sizes: Sequence[int]) -> Callable[[int], None]:
-    """Runs the target over zeros, as so many rows of a slot's first positions."""
-    engine, device = gpu.runner.engine("target"), gpu.device
-    bound = {
-        size: gpu.binder.bind(("target",), gpu.caches.bound_slot(0), {"B": 1, "S": size, "R": 1})
-        for size in sizes
-    }
-    parts = {size: one.passes[0] for size, one in bound.items()}
-    scratch = device.allocate(engine.scratch_bytes, "activations of a probe")
-    context = engine.make_context(parts[sizes[0]], scratch, engine.scratch_bytes)
-    device.clear(gpu.binder.inputs, max(one.inputs.size for one in bound.values()))
-
-    def change(size: int) -> None:
-        context.enqueue(parts[size])
-        device.synchronize()  # a context is left alone while it is at work
-
-    return change
+    return lost <= DRIFT_BYTES, detail, figures

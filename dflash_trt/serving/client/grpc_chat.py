@@ -8,7 +8,7 @@ from collections.abc import AsyncGenerator, Generator, Mapping, Sequence
 from dflash_trt.errors import DflashError
 from dflash_trt.sampling.params import SamplingParams
 from dflash_trt.serving.client.client import GenerationRequest, ServedModel, TextDelta
-from dflash_trt.text.answers import AnswerPiece
+from dflash_trt.text.detokenise import AnswerPiece
 from dflash_trt.text.thoughts import find_format, open_answer
 from dflash_trt.text.tokenizer import BundleTokenizer
 

@@ -7,8 +7,7 @@ from collections.abc import Collection, Sequence
 from tokenizers import Tokenizer
 
 from dflash_trt.serving.client.client import Prompt
-from dflash_trt.text.answers import AnswerPiece
-from dflash_trt.text.detokenise import TextStream
+from dflash_trt.text.detokenise import AnswerPiece, TextStream
 from dflash_trt.text.harmony import HarmonyFormat
 from dflash_trt.text.thoughts import AnswerFormat, ThoughtFormat, TokenReader
 from dflash_trt.text.tool_calls import CallStream

@@ -36,8 +36,7 @@ from dflash_trt.text.chat import ChatRenderer
 from dflash_trt.text.grammar import Grammar
 from dflash_trt.text.harmony import HarmonyFormat
 from dflash_trt.text.thoughts import AnswerFormat, ThoughtFormat
-from dflash_trt.text.token_bytes import TokenBytes
-from dflash_trt.text.tokenizer import BundleTokenizer
+from dflash_trt.text.tokenizer import BundleTokenizer, TokenBytes
 from dflash_trt.text.tokenizer_calls import decode
 from dflash_trt.text.tool_grammars import bind_answer
 from dflash_trt.text.tools import ToolFormat, ToolUse

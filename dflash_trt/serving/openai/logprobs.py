@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from dflash_trt.runtime import TokenLogprob
-from dflash_trt.text.token_bytes import TokenBytes
+from dflash_trt.text.tokenizer import TokenBytes
 
 # JSON has no infinity; OpenAI's own value for a token that cannot come.
 _LEAST = -9999.0

@@ -16,8 +16,8 @@ from dflash_trt.serving.openai.answers import AnswerReader
 from dflash_trt.serving.openai.errors import as_api_error
 from dflash_trt.serving.openai.logprobs import LogprobsWriter, describe_prompt
 from dflash_trt.serving.openai.request import CompletionRequest
-from dflash_trt.text.answers import AnswerPiece, CallPiece
-from dflash_trt.text.token_bytes import TokenBytes
+from dflash_trt.text.detokenise import AnswerPiece, CallPiece
+from dflash_trt.text.tokenizer import TokenBytes
 
 
 class ReplyWriter:

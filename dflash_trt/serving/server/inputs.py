@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dflash_trt.errors import DflashError, one_line
-from dflash_trt.text.stops import MAX_STOP_STRINGS
+from dflash_trt.text.detokenise import MAX_STOP_STRINGS
 
 T = TypeVar("T", bool, int, float)
 
