@@ -15,7 +15,7 @@ from dflash_trt.errors import DflashError
 from dflash_trt.trtllm.options import read_options
 from dflash_trt.trtllm.schema import MoeBackend
 from dflash_trt.trtllm.support import MOE_KERNELS, default_moe_backend, moe_backends
-from tests.trtllm.conftest import Run, write_schedule
+from tests.trtllm.conftest import Run
 
 SPECULATION = "speculative_config"
 EIGHT = "gpus: 8, tensor_parallel: 8, expert_parallel: 8"
@@ -70,26 +70,6 @@ def test_they_are_written(run: Run, tmp_path: Path) -> None:
     assert preflight.count('"llguidance": "llguidance"') == 3
     shown = run("inspect", tmp_path / "d", "--json").json
     assert shown["llm_args"]["kv_cache_config"] == cache
-
-
-def test_reasoning_and_a_bound_on_what_is_computed_again(run: Run, tmp_path: Path) -> None:
-    args = ["reasoning_parser=qwen3", f"{SPECULATION}.context_recompute_tail=2048"]
-    options = [word for one in args for word in ("--llm-arg", one)]
-    target = _own(tmp_path, "qwen3-4b", "gpu: a100")
-    build = ["build", "--executor", "trtllm", "--target", target, *options, "-o", tmp_path / "d"]
-    run.well(*build)
-    arguments = _serve(tmp_path / "d", "dflash")
-    assert arguments["reasoning_parser"] == "qwen3"
-    assert arguments["kv_cache_config"]["enable_block_reuse"]
-    assert arguments[SPECULATION]["context_recompute_tail"] == 2048
-
-
-def test_prefixes_of_windowed_targets_are_not_reused(run: Run, tmp_path: Path) -> None:
-    target = _own(tmp_path, "gpt-oss-20b", "gpu: b200")
-    run.well("build", "--executor", "trtllm", "--target", target, "-o", tmp_path / "d")
-    arguments = _serve(tmp_path / "d", "dflash")
-    assert not arguments["kv_cache_config"]["enable_block_reuse"]
-    assert "context_recompute_tail" not in arguments[SPECULATION]
 
 
 def test_a_drafts_context_fills_whole_pages(run: Run, tmp_path: Path) -> None:
@@ -210,13 +190,6 @@ def test_what_the_command_line_says_of_them(
     options = [word for one in texts for word in ("--llm-arg", one)]
     build = ["build", "--executor", "trtllm", "--target", "qwen3-8b", "--profile", "b200x1"]
     run(*build, *options, "-o", tmp_path / "d").fails(2, *pieces)
-
-
-def test_a_schedule_excludes_a_concurrency(run: Run, tmp_path: Path) -> None:
-    schedule = write_schedule(tmp_path / "schedule.json", [(4, 16), (16, 8)])
-    build = ["build", "--executor", "trtllm", "--target", "qwen3-8b", "--profile", "b200x1"]
-    build += ["--llm-arg", f"{SPECULATION}.max_concurrency=8", "--block-schedule", schedule]
-    run(*build, "-o", tmp_path / "d").fails(2, "exclude each other")
 
 
 def test_automatic_moe_backends_have_kernels() -> None:
