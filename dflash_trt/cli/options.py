@@ -53,7 +53,6 @@ class _GivenPath(click.Path):
 
 
 PATH = _GivenPath(path_type=Path)
-PATH_TEXT = _GivenPath()
 FILE = _GivenPath(dir_okay=False, path_type=Path)
 FOLDER = _GivenPath(file_okay=False, path_type=Path)
 

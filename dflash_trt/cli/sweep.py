@@ -11,7 +11,6 @@ import click
 from dflash_trt.cli.options import (
     FILE,
     FOLDER,
-    PATH_TEXT,
     json_option,
     limit_option,
     parse_numbers,
@@ -32,8 +31,8 @@ _COUNT = click.IntRange(1)
 @click.option(
     "--config",
     type=FILE,
-    help="YAML with `configurations`, `baseline`, `goodput`, `seed` and more (docs/measuring.md), "
-    "and any option below; options win.",
+    help="YAML with `configurations`, `baseline`, `goodput`, `temperature` and more "
+    "(docs/measuring.md), and any option below; options win.",
 )
 @click.option("--name", help="One configuration without YAML: what to call it.  [default: model]")
 @click.option("--url", help="…where it is served: gRPC host:port, or an OpenAI endpoint's URL.")
@@ -43,31 +42,13 @@ _COUNT = click.IntRange(1)
     type=click.Choice(["llm-api", "completions", "chat"]),
     help="…the LLM-API contract of a Triton server, over gRPC, or OpenAI's.  [default: llm-api]",
 )
-@click.option(
-    "--input-file",
-    type=PATH_TEXT,
-    help='Prompts: .jsonl with a "prompt" each.',
-)
 @sets_option
 @limit_option
-@click.option(
-    "--tokenizer",
-    type=PATH_TEXT,
-    help="tokenizer.json, checkpoint or bundle; for --isl, and servers that tell no counts.",
-)
-@click.option(
-    "--isl",
-    type=_COUNT,
-    help="Input tokens of every prompt; without prompts, of random words.  [default: its own]",
-)
 @click.option("--osl", type=_COUNT, help="Most output tokens.  [default: 128]")
 @click.option("--ignore-eos", is_flag=True, default=None, help="Always --osl output tokens.")
-@click.option("--temperature", type=float, help="0 is greedy.  [default: 0]")
 @click.option("--concurrency", help="Closed loop: streams, as 1,2,4.  [default: 1,2,4,8,16]")
 @click.option("--request-rate", help="Open loop: requests/s at Poisson arrivals, as 0.5,2.")
 @click.option("--request-count", type=_COUNT, help="Per run.  [default: 10 × concurrency]")
-@click.option("--duration", "duration_s", type=float, help="Send for so many seconds instead.")
-@click.option("--warmup", type=click.IntRange(0), help="Requests before.  [default: concurrency]")
 @click.option("--repeats", type=_COUNT, help="Runs of every point.  [default: 3]")
 @click.option(
     "--interactivity", help="Also say the throughput at so many tokens/s per user, as 100,500."

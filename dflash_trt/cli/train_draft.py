@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import click
@@ -16,13 +17,12 @@ from dflash_trt.cli.options import (
 )
 from dflash_trt.cli.training_watch import TerminalWatch
 from dflash_trt.core.limits import MAX_COUNT
-from dflash_trt.errors import DflashError
+from dflash_trt.errors import DflashError, nearest, one_line
 from dflash_trt.hardware.cores import AUTO, ThreadChoice, available_cores
 from dflash_trt.text.hub_prompts import EXAMPLE
 from dflash_trt.training.extras import training_module
 from dflash_trt.training.request import (
     ANSWER_TOKENS,
-    MAX_LENGTH,
     DataOptions,
     EndpointOptions,
     RecipeOptions,
@@ -33,15 +33,52 @@ from dflash_trt.training.request import (
 _COUNT = click.IntRange(1, MAX_COUNT)
 
 
-def _read_taps(
-    context: click.Context, parameter: click.Parameter, value: str | None
-) -> tuple[int, ...] | None:
-    if value is None:
-        return None
-    items = [item.strip() for item in value.split(",")]
-    if not all(item.isdecimal() and len(item) < 6 for item in items):
-        raise DflashError(f"{value!r} is no list of layers, as 1,8,15", where="--taps", usage=True)
-    return tuple(int(item) for item in items)
+class _Layers(click.ParamType):  # type: ignore[type-arg]  # generic since click 8.4
+    """Layers of the target, as 1,8,15."""
+
+    name = "layers"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> tuple[int, ...]:
+        items = [item.strip() for item in value.split(",")]
+        if not all(item.isdecimal() and len(item) < 6 for item in items):
+            self.fail(f"{value!r} is no list of layers, as 1,8,15", param, ctx)
+        return tuple(int(item) for item in items)
+
+
+_SETTINGS: dict[str, tuple[str, str, click.ParamType]] = {  # type: ignore[type-arg]
+    "anchors": ("recipe", "anchors", _COUNT),
+    "batch-rows": ("recipe", "batch_rows", click.IntRange(1, 4096)),
+    "ffn": ("shape", "intermediate_size", _COUNT),
+    "gamma": ("recipe", "gamma", click.FloatRange(0.1, 1000)),
+    "learning-rate": ("recipe", "learning_rate", click.FloatRange(1e-7, 1)),
+    "markov-rank": ("shape", "markov_rank", _COUNT),
+    "mask-token-id": ("shape", "mask_token_id", click.IntRange(0, MAX_COUNT)),
+    "max-length": ("data", "max_length", click.IntRange(32, MAX_COUNT)),
+    "rows": ("data", "rows", _COUNT),
+    "seed": ("", "seed", click.IntRange(0, 2**31 - 1)),
+    "steps": ("recipe", "steps", _COUNT),
+    "taps": ("shape", "taps", _Layers()),
+}
+"""Values of the recipe by name: the group and the field that take it, and its type."""
+
+
+def _read_settings(
+    context: click.Context, parameter: click.Parameter, given: tuple[str, ...]
+) -> dict[str, dict[str, Any]]:
+    """The fields that NAME=VALUE set, by group."""
+    found: dict[str, dict[str, Any]] = {}
+    for item in given:
+        name, equals, text = item.partition("=")
+        if not equals or name not in _SETTINGS:
+            known = list(_SETTINGS)
+            what = f"{one_line(item, 60)!r} is not NAME=VALUE{nearest(name, known)}"
+            fix = f"names are {', '.join(known)}"
+            raise DflashError(what, where="--set", fix=fix, usage=True)
+        group, field, kind = _SETTINGS[name]
+        found.setdefault(group, {})[field] = kind.convert(text, parameter, context)
+    return found
 
 
 _data = option_group(
@@ -75,12 +112,6 @@ _data = option_group(
     ),
     click.option("--raw", is_flag=True, help="Send prompts without the chat template."),
     click.option(
-        "--max-length",
-        type=click.IntRange(32, MAX_COUNT),
-        default=MAX_LENGTH,
-        help="Tokens of a row at most: the paper's.",
-    ),
-    click.option(
         "--answer-tokens",
         type=click.IntRange(8, MAX_COUNT),
         default=ANSWER_TOKENS,
@@ -91,11 +122,6 @@ _data = option_group(
         type=click.FloatRange(0, 10),
         default=0.0,
         help="Of the answers; greedy ones are what greedy serving says.",
-    ),
-    click.option(
-        "--rows",
-        type=_COUNT,
-        help="Prompts to train on.  [default: what 35 % of the hours can answer]",
     ),
 )
 _endpoint = option_group(
@@ -130,69 +156,15 @@ _shape = option_group(
         help="Rows of a verify step, anchor included.  [default: 16, the paper's; up to 4 h on a "
         "CPU 8, as its steps grow with their rows]",
     ),
-    click.option(
-        "--taps",
-        metavar="LAYERS",
-        callback=_read_taps,
-        help="Target layers, from 0, whose outputs feed the draft.  [default: five, evenly from 1 "
-        "to N - 3, the paper's]",
-    ),
-    click.option(
-        "--ffn",
-        "intermediate_size",
-        type=_COUNT,
-        help="Width of the draft's MLPs.  [default: the target's; three hidden sizes where the "
-        "target is a mixture of experts]",
-    ),
-    click.option(
-        "--mask-token-id",
-        type=click.IntRange(0, MAX_COUNT),
-        help="Stands where tokens are to be drafted.  [default: a reserved or unused token; which "
-        "and why is said]",
-    ),
-    click.option(
-        "--markov-rank",
-        type=_COUNT,
-        help="Of DSpark's head.  [default: 256, the paper's; the hidden size where that is less]",
-    ),
 )
 _recipe = option_group(
     "recipe",
     RecipeOptions,
     click.option(
-        "--anchors",
-        type=_COUNT,
-        help="Blocks of a row in a step.  [default: 512, the paper's; on a CPU 64, where blocks "
-        "cost the time]",
-    ),
-    click.option(
-        "--gamma",
-        type=click.FloatRange(0.1, 1000),
-        help="Slot k's loss weighs exp(-(k-1)/gamma).  [default: the paper's 4, 5 and 7 for blocks "
-        "of 8, 10 and 16]",
-    ),
-    click.option(
-        "--learning-rate",
-        type=click.FloatRange(1e-7, 1),
-        help="At the top of the schedule.  [default: what the optimiser was measured with; half of "
-        "it with --from]",
-    ),
-    click.option(
-        "--batch-rows",
-        type=click.IntRange(1, 4096),
-        help="Rows of a step.  [default: 16; on a CPU 4, as more steps learn more in the time]",
-    ),
-    click.option(
         "--draft-tokens",
         type=click.IntRange(0, MAX_COUNT),
         help="The draft chooses among so many tokens, the commonest; 0 is all. Answers stay the "
         "same, a step reads less.  [default: all; 4096 on a CPU with a large vocabulary]",
-    ),
-    click.option(
-        "--steps",
-        type=_COUNT,
-        help="Of training, all of them.  [default: what 45 % of the hours pay for, until "
-        "acceptance has stopped rising]",
     ),
 )
 
@@ -217,8 +189,15 @@ _recipe = option_group(
     is_flag=True,
     help="Compute features whenever a row is used: slower, but no disk holds them.",
 )
+@click.option(
+    "--set",
+    "settings",
+    metavar="NAME=VALUE",
+    multiple=True,
+    callback=_read_settings,
+    help=f"Replace a value of the recipe: {', '.join(_SETTINGS)} (docs/training.md); repeatable.",
+)
 @threads_option
-@click.option("--seed", type=click.IntRange(0, 2**31 - 1), default=0, help="Of everything drawn.")
 @click.option(
     "--work",
     type=FOLDER,
@@ -234,7 +213,13 @@ _recipe = option_group(
     required=True,
     help="The draft's folder; the pair's bundle goes into DRAFT-bundle beside it.",
 )
-def command(only_plan: bool, as_json: bool, threads: ThreadChoice, **given: Any) -> None:
+def command(
+    only_plan: bool,
+    as_json: bool,
+    threads: ThreadChoice,
+    settings: dict[str, dict[str, Any]],
+    **given: Any,
+) -> None:
     """Train a DFlash draft for a target, from prompts to a proven pair.
 
     The prompts are rendered as serving sends them, answered by the target, and turned into
@@ -248,6 +233,8 @@ def command(only_plan: bool, as_json: bool, threads: ThreadChoice, **given: Any)
 
     # PyTorch has work for all cores, however small the target.
     chosen = available_cores() if threads == AUTO else threads
+    given |= settings.pop("", {})
+    given |= {group: replace(given[group], **values) for group, values in settings.items()}
     request = TrainRequest(**given, threads=chosen)
     with TerminalWatch(request.output.name, as_json=as_json) as watch:
         watch.say(f"{chosen} CPU thread{'s'[: chosen > 1]}")

@@ -121,7 +121,7 @@ def choose_batch(target: TargetSpec, draft: DraftSpec, max_seq_len: int) -> int:
                 f"the target in float32 needs about {needed / _GIB:.1f} GiB of memory, "
                 f"{available / _GIB:.1f} GiB are available",
                 where=target.checkpoint.path,
-                fix="shorten rows with --max-length, or use a machine with more memory",
+                fix="lower --set max-length, or use a machine with more memory",
             )
         batch //= 2
     return batch

@@ -160,7 +160,7 @@ def prepare(request: TrainRequest) -> Preparation:
     max_length = min(data.max_length, positions)
     if max_length < LEAST_ANSWER + chosen.shape.block_size:
         what = f"{max_length} tokens hold no prompt, answer and block"
-        raise DflashError(what, where="--max-length", usage=True)
+        raise DflashError(what, where="--set max-length", usage=True)
     tokenizer = target.open_tokenizer()
     renderer = PromptRenderer(
         tokenizer, data, target.template_options, target.spec.eos_token_ids, max_length

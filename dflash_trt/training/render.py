@@ -156,7 +156,7 @@ def render_rows(
     train, long = renderer.render(rows.train, lambda: watch.advance(1))
     held_out, too_long = renderer.render(rows.held_out, lambda: watch.advance(1))
     for count, what in (
-        (long + too_long, "too long for --max-length"),
+        (long + too_long, "too long for --set max-length"),
         (rows.repeated, "repeated"),
     ):
         if count:
@@ -173,7 +173,7 @@ def render_rows(
         )
     if not train or not held_out:
         what = "no prompt leaves room for an answer"
-        raise DflashError(what, where="--prompts", fix="raise --max-length", usage=True)
+        raise DflashError(what, where="--prompts", fix="raise --set max-length", usage=True)
     return RenderedRows(train, held_out)
 
 

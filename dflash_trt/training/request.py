@@ -72,10 +72,10 @@ class ShapeOptions:
             "--kind": self.kind,
             "--layers": self.layers,
             "--block-size": self.block_size,
-            "--taps": self.taps,
-            "--ffn": self.intermediate_size,
-            "--mask-token-id": self.mask_token_id,
-            "--markov-rank": self.markov_rank,
+            "--set taps": self.taps,
+            "--set ffn": self.intermediate_size,
+            "--set mask-token-id": self.mask_token_id,
+            "--set markov-rank": self.markov_rank,
         }
         return {name: value for name, value in values.items() if value is not None}
 

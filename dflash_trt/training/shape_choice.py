@@ -53,7 +53,7 @@ def choose_shape(request: TrainRequest, target: TrainingTarget, scale: Scale) ->
         return ChosenShape(shape_of(draft, spec.vocab_size, spec.num_layers), reasons)
     if given.kind != "dspark":
         what = "is of DSpark's head, which this kind has not"
-        refuse_options({"--markov-rank": given.markov_rank}, what, "leave it out")
+        refuse_options({"--set markov-rank": given.markov_rank}, what, "leave it out")
     reasons["heads"] = "the target's"
     is_chain = given.kind == "eagle3"
     layers, block = _choose_size(given, spec, scale, reasons, is_chain=is_chain)
@@ -104,7 +104,7 @@ def _choose_size(
     """Layers, and rows of a block: of an EAGLE-3 head one, and its chain's steps."""
     if is_chain:
         refuse_options(
-            {"--layers": given.layers, "--mask-token-id": given.mask_token_id},
+            {"--layers": given.layers, "--set mask-token-id": given.mask_token_id},
             "is for blocks of masks: an EAGLE-3 head is one layer, and drafts token by token",
             "leave it out",
         )
@@ -139,14 +139,14 @@ def default_taps(layers: int) -> tuple[int, ...]:
 def _head_taps(given: ShapeOptions, spec: TargetSpec) -> tuple[int, ...]:
     if given.taps is None and spec.num_layers < 6:
         what = f"a target of {spec.num_layers} layers has not the three of the default"
-        raise DflashError(what, fix="give --taps", usage=True)
+        raise DflashError(what, fix="give --set taps", usage=True)
     return given.taps or eagle_taps(spec.num_layers)
 
 
 def _checked(taps: tuple[int, ...], spec: TargetSpec) -> tuple[int, ...]:
     if sorted(set(taps)) != list(taps) or not 0 <= taps[0] <= taps[-1] < spec.num_layers:
         what = f"{list(taps)} are not ascending layers from 0 to {spec.num_layers - 1}"
-        raise DflashError(what, where="--taps", usage=True)
+        raise DflashError(what, where="--set taps", usage=True)
     return taps
 
 
@@ -167,7 +167,7 @@ def choose_mask_token(
     if given is not None:
         if not 0 <= given < vocab_size or given in end_ids:
             what = f"{given} is not a token from 0 to {vocab_size - 1} that ends no text"
-            raise DflashError(what, where="--mask-token-id", usage=True)
+            raise DflashError(what, where="--set mask-token-id", usage=True)
         return given, "given"
     added = sorted(tokenizer.core.get_added_tokens_decoder().items())
     special = [
@@ -188,7 +188,7 @@ def choose_mask_token(
             return token_id, f"{name}, the last special token that chats do not use"
     raise DflashError(
         "the tokenizer has no reserved or unused token to stand for what is to be drafted",
-        where="--mask-token-id",
+        where="--set mask-token-id",
         fix="pass the id of a token that no text of yours contains",
         usage=True,
     )

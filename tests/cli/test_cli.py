@@ -117,11 +117,10 @@ def test_as_a_process(tmp_path: Path) -> None:
     assert _run_module("targets").returncode == 0
 
 
-@pytest.mark.parametrize("encoding", ["ascii", "latin-1"])
-def test_a_terminal_that_cannot_show_everything(bundle: Path, encoding: str) -> None:
+def test_a_terminal_that_cannot_show_everything(bundle: Path) -> None:
     # The last line of `verify` has an ellipsis.
     arguments = ["verify", str(bundle), "--prompt", "a", "--max-tokens", "4", "--repeats", "1"]
-    done = _run_module(*arguments, PYTHONIOENCODING=encoding)
+    done = _run_module(*arguments, PYTHONIOENCODING="ascii")
     assert done.returncode == 0, done.stderr
     assert "Traceback" not in done.stderr
     assert "speed at batch 1" in done.stdout

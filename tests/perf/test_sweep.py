@@ -33,12 +33,14 @@ Sweep = Callable[..., Outcome]
 @pytest.fixture
 def sweep(stub: Stub, prompts: Path, tmp_path: Path) -> Sweep:
     """Runs a short sweep into `tmp_path`/results; what is given again wins."""
+    settings = tmp_path / "settings.yaml"
+    settings.write_text("warmup: 0\n")
 
     def call(*arguments: object, requests: int | None = 4) -> Outcome:
         count = () if requests is None else ("--request-count", requests)
         return run(
-            *("sweep", "--url", stub.grpc, "--model", "tensorrt_llm", "--input-file", prompts),
-            *("--osl", OSL, "-o", tmp_path / "results"),
+            *("sweep", "--url", stub.grpc, "--model", "tensorrt_llm", "--prompts", prompts),
+            *("--osl", OSL, "-o", tmp_path / "results", "--config", settings),
             *("--concurrency", "1", "--repeats", "1", *count, *arguments),
         )
 
@@ -65,9 +67,10 @@ def _records(folder: Path) -> list[RequestRecord]:
 def test_tokens_are_counted_by_the_best_there_is(
     sweep: Sweep, tmp_path: Path, model: str, source: str
 ) -> None:
+    settings = tmp_path / "own.yaml"
     tokenizer = data_folder("demo_pair") / "target"
-    more = ["--tokenizer", tokenizer] if source == "tokenizer" else []
-    assert sweep("--model", model, *more).code == 0
+    settings.write_text(f"tokenizer: {tokenizer}\n" if source == "tokenizer" else "warmup: 1\n")
+    assert sweep("--model", model, "--config", settings).code == 0
     for record in _records(tmp_path / "results"):
         assert record.token_source == source
         if source != "tokenizer":
@@ -78,7 +81,7 @@ def test_tokens_are_counted_by_the_best_there_is(
         assert not record.count_differs
     if model == "text_only":
         shutil.rmtree(tmp_path / "results")
-        sweep("--model", model).fails(2, "neither output_ids nor num_output_tokens", "--tokenizer")
+        sweep("--model", model).fails(2, "neither output_ids nor num_output_tokens", "`tokenizer`")
 
 
 def test_a_count_that_is_not_the_ids_is_told(sweep: Sweep) -> None:
@@ -130,8 +133,7 @@ def test_named_sets_of_prompts(stub: Stub, tmp_path: Path, monkeypatch: pytest.M
     assert "| second |" in page.with_suffix(".md").read_text()
 
 
-def test_sets_that_cannot_be_swept(sweep: Sweep, prompts: Path, tmp_path: Path) -> None:
-    sweep("--prompts", f"a={prompts}").fails(2, "give --input-file, or --prompts by name")
+def test_sets_that_cannot_be_swept(tmp_path: Path) -> None:
     config = tmp_path / "sweep.yaml"
     config.write_text("prompts: {a: none.jsonl}\nconfigurations: [{name: x, url: 'h:1'}]\n")
     run("sweep", "--config", config, "-o", tmp_path / "r").fails(2, str(tmp_path / "none.jsonl"))
@@ -139,10 +141,10 @@ def test_sets_that_cannot_be_swept(sweep: Sweep, prompts: Path, tmp_path: Path) 
 
 def test_random_words_are_said_to_be_that(stub: Stub, tmp_path: Path) -> None:
     fixed = ["--url", stub.grpc, "--osl", OSL, "--concurrency", "1", "--repeats", "1"]
-    fixed += ["--request-count", "3", "-o", tmp_path / "r", "--isl", "24", "--limit-prompts", "3"]
-    run("sweep", *fixed).fails(2, "--isl needs a --tokenizer to count with")
-    tokenizer = data_folder("demo_pair") / "target"
-    outcome = run("sweep", *fixed, "--tokenizer", tokenizer)
+    fixed += ["--request-count", "3", "-o", tmp_path / "r", "--limit-prompts", "3"]
+    settings = tmp_path / "own.yaml"
+    settings.write_text(f"isl: 24\ntokenizer: {data_folder('demo_pair') / 'target'}\n")
+    outcome = run("sweep", *fixed, "--config", settings)
     assert outcome.code == 0, outcome.err
     assert "prompts are random words: acceptance, and speed with it, mean nothing" in outcome.err
     assert {one.set_name for one in _records(tmp_path / "r")} == {"random words"}
@@ -164,7 +166,7 @@ def test_openai_endpoints(sweep: Sweep, stub: Stub, tmp_path: Path) -> None:
         f"  url: {stub.http}/v1\n  parameters: {{return_token_ids: true}}\n"
         "  api_key_env: DFLASH_TEST_KEY\n"
     )
-    more = ["--config", config, "--input-file", data_folder("demo_pair") / "prompts.jsonl"]
+    more = ["--config", config, "--prompts", data_folder("demo_pair") / "prompts.jsonl"]
     outcome = sweep_yaml(more, tmp_path / "chat")
     outcome.fails(2, "the variable DFLASH_TEST_KEY is not set")
     config.write_text(config.read_text().replace("  api_key_env: DFLASH_TEST_KEY\n", ""))
@@ -180,7 +182,7 @@ def sweep_yaml(arguments: list[object], folder: Path) -> Outcome:
 
 
 def test_failed_requests_are_counted_and_shown(sweep: Sweep, tmp_path: Path) -> None:
-    outcome = sweep("--warmup", "0", "--model", "failing", requests=9)
+    outcome = sweep("--model", "failing", requests=9)
     assert outcome.code == 0
     assert "3 of 9 requests failed" in outcome.err
     assert outcome.out.splitlines()[-1].endswith(" 3")
@@ -194,7 +196,7 @@ def test_failed_requests_are_counted_and_shown(sweep: Sweep, tmp_path: Path) -> 
 
 
 def test_an_interrupted_sweep_goes_on(sweep: Sweep, tmp_path: Path) -> None:
-    options = ["--concurrency", "1,2", "--warmup", "0", "--model", "mortal"]
+    options = ["--concurrency", "1,2", "--model", "mortal"]
     with run_stub(tmp_path / "truth.jsonl") as dying:
         outcome = sweep(*options, "--url", dying.grpc, requests=8)
     outcome.fails(1, "the server stopped answering", "repeat the command to continue")
@@ -224,7 +226,7 @@ def test_a_sweep_may_grow_and_nothing_else(sweep: Sweep, stub: Stub, tmp_path: P
     sweep("--kind", "completions").fails(2, "tensorrt_llm's kind")
     other = tmp_path / "other.jsonl"
     other.write_text('{"prompt": "other"}\n')
-    sweep("--input-file", other).fails(2, "the prompts of", "not those of now")
+    sweep("--prompts", other).fails(2, "the prompts of", "not those of now")
     assert sweep("--name", "second", "--json").code == 0
     assert {run.configuration for run in ResultStore(results).runs()} == {"tensorrt_llm", "second"}
 
@@ -262,9 +264,9 @@ def test_one_sweep_at_a_time(sweep: Sweep, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "code", "piece"),
     [
-        ("--model broken", 1, "all 1 requests failed"),
+        ("--model broken", 1, "all 4 requests failed"),
         ("--model broken", 1, "lost its block table"),
-        ("--model hanging --warmup 0 --config SHORT", 1, "no final response within 0.2 s"),
+        ("--model hanging --config SHORT", 1, "no final response within 0.2 s"),
         ("--url 127.0.0.1:1", 1, "127.0.0.1:1: no Triton server answers there"),
         ("--model nobody", 1, "unknown model: 'nobody'"),
         ("--kind chat --url 127.0.0.1:1", 1, "no server answers there"),
@@ -276,7 +278,7 @@ def test_what_cannot_be_measured_is_refused(
 ) -> None:
     """By the server or its model; what the command line refuses alone is frozen."""
     short = tmp_path / "short.yaml"
-    short.write_text("timeout_s: 0.2\n")
+    short.write_text("timeout_s: 0.2\nwarmup: 0\n")
     words = words.replace("HTTP", stub.http).replace("SHORT", str(short))
     sweep(*words.split()).fails(code, piece)
     assert not list(tmp_path.glob("results/runs/*/*"))
@@ -295,7 +297,7 @@ def test_inputs_that_no_model_has_are_refused(
 ) -> None:
     config = tmp_path / "sweep.yaml"
     config.write_text(f"configurations:\n- {{name: x, url: '{stub.grpc}', {text}}}\n")
-    more: list[object] = ["--config", config, "--input-file", prompts]
+    more: list[object] = ["--config", config, "--prompts", prompts]
     sweep_yaml(more, tmp_path / "one").fails(2, piece)
 
 
@@ -321,7 +323,7 @@ def test_a_missing_extra_is_one_line(
 
 def test_an_interruption_keeps_what_is_finished(stub: Stub, prompts: Path, tmp_path: Path) -> None:
     command = [sys.executable, "-m", "dflash_trt", "sweep", "--url", stub.grpc]
-    command += ["--input-file", str(prompts), "--osl", "5", "--concurrency", "1,2"]
+    command += ["--prompts", str(prompts), "--osl", "5", "--concurrency", "1,2"]
     command += ["--repeats", "400", "--request-count", "20", "-o", str(tmp_path / "results")]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
         assert process.stderr is not None
@@ -336,7 +338,9 @@ def test_an_interruption_keeps_what_is_finished(stub: Stub, prompts: Path, tmp_p
 
 def test_an_open_loop_sends_whatever_completes(sweep: Sweep, tmp_path: Path) -> None:
     """For a time; interactivities that nobody reached, or that all exceed, are told."""
-    more = ["--request-rate", "80", "--duration", "0.4", "--interactivity", "1,100000"]
+    settings = tmp_path / "own.yaml"
+    settings.write_text("duration_s: 0.4\n")
+    more = ["--request-rate", "80", "--config", settings, "--interactivity", "1,100000"]
     outcome = sweep(*more, requests=None)
     assert outcome.code == 0, outcome.err
     assert outcome.out.count("tensorrt_llm: ≥ ") == 1

@@ -34,12 +34,12 @@ TARGETS: dict[Family, dict[str, Any]] = {
     "gemma4": {"num_layers": 4, "tie": True, "logit_gain": 1.0},
 }
 SMALL = (
-    "--raw --answer-tokens 72 --max-length 128 --rows 48 --batch-rows 8 --anchors 16 --hours 0.1 "
-    "--threads 1 --block-size 8"
+    "--raw --answer-tokens 72 --hours 0.1 --set max-length=128 --set rows=48 "
+    "--set batch-rows=8 --set anchors=16 --threads 1 --block-size 8"
 ).split()
 TRAININGS: dict[Family, list[str]] = {
-    "qwen3_5": "--layers 1 --steps 240".split(),
-    "gemma4": "--layers 2 --taps 1,2,3 --steps 480".split(),
+    "qwen3_5": "--layers 1 --set steps=240".split(),
+    "gemma4": "--layers 2 --set taps=1,2,3 --set steps=480".split(),
 }
 
 
@@ -126,7 +126,7 @@ def test_it_is_served_and_swept(served: Served, trained: Trained, tmp_path: Path
     alone = run_well("generate", trained.bundle, "--prompt", prompt, "--max-tokens", 40).out
     fields = make_fields(LLM, prompt, max_tokens=40)
     assert ask_grpc(served.address, LLM, fields).texts[0].strip() in alone
-    where = ["--url", served.grpc, "--input-file", trained.prompts, "-o", tmp_path / "results"]
+    where = ["--url", served.grpc, "--prompts", trained.prompts, "-o", tmp_path / "results"]
     load = ["--concurrency", "1,4", "--osl", 32, "--repeats", 1, "--request-count", 8]
     told = run_well("sweep", *where, *load, "--json").json
     lengths = [one["values"]["acceptance_length"]["mean"] for one in told["points"]]

@@ -11,7 +11,7 @@ from dflash_trt.config import data_folder
 
 TARGET = data_folder("demo_pair") / "target"
 STEPS = 8
-SMALL = "--answer-tokens 24 --max-length 128 --hours 0.1".split()
+SMALL = "--answer-tokens 24 --set max-length=128 --hours 0.1".split()
 
 
 def write_prompts(path: Path, count: int, *, first: int = 0, characters: int = 100) -> Path:
@@ -27,7 +27,7 @@ def write_rows(path: Path, rows: Sequence[object]) -> Path:
 
 def command(prompts: Path, output: Path, *more: object, steps: int | None = STEPS) -> list[str]:
     """A small `train-draft` of the demo target, which with `steps` depends on no clock."""
-    given = [] if steps is None else ["--rows", 8, "--steps", steps]
+    given = [] if steps is None else ["--set", "rows=8", "--set", f"steps={steps}"]
     words = ["train-draft", "--target", TARGET, "--prompts", prompts, "-o", output]
     return [str(word) for word in (*words, *SMALL, *given, *more)]
 

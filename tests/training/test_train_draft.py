@@ -131,7 +131,7 @@ def test_answers_of_somebody_else_are_doubted(tmp_path: Path) -> None:
 
 def test_a_dspark_draft_is_trained_and_goes_on(tmp_path: Path) -> None:
     prompts = write_prompts(tmp_path / "shifts.jsonl", 24)
-    more = ("--kind", "dspark", "--markov-rank", "48", "--json")
+    more = ("--kind", "dspark", "--set", "markov-rank=48", "--json")
     told = run_well(*command(prompts, tmp_path / "draft", *more)).json
     assert told["proof"]["tokens"] > 0 and len(told["best"]["conditional_acceptance"]) == 7
     spec = read_draft(tmp_path / "draft")

@@ -82,12 +82,17 @@ def test_a_given_answer_that_the_target_cannot_say(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("more", "pieces"),
     [
-        (["--taps", "3,1"], ["--taps", "are not ascending layers from 0 to 31"]),
-        (["--taps", "1,40"], ["--taps", "are not ascending layers from 0 to 31"]),
-        (["--taps", "one"], ["--taps", "is no list of layers"]),
-        (["--mask-token-id", "464"], ["--mask-token-id", "464 is not a token from 0 to 463"]),
-        (["--mask-token-id", "0"], ["--mask-token-id", "that ends no text"]),
+        (["--set", "taps=3,1"], ["--set taps", "are not ascending layers from 0 to 31"]),
+        (["--set", "taps=1,40"], ["--set taps", "are not ascending layers from 0 to 31"]),
+        (["--set", "taps=one"], ["--set", "is no list of layers"]),
+        (
+            ["--set", "mask-token-id=464"],
+            ["--set mask-token-id", "464 is not a token from 0 to 463"],
+        ),
+        (["--set", "mask-token-id=0"], ["--set mask-token-id", "that ends no text"]),
         (["--block-size", "2000"], ["--block-size", "2000 is no block size"]),
+        (["--set", "tap=1"], ["--set: 'tap=1' is not NAME=VALUE (nearest: 'taps')", "anchors, "]),
+        (["--set", "gamma=0"], ["'--set': 0.0 is not in the range"]),
         (["--prompts", "a=b=c.jsonl"], ["no such file"]),
         (["--hours", "0"], ["--hours", "0 is no time"]),
         (["--system-prompt", "be brief"], ["--system-prompt", "needs a chat template"]),
@@ -95,7 +100,10 @@ def test_a_given_answer_that_the_target_cannot_say(tmp_path: Path) -> None:
         (["--template-option", "ab"], ["--template-option", "is not one NAME=VALUE"]),
         (["--answers-from", "ftp://a"], ["--answers-from", "is no http:// or https:// address"]),
         (["--answers-from", "http://127.0.0.1:9"], ["does not answer /models"]),
-        (["--kind", "eagle3", "--markov-rank", "8"], ["--markov-rank: is of DSpark's head"]),
+        (
+            ["--kind", "eagle3", "--set", "markov-rank=8"],
+            ["--set markov-rank: is of DSpark's head"],
+        ),
         (["--kind", "dspark", "--draft-tokens", "9"], ["a Markov head has all tokens"]),
         (["--kind", "eagle3", "--layers", "2"], ["--layers", "is one layer"]),
         (["--kind", "eagle3", "--block-size", "9"], ["--block-size", "2 … 8, for a chain"]),
@@ -138,7 +146,7 @@ def test_a_tokenizer_without_a_token_to_spare(tmp_path: Path, prompts: Path) -> 
     file.write_text(json.dumps(tokenizer))
     words = command(prompts, tmp_path / "draft")
     words[2] = str(target)
-    refused(tmp_path, words, 2, "--mask-token-id", "no reserved or unused token")
+    refused(tmp_path, words, 2, "--set mask-token-id", "no reserved or unused token")
 
 
 def test_a_disk_that_is_too_small(tmp_path: Path, prompts: Path) -> None:

@@ -34,13 +34,12 @@ MAX_CONCURRENCY = 4096
 MAX_SEED = 1 << 32
 
 
-# Options whose names are not their keys'; of several configurations an option gives one.
-_OPTIONS = {
-    "categories": "--category",
-    "configurations": "--url",
-    "duration_s": "--duration",
-    "timeout_s": "--timeout",
-}
+# Keys that are options too, where their names are others; of configurations an option gives one.
+_OPTIONS = {"configurations": "--url"}
+_KEYS_ONLY = frozenset(
+    "baseline categories dataset duration_s gpus goodput input_file inputs isl parameters "
+    "seed temperature timeout_s tokenizer top_k top_p warmup".split()
+)
 
 
 class _Settings(BaseModel):
@@ -167,11 +166,9 @@ class SweepConfig(_Settings):
         if self.isl is not None and self.tokenizer is None:
             raise ValueError("<isl> needs a <tokenizer> to count with")
         if self.input_file is not None and self.prompts:
-            raise ValueError("give <input_file>, or <prompts> by name")
+            raise ValueError("give <input_file> or <prompts>, not both")
         if self.is_synthetic and self.isl is None:
-            raise ValueError(
-                "give <input_file>, <prompts> by name, or <isl> and <tokenizer> for random words"
-            )
+            raise ValueError("give <prompts>, or <isl> and <tokenizer> for random words")
         for name in self.prompts:
             check_set_name(name, "prompts")
         if self.prompts and self.dataset != "prompts":
@@ -267,7 +264,8 @@ def _name_settings(text: str, is_option: Callable[[str], bool]) -> str:
 
     def name(key: str, outer: str = "") -> str:
         known = SweepConfig.model_fields | (Configuration.model_fields if outer else {})
-        if key not in known or not is_option("configurations" if outer else key):
+        shown = key not in _KEYS_ONLY and is_option("configurations" if outer else key)
+        if key not in known or not shown:
             return outer + key
         return _OPTIONS.get(key, "--" + key.replace("_", "-"))
 

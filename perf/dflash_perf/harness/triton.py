@@ -80,7 +80,7 @@ class TritonEndpoint:
             raise DflashError(
                 f"model {name!r} offers neither output_ids nor num_output_tokens",
                 where=self._configuration.url,
-                fix="pass --tokenizer to count its tokens",
+                fix="name a `tokenizer` to count its tokens in the --config",
                 usage=True,
             )
         self._fixed = self._build_inputs(inputs)
