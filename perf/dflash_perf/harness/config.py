@@ -35,12 +35,7 @@ MAX_SEED = 1 << 32
 
 
 # Options whose names are not their keys'; of several configurations an option gives one.
-_OPTIONS = {
-    "categories": "--category",
-    "configurations": "--url",
-    "duration_s": "--duration",
-    "timeout_s": "--timeout",
-}
+_OPTIONS = {"configurations": "--url", "duration_s": "--duration"}
 
 
 class _Settings(BaseModel):
