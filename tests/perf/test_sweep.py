@@ -22,8 +22,8 @@ from dflash_perf.harness.store import ResultStore
 from dflash_trt.config import data_folder
 from tests.cli.conftest import Outcome
 from tests.frozen.command_line import run
+from tests.perf.conftest import Stub, run_stub
 from tests.perf.invented import invented_config, write_invented
-from tests.perf.stub import Stub, run_stub
 
 OSL = 21
 

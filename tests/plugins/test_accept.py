@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from dflash_plugins.accept.accuracy import expect, make_inputs
+from dflash_plugins.accept.checks import expect, make_inputs
 from dflash_plugins.testing.interpreter import Interpreter
 from dflash_plugins.testing.numeric import assert_same_bits
 

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from dflash_plugins.block_attention.inputs import attend
 from dflash_plugins.block_attention.inputs import make_inputs as attention_inputs
-from dflash_plugins.gated_delta_step.accuracy import PLACES
-from dflash_plugins.gated_delta_step.accuracy import make_inputs as recurrence_inputs
+from dflash_plugins.gated_delta_step.checks import PLACES
+from dflash_plugins.gated_delta_step.checks import make_inputs as recurrence_inputs
 from dflash_plugins.gated_delta_step.launch import TACTICS
 from dflash_plugins.gated_delta_step.launch import make_case as recurrence_case
 from dflash_plugins.kv_cache_update.launch import make_case as update_case

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from dflash_plugins.block_attention.benchmark import (
+from dflash_plugins.block_attention.checks import (
     AttentionPoint,
     Tensors,
     make_tensors,

@@ -9,13 +9,17 @@ from typing import Any
 import numpy as np
 import pytest
 from dflash_plugins.compile import compile_kernel
-from dflash_plugins.kv_cache_update import accuracy
-from dflash_plugins.kv_cache_update.accuracy import accuracy_cases, check_case, update
-from dflash_plugins.kv_cache_update.benchmark import update_by_operation
+from dflash_plugins.kv_cache_update import checks
+from dflash_plugins.kv_cache_update.checks import (
+    accuracy_cases,
+    check_case,
+    update,
+    update_by_operation,
+)
 from dflash_plugins.kv_cache_update.launch import LAYOUTS
 from dflash_plugins.kv_cache_update.launch import make_case as update_case
 from dflash_plugins.kv_caches import WriteShape
-from dflash_plugins.kv_feature_injection.accuracy import error_bound, inject
+from dflash_plugins.kv_feature_injection.checks import error_bound, inject
 from dflash_plugins.kv_feature_injection.launch import make_case as injection_case
 from dflash_plugins.operation import Attributes, Case, DType
 from dflash_plugins.table import main_cases
@@ -186,9 +190,9 @@ def test_the_check_on_a_gpu_asks_for_what_the_kernel_does(
         return {"k_cache_out": k, "v_cache_out": v}
 
     small = [one for name, one in cases.items() if "3 × 80" in name and ", 16 rows" in name]
-    monkeypatch.setattr(accuracy, "accuracy_cases", lambda: small)
-    verdicts = accuracy.check_accuracy(wrong)
-    assert [one.mismatch is None for one in verdicts] == [True, False] * len(accuracy.LAYOUTS)
+    monkeypatch.setattr(checks, "accuracy_cases", lambda: small)
+    verdicts = checks.check_accuracy(wrong)
+    assert [one.mismatch is None for one in verdicts] == [True, False] * len(checks.CHECKED_LAYOUTS)
 
 
 def test_a_wrong_injection_is_noticed(interpreter: Interpreter) -> None:

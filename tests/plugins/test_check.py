@@ -3,31 +3,32 @@
 from __future__ import annotations
 
 import ctypes
-import json
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from click.testing import CliRunner, Result
 
 pytest.importorskip("cuda.bindings", reason="cuda-python (the rtx extra) is not installed")
 pytest.importorskip("triton", reason="Triton language (the plugins extra) is not installed")
 
 from dflash_plugins import check as checking
-from dflash_plugins.accept import benchmark as settling
-from dflash_plugins.accept.accuracy import expect, make_inputs
+from dflash_plugins.accept import checks as settling
+from dflash_plugins.accept.checks import expect, make_inputs
 from dflash_plugins.compile import CompiledKernel, compile_kernel
-from dflash_plugins.kv_cache_update import benchmark as cache_update
-from dflash_plugins.kv_feature_injection import benchmark as injection
+from dflash_plugins.kv_cache_update import checks as cache_update
+from dflash_plugins.kv_feature_injection import checks as injection
 from dflash_plugins.operation import DType
-from dflash_plugins.row_sample import benchmark as sampling
+from dflash_plugins.row_sample import checks as sampling
 from dflash_plugins.table import FOLDERS
 from dflash_plugins.testing import gpu
 from dflash_plugins.testing.gpu import KernelLauncher, TorchRunner, to_torch
+from dflash_plugins.testing.numeric import Accuracy
 
+from dflash_trt.errors import DflashError
 from dflash_trt.hardware.device import Device
 from tests.standins.cuda import FakeCuda
 from tests.standins.driver import FakeDriver
@@ -35,37 +36,29 @@ from tests.standins.driver import FakeDriver
 HOPPER = (9, 0)
 
 
-Check = Callable[..., Result]
+Check = Callable[..., list[Accuracy]]
 
 
 @pytest.fixture
 def check(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Check:
-    """Runs the check of `accept` without times, on the GPU of a driver."""
+    """Checks `accept` on the GPU of a driver."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
 
-    def run(cuda: FakeCuda, driver: FakeDriver, *arguments: str) -> Result:
-        monkeypatch.setattr(checking, "Device", lambda: Device(cuda))
-        monkeypatch.setattr(checking, "load_driver", lambda: driver)
-        words = ["--operation", "accept", "--no-speed", *arguments]
-        return CliRunner().invoke(checking.main, words)
+    def run(cuda: FakeCuda, driver: FakeDriver) -> list[Accuracy]:
+        with closing(Device(cuda)) as device:
+            launcher = checking.open_launcher(device, driver)
+            return list(checking.check_accuracy("accept", device, launcher))
 
     return run
 
 
-def test_the_machine_code_is_launched_with_exactly_its_arguments(
-    check: Check, tmp_path: Path
-) -> None:
+def test_the_machine_code_is_launched_with_exactly_its_arguments(check: Check) -> None:
     cuda = FakeCuda(HOPPER)
     driver = FakeDriver(cuda)
-    outcome = check(cuda, driver, "-o", str(tmp_path / "record.json"))
-    assert outcome.exit_code == 0, outcome.output
+    found = check(cuda, driver)
+    assert found == [Accuracy(f"accept, {rows} rows", 0.0, 0.0, None) for rows in range(1, 17)]
     assert len(driver.loaded) == 1 and ".target sm_90a" in driver.loaded[0]
     assert driver.launches == [(300, 1, 1, 32, 1, 1)] * 16
-    record = json.loads((tmp_path / "record.json").read_text())
-    assert record["passed"] and len(record["accuracy"]) == 16
-    assert record["machine"]["gpu"]["arch"] == "sm_90"
-    assert "speed" not in record
-    assert "yes  accept, 16 rows: error 0, bound 0" in outcome.output
     assert cuda.is_clean
 
 
@@ -84,16 +77,14 @@ def _past_the_end(written: dict[str, Any]) -> None:
         ({"damage": _wrong_token}, "bonus differ"),
         ({"damage": _past_the_end}, "byte 2400 of 2400 was written"),
         *(
-            ({"refuses": call}, f"no   accept, 1 rows: {call}: no kernel image is available")
+            ({"refuses": call}, f"{call}: no kernel image is available")
             for call in ("cuModuleLoadData", "cuModuleGetFunction", "cuLaunchKernel")
         ),
     ],
 )
 def test_what_is_wrong_is_found(check: Check, fault: dict[str, Any], finding: str) -> None:
     cuda = FakeCuda(HOPPER)
-    outcome = check(cuda, FakeDriver(cuda, **fault))
-    assert outcome.exit_code == 1
-    assert finding in outcome.output
+    assert any(finding in (one.mismatch or "") for one in check(cuda, FakeDriver(cuda, **fault)))
     assert cuda.is_clean
 
 
@@ -118,30 +109,14 @@ def test_much_shared_memory_is_opted_in_to(
     monkeypatch.setattr(gpu, "compile_kernel", compile_large)
     cuda = FakeCuda(HOPPER)
     driver = FakeDriver(cuda, static_shared=static)
-    outcome = check(cuda, driver)
-    assert outcome.exit_code == 0, outcome.output
+    assert all(one.mismatch is None for one in check(cuda, driver))
     assert driver.opted_in == [dynamic] * is_opted_in
 
 
-@pytest.mark.parametrize(
-    ("cuda", "record", "message"),
-    [
-        (FakeCuda((8, 9)), "record.json", "there are no kernels for sm_89, Stand-in GPU"),
-        (
-            FakeCuda(count=0),
-            "record.json",
-            "no CUDA device: none is visible to this process; kernels are checked on an NVIDIA"
-            " GPU; python -m dflash_plugins.compile needs none",
-        ),
-        (FakeCuda(HOPPER), "missing/record.json", "TMP/missing: no such folder"),
-    ],
-)
-def test_what_cannot_be_checked_is_refused(
-    check: Check, tmp_path: Path, cuda: FakeCuda, record: str, message: str
-) -> None:
-    outcome = check(cuda, FakeDriver(cuda), "-o", str(tmp_path / record))
-    message = message.replace("TMP", str(tmp_path))
-    assert (outcome.exit_code, outcome.output) == (1, f"Error: {message}\n")
+def test_a_gpu_without_kernels_is_refused(check: Check) -> None:
+    cuda = FakeCuda((8, 9))
+    with pytest.raises(DflashError, match="there are no kernels for sm_89, Stand-in GPU"):
+        check(cuda, FakeDriver(cuda))
 
 
 class HostTorch(TorchRunner):
@@ -195,11 +170,8 @@ def test_the_time_of_settling_steps_is_measured_without_a_bandwidth() -> None:
         for tensor, (name, expected) in zip(found, expect(inputs).items(), strict=True):
             assert np.array_equal(tensor.numpy(), expected), name
     assert runner.timed == 2 * len(settling.points())
-    record = {"machine": {"gpu": {"name": "G", "arch": "sm_90", "driver_cuda": "13.0"}}}
-    record |= {"accuracy": [], "copy_bytes_per_second": 1e12, "speed": [row]}
-    assert checking.describe(record)[-1] == (
-        "  accept, 64 × 16 rows: 1,000.0 µs, operation by operation 1,000.0"
-    )
+    said = "1,000.0 µs, operation by operation 1,000.0"
+    assert checking.describe_speed(row) == said
 
 
 def test_bits_arrive_as_they_are() -> None:
@@ -213,6 +185,5 @@ def test_bits_arrive_as_they_are() -> None:
 
 @pytest.mark.parametrize("folder", FOLDERS)
 def test_every_operation_says_what_must_be_right_and_is_measured(folder: str) -> None:
-    accuracy, benchmark = checking.CHECKS[folder]
-    assert callable(accuracy.check_accuracy)
-    assert benchmark.points()
+    checks = checking.import_checks(folder)
+    assert callable(checks.check_accuracy) and checks.points()

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from dflash_plugins.gated_delta_step.accuracy import (
+from dflash_plugins.gated_delta_step.checks import (
     PLACES,
     Place,
     check_bits,

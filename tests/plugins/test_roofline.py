@@ -68,7 +68,7 @@ def test_a_measurement_has_the_least_beside_it(monkeypatch: pytest.MonkeyPatch) 
     predict: Any = open_predictor(Card, Path("unused"))  # type: ignore[arg-type]
     runner: Any = None
     found: Callable[..., Any] = lambda *given: {"seconds": 2e-6, "rival_seconds": {}}  # noqa: E731
-    monkeypatch.setattr("dflash_plugins.accept.benchmark.measure", found)
+    monkeypatch.setattr("dflash_plugins.accept.checks.measure", found)
     row = next(measure("accept", Torch, runner, 1e12, predict))
     assert row["least_seconds"] == pytest.approx(LAUNCH_S + LATENCY_S["sm_90"], rel=0.1)
     assert describe_speed(row) == "2.0 µs, at least 1.6"

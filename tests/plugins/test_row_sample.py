@@ -8,7 +8,7 @@ from functools import cache
 import numpy as np
 import pytest
 from dflash_plugins.operation import DType
-from dflash_plugins.row_sample.accuracy import PARAMS, compare_draws, sample
+from dflash_plugins.row_sample.checks import PARAMS, compare_draws, sample
 from dflash_plugins.testing.interpreter import Interpreter
 from dflash_plugins.testing.numeric import Array
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 from cuda.bindings import driver as real
-from dflash_plugins.accept.accuracy import expect
+from dflash_plugins.accept.checks import expect
 from dflash_plugins.ptx import entry_parameters
 
 from dflash_trt.core.user_cache import user_cache_file

@@ -15,7 +15,7 @@ from dflash_perf.report.style import (
     log_axis,
     looks,
     mark_answers,
-    name_corner,
+    name_lines,
     new_chart,
 )
 from dflash_trt.planning.decoding import Kind
@@ -63,7 +63,7 @@ def draw_plan(plan: Projection, measured: Sequence[SweepPoint] = ()) -> Chart:
     label_lines(axes, ends, offset=8)
     patterns = dashes | dict.fromkeys(fronts, "solid")
     said = "dashed: PROJECTION, not measured" + ("; solid: measured" if fronts else "")
-    name_corner(axes, chosen, [*plan.points, *fronts], patterns, title=said)
+    name_lines(axes, chosen, [*plan.points, *fronts], styles=patterns, title=said)
     return Chart(
         "projection",
         "Projected throughput against interactivity",

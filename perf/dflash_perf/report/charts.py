@@ -23,7 +23,7 @@ from dflash_perf.report.style import (
     log_axis,
     looks,
     mark_answers,
-    name_corner,
+    name_lines,
     name_row,
     new_chart,
     white_halo,
@@ -82,7 +82,7 @@ def draw_fronts(data: ChartData) -> Figure | None:
     axes.yaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
     answers = _mark_answer(axes, data)
     labels = {name: f"{name}: {answers[name]}" if name in answers else name for name in fronts}
-    name_corner(axes, data.looks, list(fronts), labels=labels)
+    name_lines(axes, data.looks, list(fronts), labels=labels)
     return figure
 
 

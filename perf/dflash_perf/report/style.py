@@ -115,58 +115,44 @@ def label_lines(
 
 def name_row(axes: Axes, chosen: dict[str, Look], names: Sequence[str]) -> None:
     """Names in their colours above the axes, for charts without line ends to label."""
-    _legend(
-        axes, chosen, names, loc="lower left", bbox_to_anchor=(0, 1.0), ncols=min(len(names), 4)
-    )
+    place: dict[str, Any] = {
+        "loc": "lower left",
+        "bbox_to_anchor": (0, 1.0),
+        "ncols": min(len(names), 4),
+    }
+    name_lines(axes, chosen, names, **place)
 
 
-def name_corner(
+def name_lines(
     axes: Axes,
     chosen: dict[str, Look],
     names: Sequence[str],
-    lines: Mapping[str, Any] | None = None,
-    title: str | None = None,
-    labels: Mapping[str, str] | None = None,
-) -> None:
-    """Names in their colours at the top right, which falling lines leave free.
-
-    `lines` are the styles of lines that tell names apart too, `labels` what is said for a name.
-    """
-    place = {"loc": "upper right", "title": title, "title_fontsize": 8.5, "alignment": "left"}
-    _legend(axes, chosen, names, lines, labels, **place)
-
-
-def _legend(
-    axes: Axes,
-    chosen: dict[str, Look],
-    names: Sequence[str],
-    lines: Mapping[str, Any] | None = None,
+    *,
+    styles: Mapping[str, Any] | None = None,
     labels: Mapping[str, str] | None = None,
     **place: Any,
 ) -> None:
+    """Names in their colours, at the top right by default, which falling lines leave free.
+
+    `styles` are those of lines that tell names apart too, `labels` what is said for a name.
+    """
     from matplotlib.lines import Line2D
 
-    styles = lines or {}
-    handles = [
-        Line2D(
-            [],
-            [],
-            color=chosen[name].colour,
-            marker=chosen[name].marker,
-            linestyle=styles.get(name, ""),
-        )
-        for name in names
-    ]
+    styles = styles or {}
+    shown = [(name, chosen[name]) for name in names]
     axes.legend(
-        handles,
+        [
+            Line2D([], [], color=one.colour, marker=one.marker, linestyle=styles.get(name, ""))
+            for name, one in shown
+        ],
         [(labels or {}).get(name, name) for name in names],
-        **place,
+        **{"loc": "upper right", "title_fontsize": 8.5, "alignment": "left", **place},
         frameon=False,
-        handletextpad=0.6 if lines else 0.3,
-        handlelength=4.5 if lines else 2.0,
+        handletextpad=0.6 if styles else 0.3,
+        handlelength=4.5 if styles else 2.0,
         columnspacing=1.4,
         borderaxespad=0.2,
-        labelcolor=[chosen[name].colour for name in names],
+        labelcolor=[one.colour for _, one in shown],
     )
 
 

@@ -1,16 +1,24 @@
-"""The accuracy check of `kv_cache_update` on a GPU: every bit, FP8 codes included."""
+"""The check of `kv_cache_update` on a GPU: every bit, FP8 codes included, and times."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import numpy as np
 
-from dflash_plugins.kv_cache_update.launch import make_case
-from dflash_plugins.kv_caches import WriteShape
+from dflash_plugins.kv_cache_update.launch import LAYOUTS, make_case
+from dflash_plugins.kv_caches import WriteShape, public_cases
 from dflash_plugins.operation import Case, DType
-from dflash_plugins.testing.cache_writes import CHECKED_HEADS, make_inputs, write_rows
+from dflash_plugins.testing.cache_writes import (
+    CHECKED_HEADS,
+    MEASURED_LENGTH,
+    make_inputs,
+    write_rows,
+)
+from dflash_plugins.testing.gpu import TorchRunner
 from dflash_plugins.testing.guarded import Run
 from dflash_plugins.testing.numeric import (
     Accuracy,
@@ -22,7 +30,7 @@ from dflash_plugins.testing.numeric import (
 )
 from dflash_trt.quantization.codecs import quantize_fp8
 
-LAYOUTS = [
+CHECKED_LAYOUTS = [
     (DType.FLOAT32, DType.FLOAT32, 32),
     (DType.FLOAT16, DType.FLOAT16, 32),
     (DType.BFLOAT16, DType.BFLOAT16, 24),
@@ -52,7 +60,7 @@ def accuracy_cases() -> list[tuple[Case, list[int]]]:
     They cross page borders, begin before position 0, and end past the cache.
     """
     found = []
-    for compute, cache, page_size in LAYOUTS:
+    for compute, cache, page_size in CHECKED_LAYOUTS:
         pages = f", pages of {page_size}" if page_size else ""
         for heads, size in CHECKED_HEADS:
             name = f"{compute.kernel_name} {cache.kernel_name} cache, {heads} × {size}"
@@ -97,3 +105,40 @@ def _judge(name: str, actual: Array, expected: Array) -> Accuracy:
         mismatch = str(difference)
     error = float(np.max(relative_error(actual, expected), initial=0.0))
     return Accuracy(name, error, 0.0, mismatch)
+
+
+ROWS = ((1, 16), (8, 16), (64, 16), (1, 512), (1, 2048))
+"""(Sequences, rows of each): three verify steps and two prefill chunks."""
+
+
+def points() -> list[Case]:
+    """The heads of public pairs, in every form of caches."""
+    label = "{pair} {cache}{paged}, {batch} × {rows} rows"
+    return public_cases(make_case, LAYOUTS, ROWS, MEASURED_LENGTH, label)
+
+
+def measure(torch: Any, case: Case, runner: TorchRunner) -> dict[str, Any]:
+    """Seconds of the kernel and of PyTorch; the bytes are k and v, read once and written once."""
+    tensors = runner.upload(make_inputs(case))
+    k, cache = case.inputs["k"], case.inputs["k_cache"]
+    size = 2 * (k.nbytes + replace(k, dtype=cache.dtype).nbytes)
+    rivals = {"operation by operation": lambda: update_by_operation(torch, case, tensors)}
+    return runner.measure(case, tensors, rivals, size)
+
+
+def update_by_operation(torch: Any, case: Case, tensors: dict[str, Any]) -> None:
+    """Two scatters, as in a model's PyTorch code; for FP8 caches after dividing by the scale."""
+    positions = tensors["positions"]
+    sequence = torch.arange(len(positions), device=positions.device)[:, None]
+    for index, name in enumerate("kv"):
+        rows, cache = tensors[name].transpose(1, 2), tensors[f"{name}_cache"]
+        if "kv_scales" in tensors:
+            rows = (rows.float() / tensors["kv_scales"][index]).clamp(-448, 448).to(cache.dtype)
+        if cache.dtype.itemsize == 1:  # PyTorch has no scatter of FP8: as bytes
+            rows, cache = rows.view(torch.uint8), cache.view(torch.uint8)
+        if "page_table" in tensors:
+            page_size = case.attributes["page_size"]
+            pages = tensors["page_table"].gather(1, positions // page_size)
+            cache[pages.long(), positions % page_size] = rows
+        else:
+            cache[sequence, :, positions] = rows

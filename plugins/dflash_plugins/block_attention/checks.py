@@ -1,23 +1,157 @@
-"""`block_attention` on a GPU: the points, the bytes that each must move, and PyTorch's rivals.
+"""The check of `block_attention` on a GPU: bfloat16 products and FP8 caches included, and times.
 
-Drafts of public pairs (no mask) decode one block at several contexts and batches; all sequences of
-a batch have the same context. Targets (causal) run prefill chunks. PyTorch allocates the tensors.
+The interpreter cannot show those. Drafts of public pairs (no mask) decode one block at several
+contexts and batches; all sequences of a batch have the same context. Targets (causal) run prefill
+chunks. PyTorch allocates the tensors that are timed.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import product
 from typing import Any
 
+import numpy as np
+from dflash_trt.kernels.attention import ONE_LAUNCH, RUN
+
 from dflash_plugins.block_attention.cases import AttentionShape, draft_shape, make_cases
+from dflash_plugins.block_attention.inputs import attend, expect, make_inputs
+from dflash_plugins.block_attention.launch import FLOOR, TACTICS
+from dflash_plugins.block_attention.reference import TENSOR_CORES, error_bound
 from dflash_plugins.operation import Case, DType
 from dflash_plugins.public import public_pairs
 from dflash_plugins.testing.gpu import Call, TorchRunner, torch_type
+from dflash_plugins.testing.guarded import Run
+from dflash_plugins.testing.numeric import Accuracy, Array, attempt, judge, spread
 from dflash_trt.core.limits import PAGE_SIZE
 from dflash_trt.errors import one_line
+
+LONG = 2 * ONE_LAUNCH
+"""Positions of most caches: every split has a run."""
+
+TacticRun = Callable[..., Mapping[str, Array]]
+"""A `Run` that also takes the keyword `tactic`."""
+
+
+@dataclass(frozen=True, slots=True)
+class AccuracyCase:
+    """One call: sequences of `lengths` positions with `rows` query rows each (None: block_size)."""
+
+    name: str
+    shape: AttentionShape
+    lengths: tuple[int, ...]
+    rows: int | None = None
+    has_sinks: bool = False
+    tactic: int = 0
+
+
+def accuracy_cases() -> list[AccuracyCase]:
+    """Each head size and form, at lengths where tiles, splits and pages end; each tactic."""
+    heads = {
+        "heads of 64": AttentionShape(16, 2, 64, LONG),
+        "heads of 128": AttentionShape(8, 2, 128, LONG, block_size=16),
+        "heads of 256": AttentionShape(8, 2, 256, LONG, block_size=16),
+        "heads of 512": AttentionShape(8, 1, 512, LONG, block_size=16),
+    }
+    lengths = (16, 64, 65, RUN, RUN + 1, 1500, LONG)
+    found = []
+    for name, shape in heads.items():
+        forms = {
+            "draft": shape,
+            "verify": replace(shape, is_causal=True),
+            "window": replace(shape, window=100),
+            "long window": replace(shape, window=ONE_LAUNCH + 100),
+            "paged": replace(shape, page_size=32, is_causal=True),
+            "window paged": replace(shape, page_size=24, window=5),
+        }
+        for form, one in forms.items():
+            for compute in (DType.BFLOAT16, DType.FLOAT16):
+                for cache in (compute, DType.FLOAT8):
+                    typed = replace(one, compute=compute, cache=cache)
+                    title = f"{name}, {form}, {compute.kernel_name}, {cache.kernel_name} cache"
+                    has_sinks = form in ("verify", "window")
+                    found.append(AccuracyCase(title, typed, lengths, has_sinks=has_sinks))
+        floor = replace(shape, is_causal=True)
+        found.append(AccuracyCase(f"{name}, tactic {FLOOR}", floor, lengths, tactic=FLOOR))
+    verify = replace(heads["heads of 128"], is_causal=True)
+    large = replace(verify, kv_heads=1)
+    found += [
+        AccuracyCase(f"groups of 8, tactic {tactic}", large, lengths, tactic=tactic)
+        for tactic in TACTICS
+    ]
+    one_row = replace(verify, block_size=8)
+    found.append(AccuracyCase("one row", one_row, (1, 64, 1500), 1))
+    far = replace(verify, length=2 * LONG + RUN)
+    found.append(AccuracyCase("splits of several runs", far, (far.length, far.length - 100)))
+    return found + chunk_cases()
+
+
+def chunk_cases() -> list[AccuracyCase]:
+    """A target's prefill chunks with each tactic: several splits, one split, and one launch."""
+    targets = {
+        "heads of 64": AttentionShape(16, 2, 64, LONG, is_causal=True, page_size=32),
+        "heads of 128": AttentionShape(
+            8, 2, 128, LONG, block_size=16, is_causal=True, page_size=32
+        ),
+        "window": AttentionShape(16, 2, 64, LONG, is_causal=True, window=128, page_size=32),
+    }
+    return [
+        AccuracyCase(
+            f"{name}, {cache.kernel_name} cache, chunk of {rows}, tactic {tactic}",
+            replace(shape, cache=cache),
+            (rows, rows + 700),
+            rows,
+            has_sinks=True,
+            tactic=tactic,
+        )
+        for name, shape in targets.items()
+        for cache in (DType.BFLOAT16, DType.FLOAT8)
+        for rows in (17, 100, 512)
+        for tactic in TACTICS
+    ]
+
+
+def check_accuracy(run: TacticRun) -> Iterator[Accuracy]:
+    """`check_bits`, then every case against float64."""
+    yield from attempt("block_attention, bits", partial(check_bits, run))
+    for case in spread(accuracy_cases()):
+        yield from attempt(f"block_attention, {case.name}", partial(check_case, run, case))
+
+
+def check_case(run: TacticRun, case: AccuracyCase) -> Accuracy:
+    """One case against float64; whatever a kernel must not read is NaN."""
+    run = partial(run, tactic=case.tactic) if case.tactic else run
+    inputs = make_inputs(case.shape, case.lengths, case.rows, has_sinks=case.has_sinks)
+    actual, expected = attend(run, case.shape, inputs), expect(case.shape, inputs)
+    bound = error_bound(case.shape, inputs, expected, TENSOR_CORES)
+    return judge(f"block_attention, {case.name}", actual, expected, bound)
+
+
+def check_bits(run: Run) -> Accuracy:
+    """Whether results have the same bits for a sequence alone, and for a causal row alone.
+
+    Both calls have few rows, so as many splits.
+    """
+    shape = AttentionShape(2, 1, 64, ONE_LAUNCH, is_causal=True)
+    inputs = make_inputs(shape, (700, 33))
+    together = attend(run, shape, inputs)
+    found = []
+    for b, length in enumerate(inputs["key_value_lengths"]):
+        names = ("q", "k_cache", "v_cache", "key_value_lengths")
+        alone = inputs | {name: inputs[name][b : b + 1] for name in names}
+        if attend(run, shape, alone).tobytes() != together[b : b + 1].tobytes():
+            found.append(f"sequence {b} depends on its neighbours")
+        for row in (0, 7):
+            single = alone | {"q": np.ascontiguousarray(alone["q"][:, :, row : row + 1])}
+            single["key_value_lengths"] = np.array([length - 7 + row], np.int32)
+            if attend(run, shape, single).tobytes() != together[b : b + 1, :, row].tobytes():
+                found.append(f"row {row} of sequence {b} depends on the rows beside it")
+    mismatch = "; ".join(found) or None
+    return Accuracy("block_attention, bits", float(len(found)), 0.0, mismatch)
+
 
 Tensors = dict[str, Any]
 """torch.Tensor by name."""
