@@ -59,6 +59,7 @@ def check_line(error: DflashError, *pieces: str) -> None:
         assert piece in message
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("graph", USES)
 @pytest.mark.parametrize("damage", DAMAGES)
 def test_a_damaged_graph_is_named_in_one_line(bundle: Bundle, graph: str, damage: str) -> None:
@@ -69,8 +70,9 @@ def test_a_damaged_graph_is_named_in_one_line(bundle: Bundle, graph: str, damage
     check_line(caught.value, f"{graph}.onnx", told)
 
 
-@pytest.mark.parametrize("damage", ["missing", "empty", "truncated"])
-@pytest.mark.parametrize("owner", ["target", "draft"])
+@pytest.mark.parametrize(
+    ("owner", "damage"), [("target", "missing"), ("draft", "empty"), ("target", "truncated")]
+)
 def test_damaged_weights_are_one_line(bundle: Bundle, owner: str, damage: str) -> None:
     DAMAGES[damage](bundle.folder / "weights" / owner / "shard-00000.safetensors")
     with pytest.raises(DflashError) as caught:

@@ -87,8 +87,8 @@ def make_requests(seed: int) -> list[Request]:
     ]
 
 
-@pytest.mark.covering(1)
-@pytest.mark.parametrize("name", ["paged fp8", *map(exhaustive, ("paged", "fp8"))])
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("name", FORMS)
 def test_any_traffic_keeps_every_token(
     built: TinyPair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
@@ -119,7 +119,7 @@ def test_any_traffic_keeps_every_token(
     assert cuda.is_clean
 
 
-@pytest.mark.parametrize("name", FORMS)
+@pytest.mark.parametrize("name", ["paged fp8", *map(exhaustive, ("paged", "fp8"))])
 def test_logits_are_near_the_cpus_and_memory_is_that_of_pages_and_codes(
     built: TinyPair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:

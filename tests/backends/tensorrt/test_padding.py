@@ -21,6 +21,7 @@ from tests.backends.steps import one_chunk, random_ids, run_chunks
 from tests.backends.tensorrt.drawing import GREEDY, PROMPTS, Decoding, write_graphs
 from tests.backends.tensorrt.machine import Machine, make_machine, run_alone
 from tests.backends.tensorrt.watched import Watched
+from tests.covering import exhaustive
 from tests.pairs import PairFactory, TinyPair
 
 SLOTS, LENGTH, CHUNK, ROWS, VOCAB, SIZE = 6, 150, 48, 5, 64, 8
@@ -65,7 +66,9 @@ def make_requests(count: int, seed: int, longest: int = 2 * CHUNK) -> list[Reque
     ]
 
 
-@pytest.mark.parametrize("blocks", [(None,), (3, 3, 3, *[None] * 3)], ids=["equal", "ragged"])
+@pytest.mark.parametrize(
+    "blocks", [exhaustive((None,)), (3, 3, 3, *[None] * 3)], ids=["equal", "ragged"]
+)
 def test_no_sequence_ever_sees_an_idle_row(
     machine: Machine, linear: TinyPair, blocks: tuple[int | None, ...]
 ) -> None:
@@ -114,7 +117,7 @@ def test_the_end_of_a_gap_is_padded_over_drafts_that_were_rejected(machine: Mach
         if executor.limits.draws:
             sampling = sampling_input(executor.limits, [SamplingParams()])
         rows = []
-        for end in range(begin + 2, begin + CHUNK + 1, 3):
+        for end in range(begin + 2, begin + CHUNK + 1, 7):
             if executor.limits.page_pool is not None:
                 executor.bind_pages(0, range(LENGTH // SIZE))
             given: dict[str, Any] = {"start": begin, "sampling": sampling}
@@ -203,6 +206,7 @@ def usual_shapes() -> set[tuple[str, tuple[int, ...]]]:
     return chunks | steps | {("draft", (batch, ROWS)) for batch in BATCHES}
 
 
+@pytest.mark.parametrize("machine", ["linear"], indirect=True)
 def test_shapes_are_few_and_no_context_changes_its_own(machine: Machine) -> None:
     """Prompts of every length, chunks of every remainder, any number of sequences."""
     executor = machine.open()
@@ -216,6 +220,7 @@ def test_shapes_are_few_and_no_context_changes_its_own(machine: Machine) -> None
     assert machine.trt.shape_changes == 0
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("speculation", [True, False])
 def test_no_request_makes_a_shape_or_a_graph_after_the_warm_up(
     machine: Machine, speculation: bool

@@ -20,7 +20,6 @@ from dflash_trt.errors import DflashError
 from dflash_trt.runtime import Generator, GeneratorOptions, Request, SamplingParams
 from tests.backends.steps import forward_rows, one_step, random_ids, run_chunks
 from tests.backends.tensorrt.machine import Machine, engine_form, make_machine, run_alone
-from tests.covering import exhaustive
 from tests.inspection import poison_free_pages
 from tests.lossless.runs import count_tokens, run_traffic
 from tests.pairs import TWO_KINDS, PairFactory, TinyPair
@@ -102,7 +101,8 @@ def test_a_shared_prefix_changes_neither_tokens_nor_acceptance(
     assert starved.statistics.acceptance_histogram != whole.statistics.acceptance_histogram
 
 
-@pytest.mark.parametrize("seed", [3, exhaustive(4), exhaustive(5)])
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("seed", [3, 4])
 def test_any_traffic_keeps_every_token(machine: Machine, linear: TinyPair, seed: int) -> None:
     """Admissions, cancellations (in mid-prefill too), preemption, shared prefixes.
 

@@ -15,6 +15,7 @@ from dflash_trt.core.limits import Limits
 from dflash_trt.graph.bindings import GraphName
 from dflash_trt.graph.form import GraphForm, Precision
 from tests.backends.tensorrt.build.conftest import RecordedProgress
+from tests.covering import exhaustive
 from tests.graph.builds import build
 from tests.pairs import PairFactory
 
@@ -34,7 +35,7 @@ row_sample (logits, positions, sampling) => (token_ids)
 """
 
 
-@pytest.mark.parametrize("graph", ["target", "target_only"])
+@pytest.mark.parametrize("graph", [exhaustive("target"), "target_only"])
 def test_all_around_the_kernels_builds(
     make_pair: PairFactory, tmp_path: Path, graph: GraphName
 ) -> None:
