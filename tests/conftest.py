@@ -42,6 +42,11 @@ if TYPE_CHECKING:
     from tests.shared import Shared
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    """Brings a folder's files together: pytest forgets its fixtures when it comes back to it."""
+    config.args.sort()
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Iterator[None]:
     """Imports hundreds of modules, which stay: nothing of them is looked through for garbage."""

@@ -87,8 +87,9 @@ def test_only_a_good_key_is_let_in(front: Front, log: Log) -> None:
             ask(url, wrong)
         assert refused.value.code == "invalid_api_key"
         assert refused.value.response.headers["WWW-Authenticate"] == "Bearer"
-    for wrong in ("Bearer " + "é" * 20, f"Basic {ONE}", ONE):
-        asked = urllib.request.Request(f"{url}/v1/models", headers={"Authorization": wrong})
+    headers = ("Bearer " + "é" * 20, f"Basic {ONE}", ONE)
+    for path, wrong in (*(("v1/models", one) for one in headers), ("tokenize", ONE)):
+        asked = urllib.request.Request(f"{url}/{path}", headers={"Authorization": wrong})
         with pytest.raises(urllib.error.HTTPError, match="401"):
             urllib.request.urlopen(asked)
     assert [one.id for one in client(url, ONE).models.list()] == ["demo", "gpt-4o"]
@@ -101,8 +102,8 @@ def test_only_a_good_key_is_let_in(front: Front, log: Log) -> None:
         assert f"# TYPE {name} {kind}\n".encode() in text and f"# HELP {name} ".encode() in text
     counted = f'{ANSWERS}{{path="/v1/completions",code="401"}} 4\n'
     assert counted.encode() in text and b"dflash_ready 1\n" in text
-    lines = log(10)
-    assert [line["status"] for line in lines] == [401] * 7 + [200] * 3
+    lines = log(11)
+    assert [line["status"] for line in lines] == [401] * 8 + [200] * 3
     assert not any(key in json.dumps(lines) for key in (ONE, TWO))
     with urllib.request.urlopen(f"{front(ScriptedModel(ready=False))}/metrics") as metrics:
         assert b"dflash_ready 0\n" in metrics.read()

@@ -23,10 +23,7 @@ from dflash_trt.serving.client.client import (
 )
 from dflash_trt.serving.client.errors import ServedModelError, read_error
 from dflash_trt.serving.client.wire import Response, WireClient, make_input
-from tests.serving.client import read_metrics
-from tests.serving.conftest import counting
 from tests.serving.served import PROMPTS, Served
-from tests.waiting import wait_until
 
 
 async def _collect(model: ServedModel, request: GenerationRequest) -> list[TextDelta]:
@@ -60,28 +57,6 @@ def test_without_a_limit_the_context_is_it(served: Served) -> None:
         assert delta.result is not None and delta.result.finish_reason == "length"
         one = delta.result.statistics
         assert one.prompt_tokens + one.output_tokens == 1024
-
-
-@pytest.mark.parametrize("streaming", [True, False])
-def test_who_leaves_frees_the_slot(served: Served, streaming: bool) -> None:
-    """As the front does for a client that hangs up: its request would go on for seconds."""
-    request = GenerationRequest(
-        prompt=PROMPTS[0], max_tokens=900, ignore_eos=True, streaming=streaming
-    )
-
-    async def leave() -> None:
-        model = ServedModel(served.grpc)
-        asking = asyncio.create_task(_collect(model, request))
-        await asyncio.to_thread(
-            wait_until, lambda: read_metrics(served.metrics)["dflash_active_slots"] == 1
-        )
-        asking.cancel()
-        await asyncio.gather(asking, return_exceptions=True)
-        await model.close()
-
-    with counting(served, 1) as grown:
-        asyncio.run(leave())
-    assert grown['dflash_requests_total{outcome="cancelled"}'] == 1
 
 
 def test_refusals(served: Served) -> None:

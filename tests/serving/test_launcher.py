@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
 import socket
 import sys
 import textwrap
@@ -19,7 +17,7 @@ from dflash_trt.serving.server.launcher import TritonServer
 from dflash_trt.serving.server.tritonserver import TritonServerBinary, find_tritonserver
 from tests.inspection import server_traces
 from tests.serving.served import server_options
-from tests.waiting import PATIENCE_S, wait_until
+from tests.waiting import PATIENCE_S
 
 CONFIG = """
 backend: "python"
@@ -85,33 +83,6 @@ def _own_addresses() -> list[str]:
     """Addresses of this machine besides the loopback one."""
     found = socket.getaddrinfo(socket.gethostname(), None, socket.AF_INET)
     return [str(one[4][0]) for one in found if not str(one[4][0]).startswith("127.")]
-
-
-@pytest.mark.exhaustive
-def test_a_killed_server_takes_its_models_along(
-    tritonserver: TritonServerBinary, tmp_path: Path
-) -> None:
-    repository = _write_repository(
-        tmp_path / "repository",
-        f"import os, pathlib; pathlib.Path({str(tmp_path / 'pid')!r}).write_text(str(os.getpid()))",
-    )
-    with TritonServer(server_options(repository)) as server:
-        server.wait_ready(PATIENCE_S)
-        server.send_signal(signal.SIGKILL)
-        assert server.wait(PATIENCE_S) == 128 + signal.SIGKILL
-        traces = server_traces(server)
-    assert not any(path.exists() for path in traces)
-    stub = int((tmp_path / "pid").read_text())
-    wait_until(lambda: not _is_running(stub))
-
-
-def _is_running(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    return state not in "ZX"
 
 
 def test_refuses_what_cannot_serve(tritonserver: TritonServerBinary, tmp_path: Path) -> None:

@@ -21,13 +21,12 @@ from tests.text.tokenizers import make_byte_level, make_plain
 PROMPT = "the red fox"
 
 
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_a_chats_are_the_runtimes(served: Served, generate: Generate, temperature: float) -> None:
-    sampling = SamplingParams(temperature=temperature, seed=5)
+def test_a_chats_are_the_runtimes(served: Served, generate: Generate) -> None:
+    sampling = SamplingParams(temperature=1.0, seed=5)
     chat = [{"role": "user", "content": PROMPT}]
     own = generate(chat, sampling, max_tokens=12, logprobs=3)
     asked: dict[str, Any] = {"model": "demo", "messages": chat, "max_tokens": 12, "seed": 5}
-    asked |= {"temperature": temperature, "logprobs": True, "top_logprobs": 3}
+    asked |= {"temperature": 1.0, "logprobs": True, "top_logprobs": 3}
     client = openai_client(served.openai.removesuffix("/v1"))
     (choice,) = client.chat.completions.create(**asked).choices
     assert choice.logprobs is not None and choice.logprobs.content is not None
@@ -46,25 +45,6 @@ def test_a_chats_are_the_runtimes(served: Served, generate: Generate, temperatur
     assert [one.model_dump() for one in streamed] == [one.model_dump() for one in content]
 
 
-def test_a_completions_columns(served: Served, generate: Generate) -> None:
-    own = generate(PROMPT, max_tokens=9, logprobs=2)
-    asked: dict[str, Any] = {"model": "demo", "prompt": PROMPT, "max_tokens": 9}
-    asked |= {"temperature": 0, "logprobs": 2}
-    client = openai_client(served.openai.removesuffix("/v1"))
-    (choice,) = client.completions.create(**asked).choices
-    columns = choice.logprobs
-    assert columns is not None and columns.tokens is not None
-    assert columns.token_logprobs == [one.logprob for one in own.logprobs or ()]
-    assert "".join(columns.tokens) == choice.text
-    ends = np.cumsum([0, *map(len, columns.tokens)]).tolist()
-    assert columns.text_offset == ends[:-1]
-    assert columns.top_logprobs is not None and len(columns.top_logprobs) == 9
-    parts = [one.choices[0].logprobs for one in client.completions.create(**asked, stream=True)]
-    joined = [text for part in parts if part is not None for text in part.tokens or ()]
-    offsets = [at for part in parts if part is not None for at in part.text_offset or ()]
-    assert (joined, offsets) == (columns.tokens, columns.text_offset)
-
-
 def test_an_echo_with_the_prompts(served: Served, generate: Generate) -> None:
     """What evaluation harnesses ask for: the log-probability of a text, token by token."""
     own = generate(PROMPT, max_tokens=2, logprobs=1, prompt_logprobs=1)
@@ -80,6 +60,8 @@ def test_an_echo_with_the_prompts(served: Served, generate: Generate) -> None:
         assert columns.top_logprobs is not None and columns.top_logprobs[0] is None
         for top, one in zip(columns.top_logprobs[1:], scored, strict=True):
             assert max(top.values()) == one.top_logprobs[0]
+        ends = np.cumsum([0, *map(len, columns.tokens)]).tolist()
+        assert columns.text_offset == ends[:-1]
         assert "".join(columns.tokens) == choice.text == PROMPT + (own.text or "")
     texts, parts = ["", ""], [[], []]  # type: ignore[var-annotated]
     for chunk in client.completions.create(**asked, stream=True):

@@ -13,6 +13,7 @@ from urllib.parse import urlsplit
 
 import openai
 import pytest
+from tokenizers import Tokenizer
 
 from dflash_trt.errors import DflashError
 from dflash_trt.runtime import SamplingParams
@@ -21,6 +22,7 @@ from dflash_trt.serving.openai.access import Gate
 from dflash_trt.serving.openai.body import MAX_BODY_BYTES, MAX_VALUES
 from dflash_trt.serving.openai.figures import FrontFigures
 from dflash_trt.serving.openai.options import FrontOptions
+from dflash_trt.serving.openai.tokenization import MAX_CHARACTERS
 from dflash_trt.text.sandbox import Sandbox, SandboxLostError
 from tests.cli.bigram import write_tokenizer
 from tests.serving.fronts import Front, ScriptedModel, openai_client, post, switching_front
@@ -36,10 +38,15 @@ CHAT: dict[str, Any] = {"model": "demo", "messages": [{"role": "user", "content"
 
 
 @pytest.fixture(scope="module")
-def front(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Front]:
-    """Its tokenizer has a chat template."""
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tokenizer with a chat template."""
     folder = tmp_path_factory.mktemp("tokenizer")
     write_tokenizer(folder, TEMPLATE)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def front(folder: Path) -> Iterator[Front]:
     with switching_front(folder) as front:
         yield front
 
@@ -99,26 +106,18 @@ def test_one_sample_that_fails_ends_all(front: Front) -> None:
     assert len(model.finished) == 6 and {*model.finished} <= {"failed", "cancelled"}
 
 
-def test_an_echo(front: Front) -> None:
-    client = openai_client(front(ScriptedModel()))
-    asked: dict[str, Any] = {"model": "demo", "prompt": ["cab", [5, 6]], "echo": True}
-    whole = client.completions.create(**asked)
-    texts = [one.text for one in whole.choices]
-    assert texts[0] == "cabone two" and texts[1].endswith("one two") and len(texts[1]) == 9
-    streamed = ["", ""]
-    for chunk in client.completions.create(**asked, stream=True):
-        streamed[chunk.choices[0].index] += chunk.choices[0].text
-    assert streamed == texts
-
-
-def test_completion_stream(front: Front) -> None:
-    model = ScriptedModel()
-    chunks = list(openai_client(front(model)).completions.create(**PROMPT, stream=True))
-    assert [chunk.choices[0].text for chunk in chunks] == ["one ", "two", ""]
-    assert [chunk.choices[0].finish_reason for chunk in chunks] == [None, None, "length"]
-    assert len({chunk.id for chunk in chunks}) == 1
-    assert all(chunk.usage is None for chunk in chunks)
-    assert model.asked[0].streaming
+def test_the_bytes_of_a_stream(front: Front) -> None:
+    model, options = ScriptedModel(), {"stream_options": {"include_usage": True}}
+    body = PROMPT | {"stream": True} | options
+    status, text, headers = post(front(model), "/v1/completions", body)
+    assert status == 200 and headers["content-type"].startswith("text/event-stream")
+    *events, done, end = text.decode().split("\n\n")
+    assert (done, end) == ("data: [DONE]", "")
+    *chunks, last = (json.loads(event.removeprefix("data: ")) for event in events)
+    assert [one["choices"][0]["text"] for one in chunks] == ["one ", "two", ""]
+    assert [one["choices"][0]["finish_reason"] for one in chunks] == [None, None, "length"]
+    assert not any(one["usage"] for one in chunks) and last["usage"]["total_tokens"] == 17
+    assert len({one["id"] for one in (*chunks, last)}) == 1 and model.asked[0].streaming
 
 
 def test_chat(front: Front) -> None:
@@ -160,14 +159,27 @@ def test_chat_stream_with_usage(front: Front) -> None:
     assert last.choices == [] and last.usage.total_tokens == 17
 
 
-def test_the_bytes_of_a_stream(front: Front) -> None:
-    body = PROMPT | {"stream": True, "stream_options": {"include_usage": True}}
-    status, text, headers = post(front(ScriptedModel()), "/v1/completions", body)
-    assert status == 200 and headers["content-type"].startswith("text/event-stream")
-    *events, done, end = text.decode().split("\n\n")
-    assert (done, end) == ("data: [DONE]", "")
-    bodies = [json.loads(event.removeprefix("data: ")) for event in events]
-    assert [body["usage"] is None for body in bodies] == [True, True, True, False]
+def test_tokens_there_and_back(front: Front, folder: Path) -> None:
+    """The tokenizer's own answers."""
+    url, text = front(ScriptedModel()), "é red\nfox"
+    core = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    ids = core.encode(text).ids
+
+    def ask(path: str, body: Any) -> Any:
+        status, answer, _ = post(url, path, body)
+        assert status == 200, answer
+        return json.loads(answer)
+
+    expected = {"count": len(ids), "max_model_len": 512, "tokens": ids, "token_strs": None}
+    for model in ({}, {"model": "demo"}):
+        assert ask("/tokenize", {"prompt": text} | model) == expected
+    named = ask("/tokenize", {"prompt": text, "return_token_strs": True})
+    assert named["token_strs"] == [core.id_to_token(one) for one in ids]
+    assert ask("/detokenize", {"tokens": ids}) == {"prompt": text}
+    assert ask("/detokenize", {"tokens": []}) == {"prompt": ""}
+    chat = {"messages": [{"role": "user", "content": text}]}
+    rendered = core.encode(f"<user>{text}<end><answer>", add_special_tokens=False).ids
+    assert ask("/tokenize", chat)["tokens"] == rendered
 
 
 def test_models_and_health(front: Front) -> None:
@@ -184,6 +196,7 @@ def test_models_and_health(front: Front) -> None:
             assert fetch(urlsplit(url).netloc, path, method="GET")[0] == status, path
 
 
+TOOL = {"type": "function", "function": {"name": "f"}}
 NO_SYSTEM = {"messages": [{"role": "system", "content": "x"}]}
 
 
@@ -219,6 +232,26 @@ NO_SYSTEM = {"messages": [{"role": "system", "content": "x"}]}
         ("responses", {}, 404, None, "/v1/responses: Not Found; ask /v1/chat/completions"),
         ("respond", {}, 404, None, "Not Found"),
         ("models", {}, 405, None, "Method Not Allowed"),
+        *(
+            ("../tokenize", one, 400, param, "")
+            for one, param in (
+                ({}, "prompt"),
+                ({"prompt": ["a"]}, "prompt"),
+                ({"prompt": "a", "messages": CHAT["messages"]}, "prompt"),
+                ({"prompt": "a", "tools": [TOOL]}, "tools"),
+                ({"messages": []}, "messages"),
+                ({"prompt": "a", "model": 1}, "model"),
+                ({"prompt": "a", "add_special_tokens": 1}, "add_special_tokens"),
+                ({"prompt": "a", "add_generation_prompt": False}, "add_generation_prompt"),
+                ({"prompt": "a" * (MAX_CHARACTERS + 1)}, "prompt"),
+            )
+        ),
+        ("../tokenize", {"prompt": "a", "model": "other"}, 404, "model", "only 'demo'"),
+        ("../detokenize", {}, 400, "tokens", "required"),
+        *(
+            ("../detokenize", {"tokens": [one]}, 400, "tokens[0]", "")
+            for one in (True, -1, 299999, 1 << 80)
+        ),
     ],
 )
 def test_refusals(
@@ -226,7 +259,7 @@ def test_refusals(
 ) -> None:
     model = ScriptedModel()
     url = front(model)
-    got, answer, _ = post(url, f"/v1/{path}", body)
+    got, answer, _ = post(url, f"/v1/{path}".replace("/v1/../", "/"), body)
     error = json.loads(answer)["error"]
     assert (got, error["param"]) == (status, param)
     assert error.keys() == {"message", "type", "param", "code"}

@@ -110,20 +110,12 @@ def test_calls_whole_and_streamed(
         else:
             assert '<tools>{"type": "function", "function": {"name": "get"' in model.asked[0].prompt
         assert "put" not in model.asked[-1].prompt
-
-
-@pytest.mark.parametrize(("template", "core", "text"), FAMILIES)
-def test_results_go_back_into_the_template(
-    tmp_path: Path, template: str, core: Tokenizer, text: str
-) -> None:
-    with templated_front(tmp_path / "model", template, core) as front:
-        model = _script(core, text)
-        client = openai_client(front(model))
+        # Results go back into the template.
         messages = list(ASK)
         for turn in range(2):
-            message = client.chat.completions.create(**CHAT | {"messages": messages}).choices[0]
-            calls = message.message.tool_calls or []
-            messages.append(message.message.model_dump(exclude_none=True))
+            choice = client.chat.completions.create(**CHAT | {"messages": messages}).choices[0]
+            calls = choice.message.tool_calls or []
+            messages.append(choice.message.model_dump(exclude_none=True))
             for one in calls:
                 result = {"role": "tool", "tool_call_id": one.id, "content": f"result {turn}"}
                 messages.append(result)
@@ -199,7 +191,7 @@ class Get(BaseModel):
     a: int
 
 
-def test_parse_helpers_and_samples(tmp_path: Path) -> None:
+def test_parse_helpers_samples_and_tokens(tmp_path: Path) -> None:
     with templated_front(tmp_path / "model", PLAIN, HERMES_CORE) as front:
         model = _script(HERMES_CORE, '{"a": 5}')
         client = openai_client(front(model)).chat.completions
@@ -220,6 +212,12 @@ def test_parse_helpers_and_samples(tmp_path: Path) -> None:
             for piece in choice.delta.tool_calls or []:
                 texts[choice.index][1] += piece.function.arguments if piece.function else ""
         assert texts == [["I look.", '{"a": 1}']] * 4
+        url = str(openai_client(front(ScriptedModel())).base_url).removesuffix("/v1/")
+        with_tools, without = ({"messages": ASK, "tools": TOOLS}, {"messages": ASK})
+        counts = [
+            json.loads(post(url, "/tokenize", one)[1])["count"] for one in (with_tools, without)
+        ]
+        assert counts[0] > counts[1] + 100
 
 
 def test_calls_in_a_form_that_is_not_known(tmp_path: Path) -> None:
@@ -231,16 +229,3 @@ def test_calls_in_a_form_that_is_not_known(tmp_path: Path) -> None:
             status, answer, _ = post(url, "/v1/chat/completions", CHAT)
             assert status == 400 and b"calls in no form that is known here" in answer
             assert post(url, "/v1/chat/completions", {**CHAT, "tools": []})[0] == 200
-
-
-def test_tokens_of_a_chat_with_tools(tmp_path: Path) -> None:
-    with templated_front(tmp_path / "model", PLAIN, HERMES_CORE) as front:
-        url = front(ScriptedModel())
-        asked = {"messages": ASK, "tools": TOOLS}
-        counts = [
-            json.loads(post(url, "/tokenize", one)[1])["count"]
-            for one in (asked, {"messages": ASK})
-        ]
-        assert counts[0] > counts[1] + 100
-        status, answer, _ = post(url, "/tokenize", {"prompt": "x", "tools": TOOLS})
-        assert status == 400 and b"goes with messages only" in answer

@@ -78,20 +78,3 @@ def test_requests_in_flight_end_before_the_server(
     _, err = process.communicate(timeout=PATIENCE_S)
     assert process.returncode != 0, "requests were cut off"
     assert "Traceback" not in err and "500" not in err
-
-
-def test_a_server_whose_requests_end_in_time_ends_with_0(
-    serve_bundle: tuple[subprocess.Popen[str], str],
-) -> None:
-    """The real one, within its seconds."""
-    process, url = serve_bundle
-    host = urlsplit(url).netloc
-    with _open_stream(url, 64) as first, _open_stream(url, 128) as second:
-        process.terminate()
-        wait_until(lambda: fetch(host, "/health", b"", "GET")[0] == 503)
-        for answer in (first, second):
-            content = answer.read()
-            assert content.endswith(b"data: [DONE]\n\n") and b'"error"' not in content
-            assert content.count(b'"finish_reason":"length"') == 1
-    _, err = process.communicate(timeout=PATIENCE_S)
-    assert process.returncode == 0 and "Traceback" not in err
