@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from typing import Any
 
 from dflash_trt.errors import DflashError, one_line
-from dflash_trt.serving.client.openai_connection import OpenAiConnection
+from dflash_trt.serving.client.openai_chat import OpenAiConnection
 from dflash_trt.text.tokenizer import BundleTokenizer
 from dflash_trt.training.answers import AnswerOptions
 from dflash_trt.training.render import RenderedRow

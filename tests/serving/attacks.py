@@ -20,6 +20,7 @@ from urllib.parse import urlsplit
 
 import numpy as np
 import tritonclient.grpc as grpcclient
+from tritonclient.utils import InferenceServerException
 
 from tests.serving.client import CLASSIC, LLM, StreamClient, ask_grpc, make_fields, make_inputs
 
@@ -215,8 +216,9 @@ def aborted_streams(target: Target) -> set[Ending]:
         if how % 4 == 0:
             client = StreamClient(target.grpc)
             client.send(LLM, fields, parameters={"ignore_eos": True})
-            if how % 8:
-                next(client.receive(), None)
+            with suppress(InferenceServerException):  # the queue is full
+                if how % 8:
+                    next(client.receive(), None)
             client.close(cancel=True)
             return "closed"
         with connected(target.front) as front:

@@ -290,16 +290,3 @@ def test_an_agents_loop(client: openai.OpenAI) -> None:
     messages.append({"role": "user", "content": "more"})
     last = client.chat.completions.create(messages=messages, **asked | {"tool_choice": "none"})
     assert last.choices[0].message.tool_calls is None and last.choices[0].message.content
-
-
-def test_a_chat(client: openai.OpenAI, generate: Generate) -> None:
-    messages: Any = [{"role": "user", "content": PROMPTS[1]}]
-    expected = generate(messages, max_tokens=40)
-    plain = generate(PROMPTS[1], max_tokens=1)
-    assert expected.statistics.prompt_tokens == plain.statistics.prompt_tokens + 1
-    chat = partial(client.chat.completions.create, messages=messages, max_tokens=40)
-    whole = chat(**_fields(GREEDY))
-    assert whole.choices[0].message.content == expected.text
-    _check_usage(whole.usage, expected)
-    chunks = list(chat(**_fields(GREEDY), stream=True))
-    assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == expected.text

@@ -156,22 +156,22 @@ def test_what_is_wrong_with_a_servers_processes(tmp_path: Path) -> None:
     _add(tmp_path, 8, "S", 7, "/stub", "/r/tensorrt_llm/1/model.py", "shm")
     watch = ProcessWatch(7, tmp_path)
     assert watch.find_models() == {"tensorrt_llm"}
-    assert watch.find_death() is watch.find_stop(0.0) is None
+    assert watch.find_trouble(0.0) is None
     for pid, name in ((7, "the server's process"), (8, "the process of the model tensorrt_llm")):
         ppid = {7: 1, 8: 7}[pid]
         for state in "Tt":
             set_state(pid, state, ppid)
-            assert watch.find_stop(0.0) is None
+            assert watch.find_trouble(0.0) is None
             set_state(pid, "R", ppid)
-            assert watch.find_stop(2 * STOPPED_S) is None, "it went on in between"
+            assert watch.find_trouble(2 * STOPPED_S) is None, "it went on in between"
             set_state(pid, state, ppid)
-            assert watch.find_stop(3 * STOPPED_S) is None
-            assert watch.find_stop(4 * STOPPED_S) == f"{name} is stopped"
+            assert watch.find_trouble(3 * STOPPED_S) is None
+            assert watch.find_trouble(4 * STOPPED_S) == f"{name} is stopped"
             set_state(pid, "S", ppid)
-            assert watch.find_stop(4 * STOPPED_S) is None
+            assert watch.find_trouble(4 * STOPPED_S) is None
     assert not has_dead_child(7, tmp_path)
     for state, ppid in (("Z", 7), ("S", 1)):
         set_state(8, state, ppid)
         assert watch.find_models() == {"tensorrt_llm"}
-        assert watch.find_death() == "the process of the model tensorrt_llm has died"
+        assert watch.find_trouble(0.0) == "the process of the model tensorrt_llm has died"
         assert has_dead_child(7, tmp_path) == (state == "Z")

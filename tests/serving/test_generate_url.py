@@ -37,7 +37,7 @@ def _without_times(record: object) -> object:
 )
 def test_the_same_output(run: Run, served: Served, options: list[object]) -> None:
     common = ["--prompt", PROMPTS[2], "--raw", "--max-tokens", 24, *options]
-    local, remote = (run("generate", one, *common) for one in _sources(served))
+    local, remote = (run("generate", *one, *common) for one in _sources(served))
     assert (remote.code, remote.out) == (0, local.out)
     here, there = (SECONDS.sub("s", one.err).splitlines() for one in (local, remote))
     assert there[:2] == here[:2] and len(there) == len(here)
@@ -49,12 +49,13 @@ def test_many_prompts(run: Run, served: Served, tmp_path: Path) -> None:
     texts = [PROMPTS[number % len(PROMPTS)] for number in range(SLOTS + QUEUE + 4)]
     file.write_text("".join(json.dumps({"prompt": text}) + "\n" for text in texts))
     common = ["--prompt-file", file, "--raw", "--max-tokens", 6, "--json"]
-    here, there = (run("generate", one, *common).json for one in _sources(served))
+    here, there = (run("generate", *one, *common).json for one in _sources(served))
     assert here.keys() == there.keys() and _without_times(here) == _without_times(there)
 
 
-def _sources(served: Served) -> tuple[object, str]:
-    return served.bundle, f"--url={served.grpc}"
+def _sources(served: Served) -> tuple[tuple[object, ...], ...]:
+    """The bundle with blocks that no clock changes, as it is served, and the server."""
+    return (served.bundle, "--block-schedule", "none"), (f"--url={served.grpc}",)
 
 
 def test_what_the_server_refuses(run: Run, served: Served) -> None:

@@ -118,9 +118,17 @@ def make_logger(trt: Any) -> Any:
     return Logger()
 
 
+class RefusedError(DflashError):
+    """A library did not do what it was asked to; it may have given no `cause`."""
+
+    def __init__(self, what: str, cause: str | None, where: str, fix: str | None) -> None:
+        super().__init__(f"{what}: {cause or 'it gives no reason'}", where=where, fix=fix)
+        self.cause = cause
+
+
 def refused(
     library: Library, doing: str, where: str, errors: list[str], *, fix: str | None = None
-) -> DflashError:
+) -> RefusedError:
     """The first error is the cause; those after it are its echoes."""
-    cause = one_line(errors[0]) if errors else "it gives no reason"
-    return DflashError(f"{library.name} cannot {doing}: {cause}", where=where, fix=fix)
+    cause = one_line(errors[0]) if errors else None
+    return RefusedError(f"{library.name} cannot {doing}", cause, where, fix)

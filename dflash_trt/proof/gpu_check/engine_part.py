@@ -15,7 +15,7 @@ from dflash_trt.backends.onnxruntime.executor import OnnxRuntimeExecutor
 from dflash_trt.backends.registry import open_executor
 from dflash_trt.backends.tensorrt.build.builder import EngineOptions
 from dflash_trt.backends.tensorrt.build.plugins import plugin_arch
-from dflash_trt.backends.tensorrt.library import Library, load_library
+from dflash_trt.backends.tensorrt.library import Library, RefusedError, load_library
 from dflash_trt.backends.tensorrt.run.engines import Loader
 from dflash_trt.backends.tensorrt.run.executor import TensorRtExecutor
 from dflash_trt.bundle.build import BuildOptions, build_bundle
@@ -238,7 +238,8 @@ def _probe_refusal(library: Library, path: Path) -> Found:
     try:
         Loader(library, load_library(library), None).load(path)
     except DflashError as error:
-        return "it gives no reason" not in error.what, error.message
+        has_cause = not isinstance(error, RefusedError) or error.cause is not None
+        return has_cause, error.message
     return False, "it was taken for an engine"
 
 

@@ -22,7 +22,7 @@ from dflash_trt.runtime import (
 from dflash_trt.runtime.request import Continuation
 from dflash_trt.sampling.rules import TokenRules
 from dflash_trt.serving.client.errors import ServedModelError, read_error
-from dflash_trt.serving.client.wire import MODEL, Response, WireClient, make_input
+from dflash_trt.serving.client.wire import FIGURES, MODEL, Response, WireClient, make_input
 from dflash_trt.text.grammar import Grammar
 
 if TYPE_CHECKING:
@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 Prompt = str | tuple[int, ...]
 """A text or token ids."""
 
+_LISTS = ("acceptance_histogram", "position_trials", "position_accepts")
+_OPTIONAL = ("cached_prompt_tokens", "preemptions", "forced_tokens")
 # Of INT32; beyond any context and any vocabulary, so that it limits nothing.
 _LARGEST = 2**31 - 1
 
@@ -214,34 +216,27 @@ def _to_float32(value: float, name: str) -> float:
 
 def _to_parameters(request: GenerationRequest) -> dict[str, Any]:
     """What the contract has no tensors for; only what is not the default."""
-    wanted: dict[str, Any] = {"streaming_text": "delta", "errors_as_output": True}
-    if request.ignore_eos:
-        wanted["ignore_eos"] = True
-    if not isinstance(request.prompt, str):
-        wanted["prompt_ids"] = json.dumps(request.prompt)
-    if request.logprobs is not None:
-        wanted["logprobs"] = request.logprobs
-        if request.logprobs_mode != "raw_logprobs":
-            wanted["logprobs_mode"] = request.logprobs_mode
-    if request.prompt_logprobs is not None:
-        wanted["prompt_logprobs"] = request.prompt_logprobs
-    if request.penalties.bias:
-        wanted["logit_bias"] = json.dumps(dict(request.penalties.bias))
-    if request.penalties.repetition != 1:
-        wanted["repetition_penalty"] = repr(request.penalties.repetition)
-    if request.penalties.frequency or request.penalties.presence:
-        wanted["own_penalties"] = True  # as Penalties has them, not as the contract does
-    if request.sampling.min_p:
-        wanted["min_p"] = repr(request.sampling.min_p)
-    if request.allowed_token_ids is not None:
-        wanted["allowed_token_ids"] = json.dumps(request.allowed_token_ids)
-    if request.bad_words:
-        wanted["bad_words"] = json.dumps(request.bad_words)
-    if request.grammar is not None:
-        wanted["grammar"] = json.dumps(asdict(request.grammar))
-    if not request.add_special_tokens:
-        wanted["add_special_tokens"] = False
-    return wanted
+    penalties, prompt, grammar = request.penalties, request.prompt, request.grammar
+    mode, allowed = request.logprobs_mode, request.allowed_token_ids
+    wanted: dict[str, Any] = {
+        "streaming_text": "delta",
+        "errors_as_output": True,
+        "ignore_eos": request.ignore_eos or None,
+        "prompt_ids": None if isinstance(prompt, str) else json.dumps(prompt),
+        "logprobs": request.logprobs,
+        "logprobs_mode": None if request.logprobs is None or mode == "raw_logprobs" else mode,
+        "prompt_logprobs": request.prompt_logprobs,
+        "logit_bias": json.dumps(dict(penalties.bias)) if penalties.bias else None,
+        "repetition_penalty": repr(penalties.repetition) if penalties.repetition != 1 else None,
+        # As Penalties has them, not as the contract does.
+        "own_penalties": True if penalties.frequency or penalties.presence else None,
+        "min_p": repr(request.sampling.min_p) if request.sampling.min_p else None,
+        "allowed_token_ids": None if allowed is None else json.dumps(allowed),
+        "bad_words": json.dumps(request.bad_words) if request.bad_words else None,
+        "grammar": None if grammar is None else json.dumps(asdict(grammar)),
+        "add_special_tokens": None if request.add_special_tokens else False,
+    }
+    return {name: value for name, value in wanted.items() if value is not None}
 
 
 def _read_delta(response: Response, request: GenerationRequest) -> TextDelta:
@@ -257,42 +252,26 @@ def _read_delta(response: Response, request: GenerationRequest) -> TextDelta:
 
 def _read_statistics(response: Response, first_s: float, end_s: float) -> RequestStatistics:
     """The figures of the last response; seconds since the submission."""
-
-    def find(name: str) -> int | None:
-        return next(iter(response.numbers(name)), None)
-
-    def read(name: str) -> int:
-        value = find(name)
-        if value is None:
+    found: dict[str, Any] = {"time_to_first_token_s": first_s, "end_to_end_s": end_s}
+    for name, field in FIGURES.items():
+        numbers = response.numbers(name)
+        if field in _LISTS:
+            found[field] = numbers
+        elif numbers:
+            found[field] = numbers[0]
+        elif field not in _OPTIONAL:
             fix = "serve a repository that `dflash-trt package` made"
             what = f"its last answer has no {name}"
             raise ServedModelError(what, "failed", where=MODEL, fix=fix)
-        return value
-
-    known = RequestStatistics(
-        prompt_tokens=read("num_input_tokens"),
-        output_tokens=read("num_output_tokens"),
-        cached_prompt_tokens=find("cached_prompt_tokens"),
-        preemptions=find("preemptions"),
-        steps=read("num_verify_steps"),
-        drafted_tokens=read("total_draft_tokens"),
-        accepted_tokens=read("total_accepted_draft_tokens"),
-        acceptance_histogram=response.numbers("acceptance_histogram"),
-        position_trials=response.numbers("position_trials"),
-        position_accepts=response.numbers("position_accepts"),
-        time_to_first_token_s=first_s,
-        end_to_end_s=end_s,
-    )
-    grammar_us = find("grammar_us")
-    if grammar_us is None:
-        return known
-    return replace(
-        known,
-        constrained_steps=known.steps,
-        constrained_step_tokens=known.step_tokens,
-        forced_tokens=find("forced_tokens"),
-        grammar_s=grammar_us / 1e6,
-    )
+    known = RequestStatistics(**found)
+    for grammar_us in response.numbers("grammar_us"):
+        known = replace(
+            known,
+            constrained_steps=known.steps,
+            constrained_step_tokens=known.step_tokens,
+            grammar_s=grammar_us / 1e6,
+        )
+    return known
 
 
 def _read_logprobs(response: Response, top: int) -> tuple[TokenLogprob, ...]:

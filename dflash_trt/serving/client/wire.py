@@ -22,6 +22,20 @@ if TYPE_CHECKING:
     from tritonclient.grpc.aio import InferenceServerClient
 
 MODEL = "tensorrt_llm"
+FIGURES = {
+    "num_input_tokens": "prompt_tokens",
+    "num_output_tokens": "output_tokens",
+    "num_verify_steps": "steps",
+    "acceptance_histogram": "acceptance_histogram",
+    "position_trials": "position_trials",
+    "position_accepts": "position_accepts",
+    "total_draft_tokens": "drafted_tokens",
+    "total_accepted_draft_tokens": "accepted_tokens",
+    "cached_prompt_tokens": "cached_prompt_tokens",
+    "preemptions": "preemptions",
+    "forced_tokens": "forced_tokens",
+}
+"""Outputs of the last response, and the fields of RequestStatistics that they have."""
 # Of the questions about the model; requests have no limit here.
 _TIMEOUT_S = 10.0
 _LIVE_S = 2.0

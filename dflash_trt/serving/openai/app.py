@@ -7,6 +7,7 @@ import time
 from collections.abc import AsyncGenerator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 from typing import Any, Protocol
 
 from starlette.applications import Starlette
@@ -21,14 +22,15 @@ from dflash_trt.serving.openai.access import counted
 from dflash_trt.serving.openai.answers import AnswerReader, open_reader
 from dflash_trt.serving.openai.body import BodyReader
 from dflash_trt.serving.openai.errors import ApiError, as_api_error
+from dflash_trt.serving.openai.fields import read_body
 from dflash_trt.serving.openai.figures import FrontFigures
 from dflash_trt.serving.openai.messages import Conversation, check_variables
 from dflash_trt.serving.openai.reply import ReplyWriter
 from dflash_trt.serving.openai.request import CompletionRequest, read_chat, read_completion
 from dflash_trt.serving.openai.streams import EventStream, finish, merge, unless_gone
 from dflash_trt.serving.openai.tokenization import (
+    DetokenizeRequest,
     detokenize,
-    read_detokenize,
     read_tokenize,
     tokenize,
 )
@@ -156,7 +158,7 @@ class OpenAiApp:
         return await self._in_token_thread(tokenize, asked, text, self.max_seq_len)
 
     async def detokenize(self, request: Request) -> Response:
-        asked = await self.bodies.read(request, read_detokenize)
+        asked = await self.bodies.read(request, partial(read_body, DetokenizeRequest))
         self._check_model(asked.model)
         return await self._in_token_thread(detokenize, asked)
 

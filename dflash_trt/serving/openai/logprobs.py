@@ -48,14 +48,16 @@ class LogprobsWriter:
         }
 
     def _write_completion(self, newest: Sequence[TokenLogprob]) -> dict[str, Any]:
-        tokens = [self._text(one.token_id) for one in newest]
+        tokens = [_text(self._tokens, one.token_id) for one in newest]
         offsets = []
         for text in tokens:
             offsets.append(self._offset)
             self._offset += len(text)
         return {
             "tokens": tokens,
-            "token_logprobs": [_show(one.logprob) for one in newest],
+            "token_logprobs": [
+                None if math.isnan(one.logprob) else max(one.logprob, _LEAST) for one in newest
+            ],
             "top_logprobs": [self._by_text(one) for one in newest] if self._top else None,
             "text_offset": offsets,
         }
@@ -68,10 +70,8 @@ class LogprobsWriter:
         top = [*zip(one.top_ids, one.top_logprobs, strict=True)][: self._top]
         pairs = [(one.token_id, one.logprob), *top]
         pairs.sort(key=lambda pair: pair[1])
-        return {self._text(token_id): max(logprob, _LEAST) for token_id, logprob in pairs[::-1]}
-
-    def _text(self, token_id: int) -> str:
-        return _text(self._tokens, token_id)
+        texts = ((_text(self._tokens, one), logprob) for one, logprob in pairs[::-1])
+        return {text: max(logprob, _LEAST) for text, logprob in texts}
 
 
 def describe_prompt(
@@ -100,8 +100,3 @@ def _describe_place(tokens: TokenBytes, one: TokenLogprob, top: int) -> dict[str
 
 def _text(tokens: TokenBytes, token_id: int) -> str:
     return tokens[token_id].decode(errors="replace")
-
-
-def _show(logprob: float) -> float | None:
-    """Nothing for a prompt's first token, before which nothing is."""
-    return None if math.isnan(logprob) else max(logprob, _LEAST)

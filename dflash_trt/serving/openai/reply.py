@@ -41,8 +41,7 @@ class ReplyWriter:
         reasons: bool,
     ) -> None:
         self._chat, self._samples = asked.is_chat, asked.samples
-        self._include_usage, self._prompt_top = asked.include_usage, asked.prompt_logprobs
-        self._tokens = tokens
+        self._include_usage = asked.include_usage
         self._choices = [
             _Choice(index, asked, reader, lead, tokens, reasons=reasons)
             for index, (reader, lead) in enumerate(zip(readers, leads, strict=True))
@@ -63,7 +62,7 @@ class ReplyWriter:
         return {
             **self._head,
             "object": self._object,
-            **self._show_prompt(results[0].prompt_logprobs),
+            **self._choices[0].of_prompt(results[0].prompt_logprobs, chat=True),
             "choices": [choice.whole(result) for choice, result in pairs],
             "usage": _describe_usage([one.statistics for one in results], self._samples),
         }
@@ -76,8 +75,8 @@ class ReplyWriter:
         """The chunks of a choice's delta; none while there is nothing to show yet."""
         choice = self._choices[index]
         chunks = b"".join(self._event(one, None) for one in choice.continue_by(delta))
-        if shown := self._show_prompt(delta.prompt_logprobs):
-            chunks = self._event(choice.nothing(), None, shown) + chunks
+        if shown := choice.of_prompt(delta.prompt_logprobs, chat=True):
+            chunks = self._event(choice.chunk({}), None, shown) + chunks
         if delta.result is None:
             return chunks
         self._results[index] = delta.result
@@ -87,12 +86,6 @@ class ReplyWriter:
             each = [self._results[place].statistics for place in range(len(self._choices))]
             chunks += self._event(None, _describe_usage(each, self._samples))
         return chunks + b"data: [DONE]\n\n"
-
-    def _show_prompt(self, logprobs: Sequence[TokenLogprob] | None) -> dict[str, Any]:
-        """What a chat says of its prompt, which all of its choices have."""
-        if not self._chat or self._prompt_top is None or logprobs is None:
-            return {}
-        return {"prompt_logprobs": describe_prompt(self._tokens, logprobs, self._prompt_top)}
 
     def _event(
         self,
@@ -151,10 +144,10 @@ class _Choice:
     def open(self) -> list[dict[str, Any]]:
         """What its stream begins with."""
         if self._chat:
-            return [self._chunk({"role": "assistant", "content": ""})]
+            return [self.chunk({"role": "assistant", "content": ""})]
         if self._waits or not self._lead:
             return []
-        return [self._chunk({"content": self._lead})]
+        return [self.chunk({"content": self._lead})]
 
     def continue_by(self, delta: TextDelta) -> list[dict[str, Any]]:
         """What its stream goes on with, up to its end."""
@@ -162,25 +155,27 @@ class _Choice:
         if self._waits:
             self._waits = False
             shown = self._begin_text(delta.prompt_logprobs)
-            chunks.append({**self._chunk({"content": self._lead}), **shown})
+            chunks.append({**self.chunk({"content": self._lead}), **shown})
         self._untold += delta.logprobs
         chunks += self._chunks(self._reader.push(delta.text, delta.token_ids))
         if delta.result is None:
             return chunks
         chunks += self._chunks(self._reader.flush())
-        return [*chunks, self._chunk({}, self._reason(delta.result))]
+        return [*chunks, self.chunk({}, self._reason(delta.result))]
 
-    def nothing(self) -> dict[str, Any]:
-        """A chunk that adds nothing."""
-        return self._chunk({})
+    def of_prompt(
+        self, logprobs: Sequence[TokenLogprob] | None, *, chat: bool = False
+    ) -> dict[str, Any]:
+        """What a `chat` says of its prompt, which all of its choices have, or a completion."""
+        if chat != self._chat or self._prompt_top is None or logprobs is None:
+            return {}
+        return {"prompt_logprobs": describe_prompt(self._tokens, logprobs, self._prompt_top)}
 
     def _begin_text(self, logprobs: Sequence[TokenLogprob] | None) -> dict[str, Any]:
         """What a completion says of its prompt; of an echo its tokens come first."""
         if self._echoes and self._logprobs is not None:
             self._untold += logprobs or ()
-        if self._prompt_top is None or logprobs is None:
-            return {}
-        return {"prompt_logprobs": describe_prompt(self._tokens, logprobs, self._prompt_top)}
+        return self.of_prompt(logprobs)
 
     def _message(self, result: RequestResult) -> dict[str, Any]:
         whole = self._reader.push(result.text or "", result.token_ids) + self._reader.flush()
@@ -200,15 +195,16 @@ class _Choice:
     def _chunks(self, piece: AnswerPiece) -> list[dict[str, Any]]:
         chunks = []
         if piece.reasoning:
-            chunks.append(self._chunk({"reasoning_content": piece.reasoning}))
+            chunks.append(self.chunk({"reasoning_content": piece.reasoning}))
         if piece.content:
-            chunks.append(self._chunk({"content": piece.content}))
+            chunks.append(self.chunk({"content": piece.content}))
         for call in piece.calls:
             self._has_called = True
-            chunks.append(self._chunk({"tool_calls": [_describe_call(call)]}))
+            chunks.append(self.chunk({"tool_calls": [_describe_call(call)]}))
         return chunks
 
-    def _chunk(self, delta: Mapping[str, Any], reason: str | None = None) -> dict[str, Any]:
+    def chunk(self, delta: Mapping[str, Any], reason: str | None = None) -> dict[str, Any]:
+        """A piece of its stream, which adds `delta`."""
         shown = {"delta": delta} if self._chat else {"text": delta.get("content", "")}
         return self._show(shown, reason)
 

@@ -71,15 +71,6 @@ def read_tokenize(raw: Any) -> TokenizeRequest:
     return asked
 
 
-def read_detokenize(raw: Any) -> DetokenizeRequest:
-    """Reads the body of POST /detokenize.
-
-    Raises:
-        ApiError: a parameter that is missing, wrong or not supported.
-    """
-    return read_body(DetokenizeRequest, raw)
-
-
 def tokenize(
     tokenizer: BundleTokenizer, asked: TokenizeRequest, text: str, max_seq_len: int
 ) -> dict[str, Any]:

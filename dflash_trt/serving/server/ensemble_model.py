@@ -63,8 +63,7 @@ class TritonPythonModel:
         self._streaming_text = check_streaming_text(settings.text("streaming_text"))
         self._max_requests = settings.count("max_requests", 1)
         self._lock = threading.Lock()
-        self._live: dict[str, list[_Forwarding]] = {}
-        self._count = 0
+        self._live: set[_Forwarding] = set()
         self._threads: set[threading.Thread] = set()
         self._cancelled: set[_Forwarding] = set()
         self._stopping = False
@@ -100,10 +99,9 @@ class TritonPythonModel:
         tensors: Tensors = {one.name(): one.as_numpy() for one in request.inputs()}
         request_id = request.request_id()
         if read_scalar(tensors, "stop", bool):
-            with self._lock:
-                named = list(self._live.get(request_id, [])) if request_id else []
-            for one in named:
-                self._cancel(one)
+            for one in self._list_live():
+                if request_id and one.request_id == request_id:
+                    self._cancel(one)
             channel.finish()
             return
         parameters = {
@@ -113,12 +111,10 @@ class TritonPythonModel:
         forward = read_forward(tensors, parameters, request.timeout())
         forwarding = _Forwarding(request_id, channel, forward)
         with self._lock:
-            if self._count < self._max_requests:
-                self._count += 1
-                self._live.setdefault(request_id, []).append(forwarding)
-            else:
-                forwarding.done.set()
-        if forwarding.done.is_set():
+            is_full = len(self._live) >= self._max_requests
+            if not is_full:
+                self._live.add(forwarding)
+        if is_full:
             full = DflashError(f"the queue is full: {self._max_requests} requests are in flight")
             channel.fail(Failure(Outcome.OVERFLOW, full))
             return
@@ -179,15 +175,9 @@ class TritonPythonModel:
     def _release(self, forwarding: _Forwarding) -> None:
         """Its place is free again; the second time nothing happens."""
         self._watch.remove(forwarding.channel)
-        request_id = forwarding.request_id
         with self._lock:
-            if forwarding.done.is_set():
-                return
             forwarding.done.set()
-            self._count -= 1
-            self._live[request_id].remove(forwarding)
-            if not self._live[request_id]:
-                del self._live[request_id]
+            self._live.discard(forwarding)
 
     def _watch_llm_model(self) -> None:
         """Gives up what is in flight when the other model's process, once seen, has died.
@@ -198,7 +188,7 @@ class TritonPythonModel:
         """
         seen = False
         while not self._closing.wait(_LOOK_S):
-            if self._count or not seen:
+            if self._live or not seen:
                 runs = _LLM_MODEL in find_models(os.getppid()).values()
                 if seen and not runs:
                     self._give_up()
@@ -219,7 +209,7 @@ class TritonPythonModel:
 
     def _list_live(self) -> list[_Forwarding]:
         with self._lock:
-            return [one for several in self._live.values() for one in several]
+            return list(self._live)
 
     def _call(self, forwarding: _Forwarding) -> Any:
         forward = forwarding.forward

@@ -19,65 +19,39 @@ _GAUGE_PERIOD_S = 0.1
 FEWEST_STEPS = 256
 """Steps with drafts before anything is said of them: a few requests need not be like the others."""
 
-REQUESTS = ("dflash_requests_total", "Requests by outcome.")
-GRAMMARS = (
-    "dflash_grammars_total",
-    "Requests with a grammar, by whether it could be used: compiled, or refused.",
-)
-BUILD_INFO = ("dflash_build_info", "1, with the version of dflash-trt that serves.")
-# By field of RequestStatistics: the family's name and description.
-COUNTERS = {
-    "prompt_tokens": (
-        "dflash_prompt_tokens_total",
-        "Prompt tokens of requests that ended with a result.",
-    ),
-    "cached_prompt_tokens": (
-        "dflash_cached_prompt_tokens_total",
-        "Prompt tokens that came from the prefix cache.",
-    ),
-    "preemptions": (
-        "dflash_preemptions_total",
-        "Times a request lost its pages and was computed again.",
-    ),
-    "output_tokens": (
-        "dflash_output_tokens_total",
-        "Output tokens of requests that ended with a result.",
-    ),
-    "steps": ("dflash_verify_steps_total", "Verify steps of the target, counted per request."),
-    "step_tokens": (
-        "dflash_step_tokens_total",
-        "Tokens that verify steps emitted; divided by verify steps: tau.",
-    ),
-    "drafted_tokens": ("dflash_draft_tokens_total", "Draft tokens verified."),
-    "accepted_tokens": ("dflash_accepted_draft_tokens_total", "Draft tokens accepted."),
-    "constrained_steps": (
-        "dflash_constrained_verify_steps_total",
-        "Verify steps of requests with a grammar.",
-    ),
-    "constrained_step_tokens": (
-        "dflash_constrained_step_tokens_total",
-        "Tokens that those emitted; divided by them: tau with a grammar.",
-    ),
-    "forced_tokens": (
-        "dflash_forced_draft_tokens_total",
-        "Draft tokens that a grammar put in place of the drafter's.",
-    ),
-    "grammar_s": ("dflash_grammar_seconds_total", "Processor time in grammars, while decoding."),
+# Families by name: what they tell.
+_LABELLED = {
+    "dflash_requests_total": "Requests by outcome.",
+    "dflash_grammars_total": "Requests with a grammar, by whether it could be used.",
+    "dflash_build_info": "1, with the version of dflash-trt that serves.",
 }
-HISTOGRAMS = {
-    "queue_s": ("dflash_queue_seconds", "From arrival to the first prefill pass.", SECONDS),
-    "time_to_first_token_s": (
-        "dflash_time_to_first_token_seconds",
+# Counters and histograms by name: the field of RequestStatistics that they add up.
+_COUNTERS = {
+    "dflash_prompt_tokens_total": ("prompt_tokens", "Prompt tokens of requests with a result."),
+    "dflash_cached_prompt_tokens_total": ("cached_prompt_tokens", "Those from the prefix cache."),
+    "dflash_preemptions_total": ("preemptions", "Times a request lost its pages."),
+    "dflash_output_tokens_total": ("output_tokens", "Output tokens of requests with a result."),
+    "dflash_verify_steps_total": ("steps", "Verify steps of the target, counted per request."),
+    "dflash_step_tokens_total": ("step_tokens", "Tokens that verify steps emitted."),
+    "dflash_draft_tokens_total": ("drafted_tokens", "Draft tokens verified."),
+    "dflash_accepted_draft_tokens_total": ("accepted_tokens", "Draft tokens accepted."),
+    "dflash_constrained_verify_steps_total": ("constrained_steps", "Verify steps with a grammar."),
+    "dflash_constrained_step_tokens_total": ("constrained_step_tokens", "Tokens of these steps."),
+    "dflash_forced_draft_tokens_total": ("forced_tokens", "Draft tokens that a grammar put in."),
+    "dflash_grammar_seconds_total": ("grammar_s", "Processor time in grammars, while decoding."),
+}
+_HISTOGRAMS = {
+    "dflash_queue_seconds": ("queue_s", "From arrival to the first prefill pass."),
+    "dflash_time_to_first_token_seconds": (
+        "time_to_first_token_s",
         "From arrival to the first token.",
-        SECONDS,
     ),
-    "time_per_output_token_s": (
-        "dflash_time_per_output_token_seconds",
+    "dflash_time_per_output_token_seconds": (
+        "time_per_output_token_s",
         "(end - first token) / (output tokens - 1), by request.",
-        TOKEN_SECONDS,
     ),
 }
-GAUGES = {
+_GAUGES = {
     "dflash_slots": "Slots that there are: requests that run at a time.",
     "dflash_active_slots": "Slots that hold a request.",
     "dflash_waiting_requests": "Requests that wait for a slot.",
@@ -86,12 +60,11 @@ GAUGES = {
     "dflash_cache_usage_ratio": "Share of the KV caches that requests hold: positions, or pages.",
     "dflash_acceptance_length": "Tokens per verify step (tau) since the start.",
 }
+_REQUESTS, _GRAMMARS, _BUILD_INFO = _LABELLED
 KINDS = {
-    **dict.fromkeys(
-        (REQUESTS[0], GRAMMARS[0], *(name for name, _ in COUNTERS.values())), "counter"
-    ),
-    **dict.fromkeys((name for name, _, _ in HISTOGRAMS.values()), "histogram"),
-    **dict.fromkeys((BUILD_INFO[0], *GAUGES), "gauge"),
+    **dict.fromkeys((_REQUESTS, _GRAMMARS, *_COUNTERS), "counter"),
+    **dict.fromkeys(_HISTOGRAMS, "histogram"),
+    **dict.fromkeys((_BUILD_INFO, *_GAUGES), "gauge"),
 }
 """What a model exports: Prometheus's kind of each family."""
 
@@ -136,39 +109,36 @@ class Metrics:
         queue: int,
         acceptance: AcceptanceWatch,
     ) -> None:
-        self._load, self._acceptance = load, acceptance
+        self._load, self._acceptance, self._utils = load, acceptance, utils
         self._families: list[Any] = []  # a family must outlive its metrics
-        family = utils.MetricFamily
-        requests = self._family(utils, *REQUESTS, family.COUNTER)
-        self._outcomes = {
-            outcome: requests.Metric(labels={"outcome": outcome.value}) for outcome in Outcome
-        }
-        grammars = self._family(utils, *GRAMMARS, family.COUNTER)
+        requests = self._family(_REQUESTS, _LABELLED[_REQUESTS])
+        self._outcomes = {one: requests.Metric(labels={"outcome": one.value}) for one in Outcome}
+        grammars = self._family(_GRAMMARS, _LABELLED[_GRAMMARS])
         self._grammars = {
-            usable: grammars.Metric(labels={"outcome": "compiled" if usable else "refused"})
-            for usable in (True, False)
+            usable: grammars.Metric(labels={"outcome": outcome})
+            for usable, outcome in ((True, "compiled"), (False, "refused"))
         }
         self._counters = {
-            field: self._family(utils, name, text, family.COUNTER).Metric(labels={})
-            for field, (name, text) in COUNTERS.items()
+            field: self._family(name, text).Metric(labels={})
+            for name, (field, text) in _COUNTERS.items()
         }
         self._gauges = {
-            name: self._family(utils, name, text, family.GAUGE).Metric(labels={})
-            for name, text in GAUGES.items()
+            name: self._family(name, text).Metric(labels={}) for name, text in _GAUGES.items()
         }
         self._histograms = {
-            field: self._family(utils, name, text, family.HISTOGRAM).Metric(
-                labels={}, buckets=list(buckets)
+            field: self._family(name, text).Metric(
+                labels={}, buckets=list(TOKEN_SECONDS if "per_output" in name else SECONDS)
             )
-            for field, (name, text, buckets) in HISTOGRAMS.items()
+            for name, (field, text) in _HISTOGRAMS.items()
         }
-        info = self._family(utils, *BUILD_INFO, family.GAUGE).Metric(
-            labels={"version": __version__}
-        )
-        info.set(1)
-        self._gauges["dflash_slots"].set(slots)
-        self._gauges["dflash_waiting_requests_limit"].set(queue)
-        self._gauges[BUILD_INFO[0]] = info
+        info = self._family(_BUILD_INFO, _LABELLED[_BUILD_INFO])
+        self._gauges[_BUILD_INFO] = info.Metric(labels={"version": __version__})
+        for name, value in (
+            (_BUILD_INFO, 1),
+            ("dflash_slots", slots),
+            ("dflash_waiting_requests_limit", queue),
+        ):
+            self._gauges[name].set(value)
         self._shown: dict[str, float] = {}
         self._steps = self._step_tokens = 0
         self._ended: SimpleQueue[tuple[Outcome, RequestStatistics | None] | bool | None]
@@ -188,18 +158,14 @@ class Metrics:
         self._ended.put(None)
         self._thread.join()
         # The server insists on this order.
-        for metrics in (
-            self._outcomes,
-            self._grammars,
-            self._counters,
-            self._gauges,
-            self._histograms,
-        ):
+        counted = (self._outcomes, self._grammars, self._counters)
+        for metrics in (*counted, self._gauges, self._histograms):
             metrics.clear()
         self._families.clear()
 
-    def _family(self, utils: Any, name: str, text: str, kind: Any) -> Any:
-        family = utils.MetricFamily(name=name, description=text, kind=kind)
+    def _family(self, name: str, text: str) -> Any:
+        kind = getattr(self._utils.MetricFamily, KINDS[name].upper())
+        family = self._utils.MetricFamily(name=name, description=text, kind=kind)
         self._families.append(family)
         return family
 

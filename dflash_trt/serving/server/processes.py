@@ -30,19 +30,14 @@ class ProcessWatch:
         self._models |= find_models(self._server_pid, self._proc)
         return set(self._models.values())
 
-    def find_death(self) -> str | None:
-        """Which model's process has died, if any."""
-        for pid, model in self._models.items():
-            state, parent = read_state(self._proc / str(pid)) or ("X", 0)
-            if state in _DEAD or parent != self._server_pid:
-                return f"the process of the model {model} has died"
-        return None
-
-    def find_stop(self, now: float) -> str | None:
-        """Which process has been stopped for some time, if any."""
+    def find_trouble(self, now: float) -> str | None:
+        """Which process has died, or has been stopped for some time, if any."""
         names = {pid: f"the process of the model {name}" for pid, name in self._models.items()}
         for pid, name in {self._server_pid: "the server's process", **names}.items():
-            state, _ = read_state(self._proc / str(pid)) or ("X", 0)
+            state, parent = read_state(self._proc / str(pid)) or ("X", 0)
+            # The server's own death is its parent's to notice.
+            if pid in names and (state in _DEAD or parent != self._server_pid):
+                return f"{name} has died"
             if state not in _STOPPED:
                 self._stopped_since.pop(pid, None)
             elif now - self._stopped_since.setdefault(pid, now) >= STOPPED_S:

@@ -16,6 +16,7 @@ import numpy.typing as npt
 from dflash_trt.errors import DflashError
 from dflash_trt.runtime import RequestResult, TokenEvent, TokenLogprob
 from dflash_trt.runtime.jobs import Failure, Outcome
+from dflash_trt.serving.client.wire import FIGURES
 from dflash_trt.serving.server.generation import Generation
 from dflash_trt.serving.server.inputs import as_strings
 
@@ -215,20 +216,9 @@ class Reply:
     def _describe(self, result: RequestResult) -> Outputs:
         """What only the last message has."""
         statistics, wanted = result.statistics, self._generation
-        figures: dict[str, int | tuple[int, ...] | None] = {
-            "num_input_tokens": statistics.prompt_tokens,
-            "num_output_tokens": statistics.output_tokens,
-            "num_verify_steps": statistics.steps,
-            "acceptance_histogram": statistics.acceptance_histogram,
-            "position_trials": statistics.position_trials,
-            "position_accepts": statistics.position_accepts,
-            "total_draft_tokens": statistics.drafted_tokens,
-            "total_accepted_draft_tokens": statistics.accepted_tokens,
-            "cached_prompt_tokens": statistics.cached_prompt_tokens,
-            "preemptions": statistics.preemptions,
-            "forced_tokens": statistics.forced_tokens,
-            "grammar_us": _microseconds(statistics.grammar_s),
-        }
+        figures = {name: getattr(statistics, field) for name, field in FIGURES.items()}
+        if statistics.grammar_s is not None:
+            figures["grammar_us"] = round(statistics.grammar_s * 1e6)
         outputs: Outputs = {
             name: np.atleast_1d(np.array(value, dtype=np.int32))
             for name, value in figures.items()
@@ -257,10 +247,6 @@ class Reply:
         first = np.array(self._generation.request.prompt_ids[:1], np.int32)
         columns["prompt_logprob_ids"] = np.append(first, columns["prompt_logprob_ids"])
         return columns
-
-
-def _microseconds(seconds: float | None) -> int | None:
-    return None if seconds is None else round(seconds * 1e6)
 
 
 def _describe_logprobs(logprobs: Sequence[TokenLogprob]) -> Outputs:

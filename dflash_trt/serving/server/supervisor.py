@@ -210,15 +210,14 @@ class Supervisor:
         """
         waiting = asyncio.create_task(asyncio.to_thread(server.wait_ready))
         watch = ProcessWatch(server.pid)
-        dead_since: float | None = None
+        lost_since: float | None = None
         while not waiting.done():
             await asyncio.wait({waiting}, timeout=LOOK_S)
             watch.find_models()
             now = time.monotonic()
-            if dead_since is None and (has_dead_child(server.pid) or watch.find_death()):
-                dead_since = now
-            is_lost = dead_since is not None and now - dead_since > _LAST_WORDS_S
-            if is_lost or watch.find_stop(now) is not None:
+            if watch.find_trouble(now) or has_dead_child(server.pid):
+                lost_since = lost_since or now
+            if lost_since is not None and now - lost_since > _LAST_WORDS_S:
                 await asyncio.to_thread(server.kill)
         await waiting
         if not self._ending.is_set():
@@ -239,9 +238,8 @@ class Supervisor:
         try:
             while not self._ending.is_set():
                 now = time.monotonic()
-                trouble = watch.find_death() or watch.find_stop(now)
                 beat = read_heartbeat(server.heartbeat_file)
-                trouble = trouble or silence.find_trouble(beat, now)
+                trouble = watch.find_trouble(now) or silence.find_trouble(beat, now)
                 if server.exit_code is not None:  # and its models with it
                     return f"{_describe_end(server.exit_code)}: {server.last_error()}"
                 if trouble is not None:
