@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 import numpy as np
 
 from dflash_trt.core.arrays import Int64Array
@@ -15,15 +17,22 @@ class StatePositions:
     between. It may also begin at 0, which is another sequence; nothing need be cleared for it.
 
     Args:
+        names: of the recurrent layers' inputs; without any it is false, and checks nothing.
         slots: those of the executor; behind them lie those of copies.
         copies: numbered from 0.
         replay: rows that a call may take back.
     """
 
-    def __init__(self, slots: int, copies: int, replay: int) -> None:
-        self.slots, self._replay = slots, replay
+    def __init__(self, names: Collection[str], slots: int, copies: int, replay: int) -> None:
+        self._names, self.slots, self._replay = names, slots, replay
         self.state_start = np.zeros(slots + copies, np.int64)
         self.rows_end = np.zeros(slots + copies, np.int64)
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._names
+
+    def __bool__(self) -> bool:
+        return bool(self._names)
 
     def begin(self, slots: range, starts: Int64Array) -> None:
         """Checks that rows may follow at `starts`; until `end`, none may.
@@ -32,6 +41,8 @@ class StatePositions:
             ValueError: a slot's state has gone past a start, or its rows end before it. Nothing
                 has been touched.
         """
+        if not self:
+            return
         part, is_new = slice(slots.start, slots.stop), starts == 0
         fits = (self.state_start[part] <= starts) & (starts <= self.rows_end[part]) | is_new
         if not fits.all():

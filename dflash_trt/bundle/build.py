@@ -32,9 +32,8 @@ from dflash_trt.core.limits import Limits, check_positions, choose_block, choose
 from dflash_trt.core.progress import Progress
 from dflash_trt.errors import DflashError, printable
 from dflash_trt.graph.draft import build_draft
-from dflash_trt.graph.draft_head import draft_head
 from dflash_trt.graph.form import CacheDtype, GraphForm
-from dflash_trt.graph.tables import compute_tables
+from dflash_trt.graph.tables import compute_tables, draft_head
 from dflash_trt.graph.target import build_target
 from dflash_trt.memory.caches import engine_cache_length
 from dflash_trt.text.tokenizer import BundleTokenizer

@@ -20,7 +20,7 @@ from dflash_trt.core.files import FileKind, copy_small, exists, resolved
 from dflash_trt.core.links import place_files
 from dflash_trt.core.progress import Progress
 from dflash_trt.graph.bindings import Owner
-from dflash_trt.graph.check import check_graph
+from dflash_trt.graph.model import check_graph
 
 TABLES_LOCATION = "weights/tables.safetensors"
 DESCRIBING_FILES = (CONFIG_NAME, GENERATION_CONFIG_NAME, QUANT_CONFIG_NAME, DRAFT_TOKENS_NAME)

@@ -10,9 +10,8 @@ import numpy as np
 import onnxruntime as ort
 
 from dflash_trt.backends.base import Int64Array
-from dflash_trt.backends.onnxruntime.caches import LinearCaches
+from dflash_trt.backends.onnxruntime.caches import LinearCaches, RecurrentStates
 from dflash_trt.backends.onnxruntime.session import bind_array, check_session, open_session
-from dflash_trt.backends.onnxruntime.states import RecurrentStates
 from dflash_trt.errors import DflashError, one_line
 from dflash_trt.graph.bindings import (
     CACHE_START,

@@ -8,9 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import onnx
-
-from dflash_trt.graph.form import GraphForm
 from dflash_trt.graph.functions import define
 from dflash_trt.graph.model_builder import LayerBuilder
 
@@ -44,24 +41,19 @@ _ATTENTION = """
 
 
 def decomposed_attention(layer: LayerBuilder, q: str, caches: Sequence[str], mask: str) -> str:
-    """Attention of q [B,heads,S,D], pre-scaled, over caches [B,kv heads,M,D]; mask [B,1,S,M]."""
+    """Attention of q [B,heads,S,D], pre-scaled, over caches [B,kv heads,M,D]; mask [B,1,S,M].
+
+    A model has one kind of heads that need it.
+    """
     sizes = layer.sizes
-    function = decomposed_attention_function(
-        layer.b.form, sizes.heads, sizes.kv_heads, sizes.head_dim
-    )
-    return layer.b.call(function, [q, *caches, mask], "attend")[0]
-
-
-def decomposed_attention_function(
-    form: GraphForm, heads: int, kv_heads: int, head_dim: int
-) -> onnx.FunctionProto:
-    """The function for heads of one kind; a model has one such kind."""
+    heads, kv_heads, head_dim = sizes.heads, sizes.kv_heads, sizes.head_dim
     text = _ATTENTION.format(
         name=DECOMPOSED,
         heads=heads,
         kv_heads=kv_heads,
         groups=heads // kv_heads,
         head_dim=head_dim,
-        narrow=int(form.precision.onnx_type),
+        narrow=int(layer.b.form.precision.onnx_type),
     )
-    return define(text, overload=f"{heads}_{kv_heads}_{head_dim}")
+    function = define(text, overload=f"{heads}_{kv_heads}_{head_dim}")
+    return layer.b.call(function, [q, *caches, mask], "attend")[0]

@@ -9,16 +9,17 @@ import onnx
 from dflash_trt.checkpoints.pair import Pair
 from dflash_trt.checkpoints.safetensors_header import TensorEntry
 from dflash_trt.graph.bindings import BLOCK_IDS, CACHE_START, DRAFT_TOKEN_IDS
-from dflash_trt.graph.draft_head import choose_among
 from dflash_trt.graph.eagle_chain import EagleChain
 from dflash_trt.graph.form import CPU_FORM, GraphForm
-from dflash_trt.graph.layers import attention, embed, gated_mlp
-from dflash_trt.graph.markov_chain import choose_in_turn
+from dflash_trt.graph.layers import attention, choose_among, embed, gated_mlp, look_up
 from dflash_trt.graph.model import GraphBuilder
 from dflash_trt.graph.model_builder import ModelBuilder
 from dflash_trt.graph.rows import Rows
 from dflash_trt.graph.tables import RopeTables, draft_tables
 from dflash_trt.graph.tensors import cache_layout, declare, graph_tensors
+
+MARKOV_CHOICE = "choice_{}"
+"""Name of the node that chooses slot `{}` of DSpark's chain."""
 
 
 def build_draft(
@@ -55,7 +56,7 @@ def build_draft(
         normed = model.rms_norm(flat, "norm", "norm")
         logits, token_ids = choose_among(head, tables, normed)
         if draft.markov_rank:
-            choice = choose_in_turn(model, logits, target.vocab_size, draft.block_size - 1)
+            choice = _choose_in_turn(model, logits, target.vocab_size, draft.block_size - 1)
         else:
             choice = b.node("ArgMax", [logits], "choice", axis=1, keepdims=0)
         if token_ids is not None:
@@ -64,6 +65,32 @@ def build_draft(
         drafts = b.node("Reshape", [choice, shape], "drafts")
         _write_drafts(b, drafts)
     return b.finish()
+
+
+def _choose_in_turn(model: ModelBuilder, logits: str, vocab_size: int, slots: int) -> str:
+    """DSpark's Markov head over logits [B·n,V], n up to `slots`: its choices [B,n].
+
+    Each is argmax(logits + W2 W1[token before]), before the first the anchor (arXiv 2607.05147).
+    The chain is unrolled, as engines want it: in a call of fewer slots the rest choose again from
+    the last, and are cut off.
+    """
+    b, rows = model.b, model.rows
+    zero, one, axis = b.integers(0), b.integers(1), b.integers(1)
+    blocks = b.node("Reshape", [logits, rows.shape(vocab_size)], "slot_logits")
+    last = b.node("Sub", [rows.count, one], "last_slot")
+    before = b.node("Slice", [BLOCK_IDS, zero, one, axis], "first_before")
+    before = b.node("Reshape", [before, b.integers(-1)], "before")
+    choices: list[str] = []
+    for slot in range(slots):
+        with b.scope(f"slot_{slot}"):
+            index = b.node("Min", [b.integers(slot), last], "index")
+            own = b.node("Gather", [blocks, index], "own", axis=1)
+            own = b.node("Reshape", [own, b.integers(-1, vocab_size)], "own_rows")
+            moved = model.linear(look_up(model, "markov_w1", before), "markov_w2", residual=own)
+        before = b.node("ArgMax", [moved], MARKOV_CHOICE.format(slot), axis=1, keepdims=0)
+        choices.append(b.node("Unsqueeze", [before, axis], f"column_{slot}"))
+    every = b.node("Concat", choices, "every_choice", axis=1)
+    return b.node("Slice", [every, zero, rows.count, axis], "choices")
 
 
 def _build_chain(b: GraphBuilder, pair: Pair, tables: Mapping[str, TensorEntry]) -> onnx.ModelProto:

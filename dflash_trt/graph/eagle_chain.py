@@ -17,12 +17,12 @@ from dflash_trt.graph.bindings import BLOCK_IDS
 from dflash_trt.graph.caches import cache_strategy
 from dflash_trt.graph.caches.native import attend_with_rows, held_lengths
 from dflash_trt.graph.caches.strategy import store_rows
-from dflash_trt.graph.draft_head import TOKEN_IDS as VOCABULARY
 from dflash_trt.graph.eagle import feature_before, keys_and_values, layer_input, store_features
 from dflash_trt.graph.form import Precision
 from dflash_trt.graph.layers import embed, gated_mlp, split_heads
 from dflash_trt.graph.model_builder import LayerBuilder, ModelBuilder
 from dflash_trt.graph.rows import Rows
+from dflash_trt.graph.tables import HEAD_TOKENS
 
 STEPS = "chain/steps"
 """Name of the loop, where the chain is one."""
@@ -158,8 +158,8 @@ class EagleChain:
         normed = model.rms_norm(feature, "norm", "norm")
         logits = model.linear(normed, "lm_head")
         choice = b.node("ArgMax", [logits], "choice", axis=1, keepdims=0)
-        if VOCABULARY in self.stored:
-            ids = b.stored(VOCABULARY, self.stored[VOCABULARY])
+        if HEAD_TOKENS in self.stored:
+            ids = b.stored(HEAD_TOKENS, self.stored[HEAD_TOKENS])
             choice = b.node("Gather", [ids, choice], "target_token", axis=0)
         return [choice, feature, k, v]
 

@@ -1,9 +1,10 @@
-"""`dflash::kv_cache_update…`: K and V of one layer's rows into its caches, in one operation.
+"""`dflash::kv_cache_update…`, `kv_feature_injection…`: a layer's K and V into its caches.
 
 `_paged` writes to pools of pages (see paged.py), `_fp8` rounds to what E4M3 holds: code =
 E4M3(x / scale) of a scale for K and one for V of each layer (quantization/codecs.py). Float32
 caches hold code · scale, narrow ones the codes, which bodies write as float32: ONNX Runtime
 scatters no FP8. Linear caches of the compute type need no operation of ours but `TensorScatter`.
+The second makes a draft layer's context of the target's features, in plain caches as well.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from functools import cache
 import onnx
 
 from dflash_trt.graph.bindings import KV
-from dflash_trt.graph.form import GraphForm
+from dflash_trt.graph.form import CPU_FORM, GraphForm, Precision
 from dflash_trt.graph.functions import define
 
 # Equal for every layer and free of the caches' shape, so that ONNX Runtime computes it once a call.
@@ -51,6 +52,21 @@ kv_cache_update{suffix} {attributes} ({inputs}) => (k_cache_out, v_cache_out)
 }}
 """
 
+# k_norm and RoPE, then the same.
+_INJECTION = """
+kv_feature_injection{suffix} <{attributes}> ({inputs}) => (k_cache_out, v_cache_out)
+{{{index}
+    {k_normed}
+    k_heads = Transpose <perm = [0, 2, 1, 3]> (k_normed)
+    k_rotated = RotaryEmbedding (k_heads, cos, sin, positions)
+    {by_place}{write}
+}}
+"""
+_K_NORMED = "k_normed = RMSNormalization <axis = -1, epsilon: float = @epsilon> (k, k_norm)"
+_K_NORMED_NARROW = """k_wide = Cast <to = 1> (k)
+    k_scaled = RMSNormalization <axis = -1, epsilon: float = @epsilon> (k_wide, k_norm)
+    k_normed = Cast <to = {onnx_type}> (k_scaled)"""
+
 
 @cache
 def kv_cache_update_function(form: GraphForm) -> onnx.FunctionProto:
@@ -67,8 +83,36 @@ def kv_cache_update_function(form: GraphForm) -> onnx.FunctionProto:
         _UPDATE.format(
             suffix=cache_suffix(form),
             attributes="<page_size>" if form.is_paged else "",
-            inputs=", ".join(["k", "v", "positions", *cache_operands(form)]),
-            body=by_row + index_lines(form) + write_lines(form, *names),
+            inputs=", ".join(["k", "v", "positions", *_cache_operands(form)]),
+            body=by_row + _index_lines(form) + _write_lines(form, *names),
+        )
+    )
+
+
+@cache
+def kv_feature_injection_function(form: GraphForm = CPU_FORM) -> onnx.FunctionProto:
+    """`dflash::kv_feature_injection` with the suffix of `form`'s caches: features become context.
+
+    k, v [B,S,H_kv,D] as projected from the target's features; k_norm float32 [D]; cos, sin
+    [P,D/2]; positions int64 [B,S]; then page_table int32 [B,C], caches and kv_scales float32 [2]
+    as `kv_cache_update` has them. The caches are updated in place by the executor's binding.
+    """
+    k_normed = _K_NORMED
+    if form.precision is not Precision.FLOAT32:
+        k_normed = _K_NORMED_NARROW.format(onnx_type=form.precision.onnx_type)
+    kv, turned = ("k_rows", "v"), "k_rows = Transpose <perm = [0, 2, 1, 3]> (k_rotated)"
+    if not form.is_paged:
+        kv, turned = ("k_rotated", "v_heads"), "v_heads = Transpose <perm = [0, 2, 1, 3]> (v)"
+    operands = ["k", "v", "k_norm", "cos", "sin", "positions", *_cache_operands(form)]
+    return define(
+        _INJECTION.format(
+            suffix=cache_suffix(form),
+            attributes="epsilon, page_size" if form.is_paged else "epsilon",
+            inputs=", ".join(operands),
+            index=_index_lines(form),
+            k_normed=k_normed,
+            by_place=turned,
+            write=_write_lines(form, *kv),
         )
     )
 
@@ -78,21 +122,21 @@ def cache_suffix(form: GraphForm) -> str:
     return f"{'_paged' * form.is_paged}{'_fp8' * form.is_fp8}"
 
 
-def cache_operands(form: GraphForm) -> list[str]:
+def _cache_operands(form: GraphForm) -> list[str]:
     """The operands of an operation that writes K and V, from the page table on."""
     table, scales = ["page_table"] * form.is_paged, ["kv_scales"] * form.is_fp8
     return [*table, "k_cache", "v_cache", *scales]
 
 
-def index_lines(form: GraphForm) -> str:
+def _index_lines(form: GraphForm) -> str:
     """The lines of a body that find where in the caches the rows at `positions` belong."""
     return _PAGED_INDEX if form.is_paged else _LINEAR_INDEX
 
 
-def write_lines(form: GraphForm, k: str, v: str) -> str:
+def _write_lines(form: GraphForm, k: str, v: str) -> str:
     """The lines of a body that write k and v to k_cache_out and v_cache_out.
 
-    They are [B,S,H_kv,D] where `form` is paged, else [B,H_kv,S,D]; `index_lines` come before.
+    They are [B,S,H_kv,D] where `form` is paged, else [B,H_kv,S,D]; `_index_lines` come before.
     """
     lines = ""
     for at, (kv, rows) in enumerate(zip(KV, (k, v), strict=True)):

@@ -2,30 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from onnx import TensorProto
 
+from dflash_trt.checkpoints.safetensors_header import TensorEntry
 from dflash_trt.graph.caches import cache_strategy
 from dflash_trt.graph.form import Precision
 from dflash_trt.graph.functions import geglu_function, swiglu_function
 from dflash_trt.graph.model_builder import LayerBuilder, ModelBuilder
-from dflash_trt.graph.tables import query_scale
+from dflash_trt.graph.tables import HEAD_ROWS, HEAD_TOKENS, query_scale
 
 
 def embed(model: ModelBuilder) -> str:
-    """Rows [T,H] of the call's token ids [B,S].
-
-    Looked up as stored and then cast; in a narrow compute type cast first, so that an engine holds
-    one copy of a table that is the output head as well.
-    """
+    """Rows [T,H] of the call's token ids [B,S]."""
     b, role = model.b, "embed_tokens"
     with b.scope("embed"):
-        flat = b.node("Reshape", [model.rows.ids, b.integers(-1)], "ids")
-        if b.form.precision is not Precision.FLOAT32:
-            x = b.node("Gather", [model.weight(role), flat], "lookup", axis=0)
-        else:
-            x = b.node("Gather", [model.stored(role), flat], "lookup", axis=0)
-            if model.entry(role).dtype != "F32":
-                x = b.node("Cast", [x], "rows", to=TensorProto.FLOAT)
+        x = look_up(model, role, b.node("Reshape", [model.rows.ids, b.integers(-1)], "ids"))
         factor = model.spec.embedding_scale
         if factor == 1.0:
             return x
@@ -33,10 +26,35 @@ def embed(model: ModelBuilder) -> str:
         return b.node("Mul", [x, b.narrow(wide, "factor")], "scaled")
 
 
+def look_up(model: ModelBuilder, role: str, tokens: str) -> str:
+    """Rows [T,n] of the table `role` for tokens [T].
+
+    Looked up as stored and then cast; in a narrow compute type cast first, so that an engine holds
+    one copy of a table that is the output head as well.
+    """
+    b = model.b
+    if b.form.precision is not Precision.FLOAT32:
+        return b.node("Gather", [model.weight(role), tokens], "lookup", axis=0)
+    x = b.node("Gather", [model.stored(role), tokens], "lookup", axis=0)
+    is_wide = model.entry(role).dtype == "F32"
+    return x if is_wide else b.node("Cast", [x], "rows", to=TensorProto.FLOAT)
+
+
 def lm_head(model: ModelBuilder, normed: str) -> str:
     """Rows [T,H] to logits [T,V], through the embedding where the target ties them."""
     role = "lm_head" if model.has("lm_head") else "embed_tokens"
     return cap_logits(model, model.linear(normed, role, name="lm_head"))
+
+
+def choose_among(
+    model: ModelBuilder, stored: Mapping[str, TensorEntry], normed: str
+) -> tuple[str, str | None]:
+    """Logits [T,K] of rows [T,H], and the value that holds the K tokens; None where K is all."""
+    if HEAD_ROWS not in stored:
+        return lm_head(model, normed), None
+    b = model.b
+    logits = b.node("Gemm", [normed, b.weight(HEAD_ROWS, stored[HEAD_ROWS])], "lm_head", transB=1)
+    return cap_logits(model, logits), b.stored(HEAD_TOKENS, stored[HEAD_TOKENS])
 
 
 def cap_logits(model: ModelBuilder, logits: str) -> str:

@@ -1,15 +1,19 @@
-"""RoPE tables: computed once per build, stored beside the weights, read by position."""
+"""What a build computes and stores beside the weights: RoPE tables, rows of a draft's head."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
+import ml_dtypes
 import numpy as np
+from numpy.typing import NDArray
 
 from dflash_trt.checkpoints.decoder import DecoderSpec
 from dflash_trt.checkpoints.draft import DraftSpec
+from dflash_trt.checkpoints.pair import Pair
 from dflash_trt.checkpoints.rope import Proportional, RopeSpec, tables
 from dflash_trt.checkpoints.safetensors_header import TensorEntry
 from dflash_trt.checkpoints.sizes import LayerSizes
@@ -22,6 +26,9 @@ TABLE_KINDS = ("cos", "sin", "q_cos", "q_sin")
 LOCAL = "local"
 MAX_STORED_SCALED = 1 << 16
 """Positions beyond which a graph scales the tables itself, which halves a bundle's own bytes."""
+
+HEAD_ROWS, HEAD_TOKENS = "draft_head.rows", "draft_head.token_ids"
+_DTYPES = {"F32": np.float32, "F16": np.float16, "BF16": ml_dtypes.bfloat16}
 
 
 def compute_tables(
@@ -41,6 +48,21 @@ def compute_tables(
         slides = target.sizes.layer
         computed |= _compute(f"target.{LOCAL}", target, target.local_rope, slides, positions)
     return computed
+
+
+def draft_head(pair: Pair) -> dict[str, NDArray[Any]]:
+    """Rows [K,H] of the target's head and the tokens [K] that a draft chooses among; empty for all.
+
+    A head of the draft's own has its rows in the draft's checkpoint.
+    """
+    ids, entry = pair.draft_token_ids, pair.head
+    if ids is None:
+        return {}
+    if pair.has_own_head:
+        return {HEAD_TOKENS: np.array(ids, np.int64)}
+    head = np.memmap(entry.file, _DTYPES[entry.dtype], "r", entry.offset, entry.shape)
+    chosen = np.array(ids, np.int64)
+    return {HEAD_ROWS: np.array(head[chosen]), HEAD_TOKENS: chosen}
 
 
 def draft_tables(target: TargetSpec, draft: DraftSpec) -> Owner:

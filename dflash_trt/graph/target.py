@@ -26,7 +26,7 @@ from dflash_trt.graph.delta_layer import gated_delta
 from dflash_trt.graph.drawing import draw_tokens, settle_step
 from dflash_trt.graph.eagle import inject_context
 from dflash_trt.graph.form import CPU_FORM, GraphForm, Precision
-from dflash_trt.graph.kv_feature_injection import kv_feature_injection_function
+from dflash_trt.graph.kv_cache_update import kv_feature_injection_function
 from dflash_trt.graph.layers import attention, embed, gated_mlp, lm_head
 from dflash_trt.graph.model import GraphBuilder
 from dflash_trt.graph.model_builder import ModelBuilder

@@ -12,8 +12,8 @@ import onnx
 
 from dflash_trt.core.files import FileKind, find_file
 from dflash_trt.errors import DflashError
+from dflash_trt.graph.draft import MARKOV_CHOICE
 from dflash_trt.graph.eagle_chain import STEPS
-from dflash_trt.graph.markov_chain import CHOICE
 
 GraphEdit = Callable[[onnx.ModelProto], None]
 """Changes a graph in place."""
@@ -92,7 +92,8 @@ def draft_logits(model: onnx.ModelProto) -> str:
         return _tell_steps(find_node(model, STEPS))
     if has_node(model, "head/choice"):
         return _first_input(model, "head/choice")
-    names = takewhile(partial(has_node, model), (f"head/{CHOICE.format(slot)}" for slot in count()))
+    slots = (f"head/{MARKOV_CHOICE.format(slot)}" for slot in count())
+    names = takewhile(partial(has_node, model), slots)
     parts = [_first_input(model, name) for name in names]
     node = onnx.helper.make_node("Concat", parts, ["chain"], name="chain", axis=1)
     model.graph.node.append(node)

@@ -10,9 +10,12 @@ import numpy.typing as npt
 import onnxruntime as ort
 
 from dflash_trt.backends.base import FloatArray, Int64Array
-from dflash_trt.backends.onnxruntime.caches import allocate_zeros, round_length
+from dflash_trt.backends.onnxruntime.caches import (
+    RecurrentStates,
+    allocate_zeros,
+    round_length,
+)
 from dflash_trt.backends.onnxruntime.session import bind_array, check_session, open_session
-from dflash_trt.backends.onnxruntime.states import RecurrentStates
 from dflash_trt.bundle.bundle import Bundle
 from dflash_trt.checkpoints.draft import read_draft
 from dflash_trt.errors import DflashError, one_line

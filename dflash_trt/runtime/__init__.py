@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
-from dflash_trt.runtime.failure import RequestFailedError
 from dflash_trt.runtime.generator import Generator
 from dflash_trt.runtime.logprobs import TokenLogprob
 from dflash_trt.runtime.options import GeneratorOptions
-from dflash_trt.runtime.request import FinishReason, Request, RequestResult, TokenEvent
+from dflash_trt.runtime.request import (
+    FinishReason,
+    Request,
+    RequestFailedError,
+    RequestResult,
+    TokenEvent,
+)
 from dflash_trt.runtime.statistics import RequestStatistics, TotalStatistics, total
 from dflash_trt.sampling.choice import choose_tokens
 from dflash_trt.sampling.params import SamplingParams

@@ -1,11 +1,12 @@
 """Who fills a block with drafts: the bundle's draft graph, or the sequence's own text.
 
-A drafter decides only which of the target's tokens one pass computes, never what they are.
+A drafter decides only which of the target's tokens one pass computes, never what they are. So do
+grammars that put drafts right before the target verifies them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Protocol
 
@@ -13,12 +14,12 @@ import numpy as np
 
 from dflash_trt.backends.base import (
     Executor,
+    Int64Array,
     SpeculationOutput,
     StepCall,
     TargetCall,
     TargetOutput,
 )
-from dflash_trt.runtime.revision import make_reviser, revise_draft
 from dflash_trt.runtime.state import RequestState
 from dflash_trt.speculation.drafters import DFLASH, DrafterKind
 
@@ -144,3 +145,27 @@ class NgramIndex:
 def open_drafter(kind: DrafterKind, executor: Executor) -> Drafter:
     """The drafter of that kind, over `executor`."""
     return GraphDrafter(executor) if kind == DFLASH else PromptLookupDrafter(executor)
+
+
+def revise_draft(state: RequestState, draft: Sequence[int], most: int) -> list[int]:
+    """The draft up to what a grammar forbids, with what it forces; at most `most` tokens."""
+    if state.follower is None:
+        return list(draft)
+    revised = state.follower.revise(draft, most)
+    same = sum(one == other for one, other in zip(draft, revised, strict=False))
+    state.recorder.forced_tokens += len(revised) - same
+    return revised
+
+
+def make_reviser(states: Sequence[RequestState]) -> Callable[[Int64Array], None] | None:
+    """What changes the token ids [B,S] of a step, anchors first; None where it would be nothing."""
+    if all(state.follower is None for state in states):
+        return None
+
+    def revise(token_ids: Int64Array) -> None:
+        for row, state in zip(token_ids, states, strict=True):
+            if state.follower is not None:
+                revised = revise_draft(state, row[1:].tolist(), len(row) - 1)
+                row[1 : 1 + len(revised)] = revised
+
+    return revise

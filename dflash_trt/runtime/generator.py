@@ -18,13 +18,18 @@ from dflash_trt.backends.base import (
     TargetGraph,
     TargetOutput,
 )
-from dflash_trt.runtime.admission import check_block_size, check_request
 from dflash_trt.runtime.drafters import open_drafter
-from dflash_trt.runtime.failure import blaming
 from dflash_trt.runtime.options import GeneratorOptions
 from dflash_trt.runtime.pacers import open_pacer
 from dflash_trt.runtime.paging import open_page_tables
-from dflash_trt.runtime.request import Request, RequestResult, TokenEvent
+from dflash_trt.runtime.request import (
+    Request,
+    RequestResult,
+    TokenEvent,
+    blaming,
+    check_block_size,
+    check_request,
+)
 from dflash_trt.runtime.scheduler import DecodeBatch, PrefillChunk, Scheduler
 from dflash_trt.runtime.scores import (
     RowScores,

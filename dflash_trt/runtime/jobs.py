@@ -9,9 +9,8 @@ from enum import StrEnum
 
 from dflash_trt.backends.base import Executor
 from dflash_trt.errors import DflashError
-from dflash_trt.runtime.failure import RequestFailedError
 from dflash_trt.runtime.generator import Generator
-from dflash_trt.runtime.request import Request, TokenEvent
+from dflash_trt.runtime.request import Request, RequestFailedError, TokenEvent
 
 
 class Outcome(StrEnum):

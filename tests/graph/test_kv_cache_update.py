@@ -11,8 +11,7 @@ from onnx import TensorProto
 
 from dflash_trt.graph.block_attention import block_attention_function
 from dflash_trt.graph.form import CacheDtype, GraphForm, Precision
-from dflash_trt.graph.kv_cache_update import kv_cache_update_function
-from dflash_trt.graph.kv_feature_injection import kv_feature_injection_function
+from dflash_trt.graph.kv_cache_update import kv_cache_update_function, kv_feature_injection_function
 from dflash_trt.quantization.codecs import dequantize_fp8, quantize_fp8
 from tests.graph.functions import Array, attend, random, run_function
 

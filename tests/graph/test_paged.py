@@ -11,7 +11,7 @@ import pytest
 from dflash_trt.graph.caches.paged import paged_attention_function
 from dflash_trt.graph.form import GraphForm
 from dflash_trt.graph.functions import AttentionOverload, attention_function
-from dflash_trt.graph.kv_feature_injection import kv_feature_injection_function
+from dflash_trt.graph.kv_cache_update import kv_feature_injection_function
 from tests.graph.functions import Array, random, run_function
 from tests.reference.compare import assert_bitwise_equal
 

@@ -8,7 +8,7 @@ from onnx import TensorProto
 
 from dflash_trt.errors import DflashError
 from dflash_trt.graph.bindings import GRAPH_NAMES, GraphName
-from dflash_trt.graph.check import check_graph
+from dflash_trt.graph.model import check_graph
 from tests.covering import exhaustive
 from tests.graph.variants import VARIANTS
 from tests.pairs import PairFactory, TinyPair

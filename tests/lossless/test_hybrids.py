@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from dflash_trt.backends.base import Scores, TargetCall
+from dflash_trt.backends.onnxruntime.caches import RecurrentStates
 from dflash_trt.backends.onnxruntime.executor import OnnxRuntimeExecutor
-from dflash_trt.backends.onnxruntime.states import RecurrentStates
 from dflash_trt.backends.registry import open_executor
 from dflash_trt.backends.state_positions import StatePositions
 from dflash_trt.runtime import Generator, GeneratorOptions, Request, SamplingParams

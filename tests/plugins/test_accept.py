@@ -7,7 +7,7 @@ from dflash_plugins.accept.checks import expect, make_inputs
 from dflash_plugins.testing.interpreter import Interpreter
 from dflash_plugins.testing.numeric import assert_same_bits
 
-from dflash_trt.graph.acceptance import accept_function
+from dflash_trt.graph.drawing import accept_function
 from dflash_trt.hardware.kernels import MAX_ROWS
 from tests.graph.functions import run_function
 

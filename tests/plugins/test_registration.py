@@ -25,8 +25,7 @@ from dflash_trt.errors import DflashError
 from dflash_trt.graph.block_attention import block_attention_function
 from dflash_trt.graph.form import CacheDtype, GraphForm, Precision
 from dflash_trt.graph.gated_delta import gated_delta_function
-from dflash_trt.graph.kv_cache_update import kv_cache_update_function
-from dflash_trt.graph.kv_feature_injection import kv_feature_injection_function
+from dflash_trt.graph.kv_cache_update import kv_cache_update_function, kv_feature_injection_function
 from dflash_trt.hardware.kernels import kernel_arches
 from tests.standins.plugin_core import (
     BuiltPlugin,

@@ -1,4 +1,4 @@
-"""KV caches on the host, float32: linear ones, and pools of pages."""
+"""Caches on the host, float32: linear ones, pools of pages, states of recurrent layers."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ import numpy as np
 
 from dflash_trt.backends.base import FloatArray
 from dflash_trt.backends.page_bindings import Int32Array, WindowBindings
+from dflash_trt.backends.state_positions import StatePositions
 from dflash_trt.core.limits import PagePool
 from dflash_trt.graph.tensors import CacheShape
 
@@ -187,6 +188,37 @@ class PagedCaches:
         """Rows of the named pool that are on the page of a slot's position `end`, from it on."""
         first = self._bindings[self._windows[name]].row(slot, end)
         return slice(first, first + self._pool.page_size - end % self._pool.page_size)
+
+
+class RecurrentStates(StatePositions):
+    """What each slot's sequence has in recurrent layers, by graph input name.
+
+    Args:
+        shapes: of one sequence.
+        slots, copies, replay: see StatePositions.
+    """
+
+    def __init__(
+        self, shapes: Mapping[str, tuple[int, ...]], slots: int, copies: int, replay: int
+    ) -> None:
+        super().__init__(shapes, slots, copies, replay)
+        held = slots + copies
+        self._arrays = allocate_zeros({name: (held, *size) for name, size in shapes.items()})
+
+    def shape(self, name: str, batch: int) -> list[int]:
+        """Shape of a range of `batch` slots."""
+        return [batch, *self._arrays[name].shape[1:]]
+
+    def address(self, name: str, first_slot: int) -> int:
+        """Address of the first byte of `first_slot` in the named array."""
+        array = self._arrays[name]
+        return int(array.ctypes.data) + first_slot * int(array.strides[0])
+
+    def move(self, source: int, destination: int) -> None:
+        """Copies what a slot has to another."""
+        for array in self._arrays.values():
+            array[destination] = array[source]
+        super().move(source, destination)
 
 
 def allocate_zeros(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, FloatArray]:

@@ -27,9 +27,8 @@ from dflash_trt.backends.base import (
     TargetGraph,
     TargetOutput,
 )
-from dflash_trt.backends.onnxruntime.caches import LinearCaches, PagedCaches
+from dflash_trt.backends.onnxruntime.caches import LinearCaches, PagedCaches, RecurrentStates
 from dflash_trt.backends.onnxruntime.session import bind_array, check_session, open_session
-from dflash_trt.backends.onnxruntime.states import RecurrentStates
 from dflash_trt.errors import DflashError, one_line
 from dflash_trt.graph.bindings import (
     BLOCK_IDS,

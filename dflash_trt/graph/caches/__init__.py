@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from dflash_trt.graph.caches.kernels import KernelStrategy
 from dflash_trt.graph.caches.linear import LinearStrategy
 from dflash_trt.graph.caches.native import NativeStrategy
 from dflash_trt.graph.caches.paged import PagedStrategy
-from dflash_trt.graph.caches.strategy import CacheStrategy
+from dflash_trt.graph.caches.strategy import CacheStrategy, KernelStrategy
 from dflash_trt.graph.form import GraphForm
 
 

@@ -19,9 +19,8 @@ from onnx import TensorProto
 
 from dflash_trt.checkpoints.sizes import LayerSizes
 from dflash_trt.graph.bindings import KV
-from dflash_trt.graph.caches.kernels import attend_by_kernel
 from dflash_trt.graph.caches.linear import linear_length, plain_attention
-from dflash_trt.graph.caches.strategy import CacheStrategy, scatter_rows
+from dflash_trt.graph.caches.strategy import CacheStrategy, attend_by_kernel, scatter_rows
 from dflash_trt.graph.decomposed_attention import decomposed_attention
 from dflash_trt.graph.form import GraphForm
 from dflash_trt.graph.functions import attention_facts, attention_function

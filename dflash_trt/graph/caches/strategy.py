@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 from dflash_trt.checkpoints.quantized_weights import read_kv_scales
 from dflash_trt.graph.bindings import KV, Dim, cache_output, page_table_input
+from dflash_trt.graph.block_attention import block_attention_function
 from dflash_trt.graph.form import CacheDtype, GraphForm, Precision
 from dflash_trt.graph.kv_cache_update import kv_cache_update_function
 from dflash_trt.graph.model_builder import LayerBuilder
@@ -53,6 +56,14 @@ class CacheStrategy(ABC):
     def chain_rows(self, layer: LayerBuilder, k: str, v: str) -> tuple[str, str]:
         """K and V [B,kv heads,S,D] of a chain's rows as they are cached."""
         return k, v
+
+
+@dataclass(frozen=True, slots=True)
+class KernelStrategy(CacheStrategy):
+    """Caches that only kernels of ours use on TensorRT: paged, FP8 or both; sinks as they are."""
+
+    def attend(self, layer: LayerBuilder, q: str, k: str, v: str) -> str:
+        return attend_by_kernel(layer, q, write_rows(layer, k, v))
 
 
 def store_rows(layer: LayerBuilder, k: str, v: str, *, is_exact: bool = False) -> list[str]:
@@ -129,3 +140,22 @@ def paging(layer: LayerBuilder) -> dict[str, Any]:
     """The attribute of an operation that finds rows by the page table."""
     page_size = layer.b.form.page_size
     return {} if page_size is None else {"page_size": page_size}
+
+
+def attend_by_kernel(layer: LayerBuilder, q: str, caches: Sequence[str]) -> str:
+    """Attention of q [B,heads,S,D], pre-scaled, over caches that hold the call's rows."""
+    b, form, sizes = layer.b, layer.b.form, layer.sizes
+    operands = [q, *caches, layer.rows.lengths]
+    if form.is_paged:
+        operands.append(page_table(layer))
+    if form.is_fp8:
+        operands.append(kv_scales(layer))
+    if sizes.has_sinks:
+        operands.append(layer.weight("sinks", Precision.FLOAT32))
+    else:
+        none = [-math.inf] * sizes.heads
+        name = f"no_sinks_{sizes.heads}"
+        operands.append(b.constant(name, [sizes.heads], none, Precision.FLOAT32))
+    function, window = block_attention_function(form), sizes.window or 0
+    causal = int(sizes.is_causal)
+    return b.call(function, operands, "attend", is_causal=causal, window=window)[0]

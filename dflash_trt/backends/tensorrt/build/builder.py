@@ -15,7 +15,12 @@ from typing import Any, get_args
 import onnx
 from dflash_plugins.operation import KernelCode
 
-from dflash_trt.backends.tensorrt.build.monitor import TOTAL_STEPS, make_monitor, make_writer
+from dflash_trt.backends.tensorrt.build.monitor import (
+    TOTAL_STEPS,
+    held_signals,
+    make_monitor,
+    make_writer,
+)
 from dflash_trt.backends.tensorrt.build.network import (
     NetworkSummary,
     check_network,
@@ -31,7 +36,6 @@ from dflash_trt.backends.tensorrt.build.plugins import (
     register_plugins,
 )
 from dflash_trt.backends.tensorrt.build.profiles import Profile, add_profile, profiles
-from dflash_trt.backends.tensorrt.build.signals import held_signals
 from dflash_trt.backends.tensorrt.library import (
     TENSORRT_RTX,
     Library,

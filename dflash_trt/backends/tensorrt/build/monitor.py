@@ -1,20 +1,23 @@
 """TensorRT's callbacks: nested build phases as one bar, and the engine's bytes as they come.
 
 TensorRT swallows what a callback raises and reports success, a failed write included. So each
-keeps the exception for `check` to raise once the builder has returned.
+keeps the exception for `check` to raise once the builder has returned. Signals are held as long.
 """
 
 from __future__ import annotations
 
+import signal
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from types import FrameType
 from typing import Any, BinaryIO
-
-from dflash_trt.backends.tensorrt.build.signals import HeldSignals
 
 # The bar's length: nested phases share out their parent's step.
 TOTAL_STEPS = 1000
+
+HELD = (signal.SIGINT, signal.SIGTERM)
 
 
 @dataclass(slots=True)
@@ -51,6 +54,38 @@ class PhaseProgress:
 
     def finish(self, name: str) -> None:
         self._phases.pop(name, None)
+
+
+class HeldSignals:
+    """The first signal that arrived, or None."""
+
+    number: int | None = None
+
+
+@contextmanager
+def held_signals() -> Iterator[HeldSignals]:
+    """Delivers SIGINT and SIGTERM when the context ends; a second of them kills.
+
+    Python would raise them inside a callback of the builder, where TensorRT swallows them.
+    """
+    held = HeldSignals()
+    if threading.current_thread() is not threading.main_thread():  # it alone handles signals
+        yield held
+        return
+
+    def hold(number: int, frame: FrameType | None) -> None:
+        signal.signal(number, signal.SIG_DFL)
+        held.number = held.number or number
+
+    ignored = [number for number in HELD if signal.getsignal(number) is signal.SIG_IGN]
+    before = {number: signal.signal(number, hold) for number in HELD if number not in ignored}
+    try:
+        yield held
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        if held.number is not None:
+            signal.raise_signal(held.number)
 
 
 def make_monitor(trt: Any, advance: Callable[[int], None], held: HeldSignals) -> Any:

@@ -18,7 +18,7 @@ ITEM_BYTES = 4
 
 
 class DeviceStates(StatePositions):
-    """What each slot's sequence has in recurrent layers, by graph input name; none is false.
+    """What each slot's sequence has in recurrent layers, by graph input name.
 
     A fresh sequence reads nothing of what its slot held, so that nothing is ever cleared.
 
@@ -43,7 +43,7 @@ class DeviceStates(StatePositions):
         *,
         has_sides: bool = False,
     ) -> None:
-        super().__init__(slots, copies, replay)
+        super().__init__(shapes, slots, copies, replay)
         self._device = device
         self._has_sides = has_sides
         held = slots + copies
@@ -54,17 +54,6 @@ class DeviceStates(StatePositions):
         if shapes:
             base = device.allocate(self.nbytes, f"recurrent states of {held} sequences")
         self._addresses = {name: base + offset for name, offset in offsets.items()}
-
-    def __contains__(self, name: str) -> bool:
-        return name in self._sizes
-
-    def __bool__(self) -> bool:
-        return bool(self._sizes)
-
-    def begin(self, slots: range, starts: Int64Array) -> None:
-        """As StatePositions has it; nothing where the target has no such layers."""
-        if self:
-            super().begin(slots, starts)
 
     def address(self, name: str, slot: int) -> int:
         """Device address of the first byte of `slot` in the named state."""

@@ -7,8 +7,13 @@ from types import SimpleNamespace
 
 import pytest
 
-from dflash_trt.backends.tensorrt.build.monitor import TOTAL_STEPS, PhaseProgress, make_monitor
-from dflash_trt.backends.tensorrt.build.signals import HeldSignals, held_signals
+from dflash_trt.backends.tensorrt.build.monitor import (
+    TOTAL_STEPS,
+    HeldSignals,
+    PhaseProgress,
+    held_signals,
+    make_monitor,
+)
 
 
 def test_phases_share_out_their_parents_step() -> None:
