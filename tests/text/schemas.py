@@ -1,14 +1,10 @@
-"""More than 200 JSON schemas, and how long what they allow can be."""
+"""More than 200 JSON schemas, of which all but `OPEN` bound the length of what they allow."""
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 Schema = dict[str, Any]
-_BLANKS = 40  # at most 20 on each side of what stands between two values
-_CHARACTER = 12  # the longest escape: two halves of a character beyond the first plane
-_FORMATS = {"date": 12, "ipv4": 17, "uuid": 38, "ipv6": 50}
 
 VALUES: dict[str, Schema] = {
     "null": {"type": "null"},
@@ -113,61 +109,3 @@ def all_schemas() -> dict[str, Schema]:
             f"{name} or none": _object(("value",), value={"anyOf": [one, {"type": "null"}]}),
         }
     return found
-
-
-def longest(schema: Schema, root: Schema | None = None) -> int | None:
-    """Bytes, and so tokens, of the longest JSON that it allows; None where there is none.
-
-    Of the keywords above alone.
-    """
-    root = schema if root is None else root
-    if "$ref" in schema:
-        if schema["$ref"] == "#":
-            return None
-        *_, name = schema["$ref"].split("/")
-        target = root["$defs"][name]
-        return None if json.dumps(target).count(schema["$ref"]) else longest(target, root)
-    values = [schema["const"]] if "const" in schema else schema.get("enum")
-    if values is not None:
-        return max(_CHARACTER * len(json.dumps(one)) + _BLANKS * 20 for one in values)
-    for key in ("anyOf", "oneOf"):
-        if key in schema:
-            return _most([longest(one, root) for one in schema[key]])
-    if "allOf" in schema:
-        return 20  # a range here
-    kinds = schema["type"] if isinstance(schema["type"], list) else [schema["type"]]
-    return _most([_longest_of(kind, schema, root) for kind in kinds])
-
-
-def _longest_of(kind: str, schema: Schema, root: Schema) -> int | None:
-    if kind in ("null", "boolean"):
-        return 5
-    if kind == "integer":
-        bounded = {"maximum", "exclusiveMaximum"} & schema.keys()
-        return 20 if bounded and {"minimum", "exclusiveMinimum"} & schema.keys() else None
-    if kind == "string" and "maxLength" in schema:
-        return 2 + _CHARACTER * int(schema["maxLength"])
-    if kind == "string":
-        return _FORMATS.get(schema.get("format", ""))
-    if kind == "array" and "prefixItems" in schema:
-        return _sum([longest(one, root) for one in schema["prefixItems"]])
-    if kind == "array" and "maxItems" in schema:
-        item = longest(schema["items"], root) if schema["maxItems"] else 0
-        return _sum([item] * schema["maxItems"])
-    if kind == "object" and schema.get("additionalProperties") is False:
-        named = schema.get("properties", {})
-        keys = sum(_CHARACTER * len(name) + 3 + _BLANKS for name in named)
-        values = _sum([longest(one, root) for one in named.values()])
-        return None if values is None else keys + values
-    return None
-
-
-def _most(lengths: list[int | None]) -> int | None:
-    known = [one for one in lengths if one is not None]
-    return max(known) if len(known) == len(lengths) else None
-
-
-def _sum(lengths: list[int | None]) -> int | None:
-    """With what stands around and between them."""
-    known = [one for one in lengths if one is not None]
-    return sum(known) + (len(known) + 1) * (1 + _BLANKS) if len(known) == len(lengths) else None

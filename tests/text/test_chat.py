@@ -74,13 +74,10 @@ def test_as_transformers_does_it(template: str) -> None:
     ("template", "piece"),
     [
         ("{{ ''.__class__.__mro__ }}", "unsafe"),
-        ("{{ ''.__class__.__mro__[1].__subclasses__() }}", "unsafe"),
-        ("{{ ''['__class__'] ~ ('' | attr('__class__'))['__mro__'] }}", ""),
         ("{{ cycler.__init__.__globals__ }}", "unsafe"),
         ("{{ '{0.__class__.__mro__[1]}'.format('') }}", "unsafe"),
         ("{{ messages.append(1) }}", "unsafe"),
         ("{% include '/etc/passwd' %}", ""),
-        ("{% import 'os' as os %}", ""),
         (
             "{{ raise_exception('only\ntwo\x1b[0m roles') }}",
             r"refuses the conversation: only two\x",
@@ -91,10 +88,7 @@ def test_as_transformers_does_it(template: str) -> None:
         ("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "RecursionError"),
         ("{% for i in range(10 ** 9) %}x{% endfor %}", "OverflowError"),
         ("{{ 'x' * 10 ** 9 }}", "needs more than"),
-        ("{{ 'x' * 10 ** 12 }}", "needs more than"),
-        ("{{ [0] * 10 ** 10 }}", "needs more than"),
         ("{{ 'x' | center(2 * 10 ** 9) }}", "needs more than"),
-        ("{{ '%2000000000d' % 1 }}", "needs more than"),
         ("{{ '{:2000000000d}'.format(1) }}", "needs more than"),
         (
             "{% set ns = namespace(s='xx') %}{% for i in range(60) %}{% set ns.s = ns.s ~ ns.s %}"

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
 
 from tests.text.generations import Drawer, count_endings, is_valid
-from tests.text.schemas import VALUES, all_schemas, longest
+from tests.text.schemas import all_schemas
 
 
 def test_some_outputs_are_valid() -> None:
@@ -27,11 +25,5 @@ def test_all_schemas() -> None:
     assert ends["open, whole"] > 10 and not ends["open, refused"]
 
 
-def test_bounds() -> None:
-    """Where they are told from the schema, they hold."""
-    assert all(longest(one) is not None for one in VALUES.values())
-    for name in ("const object", "enum of all"):
-        values = VALUES[name].get("enum", [VALUES[name].get("const")])
-        assert (longest(VALUES[name]) or 0) > max(len(json.dumps(one)) for one in values)
-    assert longest({"type": "string", "maxLength": 5}) == 62
+def test_what_breaks_its_schema_is_told() -> None:
     assert not is_valid('{"a": 1}', {"type": "array"})

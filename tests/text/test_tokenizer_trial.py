@@ -57,7 +57,6 @@ def _template(*tokens: str) -> Json:
 DOUBLE = [_replace({"String": "a"}, "aa")] * 40
 HOSTILE: dict[str, tuple[Json, str]] = {
     "a pattern that backtracks": (_split("(a+)+$"), "retry-limit"),
-    "one that stumbles over a rare letter": (_split("(ß+ß+)+y"), "retry-limit"),
     "a replacement that backtracks": (
         {"normalizer": _replace({"Regex": r"(.*)*\d{9}Z"}, "b")},
         "retry-limit",
@@ -67,11 +66,6 @@ HOSTILE: dict[str, tuple[Json, str]] = {
         _precompiled(struct.pack("<I", (1 << 32) - 16) + b"abcd"),
         "crashes",
     ),
-    "an empty table": (_precompiled(bytes(4)), "panic"),
-    "a table that points outside": (
-        _precompiled(struct.pack("<I", 1024) + b"\xff" * 1024 + b"x"),
-        "panic",
-    ),
     "a table with a text of a megabyte": (
         _precompiled(struct.pack("<I", 4) + bytes(4) + b"x" * (1 << 20)),
         "1,000 times as long",
@@ -80,10 +74,6 @@ HOSTILE: dict[str, tuple[Json, str]] = {
     "a template without its token": (_template("<none>"), "panic"),
     "a normalizer that doubles": (_sequence("normalizer", DOUBLE), "1,000 times as long"),
     "a decoder that doubles": (_sequence("decoder", DOUBLE), "1,000 times as long"),
-    "a normalizer that doubles a rare letter": (
-        _sequence("normalizer", [_replace({"String": "☃"}, "☃☃")] * 40),
-        "1,000 times as long",
-    ),
     "one that says its growth twice": (
         {"normalizer": [_replace({"String": "a"}, "b" * 2000), {"type": "NFC"}]},
         'gives "normalizer" twice',

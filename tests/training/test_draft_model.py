@@ -64,11 +64,16 @@ def embedding() -> torch.Tensor:
     return torch.randn(VOCAB, HIDDEN, generator=torch.Generator().manual_seed(7))
 
 
+def spread(model: torch.nn.Module) -> None:
+    """Changes every weight, norms too, to one that bfloat16 keeps."""
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight.add_(torch.randn_like(weight) * 0.1).copy_(weight.bfloat16().float())
+
+
 def test_every_block_is_what_the_reference_drafts(tmp_path: Path) -> None:
     model = new_draft(SHAPE, seed=3)
-    with torch.no_grad():
-        for weight in model.parameters():  # as bfloat16 keeps them, norms too
-            weight.add_(torch.randn_like(weight) * 0.1).copy_(weight.bfloat16().float())
+    spread(model)
     save_draft(model, tmp_path)
     weights = dict(model.state_dict())
     table = embedding()
@@ -92,9 +97,7 @@ def test_every_slot_of_dsparks_block_is_what_the_reference_drafts(tmp_path: Path
     model = new_draft(shape, seed=3)
     head = model.markov_head
     assert head is not None and not head.markov_w2.weight.any(), "it learns what it moves"
-    with torch.no_grad():
-        for weight in model.parameters():
-            weight.add_(torch.randn_like(weight) * 0.1).copy_(weight.bfloat16().float())
+    spread(model)
     plain = replace(shape, markov_rank=0)
     (tmp_path / "config.json").write_text(json.dumps(plain.config()))
     table = embedding()
@@ -309,9 +312,7 @@ HEAD = KINDS["EAGLE-3"]
 
 def make_head() -> EagleModel:
     model = new_head(HEAD, seed=3)
-    with torch.no_grad():
-        for weight in model.parameters():  # as bfloat16 keeps them, norms too
-            weight.add_(torch.randn_like(weight) * 0.1).copy_(weight.bfloat16().float())
+    spread(model)
     return model
 
 

@@ -15,7 +15,6 @@ from itertools import product
 from typing import Any
 
 import numpy as np
-from dflash_trt.kernels.attention import ONE_LAUNCH, RUN
 
 from dflash_plugins.block_attention.cases import AttentionShape, draft_shape, make_cases
 from dflash_plugins.block_attention.inputs import attend, expect, make_inputs
@@ -28,6 +27,7 @@ from dflash_plugins.testing.guarded import Run
 from dflash_plugins.testing.numeric import Accuracy, Array, attempt, judge, spread
 from dflash_trt.core.limits import PAGE_SIZE
 from dflash_trt.errors import one_line
+from dflash_trt.hardware.kernels import ONE_LAUNCH, RUN
 
 LONG = 2 * ONE_LAUNCH
 """Positions of most caches: every split has a run."""

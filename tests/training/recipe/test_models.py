@@ -10,7 +10,7 @@ import torch
 from transformers import Qwen3ForCausalLM
 
 from demo_pair.recipe.draft import attach_draft, draft_options, tapped_features
-from demo_pair.recipe.evaluate import accepted_lengths, distinct_ngrams, drafts_everywhere
+from demo_pair.recipe.evaluate import accepted_lengths, drafts_everywhere
 from demo_pair.recipe.settings import TrainingRecipe, small_sizes
 from demo_pair.recipe.target import build_target, continue_rows, deepen
 from demo_pair.recipe.tokenizer import MASK_ID
@@ -50,13 +50,6 @@ def test_greedy_rows_are_the_argmax_of_a_plain_forward(target: Qwen3ForCausalLM)
         assert row[len(prompt) :] == best[len(prompt) - 1 : -1]
 
 
-def test_sampled_rows_follow_their_seed(target: Qwen3ForCausalLM) -> None:
-    first, second, other = (
-        continue_rows(target, [[5, 9, 11]], 30, temperature=1.0, seed=seed) for seed in (1, 1, 2)
-    )
-    assert first == second != other
-
-
 def test_drafts_everywhere_match_one_block_at_a_time(target: Qwen3ForCausalLM) -> None:
     pytest.importorskip("modelopt")
     torch.manual_seed(1)
@@ -93,13 +86,7 @@ def test_the_draft_gets_the_recipes_taps_dimensions_and_rope(target: Qwen3ForCau
     assert trained and all(name.startswith("dflash_module.") for name in trained)
 
 
-def test_distinct_ngrams() -> None:
-    assert distinct_ngrams([list(range(10))]) == 1.0
-    assert distinct_ngrams([[1] * 9, [1] * 9]) == 0.25
-    assert distinct_ngrams([[1, 2]]) == 0.0
-
-
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", range(2))
 def test_accepted_lengths_follow_the_loop(seed: int) -> None:
     rng = Random(seed)
     row = [rng.randrange(2) for _ in range(200)]
