@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dflash_trt.bundle.staging import StagedKind, check_destination, staged_folder
 from dflash_trt.checkpoints.folder import CONFIG_NAME, INDEX_NAME
 from dflash_trt.checkpoints.target import GENERATION_CONFIG_NAME, read_target
 from dflash_trt.core.files import resolved
 from dflash_trt.core.progress import Progress
+from dflash_trt.core.publish import StagedKind, check_destination, staged_folder
 from dflash_trt.core.strict_json import quoted
 from dflash_trt.errors import DflashError
 from dflash_trt.importing.architectures import ROPE_FACTORS

@@ -13,10 +13,10 @@ from typing import Any
 import jinja2
 import yaml
 
-from dflash_trt.bundle.staging import staged_folder
 from dflash_trt.core.files import find_file
 from dflash_trt.core.links import check_space, copy_file, place_files
 from dflash_trt.core.progress import Progress
+from dflash_trt.core.publish import staged_folder
 from dflash_trt.errors import DflashError
 from dflash_trt.hardware.gpus import LEAST_MEMORY
 from dflash_trt.trtllm.arguments import (

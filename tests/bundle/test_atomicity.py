@@ -13,7 +13,6 @@ from pathlib import Path
 
 import pytest
 
-from dflash_trt.bundle import staging
 from dflash_trt.bundle.bundle import open_bundle, verify_bundle
 from dflash_trt.core import publish
 from dflash_trt.errors import DflashError
@@ -254,7 +253,7 @@ def _build_at_once(
     def build(who: int) -> None:
         barrier.wait()
         try:
-            with staging.staged_folder(destination, overwrite=overwrite) as folder:
+            with publish.staged_folder(destination, overwrite=overwrite) as folder:
                 (folder / "manifest.json").write_text(str(who))
                 (folder / "other").write_text(str(who))
             wins.append(who)
