@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import Any
 from dflash_trt.checkpoints.folder import CONFIG_NAME, INDEX_NAME
 from dflash_trt.checkpoints.target import GENERATION_CONFIG_NAME, read_target
 from dflash_trt.core.files import resolved
+from dflash_trt.core.links import check_space
 from dflash_trt.core.progress import Progress
 from dflash_trt.core.publish import StagedKind, check_destination, staged_folder
 from dflash_trt.core.strict_json import quoted
@@ -94,7 +94,7 @@ def import_gguf(
     texts = tokenizer_files(file, vocabulary, config.values["max_position_embeddings"])
     texts |= _json_files(config, shards)
     with staged_folder(destination, overwrite=overwrite, kind=IMPORTED) as folder:
-        _check_space(shards, folder, destination)
+        check_space(sum(shard.file_bytes for shard in shards), folder, destination)
         stored = write_shards(file, shards, folder, progress)
         texts[SOURCE_NAME] = _json(_source(file, dtype, stored))
         for name, text in texts.items():
@@ -150,13 +150,6 @@ def _source(file: GgufFile, dtype: str, stored: Mapping[str, Stored]) -> dict[st
 def _about(file: GgufFile, key: str) -> str | None:
     value = file.fields.get(f"general.{key}")
     return value if isinstance(value, str) else None
-
-
-def _check_space(shards: Sequence[Shard], folder: Path, shown: Path) -> None:
-    size, free = sum(shard.file_bytes for shard in shards), shutil.disk_usage(folder).free
-    if size > free:
-        what = f"needs {size:,} bytes, {free:,} are free"
-        raise DflashError(what, where=shown, fix="free some space")
 
 
 def _check(folder: Path, path: Path) -> None:
