@@ -233,9 +233,7 @@ def test_no_room_is_known_before_the_first_byte(
 
     monkeypatch.setattr(shutil, "disk_usage", lambda folder: Usage)
     # As on another filesystem, or one without reflinks.
-    monkeypatch.setattr(
-        "dflash_trt.bundle.graph_folder.clone_file", lambda source, destination: False
-    )
+    monkeypatch.setattr("dflash_trt.core.links.clone_file", lambda source, destination: False)
     watcher = Watcher()
     with pytest.raises(DflashError) as caught:
         build_pair(pair, tmp_path / "b", copy_weights=True, watcher=watcher)
