@@ -22,12 +22,12 @@ from dflash_trt.building.sources import fetch, find_source
 from dflash_trt.building.spec import BuildSpec
 from dflash_trt.bundle.build import BuildOptions, build_bundle
 from dflash_trt.bundle.manifest import Manifest
-from dflash_trt.bundle.staging import check_destination
 from dflash_trt.checkpoints.draft import read_draft
 from dflash_trt.checkpoints.pair import check_pair
 from dflash_trt.checkpoints.target import read_target
 from dflash_trt.config import BuildConfig, HardwareProfile, resolve_file
 from dflash_trt.core.progress import Progress
+from dflash_trt.core.publish import check_destination
 from dflash_trt.errors import DflashError
 from dflash_trt.graph.form import CacheDtype, Precision
 from dflash_trt.hardware.gpus import DEFAULT_ARCH, find_gpu

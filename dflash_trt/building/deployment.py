@@ -18,7 +18,6 @@ from dflash_trt.building.sources import fetch, find_source, read_shapes
 from dflash_trt.building.spec import BuildSpec, DeploymentRequest
 from dflash_trt.bundle.build import TOKENIZER_NAME
 from dflash_trt.bundle.quantize import plan_quantization, quantize_pair
-from dflash_trt.bundle.staging import check_destination
 from dflash_trt.bundle.support import PRECISIONS, TRTLLM, check_executor
 from dflash_trt.checkpoints.draft import read_draft
 from dflash_trt.checkpoints.pair import check_draft, check_pair
@@ -26,6 +25,7 @@ from dflash_trt.checkpoints.target import read_target
 from dflash_trt.config import BuildConfig
 from dflash_trt.core.formats import QUANTIZED
 from dflash_trt.core.progress import Progress
+from dflash_trt.core.publish import check_destination
 from dflash_trt.errors import DflashError, one_line
 from dflash_trt.planning.known_pairs import PairShape
 from dflash_trt.speculation.schedule import BlockSchedule

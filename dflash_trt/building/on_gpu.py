@@ -40,8 +40,8 @@ TEXTS = "TEXTS.jsonl"
 
 
 @dataclass(frozen=True, slots=True)
-class Ability:
-    """Whether a part of this project runs on a GPU, and how to ask for it or why not."""
+class Capability:
+    """Says whether a part of this project runs on a GPU, and how or why not."""
 
     part: str
     able: bool
@@ -49,8 +49,8 @@ class Ability:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Way:
-    """One way to run a pair that fits.
+class BuildOption:
+    """Describes one build of a pair that fits.
 
     Args:
         precision: of the target: as published, or what it is to be quantised to.
@@ -86,35 +86,35 @@ class PairOnGpu:
     name: str
     published: Format
     weights: int
-    ways: tuple[Way, ...]
+    ways: tuple[BuildOption, ...]
     obstacles: tuple[str, ...]
 
-    def main_ways(self) -> list[Way]:
+    def main_ways(self) -> list[BuildOption]:
         """The first of each kind: deployment and engines."""
         first = {way.executor == TRTLLM: way for way in reversed(self.ways)}
         return [way for way in self.ways if way in first.values()]
 
 
-def abilities(card: Card) -> list[Ability]:
+def capabilities(card: Card) -> list[Capability]:
     """What of this project runs on `card`, whatever the pair."""
     arch = arches().get(card.arch)
     if arch is None:
         known = ", ".join(arches())
         detail = f"nothing is known of {card.arch}, only of {known}"
-        return [Ability("engines and deployments", False, detail)]
+        return [Capability("engines and deployments", False, detail)]
     return [
-        _deployment_ability(card, arch),
-        *(_engine_ability(library, arch) for library in LIBRARIES.values()),
-        _kernel_ability(arch),
-        _format_ability(arch),
+        _deployment_capability(card, arch),
+        *(_engine_capability(library, arch) for library in LIBRARIES.values()),
+        _kernel_capability(arch),
+        _format_capability(arch),
     ]
 
 
-def _deployment_ability(card: Card, arch: Arch) -> Ability:
+def _deployment_capability(card: Card, arch: Arch) -> Capability:
     part = "TensorRT-LLM deployments"
     if card.gpu is None:
         what = "their profiles are for GPUs that `plan --gpu` knows, which this one is not"
-        return Ability(part, False, what)
+        return Capability(part, False, what)
     profiles = [one for name in pair_names() for one in load_config(name)[0].profiles.values()]
     ships = card.gpu.name in {one.gpu for one in profiles}
     profile = "" if ships else f" --profile {card.gpu.name}x1"
@@ -123,33 +123,33 @@ def _deployment_ability(card: Card, arch: Arch) -> Ability:
     detail = f"--executor {TRTLLM}{profile}; the draft's attention is {backend}, of {packages}"
     if arch.name not in DOCUMENTED:
         detail += f"; its documents do not name {arch.name}"
-    return Ability(part, True, detail)
+    return Capability(part, True, detail)
 
 
-def _engine_ability(library: Library, arch: Arch) -> Ability:
+def _engine_capability(library: Library, arch: Arch) -> Capability:
     part, option = f"{library.name} engines", f"--executor {library.executor}"
     known = library_arches(library)
     if arch.name not in known:
-        return Ability(part, False, f"{library.name} builds for {', '.join(known)}")
+        return Capability(part, False, f"{library.name} builds for {', '.join(known)}")
     oldest = ".".join(map(str, library.oldest))
     where = f"--arch {arch.name}, on any machine" if library.is_rtx else "on such a GPU"
-    return Ability(part, True, f"{option} {where}; version {oldest} or newer")
+    return Capability(part, True, f"{option} {where}; version {oldest} or newer")
 
 
-def _kernel_ability(arch: Arch) -> Ability:
+def _kernel_capability(arch: Arch) -> Capability:
     part = "kernels of this project"
     if arch.kernels is None:
         detail = f"none for {arch.name}: TensorRT's attention, linear caches in the compute type"
-        return Ability(part, False, detail)
+        return Capability(part, False, detail)
     gain = ", ".join([*needing_plugins(), "drawing on the GPU"])
-    return Ability(part, True, f"{PLUGINS}, compiled for {arch.kernels}: {gain}")
+    return Capability(part, True, f"{PLUGINS}, compiled for {arch.kernels}: {gain}")
 
 
-def _format_ability(arch: Arch) -> Ability:
+def _format_capability(arch: Arch) -> Capability:
     part, detail = "quantised products", ", ".join(arch.formats)
     if Format.NVFP4 not in arch.formats:
         detail = f"{detail or 'none'}; four-bit experts are multiplied in bf16"
-    return Ability(part, bool(arch.formats), detail)
+    return Capability(part, bool(arch.formats), detail)
 
 
 def judge_pairs(card: Card) -> list[PairOnGpu]:
@@ -163,9 +163,9 @@ def judge_pair(name: str, card: Card, gpus: int = 1) -> PairOnGpu:
     config, _ = load_config(name)
     deployments = list(_deployments(name, pair, card, gpus))
     engines = list(_engines(config, pair, card)) if gpus == 1 else []
-    found = [one for one in (*deployments, *engines) if isinstance(one, Way)]
+    found = [one for one in (*deployments, *engines) if isinstance(one, BuildOption)]
 
-    def rank(way: Way) -> tuple[bool, int, bool, int]:
+    def rank(way: BuildOption) -> tuple[bool, int, bool, int]:
         """A profile that ships, if the GPUs suffice; then few GPUs, as published, most tokens."""
         ships = way.is_shipped and way.gpus == gpus
         return not ships, way.gpus, "--precision" in way.options, -way.users * way.context
@@ -187,7 +187,7 @@ def _precisions(pair: PairShape, formats: tuple[Format, ...]) -> tuple[Format | 
     return (None, *(formats if is_plain else ()))
 
 
-def _deployments(name: str, pair: PairShape, card: Card, gpus: int) -> Iterator[Way | str]:
+def _deployments(name: str, pair: PairShape, card: Card, gpus: int) -> Iterator[BuildOption | str]:
     """The TensorRT-LLM deployment on the fewest GPUs; why fewer or the published do not do."""
     if card.gpu is None:
         return
@@ -203,7 +203,7 @@ def _deployments(name: str, pair: PairShape, card: Card, gpus: int) -> Iterator[
                 yield error.what
 
 
-def _deployment(name: str, pair: PairShape, profile: str, precision: Format | None) -> Way:
+def _deployment(name: str, pair: PairShape, profile: str, precision: Format | None) -> BuildOption:
     """A deployment on `profile`; DflashError where TensorRT-LLM would refuse it."""
     shipped, path = load_config(name)
     _, config = on_profile(shipped, profile, path)
@@ -216,7 +216,7 @@ def _deployment(name: str, pair: PairShape, profile: str, precision: Format | No
         config = fit_batch(config, path, profile, pair, wanted)
     plan = plan_deployment(config, path, profile, pair, wanted)
     stored = plan.pair.target.mlp_format
-    return Way(
+    return BuildOption(
         executor=TRTLLM,
         precision=stored,
         is_native=plan.gpu.multiplies(stored),
@@ -228,7 +228,7 @@ def _deployment(name: str, pair: PairShape, profile: str, precision: Format | No
     )
 
 
-def _engines(config: BuildConfig, pair: PairShape, card: Card) -> Iterator[Way | str]:
+def _engines(config: BuildConfig, pair: PairShape, card: Card) -> Iterator[BuildOption | str]:
     """One way for each library that builds engines for `card`, as little quantised as fits."""
     arch = arches().get(card.arch)
     if arch is None:
@@ -252,7 +252,7 @@ def _engines(config: BuildConfig, pair: PairShape, card: Card) -> Iterator[Way |
             options += (PLUGINS,)
         if precision is not None:
             options += ("--precision", precision, "--calibration", TEXTS)
-        yield Way(
+        yield BuildOption(
             executor=library.executor,
             precision=precision or Format.BF16,
             is_native=True,

@@ -20,16 +20,15 @@ from dflash_trt.bundle.manifest import (
     Origin,
 )
 from dflash_trt.bundle.quantize import PairQuantization, plan_quantization, quantize_pair
-from dflash_trt.bundle.staging import staged_folder
 from dflash_trt.bundle.support import PairFeature, check_pair_features
 from dflash_trt.checkpoints.pair import Pair
 from dflash_trt.checkpoints.quantized_weights import read_kv_scales
 from dflash_trt.checkpoints.safetensors_header import header_sha256
 from dflash_trt.config import BuildConfig
-from dflash_trt.core.files import FileKind, copy_small, exists
-from dflash_trt.core.hashing import blob_sha256, file_sha256
+from dflash_trt.core.files import FileKind, blob_sha256, copy_small, exists, file_sha256
 from dflash_trt.core.limits import Limits, check_positions, choose_block, choose_pool
 from dflash_trt.core.progress import Progress
+from dflash_trt.core.publish import staged_folder
 from dflash_trt.errors import DflashError, printable
 from dflash_trt.graph.draft import build_draft
 from dflash_trt.graph.form import CacheDtype, GraphForm

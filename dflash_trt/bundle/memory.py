@@ -20,8 +20,8 @@ from dflash_trt.memory.caches import (
 from dflash_trt.memory.engines import (
     LOGITS_ITEM_BYTES,
     RUNTIME_BYTES,
-    decomposed_scratch,
-    split_scratch,
+    EngineMemory,
+    engine_memory,
 )
 
 
@@ -103,23 +103,20 @@ def estimate_memory(manifest: Manifest, batch: int, context: int) -> MemoryEstim
     )
 
 
-def allocated_states(manifest: Manifest) -> int:
-    """Bytes of recurrent states: of every slot, and of the copies for shared prefixes."""
-    sizes, limits = manifest.target.sizes, manifest.limits
-    slots = limits.max_batch + state_copies(sizes, limits, manifest.page_pool)
-    return slots * state_bytes(sizes, manifest.graph_form)
-
-
-def bundle_scratch(manifest: Manifest) -> int:
-    """Bytes of `split_scratch` of a bundle; 0 where its engines do not split attention."""
-    engines = manifest.engines
-    if engines is None or not any(
-        name.startswith(SPLIT_ATTENTION) for one in engines.files for name in one.operations
-    ):
-        return 0
-    target, draft = manifest.target.sizes, manifest.draft.sizes
-    form = manifest.graph_form
-    return split_scratch(target, draft, manifest.limits, form, engines.cache_length)
+def bundle_memory(manifest: Manifest) -> EngineMemory:
+    """Counts what a bundle takes of its device from the start, whatever it runs on."""
+    engines = [] if manifest.engines is None else manifest.engines.files
+    operations = [name for one in engines for name in one.operations]
+    one = estimate_memory(manifest, 1, 1)
+    return engine_memory(
+        manifest.target.sizes,
+        manifest.draft.sizes,
+        one.target_weights + one.draft_weights + one.draft_head,
+        manifest.limits,
+        manifest.graph_form,
+        pool=manifest.page_pool,
+        splits=any(name.startswith(SPLIT_ATTENTION) for name in operations),
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,19 +148,16 @@ def fit_bundle(manifest: Manifest, gpu: Gpu, context: int) -> BundleFit:
     Caches shrink to a sliding window where the bundle's pages do. Paged ones count by the pages
     that such a sequence holds, whatever the bundle's own pool has.
     """
-    one = estimate_memory(manifest, 1, 1)
-    weights = one.target_weights + one.draft_weights + one.draft_head
+    took = bundle_memory(manifest)
     rows = manifest.limits.max_batch * manifest.limits.block_size
-    workspace = RUNTIME_BYTES + rows * manifest.target.vocab_size * LOGITS_ITEM_BYTES
-    workspace += bundle_scratch(manifest)
+    workspace = RUNTIME_BYTES + rows * manifest.target.vocab_size * LOGITS_ITEM_BYTES + took.shares
     if manifest.engines is not None:
-        form, capacity = manifest.graph_form, manifest.engines.cache_length
-        workspace += decomposed_scratch(manifest.target.sizes, manifest.limits, form, capacity)
-    free = max(0, gpu.memory_bytes - weights - workspace)
+        workspace += took.scores
+    free = max(0, gpu.memory_bytes - took.weights - workspace)
     longest = manifest.target.max_position_embeddings
     contexts = sorted({context, *(length for length in USUAL_CONTEXTS if length <= longest)})
     step = manifest.page_pool.page_size if manifest.page_pool else 1
-    state = allocated_states(manifest) // manifest.limits.max_batch
+    state = took.states // manifest.limits.max_batch
     models = (manifest.target.sizes, manifest.draft.sizes)
 
     def sequence(length: int) -> int:
@@ -174,7 +168,7 @@ def fit_bundle(manifest: Manifest, gpu: Gpu, context: int) -> BundleFit:
 
     users = {length: free // sequence(length) for length in contexts}
     token = sum(cache_bytes(manifest))
-    return BundleFit(gpu.title, gpu.memory_bytes, weights, workspace, token, users)
+    return BundleFit(gpu.title, gpu.memory_bytes, took.weights, workspace, token, users)
 
 
 def _cached_bytes(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -14,6 +13,7 @@ from dflash_trt.checkpoints.pair import Pair, check_pair
 from dflash_trt.checkpoints.target import read_target
 from dflash_trt.core.files import resolved
 from dflash_trt.core.formats import Format
+from dflash_trt.core.links import check_space
 from dflash_trt.core.progress import Progress, Unit
 from dflash_trt.errors import DflashError
 from dflash_trt.graph.bindings import Owner
@@ -117,7 +117,8 @@ def quantize_pair(
     """
     folder.mkdir()
     with _errors_at(destination, folder):
-        _check_space(plan, folder, destination)
+        sizes = (planned_bytes(plan.spec(owner), own) for owner, own in plan.options.items())
+        check_space(sum(sizes), folder, destination, "the quantized weights need")
         # As in ModelOpt, the draft's scales hold for the features of a target in high precision.
         amax = plan.observe(plan.pair, folder, progress)
         quantized: dict[Owner, Path] = {}
@@ -135,17 +136,6 @@ def quantize_pair(
     target = read_target(quantized["target"]) if "target" in quantized else plan.pair.target
     draft = read_draft(quantized["draft"]) if "draft" in quantized else plan.pair.draft
     return check_pair(target, draft)
-
-
-def _check_space(plan: QuantizationPlan, folder: Path, destination: Path) -> None:
-    size = sum(planned_bytes(plan.spec(owner), options) for owner, options in plan.options.items())
-    free = shutil.disk_usage(folder).free
-    if size > free:
-        raise DflashError(
-            f"the quantized weights need {size:,} bytes, {free:,} are free",
-            where=destination,
-            fix="free some space",
-        )
 
 
 @contextmanager

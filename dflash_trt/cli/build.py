@@ -17,11 +17,8 @@ from dflash_trt.building.spec import (
 )
 from dflash_trt.bundle.manifest import EngineSet, Manifest
 from dflash_trt.bundle.memory import (
-    allocated_states,
-    bundle_scratch,
-    cache_bytes,
+    bundle_memory,
     engine_bytes,
-    page_kinds,
 )
 from dflash_trt.bundle.summary import (
     cache_line,
@@ -261,18 +258,15 @@ def _allocated(manifest: Manifest, engines: EngineSet) -> str:
     """What an engine bundle takes of the device beside its weights, from the start."""
     slots, length, pool = manifest.limits.max_batch, engines.cache_length, manifest.page_pool
     layout, shape = "linear", f"{slots} × {length} positions"
-    size = sum(cache_bytes(manifest)) * slots * length
     if pool is not None:
         layout, shape = "paged", f"{pool.pages + 1} × {pool.page_size} positions"
         for kind in pool.windowed:
             shape += f", {kind.pages + 1} × {pool.page_size} of windows of {kind.window:,}"
-        size = sum((pages + 1) * each for pages, each in page_kinds(manifest).values())
-    shares = bundle_scratch(manifest)
-    states = allocated_states(manifest)
+    took = bundle_memory(manifest)
     return (
-        f"{layout} caches {format_size(size)} ({shape}, allocated whole)"
-        + (f", recurrent states {format_size(states)}" if states else "")
-        + (f", shares of split attention {format_size(shares)}" if shares else "")
+        f"{layout} caches {format_size(took.caches)} ({shape}, allocated whole)"
+        + (f", recurrent states {format_size(took.states)}" if took.states else "")
+        + (f", shares of split attention {format_size(took.shares)}" if took.shares else "")
     )
 
 

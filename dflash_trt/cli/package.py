@@ -7,7 +7,6 @@ from pathlib import Path
 
 import click
 
-from dflash_trt.bundle.staging import check_destination
 from dflash_trt.cli.options import (
     FOLDER,
     block_schedule_option,
@@ -19,6 +18,7 @@ from dflash_trt.cli.options import (
 )
 from dflash_trt.cli.progress import StageBars
 from dflash_trt.core.files import resolved
+from dflash_trt.core.publish import check_destination
 from dflash_trt.errors import refuse_options
 from dflash_trt.hardware.cores import AUTO, choose_threads
 from dflash_trt.serving.server.repository import (

@@ -63,11 +63,11 @@ def _describe(config: BuildConfig) -> list[str]:
 
 def _show_gpu(name: str, *, as_json: bool) -> None:
     # Imported here: the list of targets needs none of what executors and graphs bring.
-    from dflash_trt.building.on_gpu import NEVER_RUN, abilities, judge_pairs
+    from dflash_trt.building.on_gpu import NEVER_RUN, capabilities, judge_pairs
     from dflash_trt.hardware.card import choose_card
 
     card = choose_card(name)
-    able, pairs = abilities(card), judge_pairs(card)
+    able, pairs = capabilities(card), judge_pairs(card)
     if as_json:
         shown = {"gpu": asdict(card), "status": NEVER_RUN, "abilities": [asdict(a) for a in able]}
         print_json(shown | {"pairs": {pair.name: asdict(pair) for pair in pairs}})

@@ -7,8 +7,11 @@ and of each kind there is a size that none is larger than.
 
 from __future__ import annotations
 
+import hashlib
 import os
+import re
 import stat
+from collections.abc import Callable
 from enum import Enum
 from pathlib import Path
 from typing import BinaryIO
@@ -16,6 +19,7 @@ from typing import BinaryIO
 from dflash_trt.errors import DflashError, one_line
 
 _MIB = 1 << 20
+_SHA256 = re.compile(r"[0-9a-f]{64}")
 _FLAGS = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
 _KINDS = {
     stat.S_IFDIR: "a folder",
@@ -138,6 +142,22 @@ def read_text(
 def copy_small(source: Path, destination: Path, kind: FileKind, *, named: bool = False) -> None:
     """Copies a file of that `kind`, read as `read_bytes` does; its mode and times stay behind."""
     destination.write_bytes(read_bytes(source, kind, named=named))
+
+
+def file_sha256(path: Path, on_bytes: Callable[[int], None] | None = None) -> str:
+    """SHA-256 of a file, hex, read in chunks."""
+    digest = hashlib.sha256()
+    with open_file(path) as reader:
+        while chunk := reader.read(4 << 20):
+            digest.update(chunk)
+            if on_bytes is not None:
+                on_bytes(len(chunk))
+    return digest.hexdigest()
+
+
+def blob_sha256(file: Path) -> str | None:
+    """The hash that the Hugging Face cache gave a blob as its name; None for other files."""
+    return file.name if _SHA256.fullmatch(file.name) and file.parent.name == "blobs" else None
 
 
 def _check_links(path: Path, real: Path, folder: Path) -> None:

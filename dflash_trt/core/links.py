@@ -74,24 +74,33 @@ def place_files(
     rest = {path: source for path, source in own.items() if not clone_file(source, path)}
     if rest:
         # The size is known, and known to fit, before the first byte.
-        progress.stage(f"copying {what}", check_space(rest.values(), destination))
+        progress.stage(f"copying {what}", check_copies(rest.values(), destination))
         for path, source in rest.items():
             copy_file(source, path, progress.advance)
     return bool(own)
 
 
-def check_space(sources: Iterable[Path], destination: Path) -> int:
-    """The bytes that copies of all `sources` take.
-
-    Raises:
-        DflashError: the filesystem of `destination`'s parent has not as many.
-    """
+def check_copies(sources: Iterable[Path], destination: Path) -> int:
+    """The bytes that copies of all `sources` take; DflashError where they do not fit."""
     size = sum(source.stat().st_size for source in sources)
-    free = shutil.disk_usage(destination.parent).free
-    if size > free:
-        raise DflashError(
-            f"copying the weights needs {size:,} bytes, {free:,} are free",
-            where=destination,
-            fix="free some space, or put the bundle on the checkpoint's filesystem",
-        )
+    fix = "free some space, or put the bundle on the checkpoint's filesystem"
+    check_space(size, destination.parent, destination, "copying the weights needs", fix)
     return size
+
+
+def check_space(
+    size: int,
+    folder: Path,
+    where: Path,
+    what: str = "needs",
+    fix: str = "free some space",
+    *,
+    more: int = 0,
+) -> None:
+    """Raises DflashError at `where` unless `size` bytes fit into `folder`.
+
+    `more` bytes beside those that are free will be given back.
+    """
+    free = shutil.disk_usage(folder).free + more
+    if size > free:
+        raise DflashError(f"{what} {size:,} bytes, {free:,} are free", where=where, fix=fix)

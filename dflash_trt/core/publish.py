@@ -1,29 +1,46 @@
-"""Files and folders that appear complete or not at all: destination, lock and final rename."""
+"""Writes files and folders that appear complete or not at all: lock, temporary name, rename."""
 
 from __future__ import annotations
 
 import ctypes
 import errno
 import fcntl
+import glob
 import os
+import shutil
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
+from dflash_trt.core.files import resolved
 from dflash_trt.errors import DflashError
 
-_LOCK_NAME = "lock"
+# In a temporary folder: its lock, what is being built, and what that replaces.
+_LOCK_NAME, _NEW_NAME, _OLD_NAME = "lock", "new", "replaced"
 # Linux's renameat2, include/uapi/linux/fcntl.h and fs.h.
 _AT_FDCWD = -100
 _RENAME_EXCHANGE = 2
 _TAKEN = (errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR)
 
 
-def check_destination(destination: Path, *, overwrite: bool, marker: str, kind: str) -> None:
+@dataclass(frozen=True, slots=True)
+class StagedKind:
+    """What is built: its name, and the file by which one that exists is known and replaced."""
+
+    name: str
+    marker: str
+
+
+BUNDLE = StagedKind("bundle", "manifest.json")
+
+
+def check_destination(destination: Path, *, overwrite: bool, kind: StagedKind = BUNDLE) -> None:
     """Raises DflashError (usage) when nothing may be put at `destination`.
 
-    Only a folder that has the file `marker`, and so is a `kind` ("a bundle"), is overwritten.
+    Only a folder that has the marker of `kind` is overwritten.
     """
     for parent in destination.parents:
         if parent.exists() and not parent.is_dir():
@@ -32,13 +49,66 @@ def check_destination(destination: Path, *, overwrite: bool, marker: str, kind: 
         return
     if not overwrite:
         raise _taken(destination, "already exists")
-    if not (destination / marker).is_file():
-        raise DflashError(
-            f"exists and is not {kind}; it is not overwritten", where=destination, usage=True
-        )
+    if not (destination / kind.marker).is_file():
+        what = f"exists and is not a {kind.name}; it is not overwritten"
+        raise DflashError(what, where=destination, usage=True)
 
 
-def publish(new: Path, replaced: Path, destination: Path, *, overwrite: bool) -> None:
+@contextmanager
+def staged_folder(
+    destination: Path, *, overwrite: bool, kind: StagedKind = BUNDLE
+) -> Iterator[Path]:
+    """Yields a temporary folder beside `destination` that replaces it on success.
+
+    On an exception nothing remains. A build that was killed leaves its temporary folder
+    unlocked; the next build of the same destination removes it.
+
+    Raises:
+        DflashError: `destination` exists (without `overwrite`), is no folder to replace, cannot
+            be written, or was built by another process in the meantime.
+    """
+    destination = resolved(destination)
+    _remove_abandoned(destination)
+    check_destination(destination, overwrite=overwrite, kind=kind)
+    created = missing_folders(destination.parent)
+    try:
+        destination.parent.mkdir(parents=True, exist_ok=True)
+        staging, lock = _make_locked(destination)
+    except OSError as error:
+        remove_empty(created)
+        raise file_error(error, destination.parent) from error
+    try:
+        with publishing(staging / _NEW_NAME, destination, overwrite=overwrite):
+            (staging / _NEW_NAME).mkdir()
+            yield staging / _NEW_NAME
+    finally:
+        os.close(lock)
+        shutil.rmtree(staging, ignore_errors=True)
+        remove_empty(created)
+
+
+@contextmanager
+def publishing(new: Path, destination: Path, *, overwrite: bool) -> Iterator[None]:
+    """Renames `new`, of a temporary folder, to `destination` at the end.
+
+    Errors about files of the temporary folder name `destination`; see `put_back` for a kill.
+    """
+    try:
+        yield
+        _publish(new, new.with_name(_OLD_NAME), destination, overwrite=overwrite)
+    except OSError as error:
+        file = error.filename
+        outside = isinstance(file, str) and not Path(file).is_relative_to(new.parent)
+        raise file_error(error, Path(file) if outside else destination) from error
+
+
+def put_back(temporary: Path, destination: Path) -> None:
+    """Undoes half an overwriting: the run was killed between its two renames."""
+    if (temporary / _OLD_NAME).exists() and not destination.exists():
+        (temporary / _OLD_NAME).rename(destination)
+
+
+def _publish(new: Path, replaced: Path, destination: Path, *, overwrite: bool) -> None:
     """Renames `new` to `destination`, never over what another process just put there.
 
     What is overwritten is afterwards `new` or `replaced`; it is put back if the rename fails.
@@ -57,12 +127,6 @@ def publish(new: Path, replaced: Path, destination: Path, *, overwrite: bool) ->
         with suppress(OSError):
             replaced.rename(destination)
         raise
-
-
-def put_back(replaced: Path, destination: Path) -> None:
-    """Undoes half an overwriting: the run was killed between its two renames."""
-    if replaced.exists() and not destination.exists():
-        replaced.rename(destination)
 
 
 @contextmanager
@@ -164,6 +228,31 @@ def file_error(error: OSError, where: Path) -> DflashError:
     full = error.errno in (errno.ENOSPC, errno.EDQUOT)
     fix = "free some space; nothing was left behind" if full else None
     return DflashError(error.strerror or str(error), where=where, fix=fix)
+
+
+def _make_locked(destination: Path) -> tuple[Path, int]:
+    """A temporary folder, and the descriptor whose lock says that its build is running."""
+    while True:
+        staging = Path(tempfile.mkdtemp(prefix=_prefix(destination), dir=destination.parent))
+        # Another build may take the folder for abandoned before it is locked.
+        with suppress(FileNotFoundError):
+            return staging, lock_folder(staging, wait=True)
+
+
+def _remove_abandoned(destination: Path) -> None:
+    """Removes what killed builds left; what one of them was about to replace is put back."""
+    for staging in destination.parent.glob(f"{glob.escape(_prefix(destination))}*"):
+        with suppress(OSError):  # a build that is still running, or just removed
+            lock = lock_folder(staging, wait=False)
+            try:
+                put_back(staging, destination)
+                shutil.rmtree(staging, ignore_errors=True)
+            finally:
+                os.close(lock)
+
+
+def _prefix(destination: Path) -> str:
+    return f".{destination.name}.building-"
 
 
 def _taken(destination: Path, what: str) -> DflashError:

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dflash_trt.bundle.staging import StagedKind, check_destination, staged_folder
 from dflash_trt.checkpoints.folder import CONFIG_NAME, INDEX_NAME
 from dflash_trt.checkpoints.target import GENERATION_CONFIG_NAME, read_target
 from dflash_trt.core.files import resolved
+from dflash_trt.core.links import check_space
 from dflash_trt.core.progress import Progress
+from dflash_trt.core.publish import StagedKind, check_destination, staged_folder
 from dflash_trt.core.strict_json import quoted
 from dflash_trt.errors import DflashError
 from dflash_trt.importing.config import (
@@ -109,10 +109,7 @@ def import_gguf(
     texts = tokenizer_files(file, vocabulary, config.values["max_position_embeddings"])
     texts |= _json_files(config.values, layouts)
     with staged_folder(destination, overwrite=overwrite, kind=IMPORTED) as folder:
-        needed, free = sum(map(shard_bytes, layouts.values())), shutil.disk_usage(folder).free
-        if needed > free:
-            what = f"needs {needed:,} bytes, {free:,} are free"
-            raise DflashError(what, where=destination, fix="free some space")
+        check_space(sum(map(shard_bytes, layouts.values())), folder, destination)
         stored = write_shards(file, shards, folder, progress)
         imported = Imported(
             folder=destination,

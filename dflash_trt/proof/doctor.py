@@ -184,7 +184,7 @@ def _tensorrt_llm() -> str:
 
 def _on_gpu() -> Iterator[Finding]:
     """The GPU, and what of this project could run on it."""
-    from dflash_trt.building.on_gpu import NEVER_RUN, abilities
+    from dflash_trt.building.on_gpu import NEVER_RUN, capabilities
 
     found: list[Card] = []
 
@@ -206,7 +206,7 @@ def _on_gpu() -> Iterator[Finding]:
 
     yield _check("NVIDIA GPU", gpu)
     for card in found:
-        for one in abilities(card):
+        for one in capabilities(card):
             yield Finding(f"GPU: {one.part}", one.able, one.detail)
 
 

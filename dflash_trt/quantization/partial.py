@@ -18,11 +18,11 @@ from dflash_trt.core.files import resolved
 from dflash_trt.core.validation import StrictRecord
 from dflash_trt.errors import DflashError
 
-# Inside the partial folder, beside its lock.
+# Inside the partial folder, beside its lock and what is replaced.
 _NEW_NAME = "checkpoint"
-_OLD_NAME = "replaced"
 _STATE_NAME = "state.json"
 _WORK_NAME = "work"
+_QUANTIZED = publish.StagedKind("quantized checkpoint", QUANT_CONFIG_NAME)
 
 
 Origin = Literal["fresh", "continued", "restarted"]
@@ -142,17 +142,11 @@ def partial_checkpoint(
         raise publish.file_error(error, destination.parent) from error
     keep = True
     try:
-        publish.put_back(root / _OLD_NAME, destination)
-        check_destination(destination, overwrite=overwrite)
-        partial = PartialCheckpoint(root, key)
-        yield partial
-        publish.publish(partial.folder, root / _OLD_NAME, destination, overwrite=overwrite)
+        with publish.publishing(root / _NEW_NAME, destination, overwrite=overwrite):
+            publish.put_back(root, destination)
+            check_destination(destination, overwrite=overwrite)
+            yield PartialCheckpoint(root, key)
         keep = False
-    except OSError as error:
-        keep = False
-        file = error.filename
-        outside = isinstance(file, str) and not Path(file).is_relative_to(root)
-        raise publish.file_error(error, Path(file) if outside else destination) from error
     except Exception:
         keep = False
         raise
@@ -170,6 +164,4 @@ def partial_folder(destination: Path) -> Path:
 
 def check_destination(destination: Path, *, overwrite: bool) -> None:
     """Raises DflashError (usage) when no quantised checkpoint may be put at `destination`."""
-    publish.check_destination(
-        destination, overwrite=overwrite, marker=QUANT_CONFIG_NAME, kind="a quantized checkpoint"
-    )
+    publish.check_destination(destination, overwrite=overwrite, kind=_QUANTIZED)

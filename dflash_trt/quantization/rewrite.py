@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import shutil
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -19,6 +18,7 @@ from dflash_trt.checkpoints.quantization import CONFIG_KEY, QUANT_CONFIG_NAME, W
 from dflash_trt.checkpoints.safetensors_header import TensorEntry, header_sha256
 from dflash_trt.core.files import FileKind, copy_small, resolved
 from dflash_trt.core.formats import NVFP4_BLOCK, Format
+from dflash_trt.core.links import check_space
 from dflash_trt.core.progress import Progress
 from dflash_trt.errors import DflashError
 from dflash_trt.quantization.partial import PartialCheckpoint, TensorReport, partial_checkpoint
@@ -257,12 +257,8 @@ def _check_space(pending: list[_Shard], copied: list[Path], folder: Path, shown:
     size = _needed_bytes(pending, copied)
     # A half-written shard is written again from its start.
     torn = [folder / shard.name for shard in pending]
-    free = shutil.disk_usage(folder).free
-    free += sum(path.stat().st_size for path in torn if path.exists())
-    if size > free:
-        raise DflashError(
-            f"needs {size:,} bytes, {free:,} are free", where=shown, fix="free some space"
-        )
+    more = sum(path.stat().st_size for path in torn if path.exists())
+    check_space(size, folder, shown, more=more)
 
 
 def _needed_bytes(shards: list[_Shard], copied: list[Path]) -> int:

@@ -11,21 +11,20 @@ from pathlib import Path
 
 from dflash_trt.backends.registry import open_executor
 from dflash_trt.bundle.bundle import Bundle
-from dflash_trt.bundle.staging import StagedKind, staged_folder
 from dflash_trt.core.files import resolved
+from dflash_trt.core.publish import staged_folder
 from dflash_trt.errors import DflashError
 from dflash_trt.proof.verification import Mode, measure_speed, verify
 from dflash_trt.runtime import Request
 from dflash_trt.training.card import DraftRecord, write_card
 from dflash_trt.training.json_lines import write_lines
 from dflash_trt.training.pair_bundle import PairBuilder
-from dflash_trt.training.preparation import RECORD_NAME, Preparation
+from dflash_trt.training.preparation import RECORD_NAME, TRAINED, Preparation
 from dflash_trt.training.render import RenderedRow
 from dflash_trt.training.train_stage import CURVES_NAME, TrainedDraft
 from dflash_trt.training.watch import Evaluation, TrainingCurves, TrainingWatch
 
 _PROOF_PROMPTS, _PROOF_TOKENS, _SPEED_RUNS = 4, 48, 1
-_DRAFT = StagedKind("draft that was trained here", RECORD_NAME)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,7 +81,7 @@ def finish(
     proof = prove(measured, held_out, most, preparation.request.threads)
     output = resolved(preparation.request.output)
     watch.stage("publishing", None)
-    with staged_folder(output, overwrite=overwrite, kind=_DRAFT) as folder:
+    with staged_folder(output, overwrite=overwrite, kind=TRAINED) as folder:
         for file in sorted(trained.folder.iterdir()):
             shutil.copyfile(file, folder / file.name)
         text = json.dumps(record.to_json(), indent=2, sort_keys=True)

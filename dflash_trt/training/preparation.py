@@ -7,12 +7,10 @@ from itertools import permutations
 from pathlib import Path
 from typing import Any
 
-from dflash_trt.bundle.manifest import MANIFEST_NAME
 from dflash_trt.checkpoints.folder import Checkpoint
 from dflash_trt.checkpoints.safetensors_header import header_sha256
-from dflash_trt.core import publish
-from dflash_trt.core.files import resolved
-from dflash_trt.core.hashing import file_sha256
+from dflash_trt.core.files import file_sha256, resolved
+from dflash_trt.core.publish import StagedKind, check_destination
 from dflash_trt.errors import DflashError
 from dflash_trt.quantization.rewrite import checkpoint_key
 from dflash_trt.training.answers import AnswerOptions
@@ -29,6 +27,7 @@ VERSION = 3
 """Of what stages write: work of another version is not gone on with."""
 
 RECORD_NAME = "training.json"
+TRAINED = StagedKind("draft that was trained here", RECORD_NAME)
 """The file by which a draft that was trained here is known, and replaced."""
 
 
@@ -221,12 +220,8 @@ def _bundle_beside(output: Path) -> Path:
 def check_outputs(preparation: Preparation, *, overwrite: bool) -> None:
     """Raises DflashError (usage) when the draft or its bundle could not be put where they go."""
     output = resolved(preparation.request.output)
-    publish.check_destination(
-        output, overwrite=overwrite, marker=RECORD_NAME, kind="a draft that was trained here"
-    )
-    publish.check_destination(
-        resolved(preparation.bundle), overwrite=overwrite, marker=MANIFEST_NAME, kind="a bundle"
-    )
+    check_destination(output, overwrite=overwrite, kind=TRAINED)
+    check_destination(resolved(preparation.bundle), overwrite=overwrite)
     for other in (preparation.target.folder, preparation.request.start):
         if other is not None and resolved(other) in (output, *output.parents):
             what = f"lies in {other}"

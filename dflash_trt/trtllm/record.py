@@ -8,10 +8,10 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from dflash_trt.bundle.staging import StagedKind
 from dflash_trt.config import HardwareProfile
 from dflash_trt.core.formats import Format
 from dflash_trt.core.limits import Count
+from dflash_trt.core.publish import StagedKind
 from dflash_trt.core.validation import StrictRecord, read_record
 from dflash_trt.core.yaml_files import read_yaml
 from dflash_trt.hardware.gpus import find_gpu

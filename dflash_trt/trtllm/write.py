@@ -13,10 +13,10 @@ from typing import Any
 import jinja2
 import yaml
 
-from dflash_trt.bundle.staging import staged_folder
 from dflash_trt.core.files import find_file
-from dflash_trt.core.links import check_space, copy_file, place_files
+from dflash_trt.core.links import check_copies, copy_file, place_files
 from dflash_trt.core.progress import Progress
+from dflash_trt.core.publish import staged_folder
 from dflash_trt.errors import DflashError
 from dflash_trt.hardware.gpus import LEAST_MEMORY
 from dflash_trt.trtllm.arguments import (
@@ -260,7 +260,7 @@ def _place_weights(
     if not copy:
         place_files(placed, destination, "weights", progress)
         return
-    progress.stage("copying weights", check_space(placed.values(), destination))
+    progress.stage("copying weights", check_copies(placed.values(), destination))
     for path, source in placed.items():
         path.parent.mkdir(parents=True, exist_ok=True)
         copy_file(source, path, progress.advance)

@@ -13,7 +13,6 @@ from pathlib import Path
 
 import pytest
 
-from dflash_trt.bundle import staging
 from dflash_trt.bundle.bundle import open_bundle, verify_bundle
 from dflash_trt.core import publish
 from dflash_trt.errors import DflashError
@@ -80,8 +79,14 @@ def _names(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir())
 
 
-@pytest.mark.parametrize("stage", ["linking weights", "graphs", "hashing weights"])
-@pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt, OSError])
+@pytest.mark.parametrize(
+    ("stage", "error"),
+    [
+        ("linking weights", RuntimeError),
+        ("graphs", KeyboardInterrupt),
+        ("hashing weights", OSError),
+    ],
+)
 def test_an_exception_leaves_nothing(
     pair: Path, tmp_path: Path, stage: str, error: type[BaseException]
 ) -> None:
@@ -229,7 +234,7 @@ def test_a_running_build_is_left_alone(
 def test_many_builds_at_once(tmp_path: Path, overwrite: bool) -> None:
     """Staging alone, where every interleaving is quick: one winner a round, nothing mixed."""
     destination = tmp_path / "b"
-    for number in range(30):
+    for number in range(12):
         wins, errors = _build_at_once(destination, 4, overwrite=overwrite)
         assert _names(tmp_path) == ["b"], number
         contents = {path.name: path.read_text() for path in destination.iterdir()}
@@ -254,7 +259,7 @@ def _build_at_once(
     def build(who: int) -> None:
         barrier.wait()
         try:
-            with staging.staged_folder(destination, overwrite=overwrite) as folder:
+            with publish.staged_folder(destination, overwrite=overwrite) as folder:
                 (folder / "manifest.json").write_text(str(who))
                 (folder / "other").write_text(str(who))
             wins.append(who)
@@ -305,7 +310,7 @@ def small_disk(tmp_path: Path) -> Iterator[Callable[[int], Path]]:
 
 
 # What lies in a bundle of the tiny pair, in KiB: weights 103, tables 26, graphs about 70 each.
-@pytest.mark.parametrize("kibibytes", [4, 32, 100, 108, 112, 124, 140, 180])
+@pytest.mark.parametrize("kibibytes", [4, 100, 112, 140, 180])
 def test_a_full_disk(
     pair: Path, tmp_path: Path, small_disk: Callable[[int], Path], kibibytes: int
 ) -> None:

@@ -13,8 +13,13 @@ from dflash_trt.checkpoints.draft import read_draft
 from dflash_trt.checkpoints.draft_tokens import write_draft_tokens
 from dflash_trt.checkpoints.pair import check_pair
 from dflash_trt.checkpoints.target import read_target
-from dflash_trt.synthetic.tensors import write_checkpoint as write_sparse
-from tests.checkpoints.conftest import DRAFT_CONFIG, MakeCheckpoint, draft_shapes, write_checkpoint
+from tests.checkpoints.conftest import (
+    DRAFT_CONFIG,
+    MakeCheckpoint,
+    draft_shapes,
+    write_checkpoint,
+    write_holes,
+)
 from tests.checkpoints.helpers import refused
 
 RANK = 6
@@ -133,37 +138,15 @@ def test_published_shapes(rank: int, tmp_path: Path) -> None:
         "use_sliding_window": False,
         "vocab_size": vocab,
     }
-    shapes: dict[str, tuple[int, ...]] = {
-        "embed_tokens.weight": (vocab, hidden),
-        "fc.weight": (hidden, len(taps) * hidden),
-        "hidden_norm.weight": (hidden,),
-        "lm_head.weight": (vocab, hidden),
-        "norm.weight": (hidden,),
-    }
-    for layer in range(5):
-        one = {
-            "input_layernorm": (hidden,),
-            "mlp.down_proj": (hidden, inner),
-            "mlp.gate_proj": (inner, hidden),
-            "mlp.up_proj": (inner, hidden),
-            "post_attention_layernorm": (hidden,),
-            "self_attn.k_norm": (128,),
-            "self_attn.k_proj": (1024, hidden),
-            "self_attn.o_proj": (hidden, 4096),
-            "self_attn.q_norm": (128,),
-            "self_attn.q_proj": (4096, hidden),
-            "self_attn.v_proj": (1024, hidden),
-        }
-        shapes |= {f"layers.{layer}.{name}.weight": shape for name, shape in one.items()}
+    shapes = draft_shapes(config, len(taps))
+    shapes |= {name: [vocab, hidden] for name in ("embed_tokens.weight", "lm_head.weight")}
     if rank:
         config |= {"confidence_head_with_markov": True, "markov_head_type": "vanilla"}
         shapes |= {
-            "confidence_head.proj.weight": (1, hidden + rank),
-            "confidence_head.proj.bias": (1,),
-            "markov_head.markov_w1.weight": (vocab, rank),
-            "markov_head.markov_w2.weight": (vocab, rank),
+            "confidence_head.proj.weight": [1, hidden + rank],
+            "confidence_head.proj.bias": [1],
+            "markov_head.markov_w1.weight": [vocab, rank],
+            "markov_head.markov_w2.weight": [vocab, rank],
         }
-    tensors = {name: ("BF16", shape) for name, shape in shapes.items()}
-    write_sparse(tmp_path / "draft", config, tensors, random=False)
-    draft = read_draft(tmp_path / "draft")
+    draft = read_draft(write_holes(tmp_path / "draft", config, shapes))
     assert (draft.block_size, draft.markov_rank, draft.target_layer_ids) == (8, rank, tuple(taps))

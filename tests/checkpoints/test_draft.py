@@ -15,8 +15,7 @@ from dflash_trt.checkpoints.draft import default_target_layer_ids, read_draft
 from dflash_trt.checkpoints.pair import check_pair
 from dflash_trt.checkpoints.rope import RopeSpec, YarnScaling
 from dflash_trt.checkpoints.target import read_target
-from dflash_trt.synthetic.tensors import write_checkpoint
-from tests.checkpoints.conftest import MakeCheckpoint, draft_shapes
+from tests.checkpoints.conftest import MakeCheckpoint, draft_shapes, write_holes
 from tests.checkpoints.helpers import refused
 
 FULL, SLIDING = "full_attention", "sliding_attention"
@@ -259,7 +258,7 @@ def test_the_first_draft_of_a_35b_a3b(tmp_path: Path) -> None:
         "sliding_window": None,
         "use_sliding_window": False,
     }
-    draft = read_draft(_sparse(tmp_path / "draft", config, taps=5))
+    draft = read_draft(write_holes(tmp_path / "draft", config, draft_shapes(config, 5)))
     assert (draft.block_size, draft.mask_token_id, draft.num_layers) == (16, 248070, 8)
     assert not any(draft.layer_windows) and not any(draft.layer_causal)
     yarn = YarnScaling(64.0, 4096, pytest.approx(0.1 * math.log(64) + 1))
@@ -279,17 +278,9 @@ def test_the_present_draft_of_a_35b_a3b(tmp_path: Path) -> None:
         "sliding_window": 4096,
         "use_sliding_window": True,
     }
-    draft = read_draft(_sparse(tmp_path / "draft", config, taps=8))
+    draft = read_draft(write_holes(tmp_path / "draft", config, draft_shapes(config, 8)))
     assert (draft.block_size, draft.mask_token_id, draft.num_layers) == (16, 248077, 6)
     assert draft.target_layer_ids == tuple(taps)
     assert draft.layer_windows == (*[4096] * 5, None)
     assert draft.layer_causal == (*[True] * 5, False)
     assert draft.rope == RopeSpec(1e7)
-
-
-def _sparse(folder: Path, config: dict[str, Any], taps: int) -> Path:
-    """A draft of these sizes whose weights take no disk."""
-    shapes = draft_shapes(config, taps)
-    tensors = {name: ("BF16", tuple(shape)) for name, shape in shapes.items()}
-    write_checkpoint(folder, config, tensors, random=False)
-    return folder

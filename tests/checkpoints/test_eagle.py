@@ -12,8 +12,7 @@ from safetensors.numpy import load_file, save_file
 from dflash_trt.checkpoints.draft import read_draft
 from dflash_trt.checkpoints.pair import check_pair
 from dflash_trt.checkpoints.target import read_target
-from dflash_trt.synthetic.tensors import write_checkpoint as write_sparse
-from tests.checkpoints.conftest import MakeCheckpoint, write_checkpoint
+from tests.checkpoints.conftest import MakeCheckpoint, write_checkpoint, write_holes
 from tests.checkpoints.helpers import refused
 
 SIZES: dict[str, Any] = {
@@ -166,12 +165,9 @@ def test_published_shapes(name: str, tmp_path: Path) -> None:
     """Every name and shape that such a head has; the values are holes."""
     config, prefix, taps = PUBLISHED[name]
     count = config["draft_vocab_size"]
-    tensors = {
-        one: ("BF16", tuple(shape)) for one, shape in shapes(config, count, 3, prefix).items()
-    }
-    tensors |= {"d2t": ("I64", (count,)), "t2d": ("BOOL", (config["vocab_size"],))}
-    write_sparse(tmp_path / "draft", config, tensors, random=False)
-    draft = read_draft(tmp_path / "draft")
+    held: dict[str, Any] = shapes(config, count, 3, prefix)
+    held |= {"d2t": ("I64", (count,)), "t2d": ("BOOL", (config["vocab_size"],))}
+    draft = read_draft(write_holes(tmp_path / "draft", config, held))
     assert draft.target_layer_ids == taps and draft.token_ids == tuple(range(count))
 
 
@@ -194,7 +190,5 @@ def test_qwen3_8b_of_deepspec(tmp_path: Path) -> None:
     held = shapes(sizes, 151936, 5, "layers.0.")
     held |= {f"layers.0.self_attn.{kind}_norm.weight": [128] for kind in "qk"}
     held["embed_tokens.weight"] = [151936, 4096]
-    tensors = {one: ("BF16", tuple(shape)) for one, shape in held.items()}
-    write_sparse(tmp_path / "draft", config, tensors, random=False)
-    draft = read_draft(tmp_path / "draft")
+    draft = read_draft(write_holes(tmp_path / "draft", config, held))
     assert draft.token_ids is None and draft.target_layer_ids == (1, 9, 17, 25, 33)

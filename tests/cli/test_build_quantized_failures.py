@@ -57,7 +57,7 @@ def test_a_disk_that_is_too_small(
     build: Build, own_pair: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     usage = SimpleNamespace(disk_usage=lambda folder: SimpleNamespace(free=1000))
-    monkeypatch.setattr("dflash_trt.bundle.quantize.shutil", usage)
+    monkeypatch.setattr("dflash_trt.core.links.shutil", usage)
     line = build(own_pair, *FP8).fails(1, "the quantized weights need", "1,000 are free")
     assert f"{build.folder}: " in line and "building-" not in line
 

@@ -53,6 +53,22 @@ def test_the_whole_answer(run: Run) -> None:
     assert max(map(len, plain)) <= 120
 
 
+def test_commands_print_the_same_bytes(run: Run, tmp_path: Path) -> None:
+    """`targets`, `plan` and a written deployment count one pair's weights alike."""
+    name, gpu = "qwen3-8b", "b200"
+    listed = run("targets", "--gpu", gpu, "--json").json["pairs"][name]["weights"]
+    words = ["--target", name, "--gpu", gpu, "--interactivity", 100, "--json"]
+    planned = {
+        int(one["target_weights"] + one["draft_weights"])
+        for one in run("plan", *words).json["memory"]
+        if one["layout"] == "1 GPU" and one["draft_weights"]
+    }
+    options = ["--executor", "trtllm", "--target", name, "--profile", f"{gpu}x1"]
+    run.well("build", *options, "-o", tmp_path / "deployment")
+    written = run("inspect", tmp_path / "deployment", "--json").json["memory"]["weights"]
+    assert written == listed and listed in planned
+
+
 @pytest.mark.parametrize("gpu", ["l40s", pytest.param("h200", marks=pytest.mark.exhaustive)])
 def test_its_commands_are_taken(run: Run, tmp_path: Path, gpu: str) -> None:
     """Of deployments all is checked; engines, and what is quantised, need checkpoints first."""

@@ -12,10 +12,10 @@ pytest.importorskip("cuda.bindings", reason="cuda-python (the rtx extra) is not 
 pytest.importorskip("triton", reason="Triton language (the plugins extra) is not installed")
 
 from dflash_trt.bundle.bundle import open_bundle
-from dflash_trt.bundle.memory import bundle_scratch
+from dflash_trt.bundle.memory import bundle_memory
 from dflash_trt.cli.main import main
 from dflash_trt.core.limits import MAX_COUNT, Limits
-from dflash_trt.memory.engines import split_scratch
+from dflash_trt.memory.engines import LOGITS_ITEM_BYTES, RUNTIME_BYTES, split_scratch
 from tests.cli.bigram import write_bigram_pair
 from tests.cli.conftest import Build, Run, edit_manifest, split_short_caches
 from tests.standins.cuda import FakeCuda
@@ -79,13 +79,13 @@ def test_workspace_counts_the_shares(
     split_short_caches(monkeypatch, SPLIT)
     manifest = open_bundle(fp8).manifest
     heads, rows = manifest.target.heads, manifest.limits.max_batch * manifest.limits.block_size
-    shares = bundle_scratch(manifest)
+    shares = bundle_memory(manifest).shares
     # Decode steps split 128 positions in two; a chunk's rows are not split, but for a few.
     assert shares >= 2 * heads * rows * (64 + 1) * 4
     inspect = ["inspect", fp8, "--gpu", "b200", "--json"]
     with_shares = run(*inspect).json["fit"]["workspace"]
-    monkeypatch.setattr("dflash_trt.bundle.memory.bundle_scratch", lambda manifest: 0)
-    assert with_shares - shares == run(*inspect).json["fit"]["workspace"]
+    logits = rows * manifest.target.vocab_size * LOGITS_ITEM_BYTES
+    assert with_shares - shares == RUNTIME_BYTES + logits + bundle_memory(manifest).scores
     stand_in_builder(monkeypatch, tmp_path)
     built = build.well(config, *ENGINES, *CACHES)
     assert "paged caches " in built.out and "(21 × 16 positions, allocated whole)" in built.out

@@ -1,18 +1,23 @@
-"""Files from strangers: what is opened, what is not, and how much of it is read."""
+"""Untrusted files, YAML and replies: what is opened, and how much of it is read."""
 
 from __future__ import annotations
 
+import io
 import os
 import socket
 import time
 import tracemalloc
 from collections.abc import Callable
+from http.client import HTTPException, HTTPResponse, IncompleteRead
 from pathlib import Path
+from typing import cast
 
 import pytest
 
 from dflash_trt.core.files import FileKind, exists, find_file, open_file, read_bytes, read_text
+from dflash_trt.core.replies import MAX_BYTES, read_reply
 from dflash_trt.core.strict_json import MAX_VALUES, parse_json
+from dflash_trt.core.yaml_files import MOST_VALUES, parse_yaml
 from dflash_trt.errors import DflashError
 
 
@@ -126,3 +131,69 @@ def test_json_is_bounded_before_it_is_made(data: bytes, message: str) -> None:
 def test_what_a_text_holds_is_no_value() -> None:
     text = ",[{" * MAX_VALUES
     assert parse_json(f'["{text}", "\\"{text}\\\\"]'.encode(), "f") == [text, f'"{text}\\']
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        # An error that quotes such a number would be a traceback.
+        ("max_batch: 0x" + "f" * 5000, "is not valid YAML: Exceeds the limit"),
+        ("max_batch: " + "9" * 5000, "is not valid YAML: Exceeds the limit"),
+        # A megabyte in base 60 took 20 s, or was a traceback.
+        ("max_batch: 1" + ":59" * 300_000, "is a number in base 60"),
+        ("max_batch: 1" + ":59" * 300_000 + ".5", "is a number in base 60"),
+        ("a: 1\nb: 2\na: 3", "key 'a' is given twice"),
+        # A megabyte of keys took half a minute.
+        ("\n".join(f"k{number}: 1" for number in range(MOST_VALUES // 2)), "more than 20,000 keys"),
+    ],
+    ids=["hexadecimal", "decimal", "base 60", "fraction", "twice", "many"],
+)
+def test_yaml_is_bounded(text: str, message: str) -> None:
+    with pytest.raises(DflashError, match=message):
+        parse_yaml(text, "pair.yaml")
+
+
+def test_yaml_of_a_usual_size() -> None:
+    few = "\n".join(f"k{number}: 1" for number in range(MOST_VALUES // 20))
+    assert len(parse_yaml(few, "pair.yaml")) == MOST_VALUES // 20
+
+
+class Reply(io.BytesIO):
+    def __init__(self, content: bytes | HTTPException) -> None:
+        super().__init__(content if isinstance(content, bytes) else b"")
+        self._content = content
+        self.read_bytes = 0
+
+    def read(self, size: int | None = -1) -> bytes:
+        if not isinstance(self._content, bytes):
+            raise self._content
+        data = super().read(size)
+        self.read_bytes += len(data)
+        return data
+
+
+@pytest.mark.parametrize(
+    ("content", "what"),
+    [
+        (b"[" * 200_000, "more than 200,000 JSON values"),
+        (b'{"a":' * 90_000 + b"1" + b"}" * 90_000, "nested too deeply"),
+        (b'{"data": [' + b"{}," * 300_000 + b"{}]}", "more than 200,000 JSON values"),
+        (b'{"a": "' + b"x" * (MAX_BYTES + 100) + b'"}', "answers with more than 16 MiB"),
+        (b"[]", "no JSON object"),
+        (b"\xff", "not UTF-8"),
+        (b"", "not valid JSON"),
+        (IncompleteRead(b"ab", 9), "breaks off"),
+    ],
+)
+def test_what_no_reply_may_be(content: bytes | HTTPException, what: str) -> None:
+    reply = Reply(content)
+    with pytest.raises(DflashError, match=what) as caught:
+        read_reply(cast(HTTPResponse, reply), "http://a/v1")
+    assert caught.value.where == "http://a/v1" and "download" not in caught.value.message
+    assert reply.read_bytes <= MAX_BYTES + 1
+
+
+def test_a_reply() -> None:
+    assert read_reply(cast(HTTPResponse, Reply(b'{"data": [{"id": "m"}]}')), "a") == {
+        "data": [{"id": "m"}]
+    }

@@ -10,10 +10,10 @@ from string import Template
 from dflash_trt.backends.registry import check_runnable
 from dflash_trt.bundle.bundle import Bundle, load_tokenizer, open_bundle
 from dflash_trt.bundle.manifest import MANIFEST_NAME
-from dflash_trt.bundle.staging import StagedKind, staged_folder
 from dflash_trt.config import data_folder
 from dflash_trt.core.links import place_files
 from dflash_trt.core.progress import Progress
+from dflash_trt.core.publish import StagedKind, staged_folder
 from dflash_trt.errors import DflashError
 from dflash_trt.hardware.cores import AUTO as ALL_CORES
 from dflash_trt.hardware.cores import ThreadChoice
