@@ -283,26 +283,15 @@ class PagedExecutor(Executor, Protocol):
     binding and copies nothing, and `release_slots` forgets bindings and leaves rows where they are.
     """
 
-    def bind_pages(self, slot: int, page_ids: Sequence[int]) -> None:
+    def bind_pages(self, slot: int, page_ids: Sequence[int], window: int | None = None) -> None:
         """Says which pages hold the positions of `slot`, in order; they cover its next call's rows.
+
+        `window` is that of the layers, where the pool has pages of their own for these. There
+        HANDED_BACK (page_bindings.py) stands for pages that no row of the next calls sees.
 
         Pages before that call's rows are only read, and may be bound to other slots too. Pages that
         the slot already has, at the head of the list, keep what its sequence wrote there; a slot
         is bound to none before it goes to another sequence.
-        """
-        ...
-
-
-class WindowedExecutor(PagedExecutor, Protocol):
-    """A paged executor whose pool has pages of their own for layers with a window.
-
-    `bind_pages` says nothing of these layers; what it promises holds for `bind_window` too.
-    """
-
-    def bind_window(self, slot: int, window: int, page_ids: Sequence[int]) -> None:
-        """Says which pages of the layers of `window` hold the positions of `slot`, in order.
-
-        HANDED_BACK (page_bindings.py) stands for pages that no row of its next calls sees.
         """
         ...
 
@@ -328,11 +317,11 @@ def hold_positions(executor: Executor, positions: int, slots: int = 1) -> None:
     limits, pool = executor.limits, executor.limits.page_pool
     if pool is None:
         return
-    columns = pool.cover(positions)
+    bind, columns = cast(PagedExecutor, executor).bind_pages, pool.cover(positions)
     for slot in range(slots):
         pages = [(slot * columns + column) % pool.pages for column in range(columns)]
-        cast(PagedExecutor, executor).bind_pages(slot, pages)
+        bind(slot, pages)
         for kind in pool.windowed:
             each = min(limits.window_pages(kind.window, pool.page_size), columns)
             pages = [(slot * each + column % each) % kind.pages for column in range(columns)]
-            cast(WindowedExecutor, executor).bind_window(slot, kind.window, pages)
+            bind(slot, pages, kind.window)

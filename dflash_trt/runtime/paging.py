@@ -15,7 +15,6 @@ from dflash_trt.backends.base import (
     Executor,
     PagedExecutor,
     StatefulExecutor,
-    WindowedExecutor,
 )
 from dflash_trt.core.limits import PagePool
 from dflash_trt.runtime.page_group import PageGroup
@@ -300,17 +299,9 @@ def open_page_tables(executor: Executor, chunk: int) -> PageTables | None:
     pool = executor.limits.page_pool
     if pool is None:
         return None
-    groups = [PageGroup(pool, cast(PagedExecutor, executor).bind_pages)]
-    for window in pool.windows:
-        # Each group says of its own pages which slot has them.
-        bind = partial(_bind_window, cast(WindowedExecutor, executor), window)
-        groups.append(PageGroup(pool, bind, window))
+    bind = cast(PagedExecutor, executor).bind_pages
+    # Each group says of its own pages which slot has them.
+    groups = [PageGroup(pool, partial(bind, window=one), one) for one in pool.kinds]
     has_copies = executor.limits.state_copies > 0
     states = StateCopies(cast(StatefulExecutor, executor)) if has_copies else None
     return PageTables(groups, pool, chunk, states)
-
-
-def _bind_window(
-    executor: WindowedExecutor, window: int, slot: int, page_ids: Sequence[int]
-) -> None:
-    executor.bind_window(slot, window, page_ids)

@@ -187,7 +187,7 @@ def bind_shuffled(executor: OnnxRuntimeExecutor, seed: int = 0) -> list[list[int
         each = limits.window_pages(kind.window, pool.page_size)
         for slot, page_ids in enumerate(_deal(kind.pages, each, limits.max_batch, seed)):
             in_turn = [page_ids[column % each] for column in range(columns)]
-            executor.bind_window(slot, kind.window, in_turn)
+            executor.bind_pages(slot, in_turn, kind.window)
     return bound
 
 

@@ -36,12 +36,11 @@ class PagedFakeExecutor(FakeExecutor):
             window: [[] for _ in range(slots)] for window in pool.kinds
         }
 
-    def bind_pages(self, slot: int, page_ids: Sequence[int]) -> None:
-        assert HANDED_BACK not in page_ids
-        self._bind(slot, None, page_ids)
-
-    def bind_window(self, slot: int, window: int, page_ids: Sequence[int]) -> None:
-        self._bind(slot, window, page_ids)
+    def bind_pages(self, slot: int, page_ids: Sequence[int], window: int | None = None) -> None:
+        assert window is not None or HANDED_BACK not in page_ids
+        held = [page for page in page_ids if page != HANDED_BACK]
+        assert len(set(held)) == len(held)
+        self._bound[window][slot] = list(page_ids)
 
     def held(self, slot: int) -> int:
         """Positions that a slot has pages for."""
@@ -63,11 +62,6 @@ class PagedFakeExecutor(FakeExecutor):
         for page in pages:
             self._page_ids[window][page] = NEVER_WRITTEN
             self._page_injected[window][page] = False
-
-    def _bind(self, slot: int, window: int | None, page_ids: Sequence[int]) -> None:
-        held = [page for page in page_ids if page != HANDED_BACK]
-        assert len(set(held)) == len(held)
-        self._bound[window][slot] = list(page_ids)
 
     def _write(self, slot: int, start: int, token_ids: Int64Array, injects: bool) -> None:
         end = start + len(token_ids)

@@ -117,12 +117,7 @@ class OnnxRuntimeExecutor:
         self.states.move(source, destination)
         self._held[destination] = length
 
-    def bind_pages(self, slot: int, page_ids: Sequence[int]) -> None:
-        if not isinstance(self.caches, PagedCaches):
-            raise ValueError("linear caches have no pages")
-        self.caches.bind(slot, page_ids)
-
-    def bind_window(self, slot: int, window: int, page_ids: Sequence[int]) -> None:
+    def bind_pages(self, slot: int, page_ids: Sequence[int], window: int | None = None) -> None:
         if not isinstance(self.caches, PagedCaches):
             raise ValueError("linear caches have no pages")
         self.caches.bind(slot, page_ids, window)

@@ -110,18 +110,18 @@ def test_rows_do_not_run_without_what_their_window_sees(make_pair: PairFactory) 
     """A window of 16 in pages of 8: rows from 32 on see 17 and what follows."""
     executor = make_pair(**PAIR | {"prefill_chunk": 16}, paging={"page_size": 8}).open()
     executor.bind_pages(0, range(8))
-    executor.bind_window(0, 16, range(8))
+    executor.bind_pages(0, range(8), 16)
     ids = random_ids(64, 33).tolist()
     run_chunks(executor, ids[:32], (16,), slot=0)
-    executor.bind_window(0, 16, [HANDED_BACK] * 3 + [*range(3, 8)])
+    executor.bind_pages(0, [HANDED_BACK] * 3 + [*range(3, 8)], 16)
     with pytest.raises(ValueError, match="slot 0 has handed back what rows from 32 on see"):
         forward_rows(executor, [ids[32:]], [32])
-    executor.bind_window(0, 16, [HANDED_BACK] * 2 + [*range(2, 8)])
+    executor.bind_pages(0, [HANDED_BACK] * 2 + [*range(2, 8)], 16)
     forward_rows(executor, [ids[32:]], [32])
     with pytest.raises(ValueError, match="17 rows are more than windows have pages for"):
         forward_rows(executor, [ids[:17]], [32])
     with pytest.raises(ValueError, match="a window of 9 have no pages of their own"):
-        executor.bind_window(0, 9, [0])
+        executor.bind_pages(0, [0], 9)
 
 
 def test_a_graph_of_the_other_layout_is_refused(linear: TinyPair, make_pair: PairFactory) -> None:

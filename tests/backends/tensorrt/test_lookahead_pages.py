@@ -135,7 +135,7 @@ def give_pages(
         for window in WINDOWS:
             passed = max(0, start - window + 1) // SIZE
             seen = [2 * (column % (PAGES // 2)) + index for column in range(passed, count)]
-            executor.bind_window(first_slot + index, window, [HANDED_BACK] * passed + seen)
+            executor.bind_pages(first_slot + index, [HANDED_BACK] * passed + seen, window)
     return counts
 
 
@@ -199,7 +199,7 @@ def test_a_step_is_dropped_whose_rows_are_on_other_pages(
     assert executor.lookahead.started == 1 and machine.cuda.queue
     rebind, dropped = REBOUND[change]
     for pages in rebind(OWN if window is None else SEEN):
-        executor.bind_window(0, window, pages)
+        executor.bind_pages(0, pages, window)
     assert executor.lookahead.dropped == dropped
 
 

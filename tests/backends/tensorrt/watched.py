@@ -73,14 +73,10 @@ class Watched:
             for window in self._pages:
                 self._bind(slot, [], window)
 
-    def bind_pages(self, slot: int, page_ids: Sequence[int]) -> None:
-        self._executor.bind_pages(slot, page_ids)
-        self._bind(slot, list(page_ids))
-
-    def bind_window(self, slot: int, window: int, page_ids: Sequence[int]) -> None:
+    def bind_pages(self, slot: int, page_ids: Sequence[int], window: int | None = None) -> None:
         lookahead = self._executor.lookahead
         is_under_way, before = bool(lookahead._begun), lookahead.dropped
-        self._executor.bind_window(slot, window, page_ids)
+        self._executor.bind_pages(slot, page_ids, window)
         self._bind(slot, list(page_ids), window)
         stays = lookahead.dropped == before
         self.handed_back += is_under_way and stays and HANDED_BACK in page_ids

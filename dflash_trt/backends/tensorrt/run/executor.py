@@ -182,17 +182,14 @@ class TensorRtExecutor:
         drafted = self._read(bound, DRAFT_TOKEN_IDS)[frame.live]
         return SpeculationOutput(drafted, choices, logits, self._candidates(bound, frame, scores))
 
-    def bind_pages(self, slot: int, page_ids: Sequence[int]) -> None:
-        self.bind_window(slot, None, page_ids)
-        if not page_ids:
-            self._rows.replace(slot, 0)
-
-    def bind_window(self, slot: int, window: int | None, page_ids: Sequence[int]) -> None:
+    def bind_pages(self, slot: int, page_ids: Sequence[int], window: int | None = None) -> None:
         if self._pages is None:
             raise ValueError("linear caches have no pages")
         # Calls that are enqueued have their own tables: what they write stays where it was bound.
         if not self._pages.bind(slot, page_ids, window):
             self.lookahead.drop()  # of what it may have written there, nothing is left
+        if window is None and not page_ids:
+            self._rows.replace(slot, 0)
 
     def move_slot(self, source: int, destination: int, length: int) -> None:
         self.lookahead.drop()
