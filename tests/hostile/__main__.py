@@ -38,7 +38,7 @@ def main() -> int:
             names = [Name(options.seed, kind, int(number)) for kind, number in options.case]
         counts = {kind: Counter[str]() for kind in dict.fromkeys(one.kind for one in names)}
         faults: list[str] = []
-        run = partial(_run, root, base, good, options.verbose)
+        run = partial(_run, root, base, good)
         with multiprocessing.get_context("fork").Pool(options.jobs) as pool:
             for name, end, fault in pool.imap_unordered(run, names):
                 counts[name.kind][end] += 1
@@ -59,7 +59,6 @@ def _parse() -> argparse.Namespace:
     parser.add_argument(
         "--case", nargs=2, action="append", metavar=("KIND", "NUMBER"), help="only this one"
     )
-    parser.add_argument("--verbose", action="store_true", help="print how each ended")
     return parser.parse_args()
 
 
@@ -91,27 +90,17 @@ def _make_base(root: Path) -> Path:
     return base
 
 
-def _run(
-    root: Path, base: Path, good: str, verbose: bool, name: Name
-) -> tuple[Name, str, str | None]:
+def _run(root: Path, base: Path, good: str, name: Name) -> tuple[Name, str, str | None]:
     """How a case ended, and what is wrong with that."""
     folder = root / f"worker-{os.getpid()}"
     folder.mkdir(exist_ok=True)
     case = make_case(name)
-    started = time.monotonic()
     try:
         ending = Bench(base, folder).run(case)
     except Exception as error:
         error.add_note(f"making {name}")  # a pool says nothing of whose work failed
         raise
     fault = find_fault(case, ending, good)
-    if verbose:
-        last = ending.err.splitlines()[-1:] or [""]
-        print(
-            f"{name.kind} {name.number} {time.monotonic() - started:.2f} s "
-            f"{ending.max_bytes >> 20} MiB {ending.code} {case.about}\n    {last[0][:300]}",
-            flush=True,
-        )
     if fault is None:
         return name, "accepted" if ending.code == 0 else "refused", None
     tail = "\n    ".join(ending.err.splitlines()[-6:])

@@ -23,7 +23,7 @@ from tests.hostile.case import (
     HostileCase,
     draw_readers,
 )
-from tests.hostile.places import WAYS
+from tests.hostile.places import WAYS, spoil_place
 from tests.hostile.programs import draw_template, draw_tokenizer
 from tests.hostile.requests import (
     ASKED,
@@ -256,7 +256,7 @@ _OF_PAIR = (
 
 def _make_place(random: Random) -> HostileCase:
     """A file of a pair, of a bundle, or one named on the command line, is no regular file."""
-    replace, owner = random.choice(WAYS), random.randrange(5)
+    way, owner = random.choice(WAYS), random.randrange(5)
     if owner <= 1:
         path, commands = f"pair/{random.choice(_OF_PAIR)}", draw_readers(random)
     elif owner <= 3:
@@ -265,11 +265,11 @@ def _make_place(random: Random) -> HostileCase:
     else:
         path = random.choice(sorted(_NAMED))
         commands = _NAMED[path]
-    about = f"{path} {replace.__name__.replace('_', ' ')}"
+    about = f"{path} {way}"
     return HostileCase(
         about,
         ("pair", "bundle"),
-        lambda folder: replace(folder / path, folder.parent / OUTSIDE),
+        lambda folder: spoil_place(way, folder / path, folder.parent / OUTSIDE),
         commands,
     )
 

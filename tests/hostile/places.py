@@ -11,7 +11,7 @@ from pathlib import Path
 from tests.hostile.case import SECRET
 
 
-def leads_out(path: Path, outside: Path) -> None:
+def _lead_out(path: Path, outside: Path) -> None:
     """To what was there, with a secret in it where that can stand."""
     if path.is_dir():
         shutil.move(path, outside / "x")
@@ -23,35 +23,24 @@ def leads_out(path: Path, outside: Path) -> None:
     path.symlink_to(outside / "x")
 
 
-def leads_out_to_a_secret(path: Path, outside: Path) -> None:
-    _remove(path)
+def _grow(path: Path, outside: Path) -> None:
+    if path.is_dir():
+        _remove(path)
+    with path.open("ab") as file:
+        file.truncate(5 << 29)
+
+
+def _lead_to_a_secret(path: Path, outside: Path) -> None:
     (outside / "x").write_text(f'{{"a": "{SECRET}"}}\n')
     path.symlink_to(outside / "x")
 
 
-def leads_to_a_folder_of_secrets(path: Path, outside: Path) -> None:
-    _remove(path)
+def _lead_to_a_folder_of_secrets(path: Path, outside: Path) -> None:
     (outside / "tokenizer.json").write_text(SECRET)
     path.symlink_to(outside)
 
 
-def leads_nowhere(path: Path, outside: Path) -> None:
-    _remove(path)
-    path.symlink_to(outside / "nothing")
-
-
-def leads_to_itself(path: Path, outside: Path) -> None:
-    _remove(path)
-    path.symlink_to(path.name)
-
-
-def is_a_pipe(path: Path, outside: Path) -> None:
-    _remove(path)
-    os.mkfifo(path)
-
-
-def is_a_socket(path: Path, outside: Path) -> None:
-    _remove(path)
+def _make_socket(path: Path, outside: Path) -> None:
     here = Path.cwd()
     os.chdir(path.parent)  # a socket's name is short
     try:
@@ -61,41 +50,9 @@ def is_a_socket(path: Path, outside: Path) -> None:
         os.chdir(here)
 
 
-def is_a_folder(path: Path, outside: Path) -> None:
-    _remove(path)
-    path.mkdir()
-
-
-def never_ends(path: Path, outside: Path) -> None:
-    _remove(path)
-    path.symlink_to("/dev/zero")
-
-
-def is_said_by_the_kernel(path: Path, outside: Path) -> None:
-    _remove(path)
-    path.symlink_to("/proc/self/environ")
-
-
-def is_sparse_and_large(path: Path, outside: Path) -> None:
-    if path.is_dir():
-        _remove(path)
-    with path.open("ab") as file:
-        file.truncate(5 << 29)
-
-
-def cannot_be_read(path: Path, outside: Path) -> None:
-    _remove(path)
+def _forbid(path: Path, outside: Path) -> None:
     path.write_bytes(b"\0")
     path.chmod(0)
-
-
-def is_empty(path: Path, outside: Path) -> None:
-    _remove(path)
-    path.touch()
-
-
-def is_gone(path: Path, outside: Path) -> None:
-    _remove(path)
 
 
 def _remove(path: Path) -> None:
@@ -105,8 +62,31 @@ def _remove(path: Path) -> None:
         path.unlink(missing_ok=True)
 
 
-WAYS: tuple[Callable[[Path, Path], None], ...] = (
-    *(leads_out, leads_out_to_a_secret, leads_to_a_folder_of_secrets, leads_nowhere),
-    *(leads_to_itself, is_a_pipe, is_a_socket, is_a_folder, never_ends),
-    *(is_said_by_the_kernel, is_sparse_and_large, cannot_be_read, is_empty, is_gone),
-)
+_KEEPING: dict[str, Callable[[Path, Path], object]] = {
+    "leads out": _lead_out,
+    "is sparse and large": _grow,
+}
+_REPLACING: dict[str, Callable[[Path, Path], object]] = {
+    "leads out to a secret": _lead_to_a_secret,
+    "leads to a folder of secrets": _lead_to_a_folder_of_secrets,
+    "leads nowhere": lambda path, outside: path.symlink_to(outside / "nothing"),
+    "leads to itself": lambda path, outside: path.symlink_to(path.name),
+    "is a pipe": lambda path, outside: os.mkfifo(path),
+    "is a socket": _make_socket,
+    "is a folder": lambda path, outside: path.mkdir(),
+    "never ends": lambda path, outside: path.symlink_to("/dev/zero"),
+    "is said by the kernel": lambda path, outside: path.symlink_to("/proc/self/environ"),
+    "cannot be read": _forbid,
+    "is empty": lambda path, outside: path.touch(),
+    "is gone": lambda path, outside: None,
+}
+WAYS = (*_KEEPING, *_REPLACING)
+
+
+def spoil_place(way: str, path: Path, outside: Path) -> None:
+    """Puts something else where a file is; `outside` is for what links lead to."""
+    if way in _KEEPING:
+        _KEEPING[way](path, outside)
+    else:
+        _remove(path)
+        _REPLACING[way](path, outside)

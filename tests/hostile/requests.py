@@ -11,7 +11,7 @@ import click
 
 from dflash_trt.errors import DflashError
 from tests.hostile.case import OUTSIDE, PROMPT, SECRET, THREAD, Command, HostileCase
-from tests.hostile.places import WAYS
+from tests.hostile.places import WAYS, spoil_place
 from tests.hostile.values import TEXTS, encode, odd_value, spoil, spoil_json
 
 ASKED = ("generate", "bundle", "--max-tokens", "2", *THREAD)
@@ -62,13 +62,13 @@ def make_keys(random: Random) -> HostileCase:
     pieces = (*odd, _KEY * 10_001, _KEY[:-1] * 40_000, spoil(random, _KEY * 5), _PEM + _LOCKED)
     is_keys = random.random() < 0.6
     options = ("--api-key-file", "k") if is_keys else ("--tls-cert", "k", "--tls-key", "l")
-    replace = random.choice(WAYS) if random.random() < 0.3 else None
+    way = random.choice(WAYS) if random.random() < 0.3 else None
 
     def damage(folder: Path) -> None:
         for name in "kl":
             (folder / name).write_bytes(random.choice(pieces))
-        if replace is not None:
-            replace(folder / "k", folder.parent / OUTSIDE)
+        if way is not None:
+            spoil_place(way, folder / "k", folder.parent / OUTSIDE)
 
     command = ("serve", "bundle", *_PORTS, *options)
     return HostileCase(options[0], ("bundle",), damage, (command,), before=_start_none)

@@ -219,8 +219,10 @@ def _make_requests(shape: RandomPair | None, bundle: Bundle) -> list[Request]:
         generator, vocab_size = np.random.default_rng(0), bundle.manifest.target.vocab_size
         prompts = [generator.integers(0, vocab_size, one).tolist() for one in PROMPT_LENGTHS]
         return [Request(prompt_ids=tuple(ids), max_tokens=RANDOM_TOKENS) for ids in prompts]
-    assert bundle.prompts is not None
-    tokenizer, texts = load_tokenizer(bundle), read_prompts(bundle.prompts)[:PROMPTS]
+    config, path = load_config(DEMO)
+    assert config.prompts is not None
+    texts = read_prompts(resolve_file(config.prompts, path))[:PROMPTS]
+    tokenizer = load_tokenizer(bundle)
     prompts = [tokenizer.encode(text) for text in texts]
     return [Request(prompt_ids=tuple(ids), max_tokens=MAX_TOKENS) for ids in prompts]
 
