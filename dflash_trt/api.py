@@ -17,9 +17,7 @@ from dflash_trt.bundle.bundle import Bundle, open_bundle
 from dflash_trt.bundle.support import CPU, EXECUTORS, TRTLLM
 from dflash_trt.core.progress import Progress, SilentProgress
 from dflash_trt.core.validation import check_value
-from dflash_trt.errors import DflashError
-from dflash_trt.pair import ChatAnswer, LoadedPair, load
-from dflash_trt.runtime import (
+from dflash_trt.decoding import (
     Penalties,
     Request,
     RequestResult,
@@ -27,7 +25,9 @@ from dflash_trt.runtime import (
     SamplingParams,
     TokenEvent,
 )
-from dflash_trt.sampling.rules import TokenRules
+from dflash_trt.errors import DflashError
+from dflash_trt.pair import ChatAnswer, LoadedPair, load
+from dflash_trt.sampling.token_rules import TokenRules
 from dflash_trt.text.grammar import Grammar
 
 __all__ = [

@@ -18,11 +18,7 @@ from dflash_trt.backends.registry import check_runnable, open_executor
 from dflash_trt.bundle.bundle import Bundle, load_tokenizer, open_bundle
 from dflash_trt.core.limits import Threads
 from dflash_trt.core.validation import check_value
-from dflash_trt.errors import DflashError, nearest
-from dflash_trt.graph.bindings import GraphName
-from dflash_trt.hardware.cores import AUTO as ALL_CORES
-from dflash_trt.hardware.cores import ThreadChoice, choose_threads
-from dflash_trt.runtime import (
+from dflash_trt.decoding import (
     Generator,
     GeneratorOptions,
     Request,
@@ -30,23 +26,27 @@ from dflash_trt.runtime import (
     SamplingParams,
     TokenEvent,
 )
-from dflash_trt.runtime.host import GeneratorHost
-from dflash_trt.runtime.jobs import JobRunner
-from dflash_trt.runtime.opening import with_step_ratios
-from dflash_trt.runtime.request import ContinuationOptions
-from dflash_trt.sampling.rules import TokenRules
-from dflash_trt.speculation.drafters import DFLASH, DrafterKind
-from dflash_trt.text.chat import ChatRenderer, Message, as_messages
-from dflash_trt.text.grammar import Follower, GrammarCompiler
-from dflash_trt.text.thoughts import AnswerFormat, find_format, open_answer
-from dflash_trt.text.tokenizer import BundleTokenizer
-from dflash_trt.tuning.bundle_schedule import (
+from dflash_trt.decoding.drafter_kinds import DFLASH, DrafterKind
+from dflash_trt.decoding.host import GeneratorHost
+from dflash_trt.decoding.jobs import JobRunner
+from dflash_trt.decoding.opening import with_step_ratios
+from dflash_trt.decoding.request import ContinuationOptions
+from dflash_trt.decoding.tuning.bundle_schedule import (
     AUTO,
     NONE,
     check_drafter,
     choose_schedule,
     needed_graphs,
 )
+from dflash_trt.errors import DflashError, nearest
+from dflash_trt.graph.bindings import GraphName
+from dflash_trt.hardware.cores import AUTO as ALL_CORES
+from dflash_trt.hardware.cores import ThreadChoice, choose_threads
+from dflash_trt.sampling.token_rules import TokenRules
+from dflash_trt.text.chat import ChatRenderer, Message, as_messages
+from dflash_trt.text.grammar import Follower, GrammarCompiler
+from dflash_trt.text.thoughts import AnswerFormat, find_format, open_answer
+from dflash_trt.text.tokenizer import BundleTokenizer
 
 Prompt = str | Sequence[int] | Sequence[Message]
 """A text as it is, token ids, or a conversation for the chat template: {"role", "content"} each."""

@@ -5,7 +5,7 @@ checkpoint is the demo pair's target under those names. Nothing else is needed t
 verify it, which is why its answers must be the demo pair's.
 
 Needs nothing but dflash-trt; writes into the folder. In the project itself the row belongs into
-FAMILIES of dflash_trt/checkpoints/families.py, beside a fixture in tests/reference.
+FAMILIES of dflash_trt/models/families.py, beside a fixture in tests/reference.
 Run it: python examples/add_a_family.py build/toy
 """
 
@@ -20,8 +20,8 @@ from safetensors.numpy import load_file, save_file
 
 import dflash_trt
 from dflash_trt import Checkpoints
-from dflash_trt.checkpoints.families import FAMILIES, Family
-from dflash_trt.config import data_folder
+from dflash_trt.models.build_config import data_folder
+from dflash_trt.models.families import FAMILIES, Family
 
 TOY = Family(
     "toy", "ToyForCausalLM", qk_norm=True, prefix="decoder.", must_be_off=("use_sliding_window",)

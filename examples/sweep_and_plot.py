@@ -11,9 +11,9 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from dflash_perf.harness.config import SweepConfig
 from dflash_perf.harness.sweep import SweepObserver, run_sweep
-from dflash_perf.report.write import write_report
+from dflash_perf.harness.sweep_config import SweepConfig
+from dflash_perf.report.report_page import write_report
 
 
 def main(address: str, prompts: str, folder: str, most: str = "8", tokens: str = "64") -> None:

@@ -13,11 +13,11 @@ from dflash_trt.backends.base import Executor, FloatArray
 from dflash_trt.backends.onnxruntime.caches import LinearCaches, PagedCaches
 from dflash_trt.backends.onnxruntime.executor import OnnxRuntimeExecutor
 from dflash_trt.backends.tensorrt.run.executor import TensorRtExecutor
-from dflash_trt.runtime import Generator
-from dflash_trt.runtime.pacers import LivePacer
-from dflash_trt.runtime.pacing import Pacer
-from dflash_trt.runtime.page_group import PageAllocator
-from dflash_trt.runtime.worker import GeneratorWorker
+from dflash_trt.decoding import Generator
+from dflash_trt.decoding.pacers import LivePacer
+from dflash_trt.decoding.pacing import Pacer
+from dflash_trt.decoding.page_group import PageAllocator
+from dflash_trt.decoding.worker import GeneratorWorker
 from dflash_trt.serving.server.launcher import TritonServer
 from dflash_trt.serving.server.service import Service
 from dflash_trt.text.chat import ChatRenderer

@@ -12,15 +12,15 @@ from typing import TYPE_CHECKING, Any
 
 from dflash_trt.backends.onnxruntime.executor import OnnxRuntimeExecutor
 from dflash_trt.backends.registry import open_executor
-from dflash_trt.bundle.build import BuildOptions, build_bundle
+from dflash_trt.building.bundle_writer import BuildOptions, build_bundle
 from dflash_trt.bundle.bundle import Bundle, open_bundle
-from dflash_trt.checkpoints.draft import read_draft
-from dflash_trt.checkpoints.pair import Pair, check_pair
-from dflash_trt.checkpoints.target import read_target
-from dflash_trt.config import BuildConfig
 from dflash_trt.core.limits import PAGE_SIZE
 from dflash_trt.core.progress import Progress, SilentProgress
 from dflash_trt.graph.form import CacheDtype
+from dflash_trt.models.build_config import BuildConfig
+from dflash_trt.models.draft import read_draft
+from dflash_trt.models.pair_check import Pair, check_pair
+from dflash_trt.models.target import read_target
 from tests.shared import Shared
 
 if TYPE_CHECKING:  # PyTorch comes with them: seconds for every process that a test starts

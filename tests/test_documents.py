@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from dflash_trt.cli.main import COMMANDS
-from dflash_trt.config import target_names
+from dflash_trt.models.build_config import target_names
 
 ROOT = Path(__file__).parent.parent
 DOCUMENTS = [

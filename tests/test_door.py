@@ -22,10 +22,10 @@ import dflash_trt
 from dflash_trt import CacheOptions, DflashError, LoadedPair, SamplingParams
 from dflash_trt.bundle.bundle import open_bundle
 from dflash_trt.cli.main import main
-from dflash_trt.runtime import GeneratorOptions, TokenEvent
-from dflash_trt.speculation.schedule import BlockSchedule, merge_ranges
+from dflash_trt.decoding import GeneratorOptions, TokenEvent
+from dflash_trt.decoding.schedule import BlockSchedule, merge_ranges
+from dflash_trt.decoding.tuning.bundle_schedule import write_schedule
 from dflash_trt.text.harmony import HarmonyFormat
-from dflash_trt.tuning.bundle_schedule import write_schedule
 from tests.cli.bigram import END, token, write_bigram_pair
 from tests.inspection import is_live, loaded_graphs
 from tests.text.harmony import encode, make_harmony

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import dflash_trt
-from dflash_trt.checkpoints.families import FAMILIES
+from dflash_trt.models.families import FAMILIES
 from dflash_trt.serving.server.tritonserver import TritonServerBinary
 from tests.serving.served import serving
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from demo_pair.recipe.evaluate import DraftMetrics
 from demo_pair.recipe.settings import DraftStage, Stage, TrainingRecipe
-from dflash_trt.checkpoints.sizes import DecoderSizes
+from dflash_trt.models.sizes import DecoderSizes
 
 CARD = """\
 ---

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from demo_pair.recipe.tokenizer import END_ID
-from dflash_trt.checkpoints.sizes import DecoderSizes, ExpertSizes, LayerSizes
+from dflash_trt.models.sizes import DecoderSizes, ExpertSizes, LayerSizes
 
 LossReport = Callable[[str, int, int, float], None]
 """(what, steps done, steps in all, loss)"""

@@ -7,9 +7,9 @@ from dataclasses import asdict
 
 from dflash_trt.backends.base import Executor, ExecutorLimits
 from dflash_trt.bundle.bundle import Bundle
+from dflash_trt.bundle.memory.cache_bytes import state_copies
 from dflash_trt.graph.bindings import GraphName
 from dflash_trt.graph.tensors import cache_layout
-from dflash_trt.memory.caches import state_copies
 
 
 def check_runnable(bundle: Bundle) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from dflash_trt.backends.tensorrt.build.builder import EngineOptions, local_arch
 from dflash_trt.backends.tensorrt.library import LIBRARIES, find_arch, load_library
+from dflash_trt.building.bundle_writer import BuildOptions, build_bundle
 from dflash_trt.building.deployment import BuiltDeployment, build_deployment
 from dflash_trt.building.named_pair import find_config
 from dflash_trt.building.profile import on_profile
@@ -20,17 +21,16 @@ from dflash_trt.building.recipe import (
 )
 from dflash_trt.building.sources import fetch, find_source
 from dflash_trt.building.spec import BuildSpec
-from dflash_trt.bundle.build import BuildOptions, build_bundle
 from dflash_trt.bundle.manifest import Manifest
-from dflash_trt.checkpoints.draft import read_draft
-from dflash_trt.checkpoints.pair import check_pair
-from dflash_trt.checkpoints.target import read_target
-from dflash_trt.config import BuildConfig, HardwareProfile, resolve_file
 from dflash_trt.core.progress import Progress
 from dflash_trt.core.publish import check_destination
 from dflash_trt.errors import DflashError
 from dflash_trt.graph.form import CacheDtype, Precision
 from dflash_trt.hardware.gpus import DEFAULT_ARCH, find_gpu
+from dflash_trt.models.build_config import BuildConfig, HardwareProfile, resolve_file
+from dflash_trt.models.draft import read_draft
+from dflash_trt.models.pair_check import check_pair
+from dflash_trt.models.target import read_target
 from dflash_trt.text.prompts import read_prompts
 
 

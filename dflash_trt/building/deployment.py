@@ -6,7 +6,9 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from dflash_trt.building.bundle_writer import TOKENIZER_NAME
 from dflash_trt.building.profile import is_plain
+from dflash_trt.building.quantize import plan_quantization, quantize_pair
 from dflash_trt.building.recipe import (
     check_idle_options,
     choose_recipe,
@@ -16,24 +18,27 @@ from dflash_trt.building.recipe import (
 )
 from dflash_trt.building.sources import fetch, find_source, read_shapes
 from dflash_trt.building.spec import BuildSpec, DeploymentRequest
-from dflash_trt.bundle.build import TOKENIZER_NAME
-from dflash_trt.bundle.quantize import plan_quantization, quantize_pair
 from dflash_trt.bundle.support import PRECISIONS, TRTLLM, check_executor
-from dflash_trt.checkpoints.draft import read_draft
-from dflash_trt.checkpoints.pair import check_draft, check_pair
-from dflash_trt.checkpoints.target import read_target
-from dflash_trt.config import BuildConfig
 from dflash_trt.core.formats import QUANTIZED
 from dflash_trt.core.progress import Progress
 from dflash_trt.core.publish import check_destination
+from dflash_trt.decoding.schedule import BlockSchedule
+from dflash_trt.deploy.planning.known_pairs import PairShape
+from dflash_trt.deploy.trtllm.arguments import ModelSource, Sources, packages
+from dflash_trt.deploy.trtllm.deployment_plan import (
+    DeploymentOptions,
+    DeploymentPlan,
+    fit_batch,
+    plan_deployment,
+)
+from dflash_trt.deploy.trtllm.deployment_record import DEPLOYMENT, Deployment
+from dflash_trt.deploy.trtllm.deployment_writer import write_deployment
+from dflash_trt.deploy.trtllm.versions import DEFAULT_VERSION, absent, find_version, load_native
 from dflash_trt.errors import DflashError, one_line
-from dflash_trt.planning.known_pairs import PairShape
-from dflash_trt.speculation.schedule import BlockSchedule
-from dflash_trt.trtllm.arguments import ModelSource, Sources, packages
-from dflash_trt.trtllm.plan import DeploymentOptions, DeploymentPlan, fit_batch, plan_deployment
-from dflash_trt.trtllm.record import DEPLOYMENT, Deployment
-from dflash_trt.trtllm.versions import DEFAULT_VERSION, absent, find_version, load_native
-from dflash_trt.trtllm.write import write_deployment
+from dflash_trt.models.build_config import BuildConfig
+from dflash_trt.models.draft import read_draft
+from dflash_trt.models.pair_check import check_draft, check_pair
+from dflash_trt.models.target import read_target
 
 
 @dataclass(frozen=True, slots=True)

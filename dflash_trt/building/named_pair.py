@@ -11,10 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from dflash_trt.building.spec import Checkpoints
-from dflash_trt.checkpoints.families import DRAFT_ARCHITECTURES
-from dflash_trt.checkpoints.folder import CONFIG_NAME, read_config
-from dflash_trt.checkpoints.hub import local_checkpoint
-from dflash_trt.config import (
+from dflash_trt.core.files import resolved
+from dflash_trt.errors import DflashError
+from dflash_trt.models.build_config import (
     YAML_SUFFIXES,
     BuildConfig,
     CheckpointSource,
@@ -24,8 +23,9 @@ from dflash_trt.config import (
     target_names,
     targets_not_yet,
 )
-from dflash_trt.core.files import resolved
-from dflash_trt.errors import DflashError
+from dflash_trt.models.families import DRAFT_ARCHITECTURES
+from dflash_trt.models.folder import CONFIG_NAME, read_config
+from dflash_trt.models.hub import local_checkpoint
 
 ROLES = ("target", "draft")
 _BOTH = "pass --target-checkpoint DIR and --draft-checkpoint DIR"

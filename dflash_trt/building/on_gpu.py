@@ -11,25 +11,25 @@ from dataclasses import dataclass
 
 from dflash_trt.backends.tensorrt.library import LIBRARIES, Library, library_arches
 from dflash_trt.building.profile import on_profile, plain_profiles
-from dflash_trt.bundle.support import PLUGINS, TRTLLM, needing_plugins
-from dflash_trt.config import BuildConfig, load_config
-from dflash_trt.core.formats import Format
-from dflash_trt.core.limits import Limits
-from dflash_trt.errors import DflashError
-from dflash_trt.graph.form import GraphForm, Precision
-from dflash_trt.hardware.card import Card
-from dflash_trt.hardware.gpus import Arch, arches
-from dflash_trt.memory.engines import LOGITS_ITEM_BYTES, RUNTIME_BYTES, engine_memory
-from dflash_trt.memory.weights import (
+from dflash_trt.bundle.memory.engine_bytes import LOGITS_ITEM_BYTES, RUNTIME_BYTES, engine_memory
+from dflash_trt.bundle.memory.weight_bytes import (
     draft_weight_bytes,
     shape_weight_bytes,
     target_weight_bytes,
 )
-from dflash_trt.planning.known_pairs import PairShape, find_pair, pair_names
-from dflash_trt.trtllm.plan import DeploymentOptions, fit_batch, plan_deployment
-from dflash_trt.trtllm.rules import choose_backend
-from dflash_trt.trtllm.support import DOCUMENTED, DRAFT_PACKAGES
-from dflash_trt.trtllm.versions import DEFAULT_VERSION, find_version
+from dflash_trt.bundle.support import PLUGINS, TRTLLM, needing_plugins
+from dflash_trt.core.formats import Format
+from dflash_trt.core.limits import Limits
+from dflash_trt.deploy.planning.known_pairs import PairShape, find_pair, pair_names
+from dflash_trt.deploy.trtllm.deployment_plan import DeploymentOptions, fit_batch, plan_deployment
+from dflash_trt.deploy.trtllm.deployment_rules import choose_backend
+from dflash_trt.deploy.trtllm.trtllm_kernels import DOCUMENTED, DRAFT_PACKAGES
+from dflash_trt.deploy.trtllm.versions import DEFAULT_VERSION, find_version
+from dflash_trt.errors import DflashError
+from dflash_trt.graph.form import GraphForm, Precision
+from dflash_trt.hardware.chosen_gpu import Card
+from dflash_trt.hardware.gpus import Arch, arches
+from dflash_trt.models.build_config import BuildConfig, load_config
 
 NEVER_RUN = "none of it has run on a GPU yet: memory is counted, speed unknown"
 MOST_USERS = 64

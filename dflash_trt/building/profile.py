@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from dflash_trt.config import BuildConfig, HardwareProfile
 from dflash_trt.errors import DflashError, nearest, one_line
 from dflash_trt.hardware.gpus import Gpu, find_gpu, gpu_names
+from dflash_trt.models.build_config import BuildConfig, HardwareProfile
 
 MOST_PLAIN = 8
 

@@ -6,17 +6,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from dflash_trt.building.observing import observe_pair
+from dflash_trt.building.quantize import PairAmax, PairQuantization
 from dflash_trt.building.spec import PrecisionOptions
-from dflash_trt.bundle.quantize import PairAmax, PairQuantization
 from dflash_trt.bundle.support import CPU, PRECISIONS, check_executor
-from dflash_trt.calibration import observe_pair
-from dflash_trt.checkpoints.pair import Pair
-from dflash_trt.config import BuildConfig, PrecisionName, resolve_file
 from dflash_trt.core.formats import QUANTIZED, Format
 from dflash_trt.core.progress import Progress
 from dflash_trt.errors import DflashError, refuse_options
 from dflash_trt.graph.bindings import Owner
 from dflash_trt.graph.form import Precision
+from dflash_trt.models.build_config import BuildConfig, PrecisionName, resolve_file
+from dflash_trt.models.pair_check import Pair
 from dflash_trt.text.prompts import encode_calibration, read_prompts
 
 COMPUTE = {"fp32": Precision.FLOAT32, "bf16": Precision.BFLOAT16, "fp16": Precision.FLOAT16}

@@ -5,12 +5,21 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from dflash_trt.checkpoints.hub import find_checkpoint, local_checkpoint
-from dflash_trt.config import BuildConfig, CheckpointSource, load_config, resolve_builtin
+from dflash_trt.deploy.planning.known_pairs import PairShape, as_pair, find_pair, pair_names
+from dflash_trt.deploy.planning.read_shapes import (
+    read_draft_shape,
+    read_pair_shape,
+    read_target_shape,
+)
+from dflash_trt.deploy.trtllm.arguments import ModelSource
 from dflash_trt.errors import DflashError
-from dflash_trt.planning.known_pairs import PairShape, as_pair, find_pair, pair_names
-from dflash_trt.planning.read_shapes import read_draft_shape, read_pair_shape, read_target_shape
-from dflash_trt.trtllm.arguments import ModelSource
+from dflash_trt.models.build_config import (
+    BuildConfig,
+    CheckpointSource,
+    load_config,
+    resolve_builtin,
+)
+from dflash_trt.models.hub import find_checkpoint, local_checkpoint
 
 
 def find_source(

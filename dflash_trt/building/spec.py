@@ -15,12 +15,12 @@ from typing import Annotated, Any, Literal, get_args, get_type_hints
 from pydantic import Field
 
 from dflash_trt.bundle.support import CPU, TRTLLM, Feature, check_executor
-from dflash_trt.config import BuildConfig, PrecisionName
 from dflash_trt.core.limits import MAX_COUNT, PAGE_SIZE, Count
 from dflash_trt.core.validation import check_value
+from dflash_trt.deploy.trtllm.schema import AttentionBackend
 from dflash_trt.errors import DflashError, refuse_options
 from dflash_trt.graph.form import CacheDtype
-from dflash_trt.trtllm.schema import AttentionBackend
+from dflash_trt.models.build_config import BuildConfig, PrecisionName
 
 
 class _Options:

@@ -16,11 +16,11 @@ from dflash_trt.bundle.manifest import (
     Manifest,
     read_manifest,
 )
-from dflash_trt.checkpoints.safetensors_header import header_sha256
 from dflash_trt.core.files import exists, file_sha256, find_file
 from dflash_trt.core.free_memory import stay_within_memory
 from dflash_trt.core.publish import file_error, replace_file
 from dflash_trt.errors import DflashError
+from dflash_trt.models.safetensors_header import header_sha256
 from dflash_trt.text.tokenizer import BundleTokenizer
 
 

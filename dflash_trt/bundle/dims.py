@@ -9,27 +9,27 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, Field, model_validator
 
-from dflash_trt.checkpoints.decoder import DecoderSpec
-from dflash_trt.checkpoints.draft_kinds import TRAITS, DraftKind, DraftTraits
-from dflash_trt.checkpoints.pair import Pair
-from dflash_trt.checkpoints.quantization import LinearFormat
-from dflash_trt.checkpoints.quantized_weights import (
+from dflash_trt.core.limits import Count
+from dflash_trt.core.validation import StrictRecord
+from dflash_trt.errors import printable
+from dflash_trt.models.decoder import DecoderSpec
+from dflash_trt.models.draft_kinds import TRAITS, DraftKind, DraftTraits
+from dflash_trt.models.pair_check import Pair
+from dflash_trt.models.quantization import LinearFormat
+from dflash_trt.models.quantized_weights import (
     count_parameters,
     is_kv_scale,
     is_scale,
     quantized_linears,
 )
-from dflash_trt.checkpoints.sizes import (
+from dflash_trt.models.sizes import (
     MAX_LAYERS,
     DecoderSizes,
     ExpertSizes,
     LayerSizes,
     RecurrentSizes,
 )
-from dflash_trt.checkpoints.target import TargetSpec
-from dflash_trt.core.limits import Count
-from dflash_trt.core.validation import StrictRecord
-from dflash_trt.errors import printable
+from dflash_trt.models.target import TargetSpec
 
 
 def _printable(text: str) -> str:

@@ -11,16 +11,16 @@ import onnx
 from numpy.typing import NDArray
 from safetensors.numpy import save
 
-from dflash_trt.checkpoints.draft_tokens import DRAFT_TOKENS_NAME
-from dflash_trt.checkpoints.folder import CONFIG_NAME, INDEX_NAME, Checkpoint
-from dflash_trt.checkpoints.quantization import QUANT_CONFIG_NAME
-from dflash_trt.checkpoints.safetensors_header import TensorEntry, read_header
-from dflash_trt.checkpoints.target import GENERATION_CONFIG_NAME
 from dflash_trt.core.files import FileKind, copy_small, exists, resolved
 from dflash_trt.core.links import place_files
 from dflash_trt.core.progress import Progress
 from dflash_trt.graph.bindings import Owner
 from dflash_trt.graph.model import check_graph
+from dflash_trt.models.draft_tokens import DRAFT_TOKENS_NAME
+from dflash_trt.models.folder import CONFIG_NAME, INDEX_NAME, Checkpoint
+from dflash_trt.models.quantization import QUANT_CONFIG_NAME
+from dflash_trt.models.safetensors_header import TensorEntry, read_header
+from dflash_trt.models.target import GENERATION_CONFIG_NAME
 
 TABLES_LOCATION = "weights/tables.safetensors"
 DESCRIBING_FILES = (CONFIG_NAME, GENERATION_CONFIG_NAME, QUANT_CONFIG_NAME, DRAFT_TOKENS_NAME)

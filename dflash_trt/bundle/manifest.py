@@ -9,13 +9,13 @@ from pydantic import Field, field_validator, model_validator
 
 from dflash_trt.backends.tensorrt.library import OperationForm
 from dflash_trt.bundle.dims import DraftDims, Positive, TargetDims, Text
-from dflash_trt.checkpoints.quantization import LinearFormat
 from dflash_trt.core.files import FileKind, exists
 from dflash_trt.core.limits import Limits, PagePool
 from dflash_trt.core.validation import StrictRecord, read_record
 from dflash_trt.errors import DflashError
 from dflash_trt.graph.bindings import GraphName
 from dflash_trt.graph.form import CacheDtype, GraphForm, Precision
+from dflash_trt.models.quantization import LinearFormat
 
 MANIFEST_NAME = "manifest.json"
 TOKENIZER_FOLDER = "tokenizer"

@@ -8,16 +8,16 @@ from typing import Any
 
 from dflash_trt.bundle.dims import ExpertDims, ModelDims, TargetDims
 from dflash_trt.bundle.manifest import Manifest
-from dflash_trt.bundle.memory import cache_bytes, estimate_memory, page_kinds
-from dflash_trt.checkpoints.moe import EXPERT_STORAGE
-from dflash_trt.checkpoints.quantized_weights import are_fp8
+from dflash_trt.bundle.memory.cache_bytes import cache_bytes_per_token, state_bytes
+from dflash_trt.bundle.memory.estimate import cache_bytes, estimate_memory, page_kinds
 from dflash_trt.errors import first_few
 from dflash_trt.graph.decomposed_attention import DECOMPOSED
 from dflash_trt.graph.form import Precision
 from dflash_trt.graph.gated_delta import STEP
 from dflash_trt.graph.gated_delta_groups import GROUPS, group_rows
 from dflash_trt.hardware.kernels import BLOCK_ATTENTION
-from dflash_trt.memory.caches import cache_bytes_per_token, state_bytes
+from dflash_trt.models.moe import EXPERT_STORAGE
+from dflash_trt.models.quantized_weights import are_fp8
 
 PATTERNS_SHOWN = 4
 PACKED = frozenset(EXPERT_STORAGE.values())

@@ -11,10 +11,10 @@ from enum import Enum
 from pathlib import Path
 
 from dflash_trt.backends.tensorrt.library import LIBRARIES
-from dflash_trt.checkpoints.draft_kinds import TRAITS, DraftTraits
-from dflash_trt.checkpoints.pair import Pair
-from dflash_trt.checkpoints.sizes import HYBRIDS, TWO_HEADS
 from dflash_trt.errors import DflashError
+from dflash_trt.models.draft_kinds import TRAITS, DraftTraits
+from dflash_trt.models.pair_check import Pair
+from dflash_trt.models.sizes import HYBRIDS, TWO_HEADS
 
 CPU, RTX, TENSORRT, TRTLLM = "cpu", *LIBRARIES, "trtllm"
 EXECUTORS = (CPU, RTX, TENSORRT, TRTLLM)

@@ -16,7 +16,7 @@ from dflash_trt.building.spec import (
     PrecisionOptions,
 )
 from dflash_trt.bundle.manifest import EngineSet, Manifest
-from dflash_trt.bundle.memory import (
+from dflash_trt.bundle.memory.estimate import (
     bundle_memory,
     engine_bytes,
 )
@@ -28,13 +28,13 @@ from dflash_trt.bundle.summary import (
     versions_apart,
 )
 from dflash_trt.bundle.support import EXECUTORS, PRECISIONS
+from dflash_trt.cli.bars import StageBars, format_size
 from dflash_trt.cli.options import FILE, FOLDER, option_group
-from dflash_trt.cli.progress import StageBars, format_size
 from dflash_trt.core.limits import MAX_COUNT, PAGE_SIZE, PAGE_SIZES
+from dflash_trt.deploy.trtllm.schema import ATTENTION_BACKENDS
+from dflash_trt.deploy.trtllm.versions import DEFAULT_VERSION, VERSIONS
 from dflash_trt.graph.form import CacheDtype
 from dflash_trt.hardware.gpus import DEFAULT_ARCH
-from dflash_trt.trtllm.schema import ATTENTION_BACKENDS
-from dflash_trt.trtllm.versions import DEFAULT_VERSION, VERSIONS
 
 _checkpoints = option_group(
     "checkpoints",

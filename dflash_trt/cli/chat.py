@@ -14,10 +14,10 @@ import click
 
 from dflash_trt.cli.generation_output import ACCEPTED, OWN, TextWriter, showable
 from dflash_trt.cli.options import name_threads
+from dflash_trt.decoding import SamplingParams
+from dflash_trt.decoding.request import ContinuationOptions
 from dflash_trt.errors import DflashError, printable
 from dflash_trt.pair import LoadedPair
-from dflash_trt.runtime import SamplingParams
-from dflash_trt.runtime.request import ContinuationOptions
 from dflash_trt.serving.client.grpc_chat import GrpcChat
 from dflash_trt.serving.client.openai_chat import OpenAiChat
 from dflash_trt.text.chat import Message

@@ -9,12 +9,12 @@ from typing import Any
 
 import click
 
-from dflash_trt.checkpoints.target import read_target
+from dflash_trt.cli.bars import StageBars, format_size
 from dflash_trt.cli.options import print_json
-from dflash_trt.cli.progress import StageBars, format_size
 from dflash_trt.core.files import resolved
 from dflash_trt.core.formats import Format
 from dflash_trt.errors import DflashError, refuse_options
+from dflash_trt.models.target import read_target
 from dflash_trt.quantization.experts import convert_experts
 from dflash_trt.quantization.partial import partial_folder
 from dflash_trt.quantization.rewrite import Rewritten

@@ -9,6 +9,7 @@ from pathlib import Path
 import click
 
 from dflash_trt.bundle.bundle import Bundle, bound_memory, load_tokenizer, open_bundle
+from dflash_trt.cli.bars import StageBars
 from dflash_trt.cli.diagnosis_output import print_diagnosis, write_diagnosis
 from dflash_trt.cli.options import (
     FILE,
@@ -22,18 +23,17 @@ from dflash_trt.cli.options import (
     temperature_option,
     threads_option,
 )
-from dflash_trt.cli.progress import StageBars
-from dflash_trt.diagnosis.diagnose import (
+from dflash_trt.decoding import SamplingParams
+from dflash_trt.decoding.replay import Answer
+from dflash_trt.errors import DflashError
+from dflash_trt.hardware.cores import ThreadChoice, choose_threads
+from dflash_trt.proof.diagnosis.diagnose import (
     Reference,
     Serving,
     answer_questions,
     diagnose,
 )
-from dflash_trt.diagnosis.question import THINKING, Form, Question, encode
-from dflash_trt.errors import DflashError
-from dflash_trt.hardware.cores import ThreadChoice, choose_threads
-from dflash_trt.replay import Answer
-from dflash_trt.runtime import SamplingParams
+from dflash_trt.proof.diagnosis.question import THINKING, Form, Question, encode
 from dflash_trt.text.prompts import PromptRecord, read_records
 from dflash_trt.text.tokenizer import BundleTokenizer
 

@@ -10,10 +10,10 @@ import click
 
 from dflash_trt.bundle.bundle import Bundle
 from dflash_trt.core.publish import file_error, replace_file
-from dflash_trt.diagnosis.diagnose import Diagnosis
-from dflash_trt.diagnosis.evidence import Evidence
-from dflash_trt.diagnosis.question import Question
-from dflash_trt.diagnosis.verdict import show_gain
+from dflash_trt.proof.diagnosis.diagnose import Diagnosis
+from dflash_trt.proof.diagnosis.evidence import Evidence
+from dflash_trt.proof.diagnosis.question import Question
+from dflash_trt.proof.diagnosis.verdict import show_gain
 
 SHOWN = 12
 """Changes that are printed, the best first; JSON has all."""

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import click
 
+from dflash_trt.cli.bars import StageBars
 from dflash_trt.cli.options import FOLDER, json_option, print_json
-from dflash_trt.cli.progress import StageBars
 from dflash_trt.errors import EXIT_FAILED, refuse_options
 from dflash_trt.proof.doctor import examine
 
@@ -63,8 +63,8 @@ def command(
 def _check_gpu(folder: Path, parts: tuple[str, ...], *, is_long: bool, as_json: bool) -> int:
     # Imported here: it brings both executors.
     from dflash_trt.proof.gpu_check.check import check_gpu
+    from dflash_trt.proof.gpu_check.gpu_record import PAGE_NAME, RECORD_NAME
     from dflash_trt.proof.gpu_check.page import lines, to_json
-    from dflash_trt.proof.gpu_check.record import PAGE_NAME, RECORD_NAME
 
     try:
         with StageBars() as bars:

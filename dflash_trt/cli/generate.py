@@ -31,24 +31,24 @@ from dflash_trt.cli.options import (
     threads_option,
 )
 from dflash_trt.core.strict_json import read_json_object
-from dflash_trt.errors import DflashError
-from dflash_trt.hardware.cores import ThreadChoice
-from dflash_trt.pair import LoadedPair
-from dflash_trt.runtime import Request, SamplingParams
-from dflash_trt.runtime.request import ContinuationOptions
-from dflash_trt.serving.client.client import GenerationRequest
-from dflash_trt.serving.client.grpc_chat import GrpcChat
-from dflash_trt.serving.client.openai_chat import OpenAiChat
-from dflash_trt.speculation.drafters import DFLASH, DrafterKind
-from dflash_trt.text.grammar import Grammar, schema_text
-from dflash_trt.text.thoughts import AnswerFormat, TokenReader, open_answer
-from dflash_trt.tuning.break_even import (
+from dflash_trt.decoding import Request, SamplingParams
+from dflash_trt.decoding.drafter_kinds import DFLASH, DrafterKind
+from dflash_trt.decoding.request import ContinuationOptions
+from dflash_trt.decoding.tuning.break_even import (
     DraftedSteps,
     low_acceptance,
     own_schedule,
     schedule_break_even,
 )
-from dflash_trt.tuning.bundle_schedule import AUTO, NONE
+from dflash_trt.decoding.tuning.bundle_schedule import AUTO, NONE
+from dflash_trt.errors import DflashError
+from dflash_trt.hardware.cores import ThreadChoice
+from dflash_trt.pair import LoadedPair
+from dflash_trt.serving.client.client import GenerationRequest
+from dflash_trt.serving.client.grpc_chat import GrpcChat
+from dflash_trt.serving.client.openai_chat import OpenAiChat
+from dflash_trt.text.grammar import Grammar, schema_text
+from dflash_trt.text.thoughts import AnswerFormat, TokenReader, open_answer
 
 MAX_TOKENS = 128
 PROMPT_OPTIONS = {"prompt", "prompt_file", "raw", "view", "as_json"}

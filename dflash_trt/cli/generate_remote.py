@@ -8,8 +8,8 @@ from contextlib import aclosing
 from urllib.parse import urlsplit
 
 from dflash_trt.cli.generation_output import TextWriter, showable
+from dflash_trt.decoding import RequestResult
 from dflash_trt.errors import DflashError
-from dflash_trt.runtime import RequestResult
 from dflash_trt.serving.client.client import GenerationRequest, ServedModel
 
 DEFAULT_GRPC_PORT = 8001

@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from dflash_trt.cli.options import print_json
-from dflash_trt.runtime import RequestResult, TokenEvent, TotalStatistics, total
+from dflash_trt.decoding import RequestResult, TokenEvent, TotalStatistics, total
 from dflash_trt.text.thoughts import TokenReader
 
 OpenChannels = Callable[[int], TokenReader]

@@ -7,10 +7,10 @@ from typing import Any, cast, get_args
 
 import click
 
+from dflash_trt.building.gguf.importer import Imported, import_gguf
+from dflash_trt.building.gguf.weights import ImportedType
+from dflash_trt.cli.bars import StageBars, format_size
 from dflash_trt.cli.options import FOLDER, PATH, json_option, print_json
-from dflash_trt.cli.progress import StageBars, format_size
-from dflash_trt.importing.importer import Imported, import_gguf
-from dflash_trt.importing.weights import ImportedType
 
 
 @click.command("import-gguf")

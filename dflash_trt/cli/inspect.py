@@ -11,7 +11,7 @@ import click
 from dflash_trt.bundle.bundle import Bundle, open_bundle, verify_bundle
 from dflash_trt.bundle.dims import DraftDims, ModelDims
 from dflash_trt.bundle.manifest import Manifest
-from dflash_trt.bundle.memory import (
+from dflash_trt.bundle.memory.estimate import (
     BundleFit,
     MemoryEstimate,
     cache_bytes,
@@ -29,12 +29,17 @@ from dflash_trt.bundle.summary import (
     storage_formats,
     summarize,
 )
+from dflash_trt.cli.bars import StageBars, format_size
 from dflash_trt.cli.options import bundle_argument, json_option, print_json, refuse_given
-from dflash_trt.cli.progress import StageBars, format_size
+from dflash_trt.decoding.drafter_kinds import DFLASH, DRAFTERS
+from dflash_trt.decoding.tuning.bundle_schedule import AUTO, choose_schedule
+from dflash_trt.deploy.trtllm.deployment_record import (
+    Deployment,
+    check_deployment,
+    is_deployment,
+    read_deployment,
+)
 from dflash_trt.hardware.gpus import find_gpu
-from dflash_trt.speculation.drafters import DFLASH, DRAFTERS
-from dflash_trt.trtllm.record import Deployment, check_deployment, is_deployment, read_deployment
-from dflash_trt.tuning.bundle_schedule import AUTO, choose_schedule
 
 
 @click.command("inspect")

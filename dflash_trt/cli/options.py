@@ -14,11 +14,11 @@ import click
 from click.core import ParameterSource
 
 from dflash_trt.core.limits import MAX_THREADS
+from dflash_trt.decoding.drafter_kinds import DFLASH, DRAFTERS
+from dflash_trt.decoding.schedule import BlockSchedule
 from dflash_trt.errors import DflashError
 from dflash_trt.hardware.cores import AUTO, ThreadChoice, available_cores
 from dflash_trt.sampling.params import SamplingParams
-from dflash_trt.speculation.drafters import DFLASH, DRAFTERS
-from dflash_trt.speculation.schedule import BlockSchedule
 from dflash_trt.text.hub_prompts import EXAMPLE
 from dflash_trt.text.prompts import STDIN, check_texts, encode_prompts, read_given, read_stdin
 from dflash_trt.text.task_sets import (
@@ -32,8 +32,8 @@ from dflash_trt.text.tokenizer import BundleTokenizer
 
 if TYPE_CHECKING:  # commands that run no pair should not wait for what runs one
     from dflash_trt.bundle.manifest import Manifest
+    from dflash_trt.decoding import Request
     from dflash_trt.pair import LoadedPair
-    from dflash_trt.runtime import Request
 
 F = TypeVar("F", bound=Callable[..., Any])
 TemplateVariables = dict[str, bool | str]

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import click
 
+from dflash_trt.cli.bars import StageBars
 from dflash_trt.cli.options import (
     FOLDER,
     block_schedule_option,
@@ -16,7 +17,6 @@ from dflash_trt.cli.options import (
     show_thread_note,
     threads_option,
 )
-from dflash_trt.cli.progress import StageBars
 from dflash_trt.core.files import resolved
 from dflash_trt.core.publish import check_destination
 from dflash_trt.errors import refuse_options

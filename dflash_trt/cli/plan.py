@@ -13,22 +13,22 @@ from dflash_trt.building.named_pair import find_config
 from dflash_trt.building.on_gpu import NEVER_RUN, PairOnGpu, judge_pair
 from dflash_trt.building.sources import find_source, read_shapes
 from dflash_trt.building.spec import Checkpoints
+from dflash_trt.bundle.memory.cache_bytes import KV_ITEM_BYTES
+from dflash_trt.bundle.memory.gpu_layout import GpuLayout
 from dflash_trt.cli.options import FILE, FOLDER, json_option, parse_numbers, print_json
 from dflash_trt.core.formats import Format
-from dflash_trt.errors import DflashError, one_line
-from dflash_trt.hardware.card import Card, choose_card
-from dflash_trt.hardware.gpus import Gpu, gpu_names
-from dflash_trt.memory.caches import KV_ITEM_BYTES
-from dflash_trt.memory.gpus import GpuLayout
-from dflash_trt.planning.calibration import StoredCalibration, read_calibration
-from dflash_trt.planning.known_pairs import (
+from dflash_trt.deploy.planning.calibration import StoredCalibration, read_calibration
+from dflash_trt.deploy.planning.known_pairs import (
     PairShape,
     find_pair,
     pair_names,
     published_decodings,
 )
-from dflash_trt.planning.projection import Projection, make_projection
-from dflash_trt.planning.search import Site, Workload, possible_layouts
+from dflash_trt.deploy.planning.layout_search import Site, Workload, possible_layouts
+from dflash_trt.deploy.planning.projection import Projection, make_projection
+from dflash_trt.errors import DflashError, one_line
+from dflash_trt.hardware.chosen_gpu import Card, choose_card
+from dflash_trt.hardware.gpus import Gpu, gpu_names
 
 _COUNT = click.IntRange(1, 1 << 20)
 
@@ -123,7 +123,7 @@ def command(
         raise DflashError("must end in .html or .png", where=output, usage=True)
     plan = make_projection(pair, site, requests, asked[0], decodings)
     if output is not None:
-        from dflash_perf.projection.write import write_plan
+        from dflash_perf.projection.projection_page import write_plan
 
         write_plan(plan, stored, output, measured)
     elif measured is not None:
@@ -196,7 +196,7 @@ def _layouts(gpu: Gpu, gpus: int, pair: PairShape, asked: str | None) -> tuple[G
 
 
 def _to_json(plan: Projection, stored: StoredCalibration) -> dict[str, Any]:
-    from dflash_perf.projection.tables import projected_front
+    from dflash_perf.projection.projection_tables import projected_front
 
     fronts = {kind: [asdict(one) for one in projected_front(plan, kind)] for kind in plan.points}
     accuracy = [asdict(one) for one in stored.accuracy]
@@ -204,7 +204,7 @@ def _to_json(plan: Projection, stored: StoredCalibration) -> dict[str, Any]:
 
 
 def _print(plan: Projection, stored: StoredCalibration) -> None:
-    from dflash_perf.projection.tables import describe, plan_title, sections, text_lines
+    from dflash_perf.projection.projection_tables import describe, plan_title, sections, text_lines
 
     click.echo(plan_title(plan))
     for line in describe(plan):

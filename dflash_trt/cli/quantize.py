@@ -11,18 +11,18 @@ from typing import Any
 
 import click
 
-from dflash_trt.calibration import observe_pair, observe_target
-from dflash_trt.checkpoints.decoder import DecoderSpec
-from dflash_trt.checkpoints.draft import DraftSpec, read_draft
-from dflash_trt.checkpoints.folder import read_config
-from dflash_trt.checkpoints.pair import check_pair
-from dflash_trt.checkpoints.target import TargetSpec, read_target
+from dflash_trt.building.observing import observe_pair, observe_target
+from dflash_trt.cli.bars import StageBars, format_size
 from dflash_trt.cli.convert_experts import convert, describe_files, interruption_note
 from dflash_trt.cli.options import FILE, FOLDER, json_option, print_json
-from dflash_trt.cli.progress import StageBars, format_size
 from dflash_trt.core.files import resolved
 from dflash_trt.core.formats import QUANTIZED, Format
 from dflash_trt.errors import DflashError, first_few
+from dflash_trt.models.decoder import DecoderSpec
+from dflash_trt.models.draft import DraftSpec, read_draft
+from dflash_trt.models.folder import read_config
+from dflash_trt.models.pair_check import check_pair
+from dflash_trt.models.target import TargetSpec, read_target
 from dflash_trt.quantization.checkpoint import quantize_checkpoint
 from dflash_trt.quantization.experts import has_mxfp4_experts
 from dflash_trt.quantization.linears import QuantizeOptions, select_linears

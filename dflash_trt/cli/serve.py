@@ -15,6 +15,7 @@ import click
 
 from dflash_trt.bundle.bundle import load_tokenizer, open_bundle
 from dflash_trt.bundle.manifest import MANIFEST_NAME
+from dflash_trt.cli.bars import StageBars
 from dflash_trt.cli.options import (
     FILE,
     FOLDER,
@@ -23,14 +24,13 @@ from dflash_trt.cli.options import (
     show_thread_note,
 )
 from dflash_trt.cli.package import packaging_options, refuse_packaging
-from dflash_trt.cli.progress import StageBars
 from dflash_trt.core.limits import MAX_COUNT
 from dflash_trt.core.machine import allow_more_files
 from dflash_trt.errors import DflashError, refuse_options
 from dflash_trt.hardware.cores import choose_threads
 from dflash_trt.serving.openai.figures import FrontFigures
+from dflash_trt.serving.openai.front_options import FrontOptions, LogFormat
 from dflash_trt.serving.openai.keys import KEYS_VARIABLE
-from dflash_trt.serving.openai.options import FrontOptions, LogFormat
 from dflash_trt.serving.openai.server import OpenAiServer
 from dflash_trt.serving.server.addresses import (
     LOOPBACK,

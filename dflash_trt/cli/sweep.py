@@ -21,8 +21,8 @@ from dflash_trt.errors import DflashError
 from dflash_trt.text.task_sets import name_sources
 
 if TYPE_CHECKING:
-    from dflash_perf.harness.answers import SweepAnswer
     from dflash_perf.harness.points import SweepPoint
+    from dflash_perf.harness.summary import SweepAnswer
 
 _COUNT = click.IntRange(1)
 
@@ -76,9 +76,9 @@ def command(
     Tokens are counted by token ids where the server has them, else by its counts, else with
     the tokenizer, never by messages.
     """
-    from dflash_perf.harness.answers import answer
-    from dflash_perf.harness.config import read_sweep_config
+    from dflash_perf.harness.summary import answer
     from dflash_perf.harness.sweep import run_sweep
+    from dflash_perf.harness.sweep_config import read_sweep_config
 
     from dflash_trt.cli.sweep_progress import SweepView
 
@@ -138,9 +138,9 @@ def _without_folders(word: str) -> str:
 
 
 def _print(points: list[SweepPoint], answers: list[SweepAnswer]) -> None:
-    from dflash_perf.harness.answers import throughput_unit
-    from dflash_perf.projection.tables import text_lines
-    from dflash_perf.report.tables import Table
+    from dflash_perf.harness.summary import throughput_unit
+    from dflash_perf.projection.projection_tables import text_lines
+    from dflash_perf.report.report_tables import Table
 
     unit = throughput_unit(points)
     click.echo(
@@ -156,7 +156,7 @@ def _print(points: list[SweepPoint], answers: list[SweepAnswer]) -> None:
 
 def _set_rows(point: SweepPoint) -> list[tuple[str, ...]]:
     """A line of each named set below the point's, where there are several."""
-    from dflash_perf.report.tables import DASH
+    from dflash_perf.report.report_tables import DASH
 
     rows: list[tuple[str, ...]] = []
     for name in point.set_names if len(point.set_names) > 1 else ():

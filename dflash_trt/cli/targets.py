@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING
 import click
 
 from dflash_trt.cli.options import json_option, print_json
-from dflash_trt.config import BuildConfig, load_config, target_names, targets_not_yet
+from dflash_trt.models.build_config import BuildConfig, load_config, target_names, targets_not_yet
 
 if TYPE_CHECKING:
     from dflash_trt.building.on_gpu import PairOnGpu
-    from dflash_trt.hardware.card import Card
+    from dflash_trt.hardware.chosen_gpu import Card
 
 OPTIONS_SHOWN = 72
 """Characters of a way's options in one line of the table, which has 120."""
@@ -64,7 +64,7 @@ def _describe(config: BuildConfig) -> list[str]:
 def _show_gpu(name: str, *, as_json: bool) -> None:
     # Imported here: the list of targets needs none of what executors and graphs bring.
     from dflash_trt.building.on_gpu import NEVER_RUN, capabilities, judge_pairs
-    from dflash_trt.hardware.card import choose_card
+    from dflash_trt.hardware.chosen_gpu import choose_card
 
     card = choose_card(name)
     able, pairs = capabilities(card), judge_pairs(card)

@@ -21,7 +21,7 @@ from dflash_trt.errors import DflashError, nearest, one_line
 from dflash_trt.hardware.cores import AUTO, ThreadChoice, available_cores
 from dflash_trt.text.hub_prompts import EXAMPLE
 from dflash_trt.training.extras import training_module
-from dflash_trt.training.request import (
+from dflash_trt.training.training_request import (
     ANSWER_TOKENS,
     DataOptions,
     EndpointOptions,

@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Any, Self
 
 import click
 
-from dflash_trt.cli.progress import StageBars
+from dflash_trt.cli.bars import StageBars
 from dflash_trt.core.progress import Unit
-from dflash_trt.training.plan import REST_SHARE
+from dflash_trt.training.hours_plan import REST_SHARE
 
 if TYPE_CHECKING:
     from dflash_trt.training.finish import TrainedPair
-    from dflash_trt.training.plan import Plan
-    from dflash_trt.training.watch import Evaluation, TrainingCurves
+    from dflash_trt.training.hours_plan import Plan
+    from dflash_trt.training.observer import Evaluation, TrainingCurves
 
 _SHOWN_SLOTS = 7
 

@@ -11,6 +11,7 @@ import click
 from dflash_trt.backends.base import TargetGraph
 from dflash_trt.backends.registry import executor_limits
 from dflash_trt.bundle.bundle import Bundle, bound_memory, detach_file, open_bundle
+from dflash_trt.cli.bars import StageBars
 from dflash_trt.cli.options import (
     FILE,
     TaskOptions,
@@ -26,23 +27,18 @@ from dflash_trt.cli.options import (
     temperature_option,
     threads_option,
 )
-from dflash_trt.cli.progress import StageBars
 from dflash_trt.cli.verify_output import count_answers
 from dflash_trt.core.publish import write_named
-from dflash_trt.errors import DflashError
-from dflash_trt.graph.bindings import GRAPH_NAMES
-from dflash_trt.hardware.cores import ThreadChoice
-from dflash_trt.pair import LoadedPair
-from dflash_trt.runtime import Request, SamplingParams
-from dflash_trt.speculation.drafters import DFLASH, DrafterKind
-from dflash_trt.speculation.prediction import StepPrediction
-from dflash_trt.speculation.schedule import (
+from dflash_trt.decoding import Request, SamplingParams
+from dflash_trt.decoding.drafter_kinds import DFLASH, DrafterKind
+from dflash_trt.decoding.prediction import StepPrediction
+from dflash_trt.decoding.schedule import (
     NO_SPECULATION,
     BlockSchedule,
     Measurements,
     schedule_name,
 )
-from dflash_trt.tuning.blocks import (
+from dflash_trt.decoding.tuning.block_times import (
     TuningOptions,
     candidate_batches,
     candidate_blocks,
@@ -50,7 +46,16 @@ from dflash_trt.tuning.blocks import (
     measure,
     settle_fallback,
 )
-from dflash_trt.tuning.bundle_schedule import NONE, encode_schedule, fingerprint, write_schedule
+from dflash_trt.decoding.tuning.bundle_schedule import (
+    NONE,
+    encode_schedule,
+    fingerprint,
+    write_schedule,
+)
+from dflash_trt.errors import DflashError
+from dflash_trt.graph.bindings import GRAPH_NAMES
+from dflash_trt.hardware.cores import ThreadChoice
+from dflash_trt.pair import LoadedPair
 
 FALLBACKS: dict[str, TargetGraph | None] = {
     "auto": None,

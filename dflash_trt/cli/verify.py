@@ -13,6 +13,7 @@ from rich.progress import Progress
 
 from dflash_trt.backends.registry import check_runnable
 from dflash_trt.bundle.bundle import Bundle, bound_memory, open_bundle
+from dflash_trt.cli.bars import StageBars
 from dflash_trt.cli.options import (
     FILE,
     FOLDER,
@@ -29,7 +30,6 @@ from dflash_trt.cli.options import (
     temperature_option,
     threads_option,
 )
-from dflash_trt.cli.progress import StageBars
 from dflash_trt.cli.verify_output import (
     VerifyWatch,
     print_comparison,
@@ -38,6 +38,16 @@ from dflash_trt.cli.verify_output import (
     print_report_json,
     print_tasks,
 )
+from dflash_trt.decoding import Request, SamplingParams
+from dflash_trt.decoding.drafter_kinds import DFLASH, DrafterKind, name_drafter
+from dflash_trt.decoding.tuning.break_even import (
+    DraftedSteps,
+    low_acceptance,
+    own_schedule,
+    schedule_break_even,
+    timed_break_even,
+)
+from dflash_trt.decoding.tuning.bundle_schedule import NONE
 from dflash_trt.errors import EXIT_FAILED, DflashError
 from dflash_trt.hardware.cores import ThreadChoice
 from dflash_trt.pair import LoadedPair
@@ -51,17 +61,7 @@ from dflash_trt.proof.verification import (
     measure_speed,
     verify,
 )
-from dflash_trt.runtime import Request, SamplingParams
-from dflash_trt.speculation.drafters import DFLASH, DrafterKind, name_drafter
 from dflash_trt.text.prompts import read_prompts
-from dflash_trt.tuning.break_even import (
-    DraftedSteps,
-    low_acceptance,
-    own_schedule,
-    schedule_break_even,
-    timed_break_even,
-)
-from dflash_trt.tuning.bundle_schedule import NONE
 
 QUICK_PROMPTS, QUICK_TOKENS = 4, 32
 PROOF_OPTIONS = {"blocks", "batches", "repeats", "drafter"}

@@ -11,11 +11,11 @@ import click
 from rich.progress import Progress
 
 from dflash_trt.cli.options import print_json
+from dflash_trt.decoding.loops import LOOP_TIMES, LOOP_TOKENS
 from dflash_trt.proof.comparison import AcceptanceFigures
 from dflash_trt.proof.task_table import TaskFigures
 from dflash_trt.proof.twin_comparison import TwinComparison
 from dflash_trt.proof.verification import ModeReport, Speed
-from dflash_trt.runtime.loops import LOOP_TIMES, LOOP_TOKENS
 
 _PROBED = 8
 """Tokens after which the time for all is estimated."""

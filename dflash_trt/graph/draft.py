@@ -6,17 +6,17 @@ from collections.abc import Callable, Mapping
 
 import onnx
 
-from dflash_trt.checkpoints.pair import Pair
-from dflash_trt.checkpoints.safetensors_header import TensorEntry
 from dflash_trt.graph.bindings import BLOCK_IDS, CACHE_START, DRAFT_TOKEN_IDS
+from dflash_trt.graph.call_rows import Rows
 from dflash_trt.graph.eagle_chain import EagleChain
 from dflash_trt.graph.form import CPU_FORM, GraphForm
 from dflash_trt.graph.layers import attention, choose_among, embed, gated_mlp, look_up
 from dflash_trt.graph.model import GraphBuilder
 from dflash_trt.graph.model_builder import ModelBuilder
-from dflash_trt.graph.rows import Rows
-from dflash_trt.graph.tables import RopeTables, draft_tables
+from dflash_trt.graph.rope_tables import RopeTables, draft_tables
 from dflash_trt.graph.tensors import cache_layout, declare, graph_tensors
+from dflash_trt.models.pair_check import Pair
+from dflash_trt.models.safetensors_header import TensorEntry
 
 MARKOV_CHOICE = "choice_{}"
 """Name of the node that chooses slot `{}` of DSpark's chain."""

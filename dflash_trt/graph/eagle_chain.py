@@ -11,18 +11,18 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 
-from dflash_trt.checkpoints.draft import DraftSpec
-from dflash_trt.checkpoints.safetensors_header import TensorEntry
 from dflash_trt.graph.bindings import BLOCK_IDS
 from dflash_trt.graph.caches import cache_strategy
 from dflash_trt.graph.caches.native import attend_with_rows, held_lengths
 from dflash_trt.graph.caches.strategy import store_rows
+from dflash_trt.graph.call_rows import Rows
 from dflash_trt.graph.eagle import feature_before, keys_and_values, layer_input, store_features
 from dflash_trt.graph.form import Precision
 from dflash_trt.graph.layers import embed, gated_mlp, split_heads
 from dflash_trt.graph.model_builder import LayerBuilder, ModelBuilder
-from dflash_trt.graph.rows import Rows
-from dflash_trt.graph.tables import HEAD_TOKENS
+from dflash_trt.graph.rope_tables import HEAD_TOKENS
+from dflash_trt.models.draft import DraftSpec
+from dflash_trt.models.safetensors_header import TensorEntry
 
 STEPS = "chain/steps"
 """Name of the loop, where the chain is one."""

@@ -14,13 +14,13 @@ from typing import Any
 import numpy as np
 from onnx import TensorProto, helper, numpy_helper
 
-from dflash_trt.checkpoints.moe import MoeSpec
-from dflash_trt.checkpoints.quantized_weights import EXPERT_BLOCKS, WEIGHT_SCALE, WEIGHT_SCALE_2
-from dflash_trt.checkpoints.safetensors_header import TensorEntry
 from dflash_trt.core.formats import MX_BLOCK, NVFP4_BLOCK
 from dflash_trt.graph.form import Precision
 from dflash_trt.graph.model import GraphBuilder
 from dflash_trt.graph.model_builder import LayerBuilder
+from dflash_trt.models.moe import MoeSpec
+from dflash_trt.models.quantized_weights import EXPERT_BLOCKS, WEIGHT_SCALE, WEIGHT_SCALE_2
+from dflash_trt.models.safetensors_header import TensorEntry
 from dflash_trt.quantization.codecs import Float32, decode_e4m3, decode_e8m0, decode_packed_e2m1
 
 PARTS = ("gate", "up", "down")

@@ -11,10 +11,10 @@ import math
 
 import onnx
 
-from dflash_trt.checkpoints.sizes import RecurrentSizes
 from dflash_trt.graph.form import GraphForm
 from dflash_trt.graph.functions import define
 from dflash_trt.hardware.kernels import has_recurrent_kernel
+from dflash_trt.models.sizes import RecurrentSizes
 
 IDLE = -1
 """What an idle sequence of an engine's call has for rows_end."""

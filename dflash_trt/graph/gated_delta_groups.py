@@ -16,11 +16,11 @@ import numpy.typing as npt
 import onnx
 from onnx import numpy_helper
 
-from dflash_trt.checkpoints.sizes import RecurrentSizes
 from dflash_trt.core.arrays import FloatArray
 from dflash_trt.graph.form import GraphForm
 from dflash_trt.graph.functions import define
 from dflash_trt.graph.gated_delta import kept_rows
+from dflash_trt.models.sizes import RecurrentSizes
 
 GROUPS = "gated_delta_groups"
 SMALLEST_GROUP = 32

@@ -6,12 +6,12 @@ from collections.abc import Mapping
 
 from onnx import TensorProto
 
-from dflash_trt.checkpoints.safetensors_header import TensorEntry
 from dflash_trt.graph.caches import cache_strategy
 from dflash_trt.graph.form import Precision
 from dflash_trt.graph.functions import geglu_function, swiglu_function
 from dflash_trt.graph.model_builder import LayerBuilder, ModelBuilder
-from dflash_trt.graph.tables import HEAD_ROWS, HEAD_TOKENS, query_scale
+from dflash_trt.graph.rope_tables import HEAD_ROWS, HEAD_TOKENS, query_scale
+from dflash_trt.models.safetensors_header import TensorEntry
 
 
 def embed(model: ModelBuilder) -> str:

@@ -13,12 +13,12 @@ from typing import Any
 import onnx
 from onnx import TensorProto, helper
 
-from dflash_trt.checkpoints.quantized_weights import logical_shape
-from dflash_trt.checkpoints.safetensors_header import TensorEntry
 from dflash_trt.errors import DflashError, one_line
 from dflash_trt.graph.bindings import Dim, observed_output
 from dflash_trt.graph.form import CPU_FORM, GraphForm, Precision
 from dflash_trt.graph.functions import IR_VERSION, OPSET, amax_function
+from dflash_trt.models.quantized_weights import logical_shape
+from dflash_trt.models.safetensors_header import TensorEntry
 from dflash_trt.version import __version__
 
 STORAGE_TYPES = {

@@ -8,16 +8,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from dflash_trt.checkpoints.decoder import DecoderSpec
-from dflash_trt.checkpoints.quantized_weights import linear_algorithm
-from dflash_trt.checkpoints.safetensors_header import TensorEntry
-from dflash_trt.checkpoints.sizes import LayerSizes
 from dflash_trt.graph.bindings import KV, Owner, cache_input
+from dflash_trt.graph.call_rows import Rows
 from dflash_trt.graph.form import Precision
 from dflash_trt.graph.model import GraphBuilder
 from dflash_trt.graph.quantized import quantized_product
-from dflash_trt.graph.rows import Rows
-from dflash_trt.graph.tables import RopeTables
+from dflash_trt.graph.rope_tables import RopeTables
+from dflash_trt.models.decoder import DecoderSpec
+from dflash_trt.models.quantized_weights import linear_algorithm
+from dflash_trt.models.safetensors_header import TensorEntry
+from dflash_trt.models.sizes import LayerSizes
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import onnx
 
-from dflash_trt.checkpoints.moe import MoeSpec
 from dflash_trt.graph.expert_weights import ExpertWeights, expert_weights
 from dflash_trt.graph.form import Precision
 from dflash_trt.graph.functions import define, swiglu_function
 from dflash_trt.graph.layers import activated
 from dflash_trt.graph.model_builder import LayerBuilder
+from dflash_trt.models.moe import MoeSpec
 
 MOE = "moe"
 

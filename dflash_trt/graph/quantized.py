@@ -15,12 +15,12 @@ import numpy.typing as npt
 import onnx
 from onnx import TensorProto, helper
 
-from dflash_trt.checkpoints.quantization import LinearFormat
-from dflash_trt.checkpoints.quantized_weights import INPUT_SCALE, SCALES, read_scalar
-from dflash_trt.checkpoints.safetensors_header import TensorEntry
 from dflash_trt.graph.form import Precision
 from dflash_trt.graph.functions import define
 from dflash_trt.graph.model import GraphBuilder
+from dflash_trt.models.quantization import LinearFormat
+from dflash_trt.models.quantized_weights import INPUT_SCALE, SCALES, read_scalar
+from dflash_trt.models.safetensors_header import TensorEntry
 from dflash_trt.quantization.codecs import decode_packed_e2m1
 
 FP4_QUANTIZE = "TRT_FP4DynamicQuantize"

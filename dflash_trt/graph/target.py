@@ -7,9 +7,6 @@ from collections.abc import Callable, Mapping
 import onnx
 from onnx import TensorProto
 
-from dflash_trt.checkpoints.draft import DraftSpec
-from dflash_trt.checkpoints.safetensors_header import TensorEntry
-from dflash_trt.checkpoints.target import TargetSpec
 from dflash_trt.graph.bindings import (
     CACHE_START,
     CANDIDATE_IDS,
@@ -22,6 +19,7 @@ from dflash_trt.graph.bindings import (
     GraphName,
 )
 from dflash_trt.graph.caches.strategy import cache_values, paging
+from dflash_trt.graph.call_rows import Rows
 from dflash_trt.graph.delta_layer import gated_delta
 from dflash_trt.graph.drawing import draw_tokens, settle_step
 from dflash_trt.graph.eagle import inject_context
@@ -31,9 +29,11 @@ from dflash_trt.graph.layers import attention, embed, gated_mlp, lm_head
 from dflash_trt.graph.model import GraphBuilder
 from dflash_trt.graph.model_builder import ModelBuilder
 from dflash_trt.graph.moe import mixture_mlp
-from dflash_trt.graph.rows import Rows
-from dflash_trt.graph.tables import RopeTables, draft_tables, still_columns
+from dflash_trt.graph.rope_tables import RopeTables, draft_tables, still_columns
 from dflash_trt.graph.tensors import cache_layout, declare, graph_tensors
+from dflash_trt.models.draft import DraftSpec
+from dflash_trt.models.safetensors_header import TensorEntry
+from dflash_trt.models.target import TargetSpec
 
 LAYER_SCALAR = "layer_scalar"
 

@@ -15,7 +15,6 @@ from typing import Any
 import numpy as np
 from onnx import TensorProto, helper
 
-from dflash_trt.checkpoints.sizes import DecoderSizes, LayerSizes
 from dflash_trt.graph.bindings import (
     ACCEPTED,
     BLOCK_IDS,
@@ -49,6 +48,7 @@ from dflash_trt.graph.form import GraphForm
 from dflash_trt.graph.gated_delta import is_stepped_by_kernel, kept_rows
 from dflash_trt.graph.model import GraphBuilder
 from dflash_trt.hardware.kernels import SIDES
+from dflash_trt.models.sizes import DecoderSizes, LayerSizes
 
 OWNERS: dict[GraphName, tuple[Owner, ...]] = {
     "target": ("target", "draft"),

@@ -22,12 +22,12 @@ from dflash_trt.backends.base import (
     hold_positions,
 )
 from dflash_trt.core.arrays import Float64Array
+from dflash_trt.decoding.generator import Generator
+from dflash_trt.decoding.generator_options import GeneratorOptions
+from dflash_trt.decoding.request import Request
+from dflash_trt.decoding.scores import sampling_input
+from dflash_trt.decoding.statistics import TotalStatistics, total
 from dflash_trt.errors import DflashError
-from dflash_trt.runtime.generator import Generator
-from dflash_trt.runtime.options import GeneratorOptions
-from dflash_trt.runtime.request import Request
-from dflash_trt.runtime.scores import sampling_input
-from dflash_trt.runtime.statistics import TotalStatistics, total
 from dflash_trt.sampling.choice import find_highest
 from dflash_trt.sampling.params import SamplingParams
 

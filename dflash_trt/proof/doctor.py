@@ -8,12 +8,12 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from importlib.util import find_spec
 
-from dflash_trt.config import data_folder
 from dflash_trt.core.machine import installed_version
 from dflash_trt.errors import DflashError, one_line
-from dflash_trt.hardware.card import Card, find_card
+from dflash_trt.hardware.chosen_gpu import Card, find_card
 from dflash_trt.hardware.device import driver_cuda, has_driver
 from dflash_trt.hardware.gpus import DEFAULT_ARCH, arches
+from dflash_trt.models.build_config import data_folder
 from dflash_trt.version import __version__
 
 TRAIN_MODULES = {"torch": "torch", "modelopt": "nvidia-modelopt", "transformers": "transformers"}
@@ -157,7 +157,7 @@ def _hub() -> str:
 
 
 def _gguf() -> str:
-    from dflash_trt.importing.gguf_file import decoded_types
+    from dflash_trt.building.gguf.gguf_file import decoded_types
 
     return f"gguf {_version('gguf')}, {len(decoded_types())} types of blocks"
 
@@ -170,7 +170,7 @@ def _train() -> str:
 
 
 def _tensorrt_llm() -> str:
-    from dflash_trt.trtllm.versions import VERSIONS
+    from dflash_trt.deploy.trtllm.versions import VERSIONS
 
     version = installed_version("tensorrt_llm")
     if version not in VERSIONS:

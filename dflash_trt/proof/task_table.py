@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
+from dflash_trt.decoding.statistics import TotalStatistics, total
 from dflash_trt.proof.verification import ModeReport, Speed, Timing
-from dflash_trt.runtime.statistics import TotalStatistics, total
 from dflash_trt.text.task_sets import ALL
 
 

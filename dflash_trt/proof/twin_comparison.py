@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from dflash_trt.backends.registry import open_executor
 from dflash_trt.bundle.bundle import Bundle
 from dflash_trt.core.progress import Progress
+from dflash_trt.decoding import Request, SamplingParams
 from dflash_trt.errors import DflashError
 from dflash_trt.proof.comparison import (
     AcceptanceFigures,
@@ -19,7 +20,6 @@ from dflash_trt.proof.comparison import (
     measure_acceptance,
 )
 from dflash_trt.proof.twins import Twins, crossed_bundles
-from dflash_trt.runtime import Request, SamplingParams
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

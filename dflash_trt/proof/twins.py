@@ -10,19 +10,19 @@ from os import W_OK, access
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from dflash_trt.bundle.build import BuildOptions, build_bundle
+from dflash_trt.building.bundle_writer import BuildOptions, build_bundle
 from dflash_trt.bundle.bundle import Bundle, load_tokenizer, open_bundle
-from dflash_trt.checkpoints.decoder import DecoderSpec
-from dflash_trt.checkpoints.draft import read_draft
-from dflash_trt.checkpoints.folder import CONFIG_NAME
-from dflash_trt.checkpoints.moe import MoeSpec
-from dflash_trt.checkpoints.pair import Pair, check_pair
-from dflash_trt.checkpoints.target import read_target
-from dflash_trt.config import BuildConfig, CheckpointSource
 from dflash_trt.core.files import resolved
 from dflash_trt.core.progress import Progress
 from dflash_trt.errors import DflashError, first_few, one_line
 from dflash_trt.graph.form import CacheDtype
+from dflash_trt.models.build_config import BuildConfig, CheckpointSource
+from dflash_trt.models.decoder import DecoderSpec
+from dflash_trt.models.draft import read_draft
+from dflash_trt.models.folder import CONFIG_NAME
+from dflash_trt.models.moe import MoeSpec
+from dflash_trt.models.pair_check import Pair, check_pair
+from dflash_trt.models.target import read_target
 
 # What precision changes; every other field of a spec says what the model computes.
 PRECISION_FIELDS = frozenset({"weights", "checkpoint", "quantization"})

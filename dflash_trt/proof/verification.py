@@ -15,12 +15,12 @@ import numpy as np
 
 from dflash_trt.backends.base import Executor
 from dflash_trt.core.limits import PREFILL_CHUNK
-from dflash_trt.runtime.generator import Generator
-from dflash_trt.runtime.loops import is_looping
-from dflash_trt.runtime.options import GeneratorOptions
-from dflash_trt.runtime.request import Request, RequestResult, TokenEvent
-from dflash_trt.runtime.statistics import RequestStatistics, TotalStatistics, total
-from dflash_trt.speculation.drafters import DFLASH, DRAFTERS, DrafterKind
+from dflash_trt.decoding.drafter_kinds import DFLASH, DRAFTERS, DrafterKind
+from dflash_trt.decoding.generator import Generator
+from dflash_trt.decoding.generator_options import GeneratorOptions
+from dflash_trt.decoding.loops import is_looping
+from dflash_trt.decoding.request import Request, RequestResult, TokenEvent
+from dflash_trt.decoding.statistics import RequestStatistics, TotalStatistics, total
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

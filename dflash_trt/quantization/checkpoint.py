@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from dflash_trt.checkpoints.decoder import DecoderSpec
-from dflash_trt.checkpoints.safetensors_header import ITEM_BYTES, TensorEntry
 from dflash_trt.core.formats import NVFP4_BLOCK, Format
 from dflash_trt.core.progress import Progress
+from dflash_trt.models.decoder import DecoderSpec
+from dflash_trt.models.safetensors_header import ITEM_BYTES, TensorEntry
 from dflash_trt.quantization.codecs import (
     dequantize_fp8,
     dequantize_nvfp4,
@@ -29,7 +29,7 @@ from dflash_trt.quantization.rewrite import (
     rewritten_bytes,
 )
 from dflash_trt.quantization.scales import KV_CACHE, Activations, KvScales, Scales, compute_scales
-from dflash_trt.quantization.tensors import (
+from dflash_trt.quantization.tensor_rows import (
     ShardWriter,
     TensorLayout,
     iterate_rows,

@@ -20,13 +20,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from dflash_trt.checkpoints.folder import Checkpoint
-from dflash_trt.checkpoints.quantization import CONFIG_KEY, WEIGHTS_ONLY
-from dflash_trt.checkpoints.safetensors_header import TensorEntry
 from dflash_trt.core.formats import MX_BLOCK, NVFP4_BLOCK, Format
 from dflash_trt.core.progress import Progress
 from dflash_trt.core.strict_json import quoted
 from dflash_trt.errors import DflashError
+from dflash_trt.models.folder import Checkpoint
+from dflash_trt.models.quantization import CONFIG_KEY, WEIGHTS_ONLY
+from dflash_trt.models.safetensors_header import TensorEntry
 from dflash_trt.quantization.codecs import (
     E8M0_BIAS,
     E8M0_NAN,
@@ -40,7 +40,7 @@ from dflash_trt.quantization.codecs import (
 )
 from dflash_trt.quantization.partial import PartialCheckpoint, TensorReport
 from dflash_trt.quantization.rewrite import Rewriting, Rewritten, rewrite_checkpoint
-from dflash_trt.quantization.tensors import ShardWriter, TensorLayout, sum_of_squares
+from dflash_trt.quantization.tensor_rows import ShardWriter, TensorLayout, sum_of_squares
 
 LARGEST_EXPONENT = 8
 SMALLEST_EXPONENT = -9

@@ -7,14 +7,14 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from itertools import chain
 
-from dflash_trt.checkpoints.decoder import DecoderSpec
-from dflash_trt.checkpoints.families import FAMILIES
-from dflash_trt.checkpoints.quantized_weights import FLOAT_DTYPES
-from dflash_trt.checkpoints.safetensors_header import TensorEntry
-from dflash_trt.checkpoints.target import TargetSpec
 from dflash_trt.core.formats import NVFP4_BLOCK, Format
 from dflash_trt.core.strict_json import quoted
 from dflash_trt.errors import DflashError
+from dflash_trt.models.decoder import DecoderSpec
+from dflash_trt.models.families import FAMILIES
+from dflash_trt.models.quantized_weights import FLOAT_DTYPES
+from dflash_trt.models.safetensors_header import TensorEntry
+from dflash_trt.models.target import TargetSpec
 
 FUSED_GROUPS = (
     ("q_proj", "k_proj", "v_proj"),

@@ -11,12 +11,12 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from dflash_trt.checkpoints.quantization import QUANT_CONFIG_NAME
-from dflash_trt.checkpoints.safetensors_header import header_sha256
 from dflash_trt.core import publish
 from dflash_trt.core.files import resolved
 from dflash_trt.core.validation import StrictRecord
 from dflash_trt.errors import DflashError
+from dflash_trt.models.quantization import QUANT_CONFIG_NAME
+from dflash_trt.models.safetensors_header import header_sha256
 
 # Inside the partial folder, beside its lock and what is replaced.
 _NEW_NAME = "checkpoint"

@@ -13,16 +13,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dflash_trt.checkpoints.folder import CONFIG_NAME, INDEX_NAME, SINGLE_NAME, Checkpoint
-from dflash_trt.checkpoints.quantization import CONFIG_KEY, QUANT_CONFIG_NAME, WEIGHTS_ONLY
-from dflash_trt.checkpoints.safetensors_header import TensorEntry, header_sha256
 from dflash_trt.core.files import FileKind, copy_small, resolved
 from dflash_trt.core.formats import NVFP4_BLOCK, Format
 from dflash_trt.core.links import check_space
 from dflash_trt.core.progress import Progress
 from dflash_trt.errors import DflashError
+from dflash_trt.models.folder import CONFIG_NAME, INDEX_NAME, SINGLE_NAME, Checkpoint
+from dflash_trt.models.quantization import CONFIG_KEY, QUANT_CONFIG_NAME, WEIGHTS_ONLY
+from dflash_trt.models.safetensors_header import TensorEntry, header_sha256
 from dflash_trt.quantization.partial import PartialCheckpoint, TensorReport, partial_checkpoint
-from dflash_trt.quantization.tensors import ShardWriter, TensorLayout, open_shard, shard_bytes
+from dflash_trt.quantization.tensor_rows import ShardWriter, TensorLayout, open_shard, shard_bytes
 from dflash_trt.version import __version__
 
 PRODUCER = {"name": "dflash-trt", "version": __version__}

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import numpy as np
 
-from dflash_trt.checkpoints.decoder import DecoderSpec
-from dflash_trt.checkpoints.quantized_weights import KV_SCALE_SUFFIXES, are_fp8, is_kv_scale
 from dflash_trt.core.formats import Format
 from dflash_trt.errors import DflashError, first_few
+from dflash_trt.models.decoder import DecoderSpec
+from dflash_trt.models.quantized_weights import KV_SCALE_SUFFIXES, are_fp8, is_kv_scale
 from dflash_trt.quantization.codecs import fp8_scale, nvfp4_global_scale
 from dflash_trt.quantization.linears import NAMES_SHOWN, Linear
 

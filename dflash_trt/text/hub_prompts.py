@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qsl, urlsplit
 
-from dflash_trt.checkpoints.hub import HUB_NAME, download
 from dflash_trt.core.files import FileKind, find_file, read_text
 from dflash_trt.core.strict_json import parse_json
 from dflash_trt.errors import DflashError, first_few, nearest, one_line
+from dflash_trt.models.hub import HUB_NAME, download
 from dflash_trt.text.prompts import PromptRecord
 
 SCHEME = "hf"

@@ -7,16 +7,16 @@ from collections.abc import Callable, Sequence
 from typing import Self
 
 from dflash_trt.bundle.bundle import Bundle
+from dflash_trt.decoding.loops import is_looping
 from dflash_trt.errors import DflashError
 from dflash_trt.pair import LoadedPair
-from dflash_trt.runtime.loops import is_looping
 from dflash_trt.training.answers import Answerer, AnswerStore, LocalAnswerer, agreement
 from dflash_trt.training.endpoint import AnswerServer
 from dflash_trt.training.features import TokenRow
 from dflash_trt.training.json_lines import JsonLines
+from dflash_trt.training.observer import TrainingWatch
 from dflash_trt.training.preparation import Preparation
 from dflash_trt.training.render import RenderedRow, RenderedRows
-from dflash_trt.training.watch import TrainingWatch
 from dflash_trt.training.work_folder import WorkFolder
 
 CHECKED_PROMPTS, CHECKED_TOKENS = 4, 16

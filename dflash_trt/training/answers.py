@@ -9,10 +9,10 @@ from typing import Protocol
 import numpy as np
 
 from dflash_trt.backends.base import TargetCall, hold_positions
+from dflash_trt.decoding import Request, TokenEvent
+from dflash_trt.decoding.loops import LOOP_TOKENS, is_looping, loop_end
+from dflash_trt.decoding.scores import sampling_input
 from dflash_trt.pair import LoadedPair
-from dflash_trt.runtime import Request, TokenEvent
-from dflash_trt.runtime.loops import LOOP_TOKENS, is_looping, loop_end
-from dflash_trt.runtime.scores import sampling_input
 from dflash_trt.sampling.params import SamplingParams
 from dflash_trt.training.json_lines import JsonLines
 from dflash_trt.training.render import RenderedRow

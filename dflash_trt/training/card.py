@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from dflash_trt.checkpoints.draft_kinds import TRAITS
+from dflash_trt.models.draft_kinds import TRAITS
 from dflash_trt.training.draft_shape import DraftDesign
+from dflash_trt.training.observer import Evaluation
 from dflash_trt.training.trainer import TrainerSettings
-from dflash_trt.training.watch import Evaluation
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.nn import functional
 
-from dflash_trt.checkpoints.deepspec import COPIES
+from dflash_trt.models.deepspec import COPIES
 from dflash_trt.training.draft_shape import DraftDesign
 from dflash_trt.training.target_head import TargetEnds
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from dflash_trt.checkpoints import deepspec
-from dflash_trt.checkpoints.draft import DraftSpec
-from dflash_trt.checkpoints.draft_kinds import DraftKind
-from dflash_trt.checkpoints.rope import RopeSpec
 from dflash_trt.errors import DflashError
+from dflash_trt.models import deepspec
+from dflash_trt.models.draft import DraftSpec
+from dflash_trt.models.draft_kinds import DraftKind
+from dflash_trt.models.rope import RopeSpec
 
 DEEPSPEC_ANCHORS = 512
 """What DeepSpec's configs state for its own trainer, whose loader wants the key."""

@@ -11,7 +11,7 @@ from dflash_trt.serving.client.openai_chat import OpenAiConnection
 from dflash_trt.text.tokenizer import BundleTokenizer
 from dflash_trt.training.answers import AnswerOptions
 from dflash_trt.training.render import RenderedRow
-from dflash_trt.training.request import EndpointOptions
+from dflash_trt.training.training_request import EndpointOptions
 
 _QUESTION_S, _ANSWER_S = 20.0, 900.0
 _CONCURRENCY = 32

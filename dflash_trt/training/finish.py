@@ -13,16 +13,16 @@ from dflash_trt.backends.registry import open_executor
 from dflash_trt.bundle.bundle import Bundle
 from dflash_trt.core.files import resolved
 from dflash_trt.core.publish import staged_folder
+from dflash_trt.decoding import Request
 from dflash_trt.errors import DflashError
 from dflash_trt.proof.verification import Mode, measure_speed, verify
-from dflash_trt.runtime import Request
 from dflash_trt.training.card import DraftRecord, write_card
 from dflash_trt.training.json_lines import write_lines
+from dflash_trt.training.observer import Evaluation, TrainingCurves, TrainingWatch
 from dflash_trt.training.pair_bundle import PairBuilder
 from dflash_trt.training.preparation import RECORD_NAME, TRAINED, Preparation
 from dflash_trt.training.render import RenderedRow
 from dflash_trt.training.train_stage import CURVES_NAME, TrainedDraft
-from dflash_trt.training.watch import Evaluation, TrainingCurves, TrainingWatch
 
 _PROOF_PROMPTS, _PROOF_TOKENS, _SPEED_RUNS = 4, 48, 1
 

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from dflash_trt.bundle.bundle import Bundle
-from dflash_trt.replay import Acceptance, Answer, Replay
+from dflash_trt.decoding.replay import Acceptance, Answer, Replay
 from dflash_trt.training.features import (
     FeatureStore,
     TokenRow,
@@ -22,14 +22,14 @@ from dflash_trt.training.features import (
     online_store,
     open_store,
 )
+from dflash_trt.training.hours_plan import Plan
+from dflash_trt.training.observer import TrainingWatch
 from dflash_trt.training.pair_bundle import PairBuilder
-from dflash_trt.training.plan import Plan
 from dflash_trt.training.preparation import Preparation
 from dflash_trt.training.target_head import load_ends
 from dflash_trt.training.teacher import Source, open_features
 from dflash_trt.training.train_stage import TrainedDraft, TrainStage
 from dflash_trt.training.trainer import Trainer, start_draft
-from dflash_trt.training.watch import TrainingWatch
 from dflash_trt.training.work_folder import WorkFolder, digest
 
 _WARM_STEPS, _TIMED_STEPS = 2, 8

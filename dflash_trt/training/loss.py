@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from dflash_trt.training.blocks import IGNORED
+from dflash_trt.training.draft_blocks import IGNORED
 
 
 def slot_weights(block_size: int, gamma: float) -> Tensor:

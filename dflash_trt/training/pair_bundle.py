@@ -7,18 +7,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from dflash_trt.bundle.build import TOKENIZER_FILES, BuildOptions, build_bundle
+from dflash_trt.building.bundle_writer import TOKENIZER_FILES, BuildOptions, build_bundle
+from dflash_trt.building.observing.observe import estimate_memory
 from dflash_trt.bundle.bundle import Bundle, open_bundle
-from dflash_trt.calibration.observe import estimate_memory
-from dflash_trt.checkpoints.draft import DraftSpec, read_draft
-from dflash_trt.checkpoints.pair import check_pair
-from dflash_trt.checkpoints.target import TargetSpec, read_target
-from dflash_trt.config import BuildConfig, CheckpointSource
 from dflash_trt.core.files import exists, find_file
 from dflash_trt.core.free_memory import available_memory
 from dflash_trt.core.links import place_files
 from dflash_trt.core.progress import Progress, SilentProgress
 from dflash_trt.errors import DflashError
+from dflash_trt.models.build_config import BuildConfig, CheckpointSource
+from dflash_trt.models.draft import DraftSpec, read_draft
+from dflash_trt.models.pair_check import check_pair
+from dflash_trt.models.target import TargetSpec, read_target
 from dflash_trt.training.json_lines import write_lines
 from dflash_trt.training.target_source import TrainingTarget
 

@@ -7,20 +7,20 @@ from itertools import permutations
 from pathlib import Path
 from typing import Any
 
-from dflash_trt.checkpoints.folder import Checkpoint
-from dflash_trt.checkpoints.safetensors_header import header_sha256
 from dflash_trt.core.files import file_sha256, resolved
 from dflash_trt.core.publish import StagedKind, check_destination
 from dflash_trt.errors import DflashError
+from dflash_trt.models.folder import Checkpoint
+from dflash_trt.models.safetensors_header import header_sha256
 from dflash_trt.quantization.rewrite import checkpoint_key
 from dflash_trt.training.answers import AnswerOptions
 from dflash_trt.training.extras import training_module
 from dflash_trt.training.recipe_choice import ChosenRecipe, Scale, choose_recipe
 from dflash_trt.training.render import LEAST_ANSWER, PromptRenderer
-from dflash_trt.training.request import TrainRequest
-from dflash_trt.training.rows import SplitRows, read_sets, split_rows
 from dflash_trt.training.shape_choice import ChosenShape, choose_shape
 from dflash_trt.training.target_source import TrainingTarget, find_target
+from dflash_trt.training.training_request import TrainRequest
+from dflash_trt.training.training_rows import SplitRows, read_sets, split_rows
 from dflash_trt.training.work_folder import digest, work_folder
 
 VERSION = 3

@@ -7,8 +7,8 @@ from typing import TypeVar
 
 from dflash_trt.core.machine import multiplies_bf16
 from dflash_trt.errors import DflashError
-from dflash_trt.training.request import TrainRequest
 from dflash_trt.training.trainer import TrainerSettings
+from dflash_trt.training.training_request import TrainRequest
 
 PAPER_ANCHORS, SMALL_ANCHORS = 512, 64
 SMALL_HOURS = 4.0

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from dflash_trt.errors import DflashError
 from dflash_trt.text.chat import ChatRenderer, Message
 from dflash_trt.text.tokenizer import BundleTokenizer
-from dflash_trt.training.request import DataOptions
-from dflash_trt.training.rows import HELD_OUT_MOST, PromptRow, SplitRows
-from dflash_trt.training.watch import TrainingWatch
+from dflash_trt.training.observer import TrainingWatch
+from dflash_trt.training.training_request import DataOptions
+from dflash_trt.training.training_rows import HELD_OUT_MOST, PromptRow, SplitRows
 
 LEAST_ANSWER = 16
 

@@ -16,26 +16,26 @@ from typing import Any
 import torch
 
 from dflash_trt.bundle.bundle import Bundle, open_bundle
-from dflash_trt.checkpoints.draft import read_draft
 from dflash_trt.core.files import resolved
 from dflash_trt.core.machine import processor
 from dflash_trt.core.strict_json import read_json_object
-from dflash_trt.replay import Answer, Replay
+from dflash_trt.decoding.replay import Answer, Replay
+from dflash_trt.models.draft import read_draft
 from dflash_trt.training.answer_stage import AnswerStage
 from dflash_trt.training.card import DraftRecord
 from dflash_trt.training.features import NoSpaceError, TokenRow, check_space
 from dflash_trt.training.finish import TrainedPair, finish
+from dflash_trt.training.hours_plan import ANSWER_SHARE, Plan, PlanInput, Rates, make_plan
 from dflash_trt.training.learner import Learner
+from dflash_trt.training.observer import TrainingWatch
 from dflash_trt.training.pair_bundle import PairBuilder, choose_batch, join_target
-from dflash_trt.training.plan import ANSWER_SHARE, Plan, PlanInput, Rates, make_plan
 from dflash_trt.training.preparation import Preparation, check_outputs, prepare, target_sha256
 from dflash_trt.training.render import RenderedRow, RenderedRows, render_rows
-from dflash_trt.training.request import TrainRequest
 from dflash_trt.training.target_head import load_ends
 from dflash_trt.training.teacher import find_source
 from dflash_trt.training.train_stage import TrainedDraft
 from dflash_trt.training.trainer import start_draft, write_draft
-from dflash_trt.training.watch import TrainingWatch
+from dflash_trt.training.training_request import TrainRequest
 from dflash_trt.training.work_folder import StageFolder, WorkFolder, digest, open_work, write_json
 
 _PLAN, _PUBLISHING = "plan.json", "publishing"

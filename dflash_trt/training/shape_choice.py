@@ -5,18 +5,18 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from dflash_trt.checkpoints.draft import read_draft
-from dflash_trt.checkpoints.eagle import MAX_DRAFTS
-from dflash_trt.checkpoints.eagle import default_taps as eagle_taps
-from dflash_trt.checkpoints.pair import check_pair
-from dflash_trt.checkpoints.target import TargetSpec
 from dflash_trt.core.limits import MAX_BLOCK
 from dflash_trt.errors import DflashError, refuse_options
+from dflash_trt.models.draft import read_draft
+from dflash_trt.models.eagle import MAX_DRAFTS
+from dflash_trt.models.eagle import default_taps as eagle_taps
+from dflash_trt.models.pair_check import check_pair
+from dflash_trt.models.target import TargetSpec
 from dflash_trt.text.tokenizer import BundleTokenizer
 from dflash_trt.training.draft_shape import DraftDesign, shape_of
 from dflash_trt.training.recipe_choice import Reasons, Scale
-from dflash_trt.training.request import ShapeOptions, TrainRequest
 from dflash_trt.training.target_source import TrainingTarget
+from dflash_trt.training.training_request import ShapeOptions, TrainRequest
 
 PAPER_LAYERS, SMALL_LAYERS = 5, 2
 PAPER_BLOCK, SMALL_BLOCK = 16, 8

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from dflash_trt.checkpoints.quantized_weights import WEIGHT_SCALE, WEIGHT_SCALE_2, read_scalar
-from dflash_trt.checkpoints.safetensors_header import TensorEntry
-from dflash_trt.checkpoints.target import TargetSpec
+from dflash_trt.models.quantized_weights import WEIGHT_SCALE, WEIGHT_SCALE_2, read_scalar
+from dflash_trt.models.safetensors_header import TensorEntry
+from dflash_trt.models.target import TargetSpec
 from dflash_trt.quantization.codecs import dequantize_fp8, dequantize_nvfp4
 
 _DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}

@@ -8,12 +8,12 @@ from pathlib import Path
 
 from dflash_trt.bundle.bundle import open_bundle
 from dflash_trt.bundle.manifest import MANIFEST_NAME, TOKENIZER_FOLDER
-from dflash_trt.checkpoints.hub import find_checkpoint
-from dflash_trt.checkpoints.target import TargetSpec, read_target
-from dflash_trt.config import load_config, resolve_builtin, target_names
 from dflash_trt.core.files import resolved
 from dflash_trt.errors import DflashError, nearest
 from dflash_trt.graph.form import CacheDtype
+from dflash_trt.models.build_config import load_config, resolve_builtin, target_names
+from dflash_trt.models.hub import find_checkpoint
+from dflash_trt.models.target import TargetSpec, read_target
 from dflash_trt.text.tokenizer import BundleTokenizer
 
 

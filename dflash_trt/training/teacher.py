@@ -17,8 +17,8 @@ import numpy as np
 from dflash_trt.backends.base import FloatArray
 from dflash_trt.bundle.bundle import Bundle
 from dflash_trt.core.machine import multiplies_bf16
+from dflash_trt.decoding.replay import Replay
 from dflash_trt.graph.form import CacheDtype
-from dflash_trt.replay import Replay
 from dflash_trt.training.extras import training_module
 from dflash_trt.training.features import Features
 from dflash_trt.training.preparation import Preparation

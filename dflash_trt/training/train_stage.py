@@ -13,17 +13,17 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dflash_trt.core.publish import replace_file
+from dflash_trt.decoding.replay import Acceptance
 from dflash_trt.errors import DflashError
-from dflash_trt.replay import Acceptance
 from dflash_trt.training.json_lines import JsonLines
-from dflash_trt.training.trainer import Trainer
-from dflash_trt.training.watch import (
+from dflash_trt.training.observer import (
     Evaluation,
     TrainingCurves,
     TrainingWatch,
     best_of,
     read_evaluation,
 )
+from dflash_trt.training.trainer import Trainer
 
 CURVES_NAME = "curves.html"
 _EVALUATIONS = "epochs.jsonl"

@@ -12,10 +12,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from dflash_trt.checkpoints.draft_tokens import write_draft_tokens
 from dflash_trt.core.publish import replacing
 from dflash_trt.errors import DflashError
-from dflash_trt.training.blocks import (
+from dflash_trt.models.draft_tokens import write_draft_tokens
+from dflash_trt.training.draft_blocks import (
     Batch,
     common_tokens,
     draw_batch,

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from functools import cache
 
-from dflash_trt.checkpoints.sizes import RecurrentSizes
-from dflash_trt.config import PublishedPair, PublishedTarget, load_config
+from dflash_trt.models.build_config import PublishedPair, PublishedTarget, load_config
+from dflash_trt.models.sizes import RecurrentSizes
 
 _PAIRS = {"qwen3-8b": "qwen3-8b", "gpt-oss": "gpt-oss-20b", "qwen3-coder": "qwen3-coder-30b-a3b"}
 

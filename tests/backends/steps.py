@@ -19,7 +19,7 @@ from dflash_trt.backends.base import (
     TargetGraph,
 )
 from dflash_trt.backends.onnxruntime.executor import OnnxRuntimeExecutor
-from dflash_trt.runtime import SamplingParams
+from dflash_trt.decoding import SamplingParams
 from dflash_trt.sampling.params import pack_sampling
 from tests.inspection import pools
 from tests.reference.compare import assert_bitwise_equal

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from dflash_trt.backends.base import ExecutorLimits, StepCall, TargetCall
-from dflash_trt.runtime import SamplingParams
+from dflash_trt.decoding import SamplingParams
 from dflash_trt.sampling.params import pack_sampling
 from tests.backends.steps import one_chunk, one_step
 

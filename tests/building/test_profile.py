@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from dflash_trt.building.profile import on_profile
-from dflash_trt.config import load_config
 from dflash_trt.errors import DflashError
+from dflash_trt.models.build_config import load_config
 
 
 def test_a_gpu_and_a_number_are_a_profile() -> None:

@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
-from dflash_trt.bundle.build import BuildOptions
+from dflash_trt.building.bundle_writer import BuildOptions
 from dflash_trt.bundle.manifest import Manifest
-from dflash_trt.checkpoints.draft import read_draft
-from dflash_trt.checkpoints.pair import check_pair
-from dflash_trt.checkpoints.target import read_target
-from tests.checkpoints.conftest import (
+from dflash_trt.models.draft import read_draft
+from dflash_trt.models.pair_check import check_pair
+from dflash_trt.models.target import read_target
+from tests.models.conftest import (
     DRAFT_CONFIG,
     TARGET_CONFIG,
     draft_shapes,

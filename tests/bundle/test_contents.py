@@ -28,7 +28,7 @@ from tests.bundle.conftest import Watcher, build_pair, read_manifest_json
 
 TARGET_WEIGHTS = "weights/target/shard-00000.safetensors"
 DRAFT_WEIGHTS = "weights/draft/shard-00000.safetensors"
-# Hidden 16, 4/2 heads × 8, ffn 24, as in tests/checkpoints/conftest.py.
+# Hidden 16, 4/2 heads × 8, ffn 24, as in tests/models/conftest.py.
 LAYER = 2 * 16 * 32 + 2 * 16 * 16 + 3 * 16 * 24 + 2 * 16 + 2 * 8
 TARGET_PARAMETERS = 6 * LAYER + 2 * 40 * 16 + 16
 DRAFT_PARAMETERS = 2 * LAYER + 16 * 48 + 2 * 16

@@ -7,19 +7,19 @@ from pathlib import Path
 import onnx
 import pytest
 
+from dflash_trt.building.synthetic import gemma4, gpt_oss
+from dflash_trt.building.synthetic.qwen3_5 import write_qwen3_5
 from dflash_trt.bundle.bundle import Bundle, open_bundle
-from dflash_trt.checkpoints.safetensors_header import read_header
-from dflash_trt.cli.main import main
-from dflash_trt.graph.form import CPU_FORM, GraphForm, Precision
-from dflash_trt.memory.caches import (
+from dflash_trt.bundle.memory.cache_bytes import (
     cache_bytes_per_token,
     kv_bytes,
     planned_state_bytes,
     state_bytes,
 )
-from dflash_trt.planning.known_pairs import find_pair
-from dflash_trt.synthetic import gemma4, gpt_oss
-from dflash_trt.synthetic.qwen3_5 import write_qwen3_5
+from dflash_trt.cli.main import main
+from dflash_trt.deploy.planning.known_pairs import find_pair
+from dflash_trt.graph.form import CPU_FORM, GraphForm, Precision
+from dflash_trt.models.safetensors_header import read_header
 from tests.bundle.measured_build import build_synthetic
 from tests.covering import exhaustive
 

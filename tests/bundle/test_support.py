@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from dflash_trt.bundle.build import BuildOptions
+from dflash_trt.building.bundle_writer import BuildOptions
 from dflash_trt.bundle.support import EXECUTORS, TABLE, Feature, check_executor, render
 from dflash_trt.errors import DflashError
 from dflash_trt.graph.form import CacheDtype

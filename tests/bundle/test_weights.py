@@ -11,11 +11,11 @@ from safetensors.numpy import load_file, save_file
 
 from dflash_trt.bundle.bundle import open_bundle
 from dflash_trt.bundle.graph_folder import GraphFolder
-from dflash_trt.checkpoints.draft import read_draft
-from dflash_trt.checkpoints.pair import Pair, check_pair
-from dflash_trt.checkpoints.safetensors_header import TensorEntry
-from dflash_trt.checkpoints.target import read_target
 from dflash_trt.errors import DflashError
+from dflash_trt.models.draft import read_draft
+from dflash_trt.models.pair_check import Pair, check_pair
+from dflash_trt.models.safetensors_header import TensorEntry
+from dflash_trt.models.target import read_target
 from dflash_trt.proof.twins import read_pair
 from tests.bundle.conftest import Watcher, build_pair, write_pair
 

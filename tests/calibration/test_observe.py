@@ -13,14 +13,18 @@ import torch
 from safetensors.numpy import load_file, save_file
 from torch import Tensor
 
-from dflash_trt.calibration import observe_pair, observe_target
-from dflash_trt.calibration.observe import BLOCKS_PER_SEQUENCE, estimate_memory, place_anchors
-from dflash_trt.checkpoints.draft import read_draft
-from dflash_trt.checkpoints.pair import check_pair
-from dflash_trt.checkpoints.target import read_target
+from dflash_trt.building.observing import observe_pair, observe_target
+from dflash_trt.building.observing.observe import (
+    BLOCKS_PER_SEQUENCE,
+    estimate_memory,
+    place_anchors,
+)
 from dflash_trt.core import free_memory
 from dflash_trt.core.formats import QUANTIZED, Format
 from dflash_trt.errors import DflashError
+from dflash_trt.models.draft import read_draft
+from dflash_trt.models.pair_check import check_pair
+from dflash_trt.models.target import read_target
 from tests.bundle.conftest import write_pair as write_small_pair
 from tests.pairs import PairFactory, SilentProgress, TinyPair
 from tests.quantization.running import Stages, quantize

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 from safetensors.numpy import save_file
 
-from tests.checkpoints.conftest import (
+from tests.models.conftest import (
     DRAFT_CONFIG,
     TARGET_CONFIG,
     Arrays,

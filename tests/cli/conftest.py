@@ -13,12 +13,12 @@ import pytest
 
 from dflash_trt.bundle.bundle import open_bundle
 from dflash_trt.cli.main import main
+from dflash_trt.decoding.schedule import BlockSchedule, merge_ranges
+from dflash_trt.decoding.tuning.bundle_schedule import write_schedule
 from dflash_trt.errors import DflashError
 from dflash_trt.hardware import kernels as attention
-from dflash_trt.speculation.schedule import BlockSchedule, merge_ranges
-from dflash_trt.tuning.bundle_schedule import write_schedule
 from tests.cli.bigram import write_bigram_pair
-from tests.runtime.schedules import invent_measurements
+from tests.decoding.schedules import invent_measurements
 
 if TYPE_CHECKING:
     from tests.standins.plugin_tensorrt import PluginTensorRt

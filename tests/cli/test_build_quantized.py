@@ -10,9 +10,9 @@ import pytest
 
 from dflash_trt.building.recipe import choose_recipe, precision_places
 from dflash_trt.building.spec import BuildSpec, PrecisionOptions
-from dflash_trt.config import PrecisionName, load_config
 from dflash_trt.core.formats import Format
 from dflash_trt.graph.form import Precision
+from dflash_trt.models.build_config import PrecisionName, load_config
 from tests.cli.bigram import write_tokenizer
 from tests.cli.conftest import Build, Run, write_config
 from tests.covering import exhaustive

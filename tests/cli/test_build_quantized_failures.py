@@ -24,7 +24,7 @@ Start = Callable[[str, Path], subprocess.Popen[str]]
 WAITING_BUILD = """
 import sys, time
 from dflash_trt.cli.main import main
-from dflash_trt.cli.progress import StageBars
+from dflash_trt.cli.bars import StageBars
 
 real = StageBars.stage
 
@@ -68,7 +68,7 @@ def test_a_failed_write_is_about_the_bundle(
     def fail(*arguments: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("dflash_trt.quantization.tensors.ShardWriter.write", fail)
+    monkeypatch.setattr("dflash_trt.quantization.tensor_rows.ShardWriter.write", fail)
     pieces = (f"{build.folder}: ", "No space left on device", "nothing was left behind")
     build(own_pair, *FP8).fails(1, *pieces)
 

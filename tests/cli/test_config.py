@@ -11,7 +11,7 @@ import pytest
 
 from dflash_trt.building.named_pair import find_config
 from dflash_trt.building.spec import Checkpoints
-from dflash_trt.config import load_config, target_names
+from dflash_trt.models.build_config import load_config, target_names
 from tests.cli.conftest import refusal_of
 from tests.frozen.broken_files import PAIR, YAML
 

@@ -11,8 +11,8 @@ from unittest.mock import Mock
 import pytest
 
 from dflash_trt.bundle.bundle import open_bundle
-from dflash_trt.config import data_folder
 from dflash_trt.errors import DflashError
+from dflash_trt.models.build_config import data_folder
 from tests.cli.conftest import Outcome
 from tests.diagnosis.pairs import build
 from tests.shared import Shared

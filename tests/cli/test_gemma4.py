@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from dflash_trt.checkpoints.quantized_weights import quantized_linears
-from dflash_trt.checkpoints.target import read_target
 from dflash_trt.cli.main import main
-from dflash_trt.config import data_folder
+from dflash_trt.models.build_config import data_folder
+from dflash_trt.models.quantized_weights import quantized_linears
+from dflash_trt.models.target import read_target
 from tests.cli.bigram import write_tokenizer
 from tests.cli.stub_builds import build_stub, build_with_kernels
 from tests.covering import exhaustive

@@ -19,7 +19,7 @@ import pytest
 
 import dflash_trt.cli.options as shared_options
 from dflash_trt.bundle.bundle import attach_file, open_bundle
-from dflash_trt.runtime import Generator
+from dflash_trt.decoding import Generator
 from tests.cli.bigram import END, token, write_tokenizer
 from tests.cli.conftest import Build, Run
 from tests.waiting import PATIENCE_S

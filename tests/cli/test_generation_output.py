@@ -10,7 +10,7 @@ import click
 import pytest
 
 from dflash_trt.cli.generation_output import OWN, TextWriter, print_results, showable
-from dflash_trt.runtime import TokenEvent, total
+from dflash_trt.decoding import TokenEvent, total
 from dflash_trt.text.harmony import HarmonyFormat
 from dflash_trt.text.thoughts import TokenReader, open_answer
 from tests.serving.fronts import result_of

@@ -12,14 +12,15 @@ from typing import Any
 
 import pytest
 
-from dflash_trt.proof.gpu_check import check, record
-from dflash_trt.proof.gpu_check.parts import Part
-from dflash_trt.proof.gpu_check.record import (
+from dflash_trt.proof.gpu_check import check
+from dflash_trt.proof.gpu_check import gpu_record as record
+from dflash_trt.proof.gpu_check.gpu_record import (
     OutOfTimeError,
     PartOutcome,
     PartSkippedError,
     Probe,
 )
+from dflash_trt.proof.gpu_check.parts import Part
 from dflash_trt.proof.gpu_check.runner import PartWork, Setting, run_here
 from tests.cli.conftest import Run
 

@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 
 from dflash_trt.bundle.bundle import open_bundle
-from dflash_trt.checkpoints.quantized_weights import quantized_linears, read_scalar
-from dflash_trt.checkpoints.sizes import ExpertSizes
-from dflash_trt.checkpoints.target import read_target
 from dflash_trt.cli.main import main
-from dflash_trt.config import data_folder
+from dflash_trt.models.build_config import data_folder
+from dflash_trt.models.quantized_weights import quantized_linears, read_scalar
+from dflash_trt.models.sizes import ExpertSizes
+from dflash_trt.models.target import read_target
 from dflash_trt.quantization.linears import ALL_EXPERTS, LAYER_LINEARS
 from tests.cli.bigram import write_tokenizer
 from tests.cli.stub_builds import build_stub, build_with_kernels

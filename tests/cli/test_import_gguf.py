@@ -91,7 +91,7 @@ def test_failures(run: Run, model: Path, tmp_path: Path) -> None:
 def test_without_the_package(
     run: Run, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from dflash_trt.importing.gguf_file import _bounded_reader
+    from dflash_trt.building.gguf.gguf_file import _bounded_reader
 
     _bounded_reader.cache_clear()
     for name in [name for name in sys.modules if name.split(".")[0] == "gguf"]:

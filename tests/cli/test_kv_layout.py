@@ -14,9 +14,9 @@ import onnx
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from dflash_trt.checkpoints.quantized_weights import read_kv_scales
-from dflash_trt.checkpoints.target import read_target
 from dflash_trt.cli.main import main
+from dflash_trt.models.quantized_weights import read_kv_scales
+from dflash_trt.models.target import read_target
 from tests.cli.conftest import Build, Run, edit_manifest
 
 OPTIONS = ("--kv-layout", "paged", "--page-size", "8", "--kv-pages", "12")
@@ -134,7 +134,7 @@ def test_a_scale_that_is_none_is_told_before_anything_is_written(
     build: Build, own_pair: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     add_scales(own_pair.parent / "target", "FP8", k=0.5, v=float("inf"))
-    monkeypatch.setattr("dflash_trt.bundle.build.quantize_pair", pytest.fail)
+    monkeypatch.setattr("dflash_trt.building.bundle_writer.quantize_pair", pytest.fail)
     for options in ([], ["--precision", "fp8"], ["--kv-layout", "paged"]):
         build(own_pair, *options, "--kv-dtype", "fp8").fails(
             1,

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from dflash_trt.checkpoints.folder import open_checkpoint
+from dflash_trt.models.folder import open_checkpoint
 from tests.cli.conftest import Build, Run
 from tests.reference.checkpoints import write_target
 

@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 
 from dflash_trt.building.on_gpu import NEVER_RUN
-from dflash_trt.hardware import card, device
-from dflash_trt.planning.known_pairs import find_pair
+from dflash_trt.deploy.planning.known_pairs import find_pair
+from dflash_trt.hardware import chosen_gpu as card
+from dflash_trt.hardware import device
 from dflash_trt.proof import doctor
 from tests.cli.conftest import Outcome, Run
 from tests.standins.cuda import FakeCuda

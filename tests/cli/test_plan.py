@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from dflash_trt.config import data_folder
+from dflash_trt.bundle.memory.gpu_layout import GpuLayout
+from dflash_trt.deploy.planning.calibration import read_calibration
+from dflash_trt.deploy.planning.known_pairs import find_pair, published_decodings
+from dflash_trt.deploy.planning.layout_search import Site, Workload
+from dflash_trt.deploy.planning.projection import make_projection
 from dflash_trt.hardware.gpus import find_gpu
-from dflash_trt.memory.gpus import GpuLayout
-from dflash_trt.planning.calibration import read_calibration
-from dflash_trt.planning.known_pairs import find_pair, published_decodings
-from dflash_trt.planning.projection import make_projection
-from dflash_trt.planning.search import Site, Workload
+from dflash_trt.models.build_config import data_folder
 from tests.cli.conftest import Run
 
 GOLDEN = Path(__file__).with_name("plan_golden.txt")

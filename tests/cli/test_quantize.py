@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 from safetensors import safe_open
 
-from dflash_trt.calibration import observe_pair, observe_target
-from dflash_trt.checkpoints.draft import read_draft
-from dflash_trt.checkpoints.pair import check_pair
-from dflash_trt.checkpoints.target import read_target
+from dflash_trt.building.observing import observe_pair, observe_target
 from dflash_trt.cli import quantize as quantize_command
+from dflash_trt.models.draft import read_draft
+from dflash_trt.models.pair_check import check_pair
+from dflash_trt.models.target import read_target
 from dflash_trt.text.tokenizer import BundleTokenizer
 from tests.cli.conftest import Run
 from tests.pairs import SilentProgress

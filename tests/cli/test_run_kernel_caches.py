@@ -12,10 +12,10 @@ pytest.importorskip("cuda.bindings", reason="cuda-python (the rtx extra) is not 
 pytest.importorskip("triton", reason="Triton language (the plugins extra) is not installed")
 
 from dflash_trt.bundle.bundle import open_bundle
-from dflash_trt.bundle.memory import bundle_memory
+from dflash_trt.bundle.memory.engine_bytes import LOGITS_ITEM_BYTES, RUNTIME_BYTES, split_scratch
+from dflash_trt.bundle.memory.estimate import bundle_memory
 from dflash_trt.cli.main import main
 from dflash_trt.core.limits import MAX_COUNT, Limits
-from dflash_trt.memory.engines import LOGITS_ITEM_BYTES, RUNTIME_BYTES, split_scratch
 from tests.cli.bigram import write_bigram_pair
 from tests.cli.conftest import Build, Run, edit_manifest, split_short_caches
 from tests.standins.cuda import FakeCuda

@@ -13,11 +13,11 @@ import pytest
 
 from dflash_trt.bundle import bundle as bundles
 from dflash_trt.bundle.bundle import attach_file, open_bundle, verify_bundle
+from dflash_trt.decoding.drafter_kinds import PROMPT_LOOKUP
+from dflash_trt.decoding.schedule import SCHEDULE_NAME, BlockSchedule, schedule_name
 from dflash_trt.serving.server.repository import BUNDLE_FOLDER
-from dflash_trt.speculation.drafters import PROMPT_LOOKUP
-from dflash_trt.speculation.schedule import SCHEDULE_NAME, BlockSchedule, schedule_name
 from tests.cli.conftest import Run
-from tests.runtime.schedules import invent_measurements
+from tests.decoding.schedules import invent_measurements
 
 # The pair's drafts are right once a step after "a", and never after "0": see bigram.py.
 QUICK = ["--max-tokens", "60", "--block-size", "2,4", "--batch", "1,4"]
@@ -29,7 +29,7 @@ PROMPTS = """{"prompt": "a"}
 @pytest.fixture(scope="module", autouse=True)
 def _hurry() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("dflash_trt.tuning.blocks.STEPS_SECONDS", 0.0)
+        patch.setattr("dflash_trt.decoding.tuning.block_times.STEPS_SECONDS", 0.0)
         yield
 
 

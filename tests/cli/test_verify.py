@@ -18,8 +18,8 @@ import pytest
 
 from dflash_trt.backends.base import SpeculationOutput, StepCall
 from dflash_trt.backends.registry import open_executor
+from dflash_trt.decoding import Request
 from dflash_trt.proof.verification import Mode, verify
-from dflash_trt.runtime import Request
 from tests.cli.bigram import token
 from tests.cli.conftest import Build, Run
 from tests.standins.executor import FakeExecutor

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from dflash_trt.core.yaml_files import read_yaml
-from dflash_trt.runtime.jobs import Outcome
+from dflash_trt.decoding.jobs import Outcome
 from dflash_trt.serving.openai.figures import FRONT_KINDS
 from dflash_trt.serving.server.metrics import KINDS
 from tests.deployment.clean_root import TREE

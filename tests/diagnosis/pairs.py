@@ -14,8 +14,8 @@ import onnx
 
 from dflash_trt.bundle.bundle import Bundle, open_bundle
 from dflash_trt.cli.main import main
-from dflash_trt.config import data_folder
-from dflash_trt.replay.edits import find_node, load_graph
+from dflash_trt.decoding.replay.edits import find_node, load_graph
+from dflash_trt.models.build_config import data_folder
 
 GOOD = {"demo": ".", "gpt-oss": "gpt_oss"}
 CONFIG = {"demo": "demo", "gpt-oss": "demo-gpt-oss"}

@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from dflash_trt.diagnosis.gain import (
+from dflash_trt.decoding.statistics import RequestStatistics
+from dflash_trt.proof.diagnosis.gain import (
     FEWEST,
     Counts,
     count,
@@ -13,7 +14,6 @@ from dflash_trt.diagnosis.gain import (
     length_interval,
     paired_gain,
 )
-from dflash_trt.runtime.statistics import RequestStatistics
 
 
 def answers(steps: object) -> Counts:

@@ -12,12 +12,18 @@ import pytest
 
 from demo_pair.recipe.corpus import HELD_OUT_STREAM, documents
 from dflash_trt.bundle.bundle import Bundle, open_bundle
-from dflash_trt.config import data_folder
 from dflash_trt.core.progress import SilentProgress
-from dflash_trt.diagnosis.cause import Cause
-from dflash_trt.diagnosis.diagnose import Diagnosis, Reference, Serving, answer_questions, diagnose
-from dflash_trt.diagnosis.question import Form, Question
-from dflash_trt.diagnosis.verdict import VerdictKind
+from dflash_trt.models.build_config import data_folder
+from dflash_trt.proof.diagnosis.cause import Cause
+from dflash_trt.proof.diagnosis.diagnose import (
+    Diagnosis,
+    Reference,
+    Serving,
+    answer_questions,
+    diagnose,
+)
+from dflash_trt.proof.diagnosis.question import Form, Question
+from dflash_trt.proof.diagnosis.verdict import VerdictKind
 from dflash_trt.text.prompts import read_prompts
 from tests.diagnosis.pairs import build, edit_graph, embed_with_head, shift_slots
 from tests.shared import Shared

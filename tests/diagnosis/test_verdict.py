@@ -8,19 +8,25 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dflash_trt.diagnosis.cause import Cause
-from dflash_trt.diagnosis.evidence import (
+from dflash_trt.decoding.replay.replayed_acceptance import (
+    UNKNOWN,
+    Acceptance,
+    Answer,
+    StepTable,
+    summarise,
+)
+from dflash_trt.decoding.statistics import StatisticsRecorder
+from dflash_trt.proof.diagnosis.cause import Cause
+from dflash_trt.proof.diagnosis.evidence import (
     Evidence,
     Group,
     compare_groups,
     compare_slots,
     oracle_length,
 )
-from dflash_trt.diagnosis.gain import Gain
-from dflash_trt.diagnosis.trial import Trial
-from dflash_trt.diagnosis.verdict import VerdictKind, judge
-from dflash_trt.replay.acceptance import UNKNOWN, Acceptance, Answer, StepTable, summarise
-from dflash_trt.runtime.statistics import StatisticsRecorder
+from dflash_trt.proof.diagnosis.gain import Gain
+from dflash_trt.proof.diagnosis.trial import Trial
+from dflash_trt.proof.diagnosis.verdict import VerdictKind, judge
 
 S = 5
 ANSWERS = 8

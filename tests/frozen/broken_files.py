@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from safetensors.numpy import load_file, save_file
 
-from tests.checkpoints.conftest import safetensors_bytes
+from tests.models.conftest import safetensors_bytes
 
 PAIR = "description: d\ntarget: {checkpoint: t}\ndraft: {checkpoint: d}\n"
 BOMB = "a: &a [x, x, x, x, x, x, x, x, x]\n" + "".join(

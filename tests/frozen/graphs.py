@@ -23,12 +23,12 @@ import onnx
 from safetensors.numpy import save_file
 
 from dflash_trt.backends.tensorrt.build.plugins import hand_over, hand_over_attention
-from dflash_trt.checkpoints.pair import Pair
-from dflash_trt.checkpoints.safetensors_header import TensorEntry, read_header
 from dflash_trt.graph.draft import build_draft
 from dflash_trt.graph.form import CacheDtype, GraphForm, Precision
-from dflash_trt.graph.tables import compute_tables
+from dflash_trt.graph.rope_tables import compute_tables
 from dflash_trt.graph.target import build_target
+from dflash_trt.models.pair_check import Pair
+from dflash_trt.models.safetensors_header import TensorEntry, read_header
 from tests.frozen.pairs import PAIRS, write_pair
 
 POSITIONS = 128

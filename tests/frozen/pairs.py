@@ -9,10 +9,10 @@ from typing import Any
 
 import torch
 
-from dflash_trt.checkpoints.draft import read_draft
-from dflash_trt.checkpoints.draft_kinds import DraftKind
-from dflash_trt.checkpoints.pair import Pair, check_pair
-from dflash_trt.checkpoints.target import read_target
+from dflash_trt.models.draft import read_draft
+from dflash_trt.models.draft_kinds import DraftKind
+from dflash_trt.models.pair_check import Pair, check_pair
+from dflash_trt.models.target import read_target
 from tests.frozen.command_line import run_well
 from tests.reference.checkpoints import write_draft, write_target
 from tests.reference.deepspec import write_deepspec

@@ -8,11 +8,11 @@ import onnx
 import onnxruntime as ort
 
 from dflash_trt.backends.onnxruntime.session import open_session
-from dflash_trt.checkpoints.safetensors_header import read_header
 from dflash_trt.graph.bindings import GraphName
 from dflash_trt.graph.draft import build_draft
 from dflash_trt.graph.form import GraphForm
 from dflash_trt.graph.target import build_target
+from dflash_trt.models.safetensors_header import read_header
 from tests.pairs import TWO_KINDS, PairFactory, TinyPair
 
 PAIRS: dict[str, Callable[[PairFactory], TinyPair]] = {

@@ -9,11 +9,11 @@ import numpy.typing as npt
 import onnxruntime as ort
 from onnx import TensorProto, helper
 
-from dflash_trt.checkpoints.sizes import RecurrentSizes
 from dflash_trt.graph.form import GraphForm, Precision
 from dflash_trt.graph.functions import CONTRIB_DOMAIN, DFLASH_DOMAIN, IR_VERSION, OPSET
 from dflash_trt.graph.gated_delta import gated_delta_function, kept_rows
 from dflash_trt.graph.gated_delta_groups import gated_delta_groups_function
+from dflash_trt.models.sizes import RecurrentSizes
 
 FloatArray = npt.NDArray[np.float32]
 Int64Array = npt.NDArray[np.int64]

@@ -10,9 +10,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from dflash_trt.bundle.build import BuildOptions
+from dflash_trt.building.bundle_writer import BuildOptions
+from dflash_trt.decoding.replay.edits import add_output, draft_logits, load_graph
 from dflash_trt.graph.bindings import DRAFT_TOKEN_IDS
-from dflash_trt.replay.edits import add_output, draft_logits, load_graph
 from tests.graph.runner import GraphRunner, tokens
 from tests.graph.test_draft_numerics import check_blocks
 from tests.pairs import PairFactory, TinyPair, bundle_pair

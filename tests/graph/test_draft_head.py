@@ -12,12 +12,12 @@ import onnx
 import pytest
 
 import dflash_trt
-from dflash_trt.bundle.build import BuildOptions
-from dflash_trt.checkpoints.draft import read_draft
-from dflash_trt.checkpoints.draft_tokens import DRAFT_TOKENS_NAME, write_draft_tokens
+from dflash_trt.building.bundle_writer import BuildOptions
+from dflash_trt.decoding import SamplingParams
+from dflash_trt.decoding.replay import Answer, Replay
 from dflash_trt.errors import DflashError
-from dflash_trt.replay import Answer, Replay
-from dflash_trt.runtime import SamplingParams
+from dflash_trt.models.draft import read_draft
+from dflash_trt.models.draft_tokens import DRAFT_TOKENS_NAME, write_draft_tokens
 from tests.covering import exhaustive
 from tests.pairs import PairFactory, TinyPair, bundle_pair
 

@@ -14,19 +14,19 @@ from onnx import TensorProto, helper
 
 from dflash_trt.backends.tensorrt.build.builder import EngineOptions
 from dflash_trt.backends.tensorrt.library import TENSORRT, find_arch
-from dflash_trt.bundle.build import BuildOptions
-from dflash_trt.bundle.quantize import PairQuantization
+from dflash_trt.building.bundle_writer import BuildOptions
+from dflash_trt.building.quantize import PairQuantization
 from dflash_trt.core.progress import SilentProgress
-from dflash_trt.diagnosis.diagnose import diagnose
+from dflash_trt.decoding.replay.edits import add_output, draft_logits, load_graph
 from dflash_trt.errors import DflashError
 from dflash_trt.graph.bindings import DRAFT_TOKEN_IDS, GraphName
 from dflash_trt.graph.caches.native import SINK_DIMS, NativeStrategy, attend_with_rows
+from dflash_trt.graph.call_rows import Rows
 from dflash_trt.graph.form import CacheDtype, GraphForm, Precision
 from dflash_trt.graph.model import GraphBuilder
 from dflash_trt.graph.model_builder import ModelBuilder
-from dflash_trt.graph.rows import Rows
-from dflash_trt.graph.tables import RopeTables
-from dflash_trt.replay.edits import add_output, draft_logits, load_graph
+from dflash_trt.graph.rope_tables import RopeTables
+from dflash_trt.proof.diagnosis.diagnose import diagnose
 from dflash_trt.training.draft_shape import shape_of
 from tests.covering import exhaustive
 from tests.graph.builds import build

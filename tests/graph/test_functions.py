@@ -11,9 +11,9 @@ from dflash_plugins.block_attention.reference import masked_error_bound
 from dflash_plugins.testing.numeric import assert_close, epsilon, sum_error
 from onnx import TensorProto
 
+from dflash_trt.graph.call_rows import Rows
 from dflash_trt.graph.functions import AttentionOverload, attention_function, swiglu_function
 from dflash_trt.graph.kv_cache_update import kv_feature_injection_function
-from dflash_trt.graph.rows import Rows
 from tests.graph.functions import Array, attend, builder, open_model, random, run_function
 from tests.reference.compare import max_relative_error
 

@@ -8,8 +8,8 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from dflash_trt.checkpoints.sizes import RecurrentSizes
 from dflash_trt.graph import gated_delta
+from dflash_trt.models.sizes import RecurrentSizes
 from tests.covering import exhaustive
 from tests.graph.delta import DeltaStep, FloatArray, Held
 from tests.reference.compare import assert_bitwise_equal, max_relative_error

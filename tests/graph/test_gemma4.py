@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from dflash_trt.replay.edits import add_output, draft_logits, load_graph
+from dflash_trt.decoding.replay.edits import add_output, draft_logits, load_graph
 from tests.graph.runner import BOUND, GraphRunner, tokens
 from tests.pairs import PairFactory
 from tests.reference.compare import max_relative_error

@@ -15,10 +15,10 @@ from dflash_plugins.testing.numeric import assert_close
 from onnx import TensorProto, helper, numpy_helper
 from safetensors.torch import load_file, save_file
 
-from dflash_trt.bundle.build import BuildOptions
-from dflash_trt.checkpoints.safetensors_header import read_header
+from dflash_trt.building.bundle_writer import BuildOptions
 from dflash_trt.graph.caches.linear import sink_attention_function
 from dflash_trt.graph.form import GraphForm, Precision
+from dflash_trt.models.safetensors_header import read_header
 from tests.graph.builds import build
 from tests.graph.functions import attend, run_function
 from tests.graph.runner import GraphRunner, tokens

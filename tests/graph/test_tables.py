@@ -5,8 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from dflash_trt.checkpoints.safetensors_header import read_header
-from dflash_trt.graph import tables, target
+from dflash_trt.graph import rope_tables as tables
+from dflash_trt.graph import target
+from dflash_trt.models.safetensors_header import read_header
 from tests.graph.runner import GraphRunner
 from tests.pairs import PairFactory, TinyPair
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from dflash_trt.core.formats import Format
+from dflash_trt.deploy.trtllm.schema import ATTENTION_BACKENDS
 from dflash_trt.errors import DflashError
 from dflash_trt.hardware.gpus import arches, find_gpu, gpu_names, match_gpu
-from dflash_trt.trtllm.schema import ATTENTION_BACKENDS
 
 NAMES = "rtx-pro-6000 rtx-5090 gb10 l40s b300 gb300 b200 gb200 h100 h200 a40 a100".split()
 

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 import yaml
 
-from dflash_trt import config
+from dflash_trt.deploy.planning import known_pairs
 from dflash_trt.hardware import gpus
-from dflash_trt.planning import known_pairs
+from dflash_trt.models import build_config as config
 from tests.cli.bigram import write_bigram_pair
 from tests.cli.conftest import Run, run
 

@@ -10,7 +10,10 @@ import numpy as np
 import numpy.typing as npt
 from safetensors.numpy import load_file, save_file
 
-from tests.checkpoints.conftest import (
+from tests.cli.bigram import BIGRAM_DRAFT, HIDDEN, MASK, TAPS, VOCAB, write_bigram_pair
+from tests.importing.files import VOCAB as GGUF_VOCAB
+from tests.importing.files import write_gguf
+from tests.models.conftest import (
     TARGET_CONFIG,
     draft_shapes,
     layer_shapes,
@@ -18,9 +21,6 @@ from tests.checkpoints.conftest import (
     target_shapes,
     write_checkpoint,
 )
-from tests.cli.bigram import BIGRAM_DRAFT, HIDDEN, MASK, TAPS, VOCAB, write_bigram_pair
-from tests.importing.files import VOCAB as GGUF_VOCAB
-from tests.importing.files import write_gguf
 
 _GGUF_CONFIG = merged(
     TARGET_CONFIG,

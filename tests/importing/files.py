@@ -13,8 +13,8 @@ import numpy.typing as npt
 from gguf import GGMLQuantizationType as Kind
 from tokenizers import Tokenizer
 
-from dflash_trt.checkpoints.safetensors_header import read_header
-from tests.checkpoints.conftest import DTYPES
+from dflash_trt.models.safetensors_header import read_header
+from tests.models.conftest import DTYPES
 from tests.text.tokenizers import make_byte_level
 
 VOCAB = make_byte_level().get_vocab_size()

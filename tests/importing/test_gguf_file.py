@@ -13,11 +13,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from dflash_trt.building.gguf import gguf_file
+from dflash_trt.building.gguf.gguf_file import read_gguf
 from dflash_trt.errors import DflashError
-from dflash_trt.importing import gguf_file
-from dflash_trt.importing.gguf_file import read_gguf
-from tests.checkpoints.helpers import refused
 from tests.importing.files import write_gguf
+from tests.models.helpers import refused
 from tests.reference.checkpoints import write_target
 
 U32, F32_VALUE, BOOL, TEXT, ARRAY, F64_VALUE = 4, 6, 7, 8, 9, 12

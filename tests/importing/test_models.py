@@ -13,12 +13,12 @@ import torch
 from gguf import GGMLQuantizationType as Kind
 from transformers import AutoModelForCausalLM
 
-from dflash_trt.bundle.build import BuildOptions
+from dflash_trt.building.bundle_writer import BuildOptions
+from dflash_trt.building.gguf.config import ARCHITECTURES, add_rope_factors, make_config
+from dflash_trt.building.gguf.gguf_file import GgufFile
+from dflash_trt.building.gguf.importer import import_gguf
 from dflash_trt.core.progress import SilentProgress
 from dflash_trt.graph.bindings import LOGITS
-from dflash_trt.importing.config import ARCHITECTURES, add_rope_factors, make_config
-from dflash_trt.importing.gguf_file import GgufFile
-from dflash_trt.importing.importer import import_gguf
 from tests.graph.runner import BOUND, GraphRunner, tokens
 from tests.importing.files import VOCAB, Array, write_gguf
 from tests.pairs import bundle_pair

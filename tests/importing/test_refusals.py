@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+from dflash_trt.building.gguf import importer, tokenizer
+from dflash_trt.building.gguf.gguf_file import GgufFile, read_gguf
+from dflash_trt.building.gguf.importer import import_gguf
 from dflash_trt.core.progress import SilentProgress
-from dflash_trt.importing import importer, tokenizer
-from dflash_trt.importing.gguf_file import GgufFile, read_gguf
-from dflash_trt.importing.importer import import_gguf
-from tests.checkpoints.helpers import refused
 from tests.importing.files import VOCAB, write_gguf
+from tests.models.helpers import refused
 from tests.reference.checkpoints import write_target
 
 MATRIX = np.ones((32, 32), np.float32)

@@ -13,11 +13,11 @@ import pytest
 from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers, trainers
 from transformers import AutoTokenizer, Qwen2Tokenizer
 
-from dflash_trt.importing.gguf_file import GgufFile
-from dflash_trt.importing.tokenizer import read_vocabulary, special_ids, tokenizer_files
+from dflash_trt.building.gguf.gguf_file import GgufFile
+from dflash_trt.building.gguf.tokenizer import read_vocabulary, special_ids, tokenizer_files
 from dflash_trt.text.tokenizer import BundleTokenizer
-from tests.checkpoints.helpers import refused
 from tests.importing.files import UNUSED, tokenizer_keys, write_gguf
+from tests.models.helpers import refused
 from tests.reference.checkpoints import write_target
 from tests.text.tokenizers import SAMPLE
 

@@ -15,9 +15,9 @@ from gguf import GGMLQuantizationType as Kind
 from safetensors import safe_open
 from transformers import AutoConfig
 
+from dflash_trt.building.gguf.importer import Imported, import_gguf
+from dflash_trt.building.gguf.weights import plan_shards
 from dflash_trt.core.progress import SilentProgress
-from dflash_trt.importing.importer import Imported, import_gguf
-from dflash_trt.importing.weights import plan_shards
 from tests.importing.files import VOCAB, Array, encode, read_arrays, turn, write_gguf
 from tests.reference.checkpoints import write_target
 
@@ -123,7 +123,7 @@ def unturn(array: Array, heads: int) -> Array:
 def test_pieces_of_any_size_are_whole_heads(
     elements: int, llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("dflash_trt.importing.weights.CHUNK_ELEMENTS", elements)
+    monkeypatch.setattr("dflash_trt.building.gguf.weights.CHUNK_ELEMENTS", elements)
     load(write_gguf(tmp_path / "m.gguf", llama), tmp_path / "out", dtype="fp32")
     want, got = read_arrays(llama), read_arrays(tmp_path / "out")
     assert all(np.array_equal(want[name], got[name]) for name in want)
@@ -133,7 +133,7 @@ def test_shards_have_an_index_that_the_reader_takes(
     llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
-        "dflash_trt.importing.importer.plan_shards",
+        "dflash_trt.building.gguf.importer.plan_shards",
         lambda origins: plan_shards(origins, most=400_000),
     )
     written = load(write_gguf(tmp_path / "m.gguf", llama), tmp_path / "out", dtype="fp32")

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 from dflash_trt.backends.base import Executor
-from dflash_trt.runtime import (
+from dflash_trt.decoding import (
     Generator,
     GeneratorOptions,
     Request,

@@ -9,15 +9,15 @@ import numpy as np
 import pytest
 
 from dflash_trt.backends.registry import open_executor
-from dflash_trt.bundle.build import BuildOptions, build_bundle
+from dflash_trt.building.bundle_writer import BuildOptions, build_bundle
 from dflash_trt.bundle.bundle import Bundle, load_tokenizer, open_bundle
-from dflash_trt.checkpoints.draft import read_draft
-from dflash_trt.checkpoints.pair import check_pair
-from dflash_trt.checkpoints.target import read_target
-from dflash_trt.config import BuildConfig, load_config
 from dflash_trt.core.formats import Format
+from dflash_trt.decoding import Generator, GeneratorOptions, Request, RequestResult
+from dflash_trt.models.build_config import BuildConfig, load_config
+from dflash_trt.models.draft import read_draft
+from dflash_trt.models.pair_check import check_pair
+from dflash_trt.models.target import read_target
 from dflash_trt.quantization.experts import convert_experts
-from dflash_trt.runtime import Generator, GeneratorOptions, Request, RequestResult
 from tests.pairs import SilentProgress
 
 PAIR = Path(__file__).parents[2] / "demo_pair" / "gpt_oss"

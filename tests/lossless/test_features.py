@@ -18,7 +18,7 @@ import pytest
 from dflash_trt.backends.base import Executor
 from dflash_trt.backends.registry import open_executor
 from dflash_trt.core.limits import PagePool
-from dflash_trt.runtime import (
+from dflash_trt.decoding import (
     Generator,
     GeneratorOptions,
     Penalties,
@@ -26,7 +26,7 @@ from dflash_trt.runtime import (
     RequestResult,
     SamplingParams,
 )
-from dflash_trt.sampling.rules import TokenRules
+from dflash_trt.sampling.token_rules import TokenRules
 from dflash_trt.text.grammar import Grammar, GrammarCompiler
 from tests.covering import exhaustive
 from tests.pairs import PairFactory

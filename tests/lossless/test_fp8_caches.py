@@ -9,9 +9,9 @@ import pytest
 
 from dflash_trt.backends.onnxruntime.executor import OnnxRuntimeExecutor
 from dflash_trt.backends.registry import open_executor
-from dflash_trt.bundle.build import BuildOptions
+from dflash_trt.building.bundle_writer import BuildOptions
+from dflash_trt.decoding import Generator, Request
 from dflash_trt.graph.form import CacheDtype
-from dflash_trt.runtime import Generator, Request
 from tests.inspection import arrays
 from tests.lossless.runs import make_requests, run
 from tests.pairs import TWO_KINDS, PairFactory, bundle_pair

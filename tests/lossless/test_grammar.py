@@ -10,8 +10,8 @@ import pytest
 
 import dflash_trt
 from dflash_trt import SamplingParams
-from dflash_trt.runtime import RequestResult, total
-from dflash_trt.speculation.drafters import DrafterKind
+from dflash_trt.decoding import RequestResult, total
+from dflash_trt.decoding.drafter_kinds import DrafterKind
 from dflash_trt.text.grammar import Follower, Grammar
 from dflash_trt.text.tool_calls import HERMES, CallStream
 from dflash_trt.text.tool_grammars import bind_answer

@@ -13,7 +13,7 @@ from dflash_trt.backends.onnxruntime.caches import RecurrentStates
 from dflash_trt.backends.onnxruntime.executor import OnnxRuntimeExecutor
 from dflash_trt.backends.registry import open_executor
 from dflash_trt.backends.state_positions import StatePositions
-from dflash_trt.runtime import Generator, GeneratorOptions, Request, SamplingParams
+from dflash_trt.decoding import Generator, GeneratorOptions, Request, SamplingParams
 from tests.covering import exhaustive
 from tests.lossless.runs import (
     OUTPUT,

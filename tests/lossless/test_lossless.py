@@ -18,12 +18,12 @@ import torch
 
 from dflash_trt.backends.base import Executor
 from dflash_trt.backends.registry import open_executor
-from dflash_trt.bundle.build import BuildOptions
+from dflash_trt.building.bundle_writer import BuildOptions
 from dflash_trt.bundle.bundle import Bundle
+from dflash_trt.decoding import Generator, GeneratorOptions, Request, SamplingParams
+from dflash_trt.decoding.drafter_kinds import DFLASH, PROMPT_LOOKUP
+from dflash_trt.decoding.replay import Answer, Replay
 from dflash_trt.graph.form import CacheDtype
-from dflash_trt.replay import Answer, Replay
-from dflash_trt.runtime import Generator, GeneratorOptions, Request, SamplingParams
-from dflash_trt.speculation.drafters import DFLASH, PROMPT_LOOKUP
 from tests.covering import exhaustive
 from tests.inspection import poison_all_free_pages
 from tests.lossless.fitted_eagle import write_fitted_eagle

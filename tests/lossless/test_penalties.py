@@ -7,10 +7,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from dflash_trt.decoding import Generator, Penalties, Request, SamplingParams
 from dflash_trt.errors import DflashError
-from dflash_trt.runtime import Generator, Penalties, Request, SamplingParams
 from dflash_trt.sampling.penalties import PenaltyState
-from dflash_trt.sampling.rules import TokenRules
+from dflash_trt.sampling.token_rules import TokenRules
 from tests.covering import exhaustive
 from tests.lossless.runs import check_groups, make_requests, run, run_baseline
 from tests.pairs import PairFactory

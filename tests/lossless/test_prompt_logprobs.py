@@ -8,10 +8,10 @@ import pytest
 
 from dflash_trt.backends.base import Executor
 from dflash_trt.backends.registry import open_executor
+from dflash_trt.decoding import Request, TokenLogprob
+from dflash_trt.decoding.logprobs import score_token
+from dflash_trt.decoding.request import check_request
 from dflash_trt.errors import DflashError
-from dflash_trt.runtime import Request, TokenLogprob
-from dflash_trt.runtime.logprobs import score_token
-from dflash_trt.runtime.request import check_request
 from tests.covering import exhaustive
 from tests.lossless.runs import OUTPUT, assert_same, make_requests, run
 from tests.pairs import PairFactory

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import random
 
-from dflash_trt.runtime import Generator, GeneratorOptions, Request
-from dflash_trt.runtime.drafters import NgramIndex
-from dflash_trt.speculation.drafters import PROMPT_LOOKUP
+from dflash_trt.decoding import Generator, GeneratorOptions, Request
+from dflash_trt.decoding.drafter_kinds import PROMPT_LOOKUP
+from dflash_trt.decoding.drafters import NgramIndex
 from tests.pairs import PairFactory
 
 

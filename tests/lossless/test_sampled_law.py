@@ -12,10 +12,10 @@ import torch
 from scipy.stats import chisquare
 
 from dflash_trt.backends.onnxruntime.executor import OnnxRuntimeExecutor
-from dflash_trt.bundle.build import BuildOptions
-from dflash_trt.runtime import Generator, GeneratorOptions, Penalties, Request, SamplingParams
-from dflash_trt.sampling.rules import TokenRules
-from dflash_trt.speculation.drafters import DFLASH, PROMPT_LOOKUP
+from dflash_trt.building.bundle_writer import BuildOptions
+from dflash_trt.decoding import Generator, GeneratorOptions, Penalties, Request, SamplingParams
+from dflash_trt.decoding.drafter_kinds import DFLASH, PROMPT_LOOKUP
+from dflash_trt.sampling.token_rules import TokenRules
 from tests.backends.steps import forward_rows
 from tests.covering import exhaustive
 from tests.pairs import PairFactory, TinyPair, bundle_pair

@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 
 from dflash_trt.backends.base import StepCall, TargetCall
-from dflash_trt.runtime import Generator, GeneratorOptions, SamplingParams
-from dflash_trt.speculation.schedule import BlockSchedule, merge_ranges
+from dflash_trt.decoding import Generator, GeneratorOptions, SamplingParams
+from dflash_trt.decoding.schedule import BlockSchedule, merge_ranges
 from tests.covering import exhaustive
+from tests.decoding.schedules import invent_measurements
 from tests.inspection import arrays
 from tests.lossless.runs import (
     OUTPUT,
@@ -23,7 +24,6 @@ from tests.lossless.runs import (
 )
 from tests.pairs import TWO_KINDS, PairFactory, TinyPair
 from tests.reference.compare import assert_bitwise_equal
-from tests.runtime.schedules import invent_measurements
 
 SLOTS, BLOCKS = 8, range(2, 9)
 PROMPT = 140  # past the first cache length of 128
@@ -87,7 +87,7 @@ def test_random_schedules_keep_every_bit(
     executor: Watched, sampling: SamplingParams, seeds: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Requests come, go and are cancelled at random under schedules at random."""
-    monkeypatch.setattr("dflash_trt.runtime.pacing.WINDOW_STEPS", 8)
+    monkeypatch.setattr("dflash_trt.decoding.pacing.WINDOW_STEPS", 8)
     requests = make_requests(64, SLOTS, sampling)
     expected = run_baseline(executor, requests)  # type: ignore[arg-type]
     executor.kinds.clear()
@@ -109,8 +109,8 @@ def test_drafts_that_come_and_go_keep_every_bit(
     pair: TinyPair, executor: Watched, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Without a schedule, on a clock that says anything; pauses are short, so that much changes."""
-    monkeypatch.setattr("dflash_trt.runtime.pacers.FIRST_PAUSE", 12)
-    monkeypatch.setattr("dflash_trt.runtime.pacers.LONGEST_PAUSE", 24)
+    monkeypatch.setattr("dflash_trt.decoding.pacers.FIRST_PAUSE", 12)
+    monkeypatch.setattr("dflash_trt.decoding.pacers.LONGEST_PAUSE", 24)
     requests = make_requests(64, SLOTS)
     expected = run_baseline(executor, requests)  # type: ignore[arg-type]
     executor.kinds.clear()

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from dflash_trt.backends.base import FloatArray, Int64Array, StepCall, TargetCall
+from dflash_trt.decoding import Request, RequestResult, RequestStatistics
 from dflash_trt.proof.verification import Mode, ModeReport, verify
-from dflash_trt.runtime import Request, RequestResult, RequestStatistics
 from tests.standins.executor import FakeExecutor
 
 PROMPTS = ((1, 2, 3), (4, 5), (6, 7, 8, 9))

@@ -6,10 +6,10 @@ import random
 from dataclasses import replace
 from pathlib import Path
 
-from dflash_perf.harness.config import OfferedLoad, SweepConfig
 from dflash_perf.harness.points import RunPlan, RunSummary
 from dflash_perf.harness.records import RequestRecord, RunRecord
 from dflash_perf.harness.store import ResultStore
+from dflash_perf.harness.sweep_config import OfferedLoad, SweepConfig
 
 OUTPUT_TOKENS = 129
 BLOCKS = {"autoregressive": 1, "DFlash, block 4": 4, "DFlash, block 8": 8}

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from dflash_perf.harness.config import OfferedLoad, read_sweep_config
+from dflash_perf.harness.sweep_config import OfferedLoad, read_sweep_config
 
 from tests.cli.conftest import refusal_of
 

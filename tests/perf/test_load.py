@@ -13,12 +13,12 @@ from typing import Any, TypeVar
 import pytest
 from dflash_perf.harness import load as load_module
 from dflash_perf.harness import trace as trace_module
-from dflash_perf.harness.config import OfferedLoad, SweepConfig
 from dflash_perf.harness.load import LoadGenerator, RunProgress
-from dflash_perf.harness.metrics import RUN_METRICS
+from dflash_perf.harness.load_metrics import RUN_METRICS
+from dflash_perf.harness.load_prompts import PromptSet
 from dflash_perf.harness.points import group
-from dflash_perf.harness.prompts import PromptSet
 from dflash_perf.harness.records import RunRecord, ServerCounts
+from dflash_perf.harness.sweep_config import OfferedLoad, SweepConfig
 from dflash_perf.harness.trace import Trace
 
 from tests.perf.invented import summarize

@@ -7,12 +7,17 @@ import statistics
 from dataclasses import replace
 
 import pytest
-from dflash_perf.harness import metrics
-from dflash_perf.harness.config import Goodput, OfferedLoad
+from dflash_perf.harness import load_metrics as metrics
 from dflash_perf.harness.distribution import Spread
-from dflash_perf.harness.metrics import REQUEST_METRICS, RUN_METRICS, AcceptanceProfile, definition
+from dflash_perf.harness.load_metrics import (
+    REQUEST_METRICS,
+    RUN_METRICS,
+    AcceptanceProfile,
+    definition,
+)
 from dflash_perf.harness.points import RunPlan, RunSummary, group
 from dflash_perf.harness.records import RequestRecord, RunRecord
+from dflash_perf.harness.sweep_config import Goodput, OfferedLoad
 
 
 def request(tokens: int | None, ttft_s: float, e2e_s: float, **more: object) -> RequestRecord:

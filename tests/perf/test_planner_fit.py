@@ -9,7 +9,7 @@ pytest.importorskip("scipy", reason="the perf extra is not installed")
 from dflash_perf.bench.planner_fit import FITTED, TABLES, fit, judge
 
 from dflash_trt.core.yaml_files import read_yaml
-from dflash_trt.planning.calibration import read_calibration
+from dflash_trt.deploy.planning.calibration import read_calibration
 
 
 def test_the_stored_calibration_is_what_the_command_finds() -> None:

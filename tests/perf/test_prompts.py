@@ -8,12 +8,12 @@ from itertools import islice
 from pathlib import Path
 
 import pytest
-from dflash_perf.harness.config import SweepConfig
-from dflash_perf.harness.prompts import PromptSet, Tokenizer, load_prompts, random_prompts
+from dflash_perf.harness.load_prompts import PromptSet, Tokenizer, load_prompts, random_prompts
 from dflash_perf.harness.speed_bench import read_speed_bench
+from dflash_perf.harness.sweep_config import SweepConfig
 
-from dflash_trt.config import data_folder
 from dflash_trt.errors import DflashError
+from dflash_trt.models.build_config import data_folder
 
 DEMO = data_folder("demo_pair")
 

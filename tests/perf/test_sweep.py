@@ -14,12 +14,12 @@ from pathlib import Path
 
 import pytest
 from dflash_perf import extra
-from dflash_perf.harness.answers import loads_between
-from dflash_perf.harness.config import OfferedLoad
 from dflash_perf.harness.records import RequestRecord
 from dflash_perf.harness.store import ResultStore
+from dflash_perf.harness.summary import loads_between
+from dflash_perf.harness.sweep_config import OfferedLoad
 
-from dflash_trt.config import data_folder
+from dflash_trt.models.build_config import data_folder
 from tests.cli.conftest import Outcome
 from tests.frozen.command_line import run
 from tests.perf.conftest import Stub, run_stub

@@ -7,7 +7,7 @@ import re
 import pytest
 from dflash_perf.report.training import format_count, render_training
 
-from dflash_trt.training.watch import Evaluation, TrainingCurves
+from dflash_trt.training.observer import Evaluation, TrainingCurves
 from tests.perf.page import Page
 
 

@@ -9,12 +9,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dflash_trt.bundle.memory.cache_bytes import kv_bytes
+from dflash_trt.bundle.memory.gpu_layout import GpuLayout
+from dflash_trt.deploy.planning.calibration import PARAMETERS, Calibration, read_calibration
+from dflash_trt.deploy.planning.cost import PassCost, Replica, Seconds, expected_experts
+from dflash_trt.deploy.planning.known_pairs import (
+    PairShape,
+    find_pair,
+    pair_names,
+    published_decodings,
+)
 from dflash_trt.hardware.gpus import Gpu, find_gpu, gpu_names
-from dflash_trt.memory.caches import kv_bytes
-from dflash_trt.memory.gpus import GpuLayout
-from dflash_trt.planning.calibration import PARAMETERS, Calibration, read_calibration
-from dflash_trt.planning.cost import PassCost, Replica, Seconds, expected_experts
-from dflash_trt.planning.known_pairs import PairShape, find_pair, pair_names, published_decodings
 
 CALIBRATION = read_calibration().parameters
 IDEAL = Calibration(

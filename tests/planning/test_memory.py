@@ -6,32 +6,32 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dflash_trt.checkpoints.draft import read_draft
-from dflash_trt.checkpoints.target import read_target
-from dflash_trt.config import data_folder
-from dflash_trt.core.formats import Format
-from dflash_trt.core.limits import Limits
-from dflash_trt.graph.form import GraphForm, Precision
-from dflash_trt.hardware.gpus import find_gpu, gpu_names
-from dflash_trt.memory.caches import (
+from dflash_trt.bundle.memory.cache_bytes import (
     cache_bytes_per_token,
     dense_draft_context_bytes,
     kv_bytes,
     planned_state_bytes,
 )
-from dflash_trt.memory.deployment import DeploymentSize, plan_memory
-from dflash_trt.memory.engines import engine_memory
-from dflash_trt.memory.gpus import ONE_GPU, GpuLayout
-from dflash_trt.memory.users import fit_memory
-from dflash_trt.memory.weights import (
+from dflash_trt.bundle.memory.deployment_bytes import DeploymentSize, plan_memory
+from dflash_trt.bundle.memory.engine_bytes import engine_memory
+from dflash_trt.bundle.memory.gpu_layout import ONE_GPU, GpuLayout
+from dflash_trt.bundle.memory.users import fit_memory
+from dflash_trt.bundle.memory.weight_bytes import (
     draft_weight_bytes,
     engine_weight_bytes,
     shape_weight_bytes,
     target_weight_bytes,
     vocab_bytes,
 )
-from dflash_trt.planning.known_pairs import find_pair, pair_names
-from dflash_trt.planning.read_shapes import read_pair_shape
+from dflash_trt.core.formats import Format
+from dflash_trt.core.limits import Limits
+from dflash_trt.deploy.planning.known_pairs import find_pair, pair_names
+from dflash_trt.deploy.planning.read_shapes import read_pair_shape
+from dflash_trt.graph.form import GraphForm, Precision
+from dflash_trt.hardware.gpus import find_gpu, gpu_names
+from dflash_trt.models.build_config import data_folder
+from dflash_trt.models.draft import read_draft
+from dflash_trt.models.target import read_target
 
 PAIRS = st.sampled_from(pair_names()).map(find_pair)
 GPUS = st.sampled_from(gpu_names()).map(find_gpu)

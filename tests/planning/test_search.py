@@ -9,15 +9,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dflash_trt.errors import DflashError
-from dflash_trt.hardware.gpus import find_gpu
-from dflash_trt.memory.gpus import GpuLayout
-from dflash_trt.planning.acceptance import AcceptanceCurve, read_acceptance
-from dflash_trt.planning.calibration import PARAMETERS, read_calibration
-from dflash_trt.planning.decoding import Autoregressive, DFlash
-from dflash_trt.planning.known_pairs import find_pair, published_decodings
-from dflash_trt.planning.projection import Projection, better, make_projection
-from dflash_trt.planning.search import (
+from dflash_trt.bundle.memory.gpu_layout import GpuLayout
+from dflash_trt.deploy.planning.acceptance_rates import AcceptanceCurve, read_acceptance
+from dflash_trt.deploy.planning.calibration import PARAMETERS, read_calibration
+from dflash_trt.deploy.planning.decoding import Autoregressive, DFlash
+from dflash_trt.deploy.planning.known_pairs import find_pair, published_decodings
+from dflash_trt.deploy.planning.layout_search import (
     Site,
     Workload,
     answer,
@@ -25,6 +22,9 @@ from dflash_trt.planning.search import (
     possible_layouts,
     project,
 )
+from dflash_trt.deploy.planning.projection import Projection, better, make_projection
+from dflash_trt.errors import DflashError
+from dflash_trt.hardware.gpus import find_gpu
 
 WORKLOAD = Workload(1024, 1024, 2048)
 

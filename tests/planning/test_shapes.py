@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 import yaml
 
-from dflash_trt.checkpoints.draft import default_target_layer_ids
-from dflash_trt.config import data_folder, load_config
+from dflash_trt.bundle.memory.weight_bytes import draft_weight_bytes, target_weight_bytes
+from dflash_trt.deploy.planning.known_pairs import find_pair, pair_names
+from dflash_trt.deploy.planning.read_shapes import read_pair_shape, read_target_shape
 from dflash_trt.errors import DflashError
-from dflash_trt.memory.weights import draft_weight_bytes, target_weight_bytes
-from dflash_trt.planning.known_pairs import find_pair, pair_names
-from dflash_trt.planning.read_shapes import read_pair_shape, read_target_shape
+from dflash_trt.models.build_config import data_folder, load_config
+from dflash_trt.models.draft import default_target_layer_ids
 
 # Bytes of checkpoints: parameters x 2 of the model cards; for gpt-oss the sizes in GiB that its
 # model card (arXiv 2508.10925, table 1) states.

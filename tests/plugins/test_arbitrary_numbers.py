@@ -22,8 +22,8 @@ from dflash_plugins.testing.cache_writes import make_inputs as write_inputs
 from dflash_plugins.testing.interpreter import Interpreter
 from dflash_plugins.testing.numeric import Array, assert_same_bits
 
-from dflash_trt.checkpoints.sizes import RecurrentSizes
 from dflash_trt.hardware.kernels import ONE_LAUNCH
+from dflash_trt.models.sizes import RecurrentSizes
 from dflash_trt.sampling.params import SamplingParams, pack_sampling
 from tests.plugins.conftest import attention_shape
 

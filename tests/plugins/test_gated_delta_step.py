@@ -23,8 +23,8 @@ from dflash_plugins.testing.guarded import Arrays
 from dflash_plugins.testing.interpreter import Interpreter
 from dflash_plugins.testing.numeric import Array, assert_close, assert_same_bits
 
-from dflash_trt.checkpoints.sizes import RecurrentSizes
 from dflash_trt.errors import DflashError
+from dflash_trt.models.sizes import RecurrentSizes
 from tests.covering import exhaustive
 from tests.graph.delta import DeltaStep, FloatArray, Held, Int64Array
 from tests.graph.test_gated_delta import check_cuts

@@ -20,13 +20,13 @@ from dflash_plugins.registration import PluginRegistration
 from dflash_plugins.table import main_cases, operations
 
 from dflash_trt.backends.tensorrt.build.plugins import plugin_name
-from dflash_trt.checkpoints.sizes import RecurrentSizes
 from dflash_trt.errors import DflashError
 from dflash_trt.graph.block_attention import block_attention_function
 from dflash_trt.graph.form import CacheDtype, GraphForm, Precision
 from dflash_trt.graph.gated_delta import gated_delta_function
 from dflash_trt.graph.kv_cache_update import kv_cache_update_function, kv_feature_injection_function
 from dflash_trt.hardware.kernels import kernel_arches
+from dflash_trt.models.sizes import RecurrentSizes
 from tests.standins.plugin_core import (
     BuiltPlugin,
     IDimensionExpr,

@@ -11,6 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.nn import functional
 
+from dflash_trt.decoding.request import Request
+from dflash_trt.decoding.statistics import RequestStatistics, total
 from dflash_trt.errors import DflashError
 from dflash_trt.proof.comparison import (
     ROWS_AT_ONCE,
@@ -21,8 +23,6 @@ from dflash_trt.proof.comparison import (
     find_loss,
     measure_acceptance,
 )
-from dflash_trt.runtime.request import Request
-from dflash_trt.runtime.statistics import RequestStatistics, total
 from tests.pairs import PairFactory
 from tests.standins.executor import FakeExecutor
 

@@ -34,8 +34,8 @@ from dflash_trt.proof.gpu_check import (
 from dflash_trt.proof.gpu_check.cache_probes import IN_PLACE, NEIGHBOURS
 from dflash_trt.proof.gpu_check.contracts import CONTRACTS, KERNELS, judge_contracts
 from dflash_trt.proof.gpu_check.cuda_probes import check_cuda
+from dflash_trt.proof.gpu_check.gpu_record import PartOutcome
 from dflash_trt.proof.gpu_check.random_pairs import PAIRS, RandomPair
-from dflash_trt.proof.gpu_check.record import PartOutcome
 from dflash_trt.proof.gpu_check.runner import Setting, run_here
 from tests.cli.bigram import write_bigram_pair
 from tests.covering import exhaustive

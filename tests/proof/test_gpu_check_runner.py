@@ -15,7 +15,7 @@ import pytest
 
 from dflash_trt.errors import DflashError
 from dflash_trt.proof.gpu_check import runner
-from dflash_trt.proof.gpu_check.record import OutOfTimeError, PartSkippedError, Probe
+from dflash_trt.proof.gpu_check.gpu_record import OutOfTimeError, PartSkippedError, Probe
 from dflash_trt.proof.gpu_check.runner import (
     PartWork,
     Setting,

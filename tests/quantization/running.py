@@ -6,11 +6,11 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from dflash_trt.checkpoints.decoder import DecoderSpec
-from dflash_trt.checkpoints.draft import read_draft
-from dflash_trt.checkpoints.target import read_target
 from dflash_trt.core.formats import Format
 from dflash_trt.core.progress import Unit
+from dflash_trt.models.decoder import DecoderSpec
+from dflash_trt.models.draft import read_draft
+from dflash_trt.models.target import read_target
 from dflash_trt.quantization.checkpoint import quantize_checkpoint
 from dflash_trt.quantization.linears import LAYER_LINEARS, QuantizeOptions
 from dflash_trt.quantization.rewrite import Rewritten

@@ -16,16 +16,16 @@ import numpy as np
 import pytest
 import torch
 
-from dflash_trt.checkpoints.draft import DraftSpec, read_draft
-from dflash_trt.checkpoints.folder import open_checkpoint
-from dflash_trt.checkpoints.quantized_weights import read_kv_scales
-from dflash_trt.checkpoints.safetensors_header import ITEM_BYTES
-from dflash_trt.checkpoints.target import TargetSpec, read_target
 from dflash_trt.core.formats import QUANTIZED, Format
 from dflash_trt.errors import DflashError
-from dflash_trt.quantization import tensors as rows_module
+from dflash_trt.models.draft import DraftSpec, read_draft
+from dflash_trt.models.folder import open_checkpoint
+from dflash_trt.models.quantized_weights import read_kv_scales
+from dflash_trt.models.safetensors_header import ITEM_BYTES
+from dflash_trt.models.target import TargetSpec, read_target
+from dflash_trt.quantization import tensor_rows as rows_module
 from dflash_trt.quantization.scales import Activations
-from tests.checkpoints.helpers import edit_tensors
+from tests.models.helpers import edit_tensors
 from tests.quantization.reading import raw, read_json, read_tensors
 from tests.quantization.running import Stages, amax_of_all, quantize
 from tests.reference.checkpoints import write_draft, write_target

@@ -14,15 +14,15 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
-from dflash_trt.checkpoints.folder import Checkpoint, open_checkpoint
-from dflash_trt.checkpoints.target import read_target
 from dflash_trt.core.formats import Format
+from dflash_trt.deploy.planning.read_shapes import read_target_shape
 from dflash_trt.errors import DflashError
-from dflash_trt.planning.read_shapes import read_target_shape
+from dflash_trt.models.folder import Checkpoint, open_checkpoint
+from dflash_trt.models.target import read_target
 from dflash_trt.quantization.codecs import dequantize_mxfp4
 from dflash_trt.quantization.experts import convert_experts
 from dflash_trt.quantization.partial import partial_folder
-from tests.checkpoints.helpers import edit_tensors
+from tests.models.helpers import edit_tensors
 from tests.quantization.reading import raw, read_json, read_tensors
 from tests.quantization.running import Failing, Stages
 from tests.reference.checkpoints import write_target

@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 import torch
 
-from dflash_trt.checkpoints.target import read_target
 from dflash_trt.core.formats import Format
+from dflash_trt.models.target import read_target
 from dflash_trt.quantization.scales import Activations
 from tests.covering import exhaustive
 from tests.quantization.reading import raw, read_json, read_tensors

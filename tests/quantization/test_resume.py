@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from dflash_trt.checkpoints.target import TargetSpec, read_target
 from dflash_trt.core.formats import Format
 from dflash_trt.errors import DflashError
+from dflash_trt.models.target import TargetSpec, read_target
 from dflash_trt.quantization.partial import partial_checkpoint, partial_folder
 from dflash_trt.quantization.scales import Activations
 from tests.quantization.running import Failing, Stages, amax_of_all, quantize
@@ -24,7 +24,7 @@ from tests.reference.checkpoints import write_target
 KILLED_RUN = """
 import os, signal, sys
 from pathlib import Path
-from dflash_trt.checkpoints.target import read_target
+from dflash_trt.models.target import read_target
 from tests.quantization.running import Stages, quantize
 
 class Killing(Stages):

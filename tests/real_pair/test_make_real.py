@@ -8,8 +8,8 @@ import sys
 from pathlib import Path
 
 from dflash_trt.bundle.bundle import open_bundle
+from dflash_trt.decoding.tuning.break_even import own_schedule
 from dflash_trt.serving.server.tritonserver import TritonServerBinary
-from dflash_trt.tuning.break_even import own_schedule
 from tests.real_pair.checkpoint import CHECKPOINT, REAL_PAIR, ROOT
 
 pytestmark = REAL_PAIR

@@ -11,7 +11,7 @@ import pytest
 
 import dflash_trt
 from dflash_trt import Checkpoints, LoadedPair
-from dflash_trt.config import data_folder
+from dflash_trt.models.build_config import data_folder
 from tests.real_pair.checkpoint import CHECKPOINT, REAL_PAIR
 
 pytestmark = REAL_PAIR

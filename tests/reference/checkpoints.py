@@ -27,7 +27,7 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
-from tests.checkpoints.conftest import draft_shapes
+from tests.models.conftest import draft_shapes
 
 from .experts import YARN_SCALING, make_moe, pack_experts
 from .gemma4 import make_gemma4, publish_gemma4

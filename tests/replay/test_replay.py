@@ -13,11 +13,11 @@ import dflash_trt
 from dflash_trt.bundle.bundle import Bundle, open_bundle
 from dflash_trt.cli.main import main
 from dflash_trt.core.limits import PREFILL_CHUNK
+from dflash_trt.decoding.replay import Answer, Replay
+from dflash_trt.decoding.replay.replayed_acceptance import UNKNOWN
+from dflash_trt.decoding.request import RequestResult
+from dflash_trt.decoding.statistics import total
 from dflash_trt.errors import DflashError
-from dflash_trt.replay import Answer, Replay
-from dflash_trt.replay.acceptance import UNKNOWN
-from dflash_trt.runtime.request import RequestResult
-from dflash_trt.runtime.statistics import total
 from dflash_trt.sampling.params import SamplingParams
 from dflash_trt.text.prompts import read_prompts
 from tests.covering import exhaustive

@@ -11,11 +11,10 @@ import pytest
 
 import dflash_trt
 from dflash_trt.bundle.bundle import Bundle, open_bundle
-from dflash_trt.checkpoints.rope import RopeSpec
-from dflash_trt.replay import Answer, Edits, Replay
-from dflash_trt.replay.acceptance import StepTable
-from dflash_trt.replay.edits import GraphEdit, load_graph
-from dflash_trt.replay.rewire import (
+from dflash_trt.decoding.replay import Answer, Edits, Replay
+from dflash_trt.decoding.replay.edits import GraphEdit, load_graph
+from dflash_trt.decoding.replay.replayed_acceptance import StepTable
+from dflash_trt.decoding.replay.rewire import (
     read_draft_tables,
     read_vocabularies,
     rotate_draft,
@@ -23,6 +22,7 @@ from dflash_trt.replay.rewire import (
     set_windows,
     tap_layers,
 )
+from dflash_trt.models.rope import RopeSpec
 from dflash_trt.text.prompts import read_prompts
 from tests.diagnosis.pairs import build, edit_graph, embed_with_head
 from tests.shared import Shared

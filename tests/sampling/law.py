@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 
-from dflash_trt.runtime import SamplingParams
+from dflash_trt.decoding import SamplingParams
 
 
 def exact_law(logits: np.ndarray, params: SamplingParams) -> np.ndarray:

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from scipy.stats import chisquare
 
 from dflash_trt.core.masks import TokenMask
+from dflash_trt.decoding import SamplingParams, choose_tokens
 from dflash_trt.errors import DflashError
-from dflash_trt.runtime import SamplingParams, choose_tokens
 from dflash_trt.sampling.choice import choose_token
 from dflash_trt.sampling.noise import draw_gumbel
 from tests.covering import exhaustive

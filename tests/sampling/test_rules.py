@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from dflash_trt.errors import DflashError
-from dflash_trt.sampling.rules import Ruled, TokenRules
+from dflash_trt.sampling.token_rules import Ruled, TokenRules
 
 
 def test_a_word_of_several_tokens_is_bad_behind_its_beginning() -> None:

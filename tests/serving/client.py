@@ -20,7 +20,7 @@ from google.protobuf import text_format
 from tritonclient.grpc import model_config_pb2
 from tritonclient.utils import InferenceServerException, triton_to_np_dtype
 
-from dflash_trt.runtime import SamplingParams
+from dflash_trt.decoding import SamplingParams
 from tests.serving.served import GREEDY, LONG_CONTEXT, fetch
 from tests.waiting import PATIENCE_S
 

@@ -12,8 +12,8 @@ import pytest
 import dflash_trt
 from dflash_trt.bundle.bundle import Bundle, open_bundle
 from dflash_trt.cli.main import main
+from dflash_trt.decoding import RequestResult, SamplingParams
 from dflash_trt.pair import Prompt
-from dflash_trt.runtime import RequestResult, SamplingParams
 from dflash_trt.serving.server.launcher import ServerAddresses, TritonServer
 from dflash_trt.serving.server.tritonserver import TritonServerBinary
 from tests.cli.conftest import run  # noqa: F401

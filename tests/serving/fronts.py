@@ -16,9 +16,9 @@ from urllib.parse import urlsplit
 import openai
 from tokenizers import Tokenizer
 
-from dflash_trt.runtime import FinishReason, RequestResult, RequestStatistics
+from dflash_trt.decoding import FinishReason, RequestResult, RequestStatistics
 from dflash_trt.serving.client.client import GenerationRequest, TextDelta
-from dflash_trt.serving.openai.options import FrontOptions
+from dflash_trt.serving.openai.front_options import FrontOptions
 from dflash_trt.serving.openai.server import OpenAiServer
 from dflash_trt.text.tokenizer import BundleTokenizer
 from tests.serving.served import fetch

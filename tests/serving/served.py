@@ -17,8 +17,8 @@ from urllib.parse import urlsplit
 from dflash_perf.bench.kill_campaign import own_memory
 
 from dflash_trt.cli.main import main
-from dflash_trt.config import data_folder
-from dflash_trt.runtime import SamplingParams
+from dflash_trt.decoding import SamplingParams
+from dflash_trt.models.build_config import data_folder
 from dflash_trt.serving.server.launcher import ServerOptions
 from dflash_trt.serving.server.repository import RepositoryOptions, write_repository
 from dflash_trt.text.prompts import read_prompts

@@ -17,8 +17,8 @@ import pytest
 from dflash_trt.errors import DflashError
 from dflash_trt.serving.openai import access, keys
 from dflash_trt.serving.openai.figures import ANSWERS, FRONT_KINDS, FrontFigures
+from dflash_trt.serving.openai.front_options import FrontOptions
 from dflash_trt.serving.openai.keys import KEYS_VARIABLE, KeyRing
-from dflash_trt.serving.openai.options import FrontOptions
 from tests.cli.bigram import write_tokenizer
 from tests.serving.fronts import Front, ScriptedModel, switching_front
 from tests.waiting import PATIENCE_S, wait_until

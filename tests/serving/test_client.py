@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
+from dflash_trt.decoding import SamplingParams
 from dflash_trt.errors import DflashError
-from dflash_trt.runtime import SamplingParams
 from dflash_trt.serving.client.client import (
     GenerationRequest,
     ServedModel,

@@ -14,8 +14,8 @@ import pytest
 
 import dflash_trt
 from dflash_trt.bundle.bundle import load_tokenizer, open_bundle
-from dflash_trt.runtime import Penalties, RequestResult, SamplingParams
-from dflash_trt.sampling.rules import TokenRules
+from dflash_trt.decoding import Penalties, RequestResult, SamplingParams
+from dflash_trt.sampling.token_rules import TokenRules
 from dflash_trt.serving.server.launcher import ServerAddresses
 from dflash_trt.serving.server.metrics import KINDS
 from dflash_trt.text.grammar import Grammar

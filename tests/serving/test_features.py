@@ -18,8 +18,8 @@ import pytest
 
 import dflash_trt
 from dflash_trt import LoadedPair, SamplingParams
-from dflash_trt.runtime import Penalties, Request, RequestResult
-from dflash_trt.sampling.rules import TokenRules
+from dflash_trt.decoding import Penalties, Request, RequestResult
+from dflash_trt.sampling.token_rules import TokenRules
 from dflash_trt.text.grammar import Grammar
 from tests.covering import exhaustive
 from tests.serving.served import PROMPTS, QUEUE, SLOTS, Served, fetch

@@ -12,10 +12,10 @@ from typing import Any
 import openai
 import pytest
 
+from dflash_trt.decoding import Request
+from dflash_trt.decoding.jobs import Failure, Job, Outcome
+from dflash_trt.decoding.request import TokenEvent
 from dflash_trt.errors import DflashError
-from dflash_trt.runtime import Request
-from dflash_trt.runtime.jobs import Failure, Job, Outcome
-from dflash_trt.runtime.request import TokenEvent
 from dflash_trt.serving.server.compiling import CompilingQueue
 from dflash_trt.text.grammar import Follower, Grammar
 from dflash_trt.text.sandbox import SandboxLostError

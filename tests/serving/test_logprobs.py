@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 import numpy as np
 import pytest
 
-from dflash_trt.runtime import SamplingParams, TokenLogprob
+from dflash_trt.decoding import SamplingParams, TokenLogprob
 from dflash_trt.text.tokenizer import TokenBytes
 from tests.serving.client import CLASSIC, LLM, StreamClient
 from tests.serving.conftest import Generate

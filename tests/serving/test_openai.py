@@ -15,13 +15,13 @@ import openai
 import pytest
 from tokenizers import Tokenizer
 
+from dflash_trt.decoding import SamplingParams
 from dflash_trt.errors import DflashError
-from dflash_trt.runtime import SamplingParams
 from dflash_trt.serving.client.errors import ServedModelError
 from dflash_trt.serving.openai.access import Gate
 from dflash_trt.serving.openai.body import MAX_BODY_BYTES, MAX_VALUES
 from dflash_trt.serving.openai.figures import FrontFigures
-from dflash_trt.serving.openai.options import FrontOptions
+from dflash_trt.serving.openai.front_options import FrontOptions
 from dflash_trt.serving.openai.tokenization import MAX_CHARACTERS
 from dflash_trt.text.sandbox import Sandbox, SandboxLostError
 from tests.cli.bigram import write_tokenizer

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from dflash_trt.runtime import SamplingParams
+from dflash_trt.decoding import SamplingParams
 from dflash_trt.serving.client.client import GenerationRequest
+from dflash_trt.serving.openai.chat_request import read_chat, read_completion
 from dflash_trt.serving.openai.errors import ApiError
-from dflash_trt.serving.openai.request import read_chat, read_completion
 from dflash_trt.text.grammar import Grammar
 from dflash_trt.text.tools import Tool, ToolUse
 

@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dflash_trt.runtime import Generator, Request, TokenEvent
-from dflash_trt.runtime.jobs import Failure
+from dflash_trt.decoding import Generator, Request, TokenEvent
+from dflash_trt.decoding.jobs import Failure
 from dflash_trt.serving.server.generation import Generation, StreamingText
+from dflash_trt.serving.server.gone_clients import CancellationWatch
 from dflash_trt.serving.server.replies import Channel, Outputs, Reply
-from dflash_trt.serving.server.watch import CancellationWatch
 from tests.standins.executor import FakeExecutor
 from tests.waiting import PATIENCE_S, wait_until
 

@@ -17,8 +17,8 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from dflash_trt.config import data_folder
 from dflash_trt.errors import DflashError
+from dflash_trt.models.build_config import data_folder
 from dflash_trt.serving.client.client import GenerationRequest, TextDelta
 from dflash_trt.serving.client.errors import ServedModelError
 from dflash_trt.serving.openai.server import OpenAiServer

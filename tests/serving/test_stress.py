@@ -23,7 +23,7 @@ from urllib.parse import urlsplit
 import pytest
 from tritonclient.utils import InferenceServerException
 
-from dflash_trt.runtime import SamplingParams
+from dflash_trt.decoding import SamplingParams
 from dflash_trt.serving.server.tritonserver import TritonServerBinary
 from tests.serving.client import CLASSIC, LLM, StreamClient, ask_grpc, make_fields, make_stop
 from tests.serving.conftest import Generate, count_ended, wait_idle

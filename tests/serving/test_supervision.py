@@ -16,7 +16,7 @@ import pytest
 from dflash_perf.bench import kill_campaign
 
 from dflash_trt.bundle.bundle import Bundle
-from dflash_trt.runtime.worker import Phase
+from dflash_trt.decoding.worker import Phase
 from dflash_trt.serving.client.errors import ServedModelError
 from dflash_trt.serving.server.heartbeat import (
     HEARTBEAT_VARIABLE,

@@ -15,7 +15,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer
 
-from dflash_trt.config import data_folder
+from dflash_trt.models.build_config import data_folder
 from dflash_trt.serving.server.tritonserver import TritonServerBinary
 from tests.frozen.command_line import run_well
 from tests.reference.checkpoints import Family, write_target

@@ -9,7 +9,7 @@ import pytest
 from dflash_trt.backends.tensorrt.build.profiles import profiles
 from dflash_trt.backends.tensorrt.library import LIBRARIES
 from dflash_trt.bundle.bundle import Bundle, open_bundle
-from dflash_trt.memory.caches import engine_cache_length
+from dflash_trt.bundle.memory.cache_bytes import engine_cache_length
 from tests.standins.cuda import FakeCuda
 from tests.standins.tensorrt import FakeTensorRt, Plan
 

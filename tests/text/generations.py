@@ -13,8 +13,8 @@ import jsonschema
 import numpy as np
 from tokenizers import Tokenizer
 
-from dflash_trt.config import data_folder
 from dflash_trt.errors import DflashError
+from dflash_trt.models.build_config import data_folder
 from dflash_trt.sampling.choice import choose_tokens
 from dflash_trt.sampling.params import SamplingParams
 from dflash_trt.text.grammar import Follower, Grammar, GrammarCompiler, schema_text

@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models
 
-from dflash_trt.runtime import Generator, Request
-from dflash_trt.runtime.state import RequestState
-from dflash_trt.runtime.statistics import StatisticsRecorder
+from dflash_trt.decoding import Generator, Request
+from dflash_trt.decoding.state import RequestState
+from dflash_trt.decoding.statistics import StatisticsRecorder
 from dflash_trt.text.detokenise import Detokenizer, StopStrings, TextStream
 from tests.standins.executor import FakeExecutor
 from tests.text.tokenizers import make_byte_level

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from demo_pair.recipe.corpus import document
-from dflash_trt.config import data_folder
+from dflash_trt.models.build_config import data_folder
 
 TARGET = data_folder("demo_pair") / "target"
 STEPS = 8

@@ -17,7 +17,7 @@ from dflash_trt.text.tokenizer import BundleTokenizer
 from dflash_trt.training.answers import AnswerOptions
 from dflash_trt.training.endpoint import AnswerServer
 from dflash_trt.training.render import RenderedRow
-from dflash_trt.training.request import EndpointOptions
+from dflash_trt.training.training_request import EndpointOptions
 from tests.frozen.command_line import run
 from tests.training.prompts import TARGET, command, write_prompts
 

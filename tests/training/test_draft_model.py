@@ -13,9 +13,9 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from dflash_trt.checkpoints.draft import read_draft
 from dflash_trt.errors import DflashError
-from dflash_trt.training.blocks import IGNORED, Batch, draw_batch, order_rows, tokens_before
+from dflash_trt.models.draft import read_draft
+from dflash_trt.training.draft_blocks import IGNORED, Batch, draw_batch, order_rows, tokens_before
 from dflash_trt.training.draft_model import load_draft, new_draft, save_draft
 from dflash_trt.training.draft_shape import DraftDesign, shape_of
 from dflash_trt.training.eagle_model import EagleModel, new_head, save_eagle

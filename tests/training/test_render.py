@@ -10,8 +10,8 @@ import pytest
 from dflash_trt.errors import DflashError
 from dflash_trt.text.tokenizer import BundleTokenizer
 from dflash_trt.training.render import LEAST_ANSWER, PromptRenderer
-from dflash_trt.training.request import DataOptions
-from dflash_trt.training.rows import PromptRow, read_sets
+from dflash_trt.training.training_request import DataOptions
+from dflash_trt.training.training_rows import PromptRow, read_sets
 from tests.training.prompts import TARGET, write_rows
 
 TEMPLATE = (

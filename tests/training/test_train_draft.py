@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 
 from dflash_trt.api import Checkpoints, build
-from dflash_trt.checkpoints.draft import read_draft
-from dflash_trt.checkpoints.pair import check_pair
-from dflash_trt.checkpoints.target import read_target
-from dflash_trt.config import data_folder
-from dflash_trt.replay import Replay
+from dflash_trt.decoding.replay import Replay
+from dflash_trt.models.build_config import data_folder
+from dflash_trt.models.draft import read_draft
+from dflash_trt.models.pair_check import check_pair
+from dflash_trt.models.target import read_target
 from dflash_trt.training.teacher import MOST_DIFFERENT, Teacher, difference
 from dflash_trt.training.trainer import Trainer
 from tests.frozen.command_line import run, run_well

@@ -13,7 +13,7 @@ import pytest
 
 from dflash_trt.errors import DflashError
 from dflash_trt.training.features import FEATURES, check_space
-from dflash_trt.training.rows import read_sets
+from dflash_trt.training.training_rows import read_sets
 from tests.frozen.command_line import run
 from tests.training.prompts import TARGET, command, write_prompts, write_rows
 

@@ -17,8 +17,7 @@ from dflash_trt.errors import DflashError
 from dflash_trt.text.tokenizer import BundleTokenizer
 from dflash_trt.training.answers import AnswerOptions, AnswerStore, LocalAnswerer
 from dflash_trt.training.features import TokenRow, capture, online_store, open_store
-from dflash_trt.training.json_lines import JsonLines
-from dflash_trt.training.plan import (
+from dflash_trt.training.hours_plan import (
     ANSWER_SHARE,
     LEAST_MEASUREMENTS,
     MAX_EPOCHS,
@@ -27,9 +26,10 @@ from dflash_trt.training.plan import (
     Rates,
     make_plan,
 )
+from dflash_trt.training.json_lines import JsonLines
 from dflash_trt.training.render import RenderedRow
-from dflash_trt.training.rows import read_sets, split_rows
 from dflash_trt.training.shape_choice import choose_mask_token, default_taps
+from dflash_trt.training.training_rows import read_sets, split_rows
 from dflash_trt.training.work_folder import open_work
 from tests.cli.bigram import write_bigram_pair
 from tests.training.prompts import TARGET, write_prompts, write_rows

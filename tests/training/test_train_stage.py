@@ -13,12 +13,12 @@ from typing import Any, cast
 import pytest
 
 from dflash_trt.core.progress import SilentProgress
+from dflash_trt.decoding.replay import Acceptance
 from dflash_trt.errors import DflashError
-from dflash_trt.replay import Acceptance
-from dflash_trt.training.plan import Plan
+from dflash_trt.training.hours_plan import Plan
+from dflash_trt.training.observer import Evaluation, TrainingCurves
 from dflash_trt.training.train_stage import TrainedDraft, TrainStage
 from dflash_trt.training.trainer import Trainer
-from dflash_trt.training.watch import Evaluation, TrainingCurves
 from tests.training.prompts import contents
 
 STEPS = 40

@@ -14,16 +14,16 @@ from typing import Any
 
 import pytest
 import yaml
-from dflash_perf.harness.config import read_sweep_config
+from dflash_perf.harness.sweep_config import read_sweep_config
 
 from dflash_trt.building.profile import on_profile
-from dflash_trt.checkpoints.draft import read_draft
-from dflash_trt.checkpoints.target import read_target
-from dflash_trt.config import load_config
 from dflash_trt.core import links
-from dflash_trt.planning.known_pairs import find_pair, pair_names
-from dflash_trt.trtllm.plan import DeploymentOptions, fit_batch, plan_deployment
-from dflash_trt.trtllm.versions import DEFAULT_VERSION, find_version
+from dflash_trt.deploy.planning.known_pairs import find_pair, pair_names
+from dflash_trt.deploy.trtllm.deployment_plan import DeploymentOptions, fit_batch, plan_deployment
+from dflash_trt.deploy.trtllm.versions import DEFAULT_VERSION, find_version
+from dflash_trt.models.build_config import load_config
+from dflash_trt.models.draft import read_draft
+from dflash_trt.models.target import read_target
 from tests.trtllm.conftest import Run, install_tensorrt_llm
 
 MOUNTED = "/deployment/weights"

@@ -8,8 +8,8 @@ import pytest
 import torch
 import yaml
 
-from dflash_trt.checkpoints.draft import read_draft
-from dflash_trt.checkpoints.target import read_target
+from dflash_trt.models.draft import read_draft
+from dflash_trt.models.target import read_target
 from tests.reference.deepspec import write_deepspec
 from tests.trtllm.conftest import Run
 from tests.trtllm.test_deployment import MOUNTED, build_deployment

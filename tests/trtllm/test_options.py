@@ -10,11 +10,11 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dflash_trt.config import load_config
+from dflash_trt.deploy.trtllm.llm_options import read_options
+from dflash_trt.deploy.trtllm.schema import MoeBackend
+from dflash_trt.deploy.trtllm.trtllm_kernels import MOE_KERNELS, default_moe_backend, moe_backends
 from dflash_trt.errors import DflashError
-from dflash_trt.trtllm.options import read_options
-from dflash_trt.trtllm.schema import MoeBackend
-from dflash_trt.trtllm.support import MOE_KERNELS, default_moe_backend, moe_backends
+from dflash_trt.models.build_config import load_config
 from tests.trtllm.conftest import Run
 
 SPECULATION = "speculative_config"

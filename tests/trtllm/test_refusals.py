@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from dflash_trt.config import load_config
+from dflash_trt.models.build_config import load_config
 from tests.trtllm.conftest import QWEN3, Run, write_schedule
 
 POSITIONS = 32768 + 16

@@ -11,16 +11,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import BaseModel, ConfigDict, Field, create_model
 
-from dflash_trt.errors import DflashError
-from dflash_trt.trtllm.rules import check_draft_length
-from dflash_trt.trtllm.schema import DFlashConfig, check_arguments
-from dflash_trt.trtllm.versions import (
+from dflash_trt.deploy.trtllm.deployment_rules import check_draft_length
+from dflash_trt.deploy.trtllm.schema import DFlashConfig, check_arguments
+from dflash_trt.deploy.trtllm.versions import (
     DEFAULT_VERSION,
     VERSIONS,
     check_natively,
     find_version,
     load_native,
 )
+from dflash_trt.errors import DflashError
 from tests.trtllm.conftest import QWEN3
 
 OLD, NEW = "1.3.0rc27", "1.4.0rc1"

@@ -9,14 +9,13 @@ import pytest
 
 from dflash_trt.backends.base import ExecutorLimits
 from dflash_trt.core.limits import PagePool, WindowedPages
-from dflash_trt.errors import DflashError
-from dflash_trt.runtime import Generator, GeneratorOptions, Request
-from dflash_trt.runtime.pacing import Pacer
-from dflash_trt.speculation.drafters import PROMPT_LOOKUP
-from dflash_trt.speculation.prediction import StepPrediction
-from dflash_trt.speculation.schedule import Measurements, StepSeconds
-from dflash_trt.tuning import blocks
-from dflash_trt.tuning.blocks import (
+from dflash_trt.decoding import Generator, GeneratorOptions, Request
+from dflash_trt.decoding.drafter_kinds import PROMPT_LOOKUP
+from dflash_trt.decoding.pacing import Pacer
+from dflash_trt.decoding.prediction import StepPrediction
+from dflash_trt.decoding.schedule import Measurements, StepSeconds
+from dflash_trt.decoding.tuning import block_times as blocks
+from dflash_trt.decoding.tuning.block_times import (
     TuningOptions,
     candidate_batches,
     candidate_blocks,
@@ -24,8 +23,9 @@ from dflash_trt.tuning.blocks import (
     expect_plain_steps,
     measure,
 )
+from dflash_trt.errors import DflashError
+from tests.decoding.schedules import invent_measurements
 from tests.pairs import SilentProgress
-from tests.runtime.schedules import invent_measurements
 from tests.standins.executor import FakeExecutor
 
 BLOCKS = (2, 4, 8)

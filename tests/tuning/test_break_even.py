@@ -7,17 +7,17 @@ from __future__ import annotations
 
 import pytest
 
-from dflash_trt.runtime import RequestStatistics
-from dflash_trt.runtime.statistics import StatisticsRecorder
-from dflash_trt.serving.server.metrics import FEWEST_STEPS, AcceptanceWatch
-from dflash_trt.speculation.schedule import BlockSchedule, merge_ranges
-from dflash_trt.tuning.break_even import (
+from dflash_trt.decoding import RequestStatistics
+from dflash_trt.decoding.schedule import BlockSchedule, merge_ranges
+from dflash_trt.decoding.statistics import StatisticsRecorder
+from dflash_trt.decoding.tuning.break_even import (
     DraftedSteps,
     low_acceptance,
     schedule_break_even,
     timed_break_even,
 )
-from tests.runtime.schedules import invent_measurements
+from dflash_trt.serving.server.metrics import FEWEST_STEPS, AcceptanceWatch
+from tests.decoding.schedules import invent_measurements
 
 # Block 8 takes 1.7 plain steps of one sequence, block 4 1.1.
 MEASURED = invent_measurements([4, 8], per_row=0.15)

@@ -17,16 +17,16 @@ from typing import ClassVar
 
 from onnx import TensorProto
 
-from dflash_trt.checkpoints.sizes import LayerSizes
 from dflash_trt.graph.bindings import KV
 from dflash_trt.graph.caches.linear import linear_length, plain_attention
 from dflash_trt.graph.caches.strategy import CacheStrategy, attend_by_kernel, scatter_rows
+from dflash_trt.graph.call_rows import Rows
 from dflash_trt.graph.decomposed_attention import decomposed_attention
 from dflash_trt.graph.form import GraphForm
 from dflash_trt.graph.functions import attention_facts, attention_function
 from dflash_trt.graph.model_builder import LayerBuilder
-from dflash_trt.graph.rows import Rows
 from dflash_trt.hardware.kernels import HEAD_DIMS
+from dflash_trt.models.sizes import LayerSizes
 
 # TensorRT's kernels take head sizes that are multiples of 8.
 SINK_DIMS = 8

@@ -8,12 +8,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
-from dflash_trt.checkpoints.quantized_weights import read_kv_scales
 from dflash_trt.graph.bindings import KV, Dim, cache_output, page_table_input
 from dflash_trt.graph.block_attention import block_attention_function
 from dflash_trt.graph.form import CacheDtype, GraphForm, Precision
 from dflash_trt.graph.kv_cache_update import kv_cache_update_function
 from dflash_trt.graph.model_builder import LayerBuilder
+from dflash_trt.models.quantized_weights import read_kv_scales
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,7 @@ from dflash_trt.bundle.manifest import Manifest
 from dflash_trt.errors import DflashError
 from dflash_trt.graph.tensors import OWNERS, cache_layout
 from dflash_trt.proof.gpu_check.calls import Bench, begin_anew, forward
-from dflash_trt.proof.gpu_check.record import Found, Probe
+from dflash_trt.proof.gpu_check.gpu_record import Found, Probe
 
 IN_PLACE = "caches are updated where they lie"
 NEIGHBOURS = "no row that a sequence holds is written again"

@@ -20,8 +20,8 @@ from dflash_trt.backends.base import (
 from dflash_trt.backends.onnxruntime.executor import OnnxRuntimeExecutor
 from dflash_trt.backends.tensorrt.run.executor import TensorRtExecutor
 from dflash_trt.bundle.manifest import Manifest
-from dflash_trt.runtime import Request, SamplingParams
-from dflash_trt.runtime.scores import sampling_input
+from dflash_trt.decoding import Request, SamplingParams
+from dflash_trt.decoding.scores import sampling_input
 
 
 @dataclass(frozen=True, slots=True)

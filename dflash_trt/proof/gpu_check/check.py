@@ -12,15 +12,15 @@ from typing import Any
 from dflash_trt.core.progress import Progress
 from dflash_trt.core.publish import replace_file
 from dflash_trt.errors import DflashError, nearest, one_line
-from dflash_trt.proof.gpu_check.page import page, to_json
-from dflash_trt.proof.gpu_check.parts import MACHINE, Part, check_parts
-from dflash_trt.proof.gpu_check.record import (
+from dflash_trt.proof.gpu_check.gpu_record import (
     PAGE_NAME,
     RECORD_NAME,
     CheckRecord,
     PartOutcome,
     open_record,
 )
+from dflash_trt.proof.gpu_check.page import page, to_json
+from dflash_trt.proof.gpu_check.parts import MACHINE, Part, check_parts
 from dflash_trt.proof.gpu_check.runner import Setting, run_in_child
 
 BUDGET_SECONDS = 580

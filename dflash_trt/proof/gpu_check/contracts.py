@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from dflash_trt.proof.gpu_check.record import PartOutcome
+from dflash_trt.proof.gpu_check.gpu_record import PartOutcome
 
 KERNELS, PLUGINS = "kernels: ", "TensorRT with plugins: "
 

@@ -13,7 +13,7 @@ from dflash_trt.core.machine import describe_host
 from dflash_trt.errors import DflashError
 from dflash_trt.hardware.device import ALIGNMENT, Device, HostBytes, load_cuda
 from dflash_trt.hardware.gpus import arches
-from dflash_trt.proof.gpu_check.record import Found, Probe, attempt
+from dflash_trt.proof.gpu_check.gpu_record import Found, Probe, attempt
 from dflash_trt.proof.gpu_check.runner import Setting
 
 SIZE = 1 << 20

@@ -18,17 +18,18 @@ from dflash_trt.backends.tensorrt.build.plugins import plugin_arch
 from dflash_trt.backends.tensorrt.library import Library, RefusedError, load_library
 from dflash_trt.backends.tensorrt.run.engines import Loader
 from dflash_trt.backends.tensorrt.run.executor import TensorRtExecutor
-from dflash_trt.bundle.build import BuildOptions, build_bundle
+from dflash_trt.building.bundle_writer import BuildOptions, build_bundle
 from dflash_trt.bundle.bundle import Bundle, load_tokenizer, open_bundle
-from dflash_trt.checkpoints.draft import read_draft
-from dflash_trt.checkpoints.pair import Pair, check_pair
-from dflash_trt.checkpoints.target import read_target
-from dflash_trt.config import load_config, resolve_file
 from dflash_trt.core.progress import SilentProgress
+from dflash_trt.decoding import Request
 from dflash_trt.errors import DflashError
 from dflash_trt.graph.form import Precision
 from dflash_trt.hardware.device import Device
 from dflash_trt.hardware.gpus import Arch, arches
+from dflash_trt.models.build_config import load_config, resolve_file
+from dflash_trt.models.draft import read_draft
+from dflash_trt.models.pair_check import Pair, check_pair
+from dflash_trt.models.target import read_target
 from dflash_trt.proof.gpu_check.cache_probes import IN_PLACE, probe_dirty_pages, probe_rows
 from dflash_trt.proof.gpu_check.calls import Bench
 from dflash_trt.proof.gpu_check.executor_probes import (
@@ -41,22 +42,21 @@ from dflash_trt.proof.gpu_check.executor_probes import (
     probe_speed,
     probe_tokens,
 )
-from dflash_trt.proof.gpu_check.random_pairs import (
-    PAGE_SIZE,
-    RandomPair,
-    configure,
-    write_random_pair,
-)
-from dflash_trt.proof.gpu_check.record import (
+from dflash_trt.proof.gpu_check.gpu_record import (
     Found,
     PartSkippedError,
     Probe,
     attempt,
     describe_error,
 )
+from dflash_trt.proof.gpu_check.random_pairs import (
+    PAGE_SIZE,
+    RandomPair,
+    configure,
+    write_random_pair,
+)
 from dflash_trt.proof.gpu_check.runner import Setting
 from dflash_trt.proof.gpu_check.shape_probes import probe_calls, probe_drafts, probe_drift
-from dflash_trt.runtime import Request
 from dflash_trt.text.prompts import read_prompts
 
 DEMO = "demo"

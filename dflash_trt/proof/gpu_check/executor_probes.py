@@ -15,11 +15,11 @@ import numpy as np
 
 from dflash_trt.backends.base import Executor, FloatArray, Int64Array, Scores, TargetCall
 from dflash_trt.backends.tensorrt.run.executor import TensorRtExecutor
+from dflash_trt.decoding import Generator, GeneratorOptions, RequestResult, SamplingParams
+from dflash_trt.decoding.scores import sampling_input
 from dflash_trt.proof.gpu_check.calls import Bench, begin_anew, forward, make_step
-from dflash_trt.proof.gpu_check.record import Found, Probe
+from dflash_trt.proof.gpu_check.gpu_record import Found, Probe
 from dflash_trt.proof.verification import Mode, ModeReport, measure_speed
-from dflash_trt.runtime import Generator, GeneratorOptions, RequestResult, SamplingParams
-from dflash_trt.runtime.scores import sampling_input
 from dflash_trt.sampling.acceptance import accept_block
 from dflash_trt.sampling.choice import choose_tokens
 

@@ -18,7 +18,7 @@ from dflash_plugins.testing.gpu import KernelLauncher, TorchRunner, load_driver
 from dflash_trt.core.user_cache import user_cache_file
 from dflash_trt.errors import DflashError, one_line
 from dflash_trt.hardware.device import Device
-from dflash_trt.proof.gpu_check.record import OutOfTimeError, PartSkippedError, Probe
+from dflash_trt.proof.gpu_check.gpu_record import OutOfTimeError, PartSkippedError, Probe
 from dflash_trt.proof.gpu_check.runner import Setting
 
 # What a case takes at most, its compilation included; none is begun with less.

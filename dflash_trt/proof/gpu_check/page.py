@@ -8,7 +8,7 @@ from typing import Any
 
 from dflash_trt.errors import one_line
 from dflash_trt.proof.gpu_check.contracts import judge_contracts
-from dflash_trt.proof.gpu_check.record import CheckRecord, PartOutcome
+from dflash_trt.proof.gpu_check.gpu_record import CheckRecord, PartOutcome
 
 MARKS = {True: "yes", False: "no", None: ""}
 SHOWN_FIGURES = 24

@@ -10,22 +10,22 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
-from dflash_trt.checkpoints.draft import read_draft
-from dflash_trt.checkpoints.pair import Pair, check_pair
-from dflash_trt.checkpoints.sizes import (
+from dflash_trt.building.synthetic.gpt_oss import write_gpt_oss
+from dflash_trt.building.synthetic.qwen3 import write_pair
+from dflash_trt.deploy.planning.known_pairs import PairShape
+from dflash_trt.graph.form import CacheDtype
+from dflash_trt.hardware.kernels import ONE_LAUNCH
+from dflash_trt.models.build_config import BuildConfig
+from dflash_trt.models.draft import read_draft
+from dflash_trt.models.pair_check import Pair, check_pair
+from dflash_trt.models.sizes import (
     DecoderSizes,
     DraftShape,
     ExpertSizes,
     LayerSizes,
     TargetShape,
 )
-from dflash_trt.checkpoints.target import read_target
-from dflash_trt.config import BuildConfig
-from dflash_trt.graph.form import CacheDtype
-from dflash_trt.hardware.kernels import ONE_LAUNCH
-from dflash_trt.planning.known_pairs import PairShape
-from dflash_trt.synthetic.gpt_oss import write_gpt_oss
-from dflash_trt.synthetic.qwen3 import write_pair
+from dflash_trt.models.target import read_target
 
 Attention = Literal["full", "sinks", "window"]
 """Qwen3's; gpt-oss's, with sinks and a window in every other layer; Qwen3's and a draft with one

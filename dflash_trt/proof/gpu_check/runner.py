@@ -20,7 +20,7 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 from dflash_trt.errors import one_line
-from dflash_trt.proof.gpu_check.record import (
+from dflash_trt.proof.gpu_check.gpu_record import (
     OutOfTimeError,
     PartOutcome,
     PartSkippedError,

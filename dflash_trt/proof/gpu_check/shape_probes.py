@@ -6,7 +6,7 @@ import numpy as np
 
 from dflash_trt.backends.base import Int64Array
 from dflash_trt.proof.gpu_check.calls import Bench, begin_anew, forward, make_step, random_ids
-from dflash_trt.proof.gpu_check.record import Found
+from dflash_trt.proof.gpu_check.gpu_record import Found
 
 CALLS = 40
 CHANGES = 1000

@@ -12,15 +12,15 @@ from typing import TYPE_CHECKING, Any, cast, get_args
 
 import numpy as np
 
-from dflash_trt.errors import DflashError
-from dflash_trt.runtime import (
+from dflash_trt.decoding import (
     FinishReason,
     RequestResult,
     RequestStatistics,
     TokenLogprob,
 )
-from dflash_trt.runtime.request import Continuation
-from dflash_trt.sampling.rules import TokenRules
+from dflash_trt.decoding.request import Continuation
+from dflash_trt.errors import DflashError
+from dflash_trt.sampling.token_rules import TokenRules
 from dflash_trt.serving.client.errors import ServedModelError, read_error
 from dflash_trt.serving.client.wire import FIGURES, MODEL, Response, WireClient, make_input
 from dflash_trt.text.grammar import Grammar

@@ -14,7 +14,7 @@ from contextlib import closing
 from http.client import HTTPException, HTTPResponse
 from typing import Any
 
-from dflash_trt.core.replies import error_detail, open_reply, parse_object, read_reply
+from dflash_trt.core.http_json import error_detail, open_reply, parse_object, read_reply
 from dflash_trt.errors import DflashError, one_line
 from dflash_trt.sampling.params import SamplingParams
 

@@ -21,7 +21,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from dflash_trt.serving.client.client import TextDelta
 from dflash_trt.serving.openai.errors import ApiError
 from dflash_trt.serving.openai.figures import FrontFigures
-from dflash_trt.serving.openai.options import FrontOptions, LogFormat
+from dflash_trt.serving.openai.front_options import FrontOptions, LogFormat
 
 REQUEST_ID = "X-Request-Id"
 _LAST_WORDS_S = 0.5

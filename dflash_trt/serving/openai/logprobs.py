@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from dflash_trt.runtime import TokenLogprob
+from dflash_trt.decoding import TokenLogprob
 from dflash_trt.text.tokenizer import TokenBytes
 
 # JSON has no infinity; OpenAI's own value for a token that cannot come.

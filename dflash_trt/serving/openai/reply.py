@@ -9,13 +9,13 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
+from dflash_trt.decoding import RequestResult, RequestStatistics, TokenLogprob
 from dflash_trt.errors import DflashError
-from dflash_trt.runtime import RequestResult, RequestStatistics, TokenLogprob
 from dflash_trt.serving.client.client import TextDelta
-from dflash_trt.serving.openai.answers import AnswerReader
+from dflash_trt.serving.openai.answer_reader import AnswerReader
+from dflash_trt.serving.openai.chat_request import CompletionRequest
 from dflash_trt.serving.openai.errors import as_api_error
 from dflash_trt.serving.openai.logprobs import LogprobsWriter, describe_prompt
-from dflash_trt.serving.openai.request import CompletionRequest
 from dflash_trt.text.detokenise import AnswerPiece, CallPiece
 from dflash_trt.text.tokenizer import TokenBytes
 

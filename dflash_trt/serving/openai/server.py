@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from dflash_trt.errors import DflashError, one_line
 from dflash_trt.serving.openai.figures import FrontFigures
-from dflash_trt.serving.openai.options import FrontOptions
+from dflash_trt.serving.openai.front_options import FrontOptions
 from dflash_trt.text.thoughts import find_format
 from dflash_trt.text.tokenizer import BundleTokenizer
 

@@ -11,8 +11,8 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
 
+from dflash_trt.decoding import RequestResult
 from dflash_trt.errors import DflashError
-from dflash_trt.runtime import RequestResult
 from dflash_trt.serving.client.client import TextDelta
 from dflash_trt.serving.openai.reply import ReplyWriter, error_event
 

@@ -7,8 +7,8 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
+from dflash_trt.decoding.jobs import Failure, Job, Outcome
 from dflash_trt.errors import DflashError, one_line
-from dflash_trt.runtime.jobs import Failure, Job, Outcome
 from dflash_trt.text.grammar import Follower, Grammar, GrammarCompiler
 from dflash_trt.text.sandbox import SandboxLostError
 

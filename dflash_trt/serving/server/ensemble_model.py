@@ -12,10 +12,11 @@ from typing import Any
 
 import numpy as np
 
+from dflash_trt.decoding.jobs import Failure, Outcome
 from dflash_trt.errors import DflashError, one_line
-from dflash_trt.runtime.jobs import Failure, Outcome
 from dflash_trt.serving.server.classic import Forward, read_forward, to_classic
 from dflash_trt.serving.server.generation import check_streaming_text
+from dflash_trt.serving.server.gone_clients import CancellationWatch, Lingering
 from dflash_trt.serving.server.inputs import (
     STOP_IDS,
     Tensors,
@@ -27,7 +28,6 @@ from dflash_trt.serving.server.inputs import (
 from dflash_trt.serving.server.processes import find_models
 from dflash_trt.serving.server.replies import Channel, Outputs
 from dflash_trt.serving.server.settings import ModelSettings
-from dflash_trt.serving.server.watch import CancellationWatch, Lingering
 
 _LLM_MODEL = "tensorrt_llm"
 _FINAL_MARK = "num_verify_steps"  # an output that only a last response has

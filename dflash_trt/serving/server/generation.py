@@ -9,10 +9,10 @@ from typing import Any, Literal, TypeVar
 
 from dflash_trt.core.strict_json import parse_json
 from dflash_trt.core.validation import check_value
+from dflash_trt.decoding import Request, SamplingParams
 from dflash_trt.errors import DflashError, one_line
-from dflash_trt.runtime import Request, SamplingParams
 from dflash_trt.sampling.penalties import MOST_BIASED, Penalties, TokenName
-from dflash_trt.sampling.rules import MOST_ALLOWED, TokenRules
+from dflash_trt.sampling.token_rules import MOST_ALLOWED, TokenRules
 from dflash_trt.serving.server.fields import (
     GUIDE,
     GUIDE_TYPE,

@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from dflash_trt.decoding.worker import Phase
 from dflash_trt.errors import DflashError
-from dflash_trt.runtime.worker import Phase
 
 # Names the file to the models' processes, which get no other word from who starts their server.
 HEARTBEAT_VARIABLE = "DFLASH_TRT_HEARTBEAT"

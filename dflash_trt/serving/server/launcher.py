@@ -15,8 +15,8 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from dflash_trt.core.files import resolved
+from dflash_trt.decoding.worker import Phase
 from dflash_trt.errors import DflashError, one_line
-from dflash_trt.runtime.worker import Phase
 from dflash_trt.serving.server.addresses import (
     LOOPBACK,
     bind_port,

@@ -10,13 +10,15 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from dflash_trt.bundle.bundle import bound_memory, open_bundle
+from dflash_trt.decoding import RequestStatistics, TokenEvent
+from dflash_trt.decoding.jobs import Failure, Job, Outcome
+from dflash_trt.decoding.tuning.bundle_schedule import AUTO, NONE
+from dflash_trt.decoding.worker import GeneratorWorker
 from dflash_trt.errors import DflashError, one_line
 from dflash_trt.pair import LoadedPair
-from dflash_trt.runtime import RequestStatistics, TokenEvent
-from dflash_trt.runtime.jobs import Failure, Job, Outcome
-from dflash_trt.runtime.worker import GeneratorWorker
 from dflash_trt.serving.server.compiling import CompilingQueue
 from dflash_trt.serving.server.generation import GenerationReader, check_streaming_text
+from dflash_trt.serving.server.gone_clients import CancellationWatch
 from dflash_trt.serving.server.heartbeat import HeartbeatWriter
 from dflash_trt.serving.server.inputs import (
     STOP_IDS,
@@ -28,9 +30,7 @@ from dflash_trt.serving.server.inputs import (
 from dflash_trt.serving.server.metrics import AcceptanceWatch, Metrics
 from dflash_trt.serving.server.replies import Channel, Reply
 from dflash_trt.serving.server.settings import ModelSettings
-from dflash_trt.serving.server.watch import CancellationWatch
 from dflash_trt.text.sandbox import SandboxLostError
-from dflash_trt.tuning.bundle_schedule import AUTO, NONE
 
 _REPLY_THREADS = 2
 _SWITCH_INTERVAL_S = 0.0002

@@ -7,10 +7,10 @@ from collections.abc import Callable
 from queue import Empty, SimpleQueue
 from typing import Any
 
-from dflash_trt.runtime import RequestStatistics
-from dflash_trt.runtime.jobs import Load, Outcome
-from dflash_trt.speculation.schedule import BlockSchedule
-from dflash_trt.tuning.break_even import DraftedSteps, low_acceptance, schedule_break_even
+from dflash_trt.decoding import RequestStatistics
+from dflash_trt.decoding.jobs import Load, Outcome
+from dflash_trt.decoding.schedule import BlockSchedule
+from dflash_trt.decoding.tuning.break_even import DraftedSteps, low_acceptance, schedule_break_even
 from dflash_trt.version import __version__
 
 SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)

@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from dflash_trt.decoding import RequestResult, TokenEvent, TokenLogprob
+from dflash_trt.decoding.jobs import Failure, Outcome
 from dflash_trt.errors import DflashError
-from dflash_trt.runtime import RequestResult, TokenEvent, TokenLogprob
-from dflash_trt.runtime.jobs import Failure, Outcome
 from dflash_trt.serving.client.wire import FIGURES
 from dflash_trt.serving.server.generation import Generation
 from dflash_trt.serving.server.inputs import as_strings

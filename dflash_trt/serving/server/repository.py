@@ -10,22 +10,22 @@ from string import Template
 from dflash_trt.backends.registry import check_runnable
 from dflash_trt.bundle.bundle import Bundle, load_tokenizer, open_bundle
 from dflash_trt.bundle.manifest import MANIFEST_NAME
-from dflash_trt.config import data_folder
 from dflash_trt.core.links import place_files
 from dflash_trt.core.progress import Progress
 from dflash_trt.core.publish import StagedKind, staged_folder
-from dflash_trt.errors import DflashError
-from dflash_trt.hardware.cores import AUTO as ALL_CORES
-from dflash_trt.hardware.cores import ThreadChoice
-from dflash_trt.speculation.drafters import DFLASH, DrafterKind
-from dflash_trt.speculation.schedule import BlockSchedule
-from dflash_trt.tuning.bundle_schedule import (
+from dflash_trt.decoding.drafter_kinds import DFLASH, DrafterKind
+from dflash_trt.decoding.schedule import BlockSchedule
+from dflash_trt.decoding.tuning.bundle_schedule import (
     AUTO,
     NONE,
     check_drafter,
     choose_schedule,
     write_schedule,
 )
+from dflash_trt.errors import DflashError
+from dflash_trt.hardware.cores import AUTO as ALL_CORES
+from dflash_trt.hardware.cores import ThreadChoice
+from dflash_trt.models.build_config import data_folder
 
 LLM_MODEL = "tensorrt_llm"
 ENSEMBLE_MODEL = "ensemble"

@@ -6,9 +6,9 @@ import json
 from collections.abc import Mapping
 from pathlib import Path
 
+from dflash_trt.decoding.drafter_kinds import DRAFTERS, DrafterKind
 from dflash_trt.errors import DflashError, one_line
 from dflash_trt.hardware.cores import AUTO, ThreadChoice
-from dflash_trt.speculation.drafters import DRAFTERS, DrafterKind
 
 
 class ModelSettings:

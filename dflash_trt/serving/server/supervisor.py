@@ -11,8 +11,8 @@ from contextlib import aclosing, suppress
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from dflash_trt.decoding.worker import Phase
 from dflash_trt.errors import EXIT_FAILED, DflashError
-from dflash_trt.runtime.worker import Phase
 from dflash_trt.serving.client.client import GenerationRequest, ServedModel, TextDelta
 from dflash_trt.serving.client.errors import ServedModelError
 from dflash_trt.serving.server.heartbeat import SilenceWatch, read_heartbeat

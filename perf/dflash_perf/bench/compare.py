@@ -19,11 +19,11 @@ import click
 from dflash_perf.bench.base import Figures, Work, bench
 from dflash_perf.bench.repeat import requests_of, show, spread_of_ratios, spreads, take_turns
 from dflash_trt.bundle.bundle import Bundle, open_bundle
+from dflash_trt.decoding import GeneratorOptions, Request
+from dflash_trt.decoding.tuning.bundle_schedule import NONE
 from dflash_trt.errors import DflashError
 from dflash_trt.graph.bindings import GRAPH_NAMES
 from dflash_trt.pair import LoadedPair
-from dflash_trt.runtime import GeneratorOptions, Request
-from dflash_trt.tuning.bundle_schedule import NONE
 
 
 @bench(runs=5)

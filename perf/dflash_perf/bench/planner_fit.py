@@ -1,6 +1,6 @@
 """Fits the planner's parameters to published tables, judges it on others, stores both.
 
-Prints what it finds; with --write it replaces dflash_trt/planning/calibration.yaml.
+Prints what it finds; with --write it replaces dflash_trt/deploy/planning/calibration.yaml.
 """
 
 from __future__ import annotations
@@ -17,15 +17,21 @@ from numpy.typing import NDArray
 
 from dflash_perf.bench.base import Work, bench
 from dflash_perf.extra import require
+from dflash_trt.bundle.memory.gpu_layout import GpuLayout
 from dflash_trt.core.yaml_files import read_yaml
+from dflash_trt.deploy.planning.acceptance_rates import AcceptanceCurve
+from dflash_trt.deploy.planning.calibration import CALIBRATION_FILE, Calibration, ProjectionAccuracy
+from dflash_trt.deploy.planning.cost import Replica
+from dflash_trt.deploy.planning.decoding import Autoregressive, Decoding, DFlash, DraftTree, Eagle3
+from dflash_trt.deploy.planning.known_pairs import find_pair, published_decodings
+from dflash_trt.deploy.planning.layout_search import (
+    Site,
+    Workload,
+    answer,
+    best_at,
+    possible_layouts,
+)
 from dflash_trt.hardware.gpus import find_gpu
-from dflash_trt.memory.gpus import GpuLayout
-from dflash_trt.planning.acceptance import AcceptanceCurve
-from dflash_trt.planning.calibration import CALIBRATION_FILE, Calibration, ProjectionAccuracy
-from dflash_trt.planning.cost import Replica
-from dflash_trt.planning.decoding import Autoregressive, Decoding, DFlash, DraftTree, Eagle3
-from dflash_trt.planning.known_pairs import find_pair, published_decodings
-from dflash_trt.planning.search import Site, Workload, answer, best_at, possible_layouts
 
 Array = NDArray[np.float64]
 PublishedRow = dict[str, Any]

@@ -10,8 +10,8 @@ from statistics import median
 from typing import TypeVar
 
 from dflash_trt.bundle.bundle import Bundle, load_tokenizer
+from dflash_trt.decoding import Generator, Request, SamplingParams
 from dflash_trt.errors import DflashError
-from dflash_trt.runtime import Generator, Request, SamplingParams
 from dflash_trt.text.prompts import encode_prompts, read_prompts
 
 Value = TypeVar("Value")

@@ -25,11 +25,11 @@ from dflash_perf.bench.compare import read_named_bundles
 from dflash_perf.bench.repeat import prompt_file
 from dflash_trt.bundle.bundle import Bundle, load_tokenizer, open_bundle
 from dflash_trt.core.progress import SilentProgress
+from dflash_trt.decoding.tuning.bundle_schedule import AUTO, NONE, choose_schedule
 from dflash_trt.errors import DflashError
 from dflash_trt.serving.server.launcher import ServerOptions, TritonServer
 from dflash_trt.serving.server.repository import RepositoryOptions, write_repository
 from dflash_trt.text.prompts import read_prompts
-from dflash_trt.tuning.bundle_schedule import AUTO, NONE, choose_schedule
 
 READY_TIMEOUT_S = 300
 

@@ -30,10 +30,10 @@ from dflash_perf.bench.repeat import (
     take_turns,
 )
 from dflash_trt.bundle.bundle import open_bundle
+from dflash_trt.decoding import GeneratorOptions, Request
 from dflash_trt.errors import DflashError
 from dflash_trt.graph.bindings import GRAPH_NAMES
 from dflash_trt.pair import LoadedPair
-from dflash_trt.runtime import GeneratorOptions, Request
 
 TUNED, PLAIN = "tuned", "target_only"
 CLOCKS = {"wall": time.perf_counter, "cpu": time.process_time}

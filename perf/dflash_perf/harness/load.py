@@ -12,14 +12,14 @@ from itertools import islice
 
 import numpy as np
 
-from dflash_perf.harness.config import OfferedLoad, SweepConfig
 from dflash_perf.harness.distribution import percentile
-from dflash_perf.harness.endpoint import Endpoint
-from dflash_perf.harness.prompts import PromptSet
+from dflash_perf.harness.load_prompts import PromptSet
 from dflash_perf.harness.records import RequestRecord, RunRecord
+from dflash_perf.harness.served_model import Endpoint
+from dflash_perf.harness.sweep_config import OfferedLoad, SweepConfig
 from dflash_perf.harness.trace import Trace
+from dflash_trt.decoding.loops import is_looping
 from dflash_trt.errors import DflashError
-from dflash_trt.runtime.loops import is_looping
 from dflash_trt.serving.client.errors import ServedModelError
 
 REQUESTS_PER_STREAM = 10

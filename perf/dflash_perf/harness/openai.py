@@ -8,8 +8,8 @@ import time
 from array import array
 from typing import TYPE_CHECKING, Any
 
-from dflash_perf.harness.config import Configuration, SweepConfig
 from dflash_perf.harness.records import ServerCounts
+from dflash_perf.harness.sweep_config import Configuration, SweepConfig
 from dflash_perf.harness.trace import Trace
 from dflash_trt.errors import DflashError, one_line
 from dflash_trt.serving.client.errors import ServedModelError

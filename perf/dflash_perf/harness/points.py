@@ -10,10 +10,9 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
-from dflash_perf.harness.config import OfferedLoad
 from dflash_perf.harness.distribution import Spread, describe
 from dflash_perf.harness.load import REQUESTS_PER_STREAM
-from dflash_perf.harness.metrics import (
+from dflash_perf.harness.load_metrics import (
     REQUEST_METRICS,
     RUN_METRICS,
     AcceptanceProfile,
@@ -21,8 +20,9 @@ from dflash_perf.harness.metrics import (
     acceptance_rate,
     interactivity,
 )
-from dflash_perf.harness.prompts import RANDOM_WORDS
+from dflash_perf.harness.load_prompts import RANDOM_WORDS
 from dflash_perf.harness.records import RequestRecord, RunRecord
+from dflash_perf.harness.sweep_config import OfferedLoad
 from dflash_trt.text.task_sets import ALL
 
 BUSY_CLIENT = 0.8

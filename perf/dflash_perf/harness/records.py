@@ -6,7 +6,7 @@ import dataclasses
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from dflash_perf.harness.config import Goodput
+from dflash_perf.harness.sweep_config import Goodput
 
 TokenSource = Literal["output_ids", "counts", "tokenizer"]
 

@@ -19,9 +19,9 @@ from pathlib import Path
 from typing import Any
 
 from dflash_perf.harness.columns import points_csv
-from dflash_perf.harness.config import SweepConfig, to_slug
 from dflash_perf.harness.points import RunPlan, RunSummary, SweepPoint, group
 from dflash_perf.harness.records import RequestRecord, RunRecord
+from dflash_perf.harness.sweep_config import SweepConfig, to_slug
 from dflash_perf.record import describe_machine
 from dflash_trt.core.files import FileKind, exists, read_bytes
 from dflash_trt.core.publish import replace_file

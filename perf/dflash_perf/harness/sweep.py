@@ -9,13 +9,13 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from dflash_perf.extra import require
-from dflash_perf.harness.answers import loads_between
-from dflash_perf.harness.config import Configuration, OfferedLoad, SweepConfig
-from dflash_perf.harness.endpoint import Endpoint, open_endpoint
 from dflash_perf.harness.load import LoadGenerator, RunProgress
+from dflash_perf.harness.load_prompts import PromptSet, Tokenizer, load_prompts
 from dflash_perf.harness.points import RunPlan, RunSummary
-from dflash_perf.harness.prompts import PromptSet, Tokenizer, load_prompts
+from dflash_perf.harness.served_model import Endpoint, open_endpoint
 from dflash_perf.harness.store import ResultStore
+from dflash_perf.harness.summary import loads_between
+from dflash_perf.harness.sweep_config import Configuration, OfferedLoad, SweepConfig
 
 ROUNDS = 2
 """How often a sweep looks for loads between those that were measured."""

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from contextlib import aclosing
 from typing import TYPE_CHECKING, Any, cast, get_args
 
-from dflash_perf.harness.config import Configuration, SweepConfig
 from dflash_perf.harness.records import ServerCounts
+from dflash_perf.harness.sweep_config import Configuration, SweepConfig
 from dflash_perf.harness.trace import Streaming, Trace
 from dflash_trt.errors import DflashError, nearest
 from dflash_trt.serving.client.errors import ServedModelError

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from dflash_perf.front import FrontPoint
-from dflash_perf.harness.answers import build_fronts
 from dflash_perf.harness.points import SweepPoint
-from dflash_perf.projection.tables import NOT_REACHABLE, UNIT, projected_front
+from dflash_perf.harness.summary import build_fronts
+from dflash_perf.projection.projection_tables import NOT_REACHABLE, UNIT, projected_front
 from dflash_perf.report.content import Chart
 from dflash_perf.report.style import (
     label_lines,
@@ -18,8 +18,8 @@ from dflash_perf.report.style import (
     name_lines,
     new_chart,
 )
-from dflash_trt.planning.decoding import Kind
-from dflash_trt.planning.projection import BASELINE, Projection
+from dflash_trt.deploy.planning.decoding import Kind
+from dflash_trt.deploy.planning.projection import BASELINE, Projection
 
 DASHES = (
     (0, (5, 2.5)),

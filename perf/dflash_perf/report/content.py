@@ -11,13 +11,18 @@ from pathlib import PurePath
 from typing import TYPE_CHECKING, Any
 
 from dflash_perf.front import Front
-from dflash_perf.harness.answers import SweepAnswer, answer, build_fronts, throughput_unit
-from dflash_perf.harness.metrics import REQUEST_METRICS, RUN_METRICS, AcceptanceProfile, definition
+from dflash_perf.harness.load_metrics import (
+    REQUEST_METRICS,
+    RUN_METRICS,
+    AcceptanceProfile,
+    definition,
+)
 from dflash_perf.harness.points import SweepPoint
 from dflash_perf.harness.store import ResultStore
+from dflash_perf.harness.summary import SweepAnswer, answer, build_fronts, throughput_unit
 from dflash_perf.report import charts
 from dflash_perf.report.charts import ChartData
-from dflash_perf.report.tables import (
+from dflash_perf.report.report_tables import (
     Table,
     answer_table,
     configuration_table,

@@ -6,13 +6,13 @@ from collections.abc import Sequence
 
 from dflash_perf.extra import require
 from dflash_perf.report.content import Chart
+from dflash_perf.report.report_page import render_page
+from dflash_perf.report.report_tables import DASH, Table
 from dflash_perf.report.style import COLOURS, chart_style, label_lines, new_chart
-from dflash_perf.report.tables import DASH, Table
-from dflash_perf.report.write import render_page
-from dflash_trt.diagnosis.diagnose import Diagnosis
-from dflash_trt.diagnosis.evidence import Evidence
-from dflash_trt.diagnosis.trial import Trial
-from dflash_trt.diagnosis.verdict import show_gain
+from dflash_trt.proof.diagnosis.diagnose import Diagnosis
+from dflash_trt.proof.diagnosis.evidence import Evidence
+from dflash_trt.proof.diagnosis.trial import Trial
+from dflash_trt.proof.diagnosis.verdict import show_gain
 
 
 def render_diagnosis(bundle: str, diagnosis: Diagnosis) -> str:

@@ -6,10 +6,10 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from dflash_perf.report.content import Chart
+from dflash_perf.report.report_page import render_page
+from dflash_perf.report.report_tables import DASH, Table
 from dflash_perf.report.style import COLOURS, FAINT, INK, chart_style, label_lines, new_chart
-from dflash_perf.report.tables import DASH, Table
-from dflash_perf.report.write import render_page
-from dflash_trt.training.watch import Evaluation, TrainingCurves, best_of
+from dflash_trt.training.observer import Evaluation, TrainingCurves, best_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

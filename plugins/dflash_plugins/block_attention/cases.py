@@ -9,9 +9,9 @@ from dflash_plugins.block_attention.launch import MERGE, OPERATIONS
 from dflash_plugins.kv_caches import cache_specs
 from dflash_plugins.operation import Case, DType, TensorSpec
 from dflash_plugins.public import public_pairs, wide_targets
-from dflash_trt.config import PublishedPair
 from dflash_trt.core.limits import PAGE_SIZE
 from dflash_trt.hardware.kernels import ONE_LAUNCH, most_splits, needs_split
+from dflash_trt.models.build_config import PublishedPair
 
 LENGTH = 131_072
 """Positions of the longest cache that kernels are compiled for."""

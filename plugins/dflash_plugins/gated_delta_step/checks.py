@@ -23,8 +23,8 @@ from dflash_plugins.testing.numeric import (
     judge,
     spread,
 )
-from dflash_trt.checkpoints.sizes import RecurrentSizes
 from dflash_trt.hardware.kernels import SIDES
+from dflash_trt.models.sizes import RecurrentSizes
 
 
 @dataclass(frozen=True, slots=True)

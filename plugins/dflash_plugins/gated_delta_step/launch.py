@@ -21,9 +21,9 @@ from dflash_plugins.operation import (
     next_power_of_two,
 )
 from dflash_plugins.public import recurrences
-from dflash_trt.checkpoints.sizes import RecurrentSizes
 from dflash_trt.errors import DflashError
 from dflash_trt.hardware.kernels import MOST_TAPS, RECURRENT_HEAD_DIMS, SIDES
+from dflash_trt.models.sizes import RecurrentSizes
 
 TACTICS = STEP, CHUNKS = range(2)
 

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from dflash_trt.backends.base import Executor, FloatArray, Scores, TargetCall
-from dflash_trt.bundle.build import BuildOptions
+from dflash_trt.building.bundle_writer import BuildOptions
 from tests.pairs import bundle_pair
 from tests.reference.checkpoints import write_draft, write_target
 from tests.reference.compare import assert_bitwise_equal

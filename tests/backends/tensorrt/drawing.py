@@ -20,9 +20,9 @@ from dflash_trt.backends.base import (
     StepCall,
 )
 from dflash_trt.backends.tensorrt.run.executor import TensorRtExecutor
+from dflash_trt.decoding import Generator, Request, RequestResult, SamplingParams
 from dflash_trt.graph.bindings import GRAPH_NAMES
 from dflash_trt.graph.form import GraphForm
-from dflash_trt.runtime import Generator, Request, RequestResult, SamplingParams
 from dflash_trt.sampling.acceptance import accept_block
 from dflash_trt.sampling.params import pack_sampling
 from tests.backends.steps import one_chunk

@@ -17,12 +17,12 @@ from dflash_trt.backends.tensorrt.build.profiles import profiles
 from dflash_trt.backends.tensorrt.library import LIBRARIES
 from dflash_trt.backends.tensorrt.run.engines import EngineBundle, Loader
 from dflash_trt.backends.tensorrt.run.executor import TensorRtExecutor
+from dflash_trt.bundle.memory.cache_bytes import engine_cache_length
+from dflash_trt.decoding import Generator, Request, RequestResult, SamplingParams
 from dflash_trt.graph.bindings import GRAPH_NAMES
 from dflash_trt.graph.form import GraphForm
 from dflash_trt.graph.tensors import Role, cache_layout
 from dflash_trt.hardware.device import Device
-from dflash_trt.memory.caches import engine_cache_length
-from dflash_trt.runtime import Generator, Request, RequestResult, SamplingParams
 from tests.pairs import TinyPair
 from tests.standins.cuda import FakeCuda
 from tests.standins.tensorrt import FakeTensorRt, Plan

@@ -20,11 +20,11 @@ from dflash_trt.backends.base import Executor, Scores, TargetCall, hold_position
 from dflash_trt.backends.registry import open_executor
 from dflash_trt.backends.tensorrt.build.builder import EngineOptions
 from dflash_trt.backends.tensorrt.library import TENSORRT, TENSORRT_RTX, Library, find_arch
-from dflash_trt.bundle.build import BuildOptions
+from dflash_trt.building.bundle_writer import BuildOptions
 from dflash_trt.bundle.bundle import Bundle
+from dflash_trt.decoding import Generator, GeneratorOptions, Request, SamplingParams
 from dflash_trt.graph.caches import native
 from dflash_trt.graph.form import GraphForm, Precision
-from dflash_trt.runtime import Generator, GeneratorOptions, Request, SamplingParams
 from dflash_trt.sampling.params import pack_sampling
 from tests.backends.steps import one_chunk
 from tests.backends.tensorrt.drawing import write_graphs

@@ -18,10 +18,10 @@ from dflash_trt.backends.registry import open_executor
 from dflash_trt.backends.tensorrt.build.builder import EngineOptions as Engines
 from dflash_trt.backends.tensorrt.library import TENSORRT, find_arch
 from dflash_trt.backends.tensorrt.run.executor import TensorRtExecutor
-from dflash_trt.bundle.build import BuildOptions
+from dflash_trt.building.bundle_writer import BuildOptions
 from dflash_trt.bundle.bundle import Bundle
+from dflash_trt.decoding import Generator, GeneratorOptions, Request
 from dflash_trt.graph.form import CacheDtype, Precision
-from dflash_trt.runtime import Generator, GeneratorOptions, Request
 from tests.backends.steps import random_ids, run_chunks
 from tests.covering import exhaustive
 from tests.lossless.runs import count_tokens, run_traffic

@@ -17,11 +17,11 @@ import pytest
 from dflash_trt.backends.base import Scores, StepCall, TargetCall
 from dflash_trt.backends.tensorrt.run.executor import TensorRtExecutor
 from dflash_trt.backends.tensorrt.run.lookahead import Step
+from dflash_trt.decoding import Generator, GeneratorOptions, Penalties, SamplingParams
 from dflash_trt.graph.form import GraphForm
 from dflash_trt.proof.gpu_check.executor_probes import probe_ahead, probe_drawing
-from dflash_trt.runtime import Generator, GeneratorOptions, Penalties, SamplingParams
 from dflash_trt.sampling.params import pack_sampling
-from dflash_trt.sampling.rules import TokenRules
+from dflash_trt.sampling.token_rules import TokenRules
 from tests.backends.steps import one_chunk, random_ids
 from tests.backends.tensorrt.drawing import (
     GREEDY,

@@ -20,8 +20,8 @@ import pytest
 from dflash_trt.backends.base import ExecutorLimits, StepCall
 from dflash_trt.backends.page_bindings import HANDED_BACK
 from dflash_trt.backends.tensorrt.run.executor import TensorRtExecutor
+from dflash_trt.decoding import Request
 from dflash_trt.graph.form import CacheDtype, GraphForm
-from dflash_trt.runtime import Request
 from tests.backends.tensorrt.drawing import (
     ENDS,
     GREEDY,

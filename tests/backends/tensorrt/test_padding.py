@@ -13,10 +13,10 @@ import pytest
 from dflash_trt.backends.base import ExecutorLimits, Scores, StepCall
 from dflash_trt.backends.tensorrt.run.padding import SlotRows, padded_sizes
 from dflash_trt.core.limits import PagePool
+from dflash_trt.decoding import Generator, GeneratorOptions, Request, SamplingParams
+from dflash_trt.decoding.jobs import JobRunner
+from dflash_trt.decoding.scores import sampling_input
 from dflash_trt.graph.form import GraphForm
-from dflash_trt.runtime import Generator, GeneratorOptions, Request, SamplingParams
-from dflash_trt.runtime.jobs import JobRunner
-from dflash_trt.runtime.scores import sampling_input
 from tests.backends.steps import one_chunk, random_ids, run_chunks
 from tests.backends.tensorrt.drawing import GREEDY, PROMPTS, Decoding, write_graphs
 from tests.backends.tensorrt.machine import Machine, make_machine, run_alone

@@ -16,8 +16,8 @@ import pytest
 
 from dflash_trt.backends.tensorrt.run.executor import TensorRtExecutor
 from dflash_trt.core.limits import PagePool
+from dflash_trt.decoding import Generator, GeneratorOptions, Request, SamplingParams
 from dflash_trt.errors import DflashError
-from dflash_trt.runtime import Generator, GeneratorOptions, Request, SamplingParams
 from tests.backends.steps import forward_rows, one_step, random_ids, run_chunks
 from tests.backends.tensorrt.machine import Machine, engine_form, make_machine, run_alone
 from tests.inspection import poison_free_pages

@@ -17,11 +17,11 @@ from dflash_trt.backends.tensorrt.build.profiles import choose_profile, profiles
 from dflash_trt.backends.tensorrt.library import LIBRARIES
 from dflash_trt.backends.tensorrt.run.executor import TensorRtExecutor
 from dflash_trt.core.limits import Limits
+from dflash_trt.decoding import Generator, GeneratorOptions
 from dflash_trt.errors import DflashError
 from dflash_trt.graph.bindings import GRAPH_NAMES
 from dflash_trt.graph.form import CacheDtype, Precision
 from dflash_trt.hardware.device import Device
-from dflash_trt.runtime import Generator, GeneratorOptions
 from tests.backends.steps import (
     begin,
     decode_plainly,

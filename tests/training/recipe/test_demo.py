@@ -20,10 +20,10 @@ from demo_pair.recipe.settings import (
     small_sizes,
 )
 from demo_pair.recipe.target import build_target, round_to_bf16
-from dflash_trt.checkpoints.draft import read_draft
-from dflash_trt.checkpoints.pair import Pair, check_pair
-from dflash_trt.checkpoints.rope import YarnScaling
-from dflash_trt.checkpoints.target import read_target
+from dflash_trt.models.draft import read_draft
+from dflash_trt.models.pair_check import Pair, check_pair
+from dflash_trt.models.rope import YarnScaling
+from dflash_trt.models.target import read_target
 
 DEMO_PAIR = Path(__file__).parents[3] / "demo_pair"
 TARGET_FILES = {

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 import dflash_trt
-from dflash_trt.checkpoints.deepspec import UNUSED
-from dflash_trt.checkpoints.draft import read_draft
-from dflash_trt.checkpoints.pair import check_pair
-from dflash_trt.checkpoints.target import read_target
+from dflash_trt.models.deepspec import UNUSED
+from dflash_trt.models.draft import read_draft
+from dflash_trt.models.pair_check import check_pair
+from dflash_trt.models.target import read_target
 from tests.frozen.canonical import ROOT
 
 DEMO = ROOT / "demo_pair"

@@ -45,10 +45,6 @@ from dflash_trt.backends.tensorrt.library import (
     make_logger,
     refused,
 )
-from dflash_trt.checkpoints.decoder import DecoderSpec
-from dflash_trt.checkpoints.pair import Pair
-from dflash_trt.checkpoints.quantized_weights import quantized_linears
-from dflash_trt.checkpoints.sizes import LayerSizes
 from dflash_trt.core.files import FileKind, find_file
 from dflash_trt.core.limits import Limits
 from dflash_trt.core.progress import Progress
@@ -67,6 +63,10 @@ from dflash_trt.graph.gated_delta_groups import GROUPS
 from dflash_trt.hardware.device import Device
 from dflash_trt.hardware.gpus import Arch
 from dflash_trt.hardware.kernels import HEAD_DIMS
+from dflash_trt.models.decoder import DecoderSpec
+from dflash_trt.models.pair_check import Pair
+from dflash_trt.models.quantized_weights import quantized_linears
+from dflash_trt.models.sizes import LayerSizes
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,10 +10,10 @@ from typing import Any
 import onnx
 from onnx import TensorProto
 
-from dflash_trt.checkpoints.quantization import LinearFormat
 from dflash_trt.errors import DflashError, first_few
 from dflash_trt.graph.decomposed_attention import DECOMPOSED
 from dflash_trt.graph.moe import MOE
+from dflash_trt.models.quantization import LinearFormat
 
 ATTENTION, MASK, CAUSAL_KIND = "TRT_Attention", 3, "causal_kind"
 GEMM = "Gemm"

@@ -9,11 +9,11 @@ import pytest
 
 from dflash_trt.backends.tensorrt.build.builder import EngineOptions
 from dflash_trt.backends.tensorrt.library import find_arch
-from dflash_trt.bundle.build import BuildOptions
+from dflash_trt.building.bundle_writer import BuildOptions
 from dflash_trt.bundle.bundle import Bundle
-from dflash_trt.checkpoints.pair import Pair
 from dflash_trt.core.progress import Progress, Unit
 from dflash_trt.graph.form import Precision
+from dflash_trt.models.pair_check import Pair
 from tests.pairs import write_bundle
 
 

@@ -11,11 +11,11 @@ import pytest
 from dflash_trt.backends.tensorrt.build.builder import EngineOptions, check_buildable
 from dflash_trt.backends.tensorrt.library import find_arch
 from dflash_trt.bundle.bundle import Bundle, verify_bundle
-from dflash_trt.checkpoints.draft import read_draft
-from dflash_trt.checkpoints.pair import Pair, check_pair
-from dflash_trt.checkpoints.target import read_target
 from dflash_trt.errors import DflashError
 from dflash_trt.graph.form import GraphForm, Precision
+from dflash_trt.models.draft import read_draft
+from dflash_trt.models.pair_check import Pair, check_pair
+from dflash_trt.models.target import read_target
 from tests.backends.tensorrt.build.conftest import BuildEngines, RecordedProgress
 from tests.covering import exhaustive
 from tests.pairs import TWO_KINDS, PairFactory

@@ -9,14 +9,14 @@ from typing import Any
 import pytest
 
 import dflash_trt.backends.tensorrt.build.builder as builder
-from dflash_trt.bundle.memory import engine_bytes, estimate_memory
-from dflash_trt.checkpoints.draft import read_draft
-from dflash_trt.checkpoints.pair import Pair, check_pair
-from dflash_trt.checkpoints.quantized_weights import quantized_linears
-from dflash_trt.checkpoints.target import read_target
+from dflash_trt.bundle.memory.estimate import engine_bytes, estimate_memory
 from dflash_trt.cli.inspect import describe_bundle
 from dflash_trt.errors import DflashError
 from dflash_trt.graph.form import Precision
+from dflash_trt.models.draft import read_draft
+from dflash_trt.models.pair_check import Pair, check_pair
+from dflash_trt.models.quantized_weights import quantized_linears
+from dflash_trt.models.target import read_target
 from tests.backends.tensorrt.build.conftest import BuildEngines
 from tests.pairs import TWO_KINDS, PairFactory
 from tests.reference.checkpoints import write_draft, write_target

@@ -1,0 +1,282 @@
+"""Turns a pair of checkpoints into a bundle."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from importlib.metadata import version
+from pathlib import Path
+
+from dflash_trt.backends.tensorrt.build.builder import EngineOptions, library_version
+from dflash_trt.building.engines import build_engines, check_engines
+from dflash_trt.building.quantize import PairQuantization, plan_quantization, quantize_pair
+from dflash_trt.bundle.dims import draft_dims, target_dims
+from dflash_trt.bundle.graph_folder import GraphFolder
+from dflash_trt.bundle.manifest import (
+    MANIFEST_NAME,
+    PROMPTS_NAME,
+    SCHEMA_VERSION,
+    TOKENIZER_FOLDER,
+    BundleFile,
+    Manifest,
+    Origin,
+)
+from dflash_trt.bundle.memory.cache_bytes import engine_cache_length
+from dflash_trt.bundle.support import PairFeature, check_pair_features
+from dflash_trt.core.files import FileKind, blob_sha256, copy_small, exists, file_sha256
+from dflash_trt.core.limits import Limits, check_positions, choose_block, choose_pool
+from dflash_trt.core.progress import Progress
+from dflash_trt.core.publish import staged_folder
+from dflash_trt.errors import DflashError, printable
+from dflash_trt.graph.draft import build_draft
+from dflash_trt.graph.form import CacheDtype, GraphForm
+from dflash_trt.graph.rope_tables import compute_tables, draft_head
+from dflash_trt.graph.target import build_target
+from dflash_trt.models.build_config import BuildConfig
+from dflash_trt.models.pair_check import Pair
+from dflash_trt.models.quantized_weights import read_kv_scales
+from dflash_trt.models.safetensors_header import header_sha256
+from dflash_trt.text.tokenizer import BundleTokenizer
+from dflash_trt.version import __version__
+
+MAX_TABLE_BYTES = 1 << 30
+TOKENIZER_NAME = "tokenizer.json"
+TOKENIZER_FILES = {
+    TOKENIZER_NAME: FileKind.TOKENIZER,
+    "tokenizer_config.json": FileKind.CONFIG,
+    "special_tokens_map.json": FileKind.CONFIG,
+    "generation_config.json": FileKind.CONFIG,
+    "chat_template.jinja": FileKind.TEMPLATE,
+}
+LIBRARIES = ("numpy", "onnx", "onnxruntime", "safetensors", "tokenizers")
+
+
+@dataclass(frozen=True, slots=True)
+class BuildOptions:
+    """How to write a bundle, beyond what the configuration says.
+
+    `engines` None makes a bundle for the CPU, which runs the graphs themselves; `quantization`
+    None builds the checkpoints as they are. `page_size` None gives linear KV caches, `pages` None
+    as many as all full sequences need. Engines need plugins for paged and for FP8 caches.
+    """
+
+    copy_weights: bool = False
+    hash_weights: bool = False
+    overwrite: bool = False
+    engines: EngineOptions | None = None
+    quantization: PairQuantization | None = None
+    page_size: int | None = None
+    pages: int | None = None
+    cache_dtype: CacheDtype = CacheDtype.COMPUTE
+
+
+def build_bundle(
+    pair: Pair,
+    config: BuildConfig,
+    name: str,
+    destination: Path,
+    options: BuildOptions,
+    progress: Progress,
+    *,
+    prompts: Path | None = None,
+) -> Manifest:
+    """Writes a bundle of `pair` to `destination`, whole or not at all.
+
+    Weights are referenced, never loaded: memory stays at the size of the graphs and the RoPE
+    tables, unless engines are built or activations observed. `prompts` is a .jsonl to carry along,
+    which `verify` uses when given no others.
+
+    Raises:
+        DflashError: limits do not fit the pair, it cannot be quantised, an engine cannot be built,
+            or a file cannot be read or written.
+    """
+    _check_kind(pair, options)
+    limits = _limits(pair, config)
+    end_ids = _find_end_ids(pair)
+    if options.cache_dtype is CacheDtype.FP8:
+        _check_kv_scales(pair)
+    plan = engines = pool = None
+    if options.quantization is not None:
+        plan = plan_quantization(pair, options.quantization)
+    if options.page_size is not None:
+        windows = (*pair.target.sizes.windows, *pair.draft.sizes.windows)
+        pool = choose_pool(limits, options.page_size, options.pages, windows)
+    form = GraphForm(
+        page_size=None if pool is None else pool.page_size,
+        windows=() if pool is None else pool.windows,
+        cache_dtype=options.cache_dtype,
+        replay=limits.block_size if pair.target.sizes.has_state else None,
+    )
+    libraries = {library: version(library) for library in LIBRARIES}
+    if options.engines is not None:
+        form = options.engines.form(form)
+        check_engines(pair, limits, options.engines, form, pool, plan)
+        library = options.engines.library
+        libraries[library.module] = library_version(library)
+    length = engine_cache_length(limits, pair.target.sizes, form)
+    if options.engines is not None:
+        form = replace(form, cache_length=length).with_pages(pool)
+    with staged_folder(destination, overwrite=options.overwrite) as folder:
+        # Beside the bundle in its temporary folder: on its filesystem, and gone when that goes.
+        written = folder.with_name("quantized")
+        if plan is not None:
+            pair = quantize_pair(plan, written, destination, progress)
+        graphs = GraphFolder(folder)
+        graphs.place_weights(
+            {"target": pair.target.weights, "draft": pair.draft.weights},
+            destination,
+            progress,
+            copy=options.copy_weights,
+            written=written,
+        )
+        graphs.describe_weights("target", pair.target.checkpoint)
+        graphs.describe_weights("draft", pair.draft.checkpoint)
+        progress.stage("graphs", None)
+        _write_graphs(pair, graphs, limits.max_seq_len, form)
+        has_tokenizer = _copy_tokenizer(pair, folder)
+        if prompts is not None:
+            copy_small(prompts, folder / PROMPTS_NAME, FileKind.PROMPTS, named=True)
+        if options.engines is not None:
+            engines = build_engines(folder, limits, length, options.engines, progress)
+        origin: Origin = "quantized"
+        if plan is None:
+            origin = "copied" if graphs.has_copies else "linked"
+        manifest = Manifest(
+            schema_version=SCHEMA_VERSION,
+            name=printable(name),
+            created_by=f"dflash-trt {__version__}",
+            executor="cpu" if options.engines is None else options.engines.library.executor,
+            compute_dtype=form.precision.value,
+            target=target_dims(pair, end_ids),
+            draft=draft_dims(pair),
+            limits=limits,
+            weights=origin,
+            tokenizer=has_tokenizer,
+            libraries=libraries,
+            files=_describe_files(graphs, options, progress),
+            engines=engines,
+            page_pool=pool,
+            kv_dtype=options.cache_dtype.value,
+        )
+        (folder / MANIFEST_NAME).write_bytes(manifest.encode())
+    return manifest
+
+
+def _check_kind(pair: Pair, options: BuildOptions) -> None:
+    """Refuses what has no graph for the kind of draft or target; DflashError (usage)."""
+    fp8 = options.cache_dtype is CacheDtype.FP8
+    kernels = options.engines is not None and (fp8 or options.page_size is not None)
+    wanted = {
+        PairFeature.KERNEL_CACHES: kernels,
+        PairFeature.QUANTIZING: options.quantization is not None,
+        PairFeature.FP8_CACHES: fp8,
+    }
+    check_pair_features(pair, [feature for feature, is_wanted in wanted.items() if is_wanted])
+
+
+def _limits(pair: Pair, config: BuildConfig) -> Limits:
+    """The bundle's limits; DflashError (usage) where the models were not made for them."""
+    check_positions(
+        config.max_seq_len,
+        min(pair.target.max_position_embeddings, pair.draft.max_position_embeddings),
+    )
+    target, draft = pair.target.sizes, pair.draft.sizes
+    sizes = [target.full_layer.head_dim, draft.layer.head_dim]
+    if pair.target.local_rope is not None:
+        sizes.append(target.layer.head_dim)
+    tables = sum(2 * 4 * config.max_seq_len * head_dim for head_dim in sizes)
+    if tables > MAX_TABLE_BYTES:  # they are computed in memory
+        raise DflashError(
+            f"RoPE tables for {config.max_seq_len:,} positions take {tables:,} bytes",
+            fix="lower --max-seq-len",
+            usage=True,
+        )
+    block_size = choose_block(config.block_size, pair.draft.block_size)
+    if block_size >= config.max_seq_len:
+        raise DflashError(
+            f"max_seq_len {config.max_seq_len} does not hold one block of {block_size} rows",
+            fix="raise --max-seq-len",
+            usage=True,
+        )
+    return Limits(
+        max_batch=config.max_batch,
+        max_seq_len=config.max_seq_len,
+        block_size=block_size,
+        prefill_chunk=min(config.prefill_chunk, config.max_seq_len),
+    )
+
+
+def _write_graphs(pair: Pair, graphs: GraphFolder, positions: int, form: GraphForm) -> None:
+    target, draft = pair.target, pair.draft
+    tables = graphs.write_tables(compute_tables(target, draft, positions) | draft_head(pair))
+    for model in (
+        build_target(target, draft, tables, graphs.locate, form),
+        build_draft(pair, tables, graphs.locate, form),
+        build_target(target, None, tables, graphs.locate, form),
+    ):
+        graphs.write_graph(model)
+
+
+def _find_end_ids(pair: Pair) -> tuple[int, ...]:
+    """The ids that end a text, the tokenizer's own included.
+
+    Opens the checkpoint's tokenizer, if it has one: later would be after a long build.
+    """
+    target, folder = pair.target, pair.target.checkpoint.path
+    if not exists(folder / TOKENIZER_NAME):
+        return target.eos_token_ids
+    tokenizer = BundleTokenizer(folder)
+    entries = tokenizer.core.get_vocab_size()
+    if entries > target.vocab_size:
+        raise DflashError(
+            f"has {entries} entries, the target's vocabulary {target.vocab_size}",
+            where=folder / TOKENIZER_NAME,
+            fix="it belongs to another model",
+        )
+    return tokenizer.end_ids(target.eos_token_ids)
+
+
+def _check_kv_scales(pair: Pair) -> None:
+    """Reads the scales that the graphs will hold: later would be after a pair is quantised."""
+    for spec in (pair.target, pair.draft):
+        for layer in range(spec.num_layers):
+            read_kv_scales(spec.checkpoint.tensors, spec.weights, spec.quantization, layer)
+
+
+def _copy_tokenizer(pair: Pair, folder: Path) -> bool:
+    """Copies what text needs; False where the checkpoint has no tokenizer.json."""
+    source = pair.target.checkpoint.path
+    if not exists(source / TOKENIZER_NAME):
+        return False
+    (folder / TOKENIZER_FOLDER).mkdir()
+    for name, kind in TOKENIZER_FILES.items():
+        if exists(source / name):
+            copy_small(source / name, folder / TOKENIZER_FOLDER / name, kind)
+    return True
+
+
+def _describe_files(
+    graphs: GraphFolder, options: BuildOptions, progress: Progress
+) -> list[BundleFile]:
+    """Sizes and hashes of everything in the folder."""
+    folder = graphs.folder
+    described: list[BundleFile] = []
+    paths = sorted(path for path in folder.rglob("*") if path.is_file())
+    if options.hash_weights:
+        progress.stage("hashing weights", sum(path.stat().st_size for path in paths))
+    for path in paths:
+        name = path.relative_to(folder).as_posix()
+        source = graphs.weights.get(name)
+        content: str | None
+        if source is None or options.hash_weights:
+            content = file_sha256(path, progress.advance if options.hash_weights else None)
+        else:
+            content = blob_sha256(source)
+        described.append(
+            BundleFile(
+                path=name,
+                bytes=path.stat().st_size,
+                sha256=content,
+                header_sha256=None if source is None else header_sha256(path),
+            )
+        )
+    return described

@@ -1,0 +1,113 @@
+"""The engines of a bundle: whether they can fit a device, built, and described in its manifest."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+from dflash_trt.backends.tensorrt.build.builder import (
+    EngineOptions,
+    build_engine,
+    check_buildable,
+    library_version,
+)
+from dflash_trt.building.quantize import QuantizationPlan
+from dflash_trt.bundle.manifest import EngineFile, EngineSet
+from dflash_trt.bundle.memory.engine_bytes import engine_memory
+from dflash_trt.bundle.memory.weight_bytes import engine_weight_bytes
+from dflash_trt.core.limits import Limits, PagePool
+from dflash_trt.core.progress import Progress
+from dflash_trt.errors import DflashError
+from dflash_trt.graph.bindings import GRAPH_NAMES
+from dflash_trt.graph.form import GraphForm
+from dflash_trt.hardware.kernels import PLUGIN_INTERFACE, check_settled_rows
+from dflash_trt.models.pair_check import Pair
+
+
+def check_engines(
+    pair: Pair,
+    limits: Limits,
+    options: EngineOptions,
+    form: GraphForm,
+    pool: PagePool | None = None,
+    plan: QuantizationPlan | None = None,
+) -> None:
+    """Refuses, before anything is written, engines that cannot be built here or run anywhere.
+
+    `form` is that of their graphs, `pool` where the caches are paged. With a `plan` the pair counts
+    as it will be once it is quantised.
+
+    Raises:
+        DflashError: the library is missing, has no kernel for the pair's head sizes or needs
+            another GPU, the pair exceeds the largest device of the architecture, or the block
+            has more rows than the plugins can accept in one step.
+    """
+    algorithms = {} if plan is None else {o: one.form.algorithm for o, one in plan.options.items()}
+    check_buildable(pair, options, form, algorithms)
+    if options.plugins:
+        check_settled_rows(limits.block_size)
+    item = options.precision.item_bytes
+    target, draft = pair.target.sizes, pair.draft.sizes
+    stored = {} if plan is None else plan.stored_bytes
+    weights = engine_weight_bytes(pair.target.weights, item, stored.get("target", {}))
+    weights += engine_weight_bytes(pair.draft.weights, item, stored.get("draft", {}))
+    took = engine_memory(target, draft, weights, limits, form, pool=pool, splits=options.plugins)
+    largest = options.arch.largest_bytes
+    if took.total > largest:
+        held, shown = "linear caches", f"{limits.max_batch} × {took.positions // limits.max_batch}"
+        if pool is not None:
+            held, shown = "paged caches", f"{pool.pages} × {pool.page_size}"
+        levers = {
+            "--kv-pages": pool is not None,
+            "--max-batch": pool is None or took.shares > 0,
+            "prefill_chunk": took.gathered + took.scores > 0,
+            "--max-seq-len": pool is None,
+        }
+        *others, last = [name for name, helps in levers.items() if helps]
+        fix = f"lower {', '.join(others)} or {last}" if others else f"lower {last}"
+        if weights > largest:
+            fix = "choose a smaller pair, or several GPUs with --executor trtllm"
+        experts = ""
+        if took.gathered:
+            experts = f" and {took.gathered:,} of experts gathered for {took.rows} rows"
+        states = f" and {took.states:,} of recurrent states" if took.states else ""
+        scores = f" and {took.scores:,} of decomposed attention" if took.scores else ""
+        split = f" and {took.shares:,} of attention's shares" if took.shares else ""
+        raise DflashError(
+            f"{weights:,} bytes of weights and {took.caches:,} of {held} ({shown} positions)"
+            f"{states}{experts}{split}{scores} exceed the largest {options.arch.name} device, "
+            f"{largest:,} bytes",
+            fix=fix,
+            usage=True,
+        )
+
+
+def build_engines(
+    folder: Path, limits: Limits, cache_length: int, options: EngineOptions, progress: Progress
+) -> EngineSet:
+    """Builds the engines of the graphs in `folder`, whose caches have `cache_length` positions."""
+    built = [
+        build_engine(graph, folder, options, limits, cache_length, progress)
+        for graph in GRAPH_NAMES
+    ]
+    return EngineSet(
+        arch=options.arch.name,
+        library_version=library_version(options.library),
+        cache_length=cache_length,
+        draws=options.plugins,
+        plugin_interface=PLUGIN_INTERFACE if options.plugins else None,
+        files=[
+            EngineFile(
+                graph=engine.graph,
+                path=engine.path,
+                summary=engine.summary_path,
+                layers=sum(engine.summary.layers.values()),
+                fused_attentions=len(engine.summary.attentions),
+                cache_updates=len(engine.summary.cache_updates),
+                quantized_products=dict(Counter(engine.summary.quantized_products.values())),
+                operations=engine.operations,
+                plugin_caches=engine.plugin_caches,
+            )
+            for engine in built
+        ],
+    )

@@ -1,0 +1,164 @@
+"""A pair in lower precision, made on the way into a bundle."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from dflash_trt.core.files import resolved
+from dflash_trt.core.formats import Format
+from dflash_trt.core.links import check_space
+from dflash_trt.core.progress import Progress, Unit
+from dflash_trt.errors import DflashError
+from dflash_trt.graph.bindings import Owner
+from dflash_trt.models.decoder import DecoderSpec
+from dflash_trt.models.draft import read_draft
+from dflash_trt.models.pair_check import Pair, check_pair
+from dflash_trt.models.target import read_target
+from dflash_trt.quantization.checkpoint import linear_layout, planned_bytes, quantize_checkpoint
+from dflash_trt.quantization.experts import has_mxfp4_experts
+from dflash_trt.quantization.linears import (
+    QuantizeOptions,
+    matching_patterns,
+    refuse_quantized,
+    select_linears,
+)
+from dflash_trt.quantization.scales import Activations, states_scales
+
+PairAmax = Mapping[Owner, Mapping[str, float]]
+"""Largest input magnitude of each linear, by model and role."""
+
+
+@dataclass(frozen=True, slots=True)
+class PairQuantization:
+    """What of a pair is quantised, and how.
+
+    `algorithms` holds the models that are; `exclude` patterns count for both of them. With
+    `kv_scales` they also get the scales of FP8 KV caches, where they have none.
+    `observe` runs the pair as it is and may put temporary files into the folder given.
+    """
+
+    algorithms: Mapping[Owner, Format]
+    observe: Callable[[Pair, Path, Progress], PairAmax]
+    exclude: tuple[str, ...] = ()
+    quantize_lm_head: bool = False
+    kv_scales: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class QuantizationPlan:
+    """A pair and what becomes of it, checked.
+
+    `stored_bytes` are what the linears to be quantised will weigh, scales included, by model
+    and role.
+    """
+
+    pair: Pair
+    options: Mapping[Owner, QuantizeOptions]
+    stored_bytes: Mapping[Owner, Mapping[str, int]]
+    observe: Callable[[Pair, Path, Progress], PairAmax]
+
+    def spec(self, owner: Owner) -> DecoderSpec:
+        return self.pair.target if owner == "target" else self.pair.draft
+
+
+def plan_quantization(pair: Pair, wanted: PairQuantization) -> QuantizationPlan:
+    """Checks what `wanted` asks of `pair`, before anything is read or written.
+
+    Raises:
+        DflashError: a model is quantised already, a pattern matches nothing in either, or see
+            `select_linears`.
+    """
+    specs: dict[Owner, DecoderSpec] = {"target": pair.target, "draft": pair.draft}
+    specs = {owner: spec for owner, spec in specs.items() if owner in wanted.algorithms}
+    for owner, spec in specs.items():
+        option = "--precision" if owner == "target" else "--draft-precision bf16"
+        verb = "leave out" if owner == "target" else "add"
+        fix = f"{verb} {option} to build it as it is"
+        if has_mxfp4_experts(spec.checkpoint.config):
+            fix += ", or write it with `dflash-trt quantize` and build that"
+        refuse_quantized(spec, fix)
+    matched = {owner: matching_patterns(spec, wanted.exclude) for owner, spec in specs.items()}
+    for pattern in wanted.exclude:
+        if not any(pattern in patterns for patterns in matched.values()):
+            raise DflashError(
+                f"{pattern!r} matches no linear of {' or '.join(specs)}",
+                where="--exclude",
+                fix="names look like 'model.layers.0.mlp.up_proj', a draft's have no 'model.'",
+                usage=True,
+            )
+    options = {
+        owner: QuantizeOptions(
+            algorithm,
+            exclude=matched[owner],
+            quantize_lm_head=wanted.quantize_lm_head and owner == "target",
+            kv_scales=wanted.kv_scales and not states_scales(specs[owner]),
+        )
+        for owner, algorithm in wanted.algorithms.items()
+    }
+    stored = {
+        owner: {
+            linear.role: sum(one.num_bytes for one in linear_layout(linear, options[owner].form))
+            for linear in select_linears(spec, options[owner]).linears
+        }
+        for owner, spec in specs.items()
+    }
+    return QuantizationPlan(pair, options, stored, wanted.observe)
+
+
+def quantize_pair(
+    plan: QuantizationPlan, folder: Path, destination: Path, progress: Progress
+) -> Pair:
+    """Writes the models of `plan` that are quantised into `folder`; returns the new pair.
+
+    `destination` is where the bundle will lie: errors about `folder` name it.
+    """
+    folder.mkdir()
+    with _errors_at(destination, folder):
+        sizes = (planned_bytes(plan.spec(owner), own) for owner, own in plan.options.items())
+        check_space(sum(sizes), folder, destination, "the quantized weights need")
+        # As in ModelOpt, the draft's scales hold for the features of a target in high precision.
+        amax = plan.observe(plan.pair, folder, progress)
+        quantized: dict[Owner, Path] = {}
+        for owner, options in plan.options.items():
+            spec = plan.spec(owner)
+            # The name is the checkpoint's: it is what a bundle says that it was built from.
+            quantized[owner] = folder / owner / resolved(spec.checkpoint.path).name
+            quantize_checkpoint(
+                spec,
+                options,
+                Activations.known(amax[owner]),
+                quantized[owner],
+                _NamedProgress(progress, owner),
+            )
+    target = read_target(quantized["target"]) if "target" in quantized else plan.pair.target
+    draft = read_draft(quantized["draft"]) if "draft" in quantized else plan.pair.draft
+    return check_pair(target, draft)
+
+
+@contextmanager
+def _errors_at(destination: Path, folder: Path) -> Iterator[None]:
+    """Errors about `folder`, which is temporary, are about `destination` to a user."""
+    try:
+        yield
+    except DflashError as error:
+        if error.where is None or not Path(error.where).is_relative_to(folder):
+            raise
+        raise DflashError(
+            error.what, where=destination, fix=error.fix, usage=error.usage
+        ) from error
+
+
+class _NamedProgress:
+    """Puts a model's name before the stages of its quantisation."""
+
+    def __init__(self, progress: Progress, owner: Owner) -> None:
+        self._progress, self._owner = progress, owner
+
+    def stage(self, name: str, total: int | None, unit: Unit = "bytes") -> None:
+        self._progress.stage(f"{self._owner}: {name}", total, unit)
+
+    def advance(self, count: int) -> None:
+        self._progress.advance(count)

@@ -1,0 +1,209 @@
+"""`block_schedule.json`: how many rows a verify step has, by the sequences that decode.
+
+An entry holds up to `max_batch` sequences, the last one above that too; block 1 is no speculation.
+With `measured`, what `tune` measured, the runtime follows live acceptance and brings requests back
+from plain decoding; without it the schedule never adapts. docs/tuning.md shows the file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, model_validator
+
+from dflash_trt.backends.base import TargetGraph
+from dflash_trt.core.limits import MAX_BLOCK, Count
+from dflash_trt.core.validation import StrictRecord, read_record
+from dflash_trt.decoding.drafter_kinds import DFLASH, DrafterKind, target_graph
+
+SCHEDULE_NAME = "block_schedule.json"
+SCHEMA_VERSION: Literal[1] = 1
+NO_SPECULATION = 1
+
+MeasuredSeconds = Annotated[float, Field(gt=0, lt=1e6)]
+Probability = Annotated[float, Field(ge=0, le=1)]
+Block = Annotated[int, Field(ge=1, le=MAX_BLOCK)]
+
+
+class BlockRange(StrictRecord):
+    """The block of up to `max_batch` sequences."""
+
+    max_batch: Count
+    block_size: Block
+
+
+class StepSeconds(StrictRecord):
+    """Seconds of one decode step of `batch` sequences.
+
+    `target_only` is the autoregressive baseline, `target` the injecting target with one row, and
+    `blocks` a draft and a verify pass of each block size measured. Without a draft graph `target`
+    is the baseline again, and `blocks` expect steps for which nothing was found, which are plain.
+    """
+
+    batch: Count
+    target_only: MeasuredSeconds
+    target: MeasuredSeconds
+    blocks: list[MeasuredSeconds]
+
+
+class AnswerGroup(StrictRecord):
+    """Some of the answers that were measured: those of one named set, or those that loop.
+
+    `acceptance_lengths` are theirs, by block; None where nothing was drafted for them.
+    """
+
+    name: str
+    answers: Count
+    acceptance_lengths: list[Annotated[float, Field(ge=1, le=MAX_BLOCK)] | None]
+
+
+class Measurements(StrictRecord):
+    """What a schedule was derived from.
+
+    Args:
+        prompts: how many were run for the acceptance, at most `max_tokens` output tokens each.
+        threads: CPU threads of a step.
+        positions: mean cache positions held when steps were timed.
+        block_sizes: the blocks measured, ascending.
+        steps: step times, by batch, ascending.
+        prefill_seconds: seconds per prompt token through the injecting target, one sequence.
+        prefill_only_seconds: the same through target_only.
+        acceptance: by block: P(draft j accepted | all before it accepted), j = 1 … block - 1. A
+            step for which nothing was found counts as one whose first draft was not accepted.
+        acceptance_lengths: by block: tau, emitted tokens / steps.
+        sets: the same by named set of prompts, where there are several.
+        looping: the answers that repeat themselves (`runtime.loops`), which count like others.
+    """
+
+    prompts: Count
+    max_tokens: Count
+    threads: Count
+    positions: Count
+    block_sizes: Annotated[list[Annotated[int, Field(ge=2, le=MAX_BLOCK)]], Field(min_length=1)]
+    steps: Annotated[list[StepSeconds], Field(min_length=1)]
+    prefill_seconds: MeasuredSeconds
+    prefill_only_seconds: MeasuredSeconds
+    acceptance: list[list[Probability]]
+    acceptance_lengths: list[Annotated[float, Field(ge=1, le=MAX_BLOCK)]]
+    sets: list[AnswerGroup] | None = None
+    looping: AnswerGroup | None = None
+
+    @model_validator(mode="after")
+    def _fit_together(self) -> Measurements:
+        sizes = self.block_sizes
+        if not _ascends(sizes) or not _ascends([step.batch for step in self.steps]):
+            raise ValueError("block_sizes and the batches of steps must ascend")
+        if any(len(step.blocks) != len(sizes) for step in self.steps):
+            raise ValueError("every step needs a time for each of block_sizes")
+        if [len(rates) + 1 for rates in self.acceptance] != sizes:
+            raise ValueError("acceptance needs block - 1 rates for each of block_sizes")
+        if len(self.acceptance_lengths) != len(sizes):
+            raise ValueError("acceptance_lengths needs one for each of block_sizes")
+        groups = [*(self.sets or ()), *((self.looping,) if self.looping else ())]
+        if any(len(group.acceptance_lengths) != len(sizes) for group in groups):
+            raise ValueError("acceptance_lengths of a group needs one for each of block_sizes")
+        return self
+
+
+class BlockSchedule(StrictRecord):
+    """A schedule, and what it was derived from.
+
+    `fallback` is the graph that decodes where the block is 1: "target" keeps the drafter's context
+    complete, "target_only" is faster and leaves a gap that must be filled before drafting again.
+    `bundle` identifies the bundle it was measured on (see `tuning.bundle_schedule.fingerprint`),
+    `drafter` who filled the blocks.
+    """
+
+    schema_version: Literal[1] = SCHEMA_VERSION
+    blocks: Annotated[list[BlockRange], Field(min_length=1)]
+    executor: str
+    fallback: TargetGraph = "target"
+    bundle: str | None = None
+    drafter: DrafterKind = Field(default=DFLASH, exclude_if=lambda one: one == DFLASH)
+    measured: Measurements | None = None
+
+    @model_validator(mode="after")
+    def _fit_together(self) -> BlockSchedule:
+        if not _ascends([entry.max_batch for entry in self.blocks]):
+            raise ValueError("blocks must be in ascending order of max_batch")
+        if self.drafter != DFLASH and self.fallback != target_graph(self.drafter):
+            raise ValueError(f"fallback must be target_only: {self.drafter} has no context to feed")
+        if self.drafter == DFLASH and self.fallback == "target_only" and self.measured is None:
+            raise ValueError(
+                "fallback target_only needs measured: filling gaps must be known to pay"
+            )
+        if self.measured is not None:
+            known = {NO_SPECULATION, *self.measured.block_sizes}
+            unknown = sorted({entry.block_size for entry in self.blocks} - known)
+            if unknown:
+                raise ValueError(f"block {unknown[0]} is not among those measured")
+        return self
+
+    @classmethod
+    def read(cls, path: Path) -> BlockSchedule:
+        """The schedule in the file `path`.
+
+        Raises:
+            DflashError: unreadable, another schema version, or fields that do not fit.
+        """
+        return read_record(path, cls, SCHEMA_VERSION, "run `dflash-trt tune` again", usage=True)
+
+    @property
+    def max_batch(self) -> int:
+        """The largest batch it was made for."""
+        return self.blocks[-1].max_batch
+
+    @property
+    def largest_block(self) -> int:
+        return max(entry.block_size for entry in self.blocks)
+
+    def block_size(self, batch: int) -> int:
+        """Rows of a verify step while `batch` sequences decode; 1 is no speculation."""
+        fitting = (entry for entry in self.blocks if batch <= entry.max_batch)
+        return next(fitting, self.blocks[-1]).block_size
+
+    def draft_len_schedule(self) -> dict[int, int]:
+        """TensorRT-LLM's `draft_len_schedule`: {largest batch: drafts}, drafts = block - 1.
+
+        It does not speculate above the last key. The smallest key must have the most drafts, so
+        larger numbers are cut to that; empty where the smallest batches have none.
+        """
+        most = self.blocks[0].block_size - 1
+        if most == 0:
+            return {}
+        drafts = {entry.max_batch: min(entry.block_size - 1, most) for entry in self.blocks}
+        while not drafts[max(drafts)]:
+            del drafts[max(drafts)]
+        return drafts
+
+    def describe(self) -> str:
+        """The schedule in words, with the graph that decodes where there are no drafts."""
+        parts, first = [], 1
+        for entry in self.blocks:
+            block = entry.block_size
+            name = "no drafts" if block == NO_SPECULATION else f"block {block}"
+            last = entry.max_batch
+            parts.append(f"{name} for {first if first == last else f'{first} to {last}'}")
+            first = last + 1
+        return f"{', '.join(parts)} sequences; without drafts {self.fallback} decodes"
+
+    def to_json(self) -> dict[str, Any]:
+        return self.model_dump(mode="json", exclude_none=True)
+
+
+def schedule_name(drafter: DrafterKind) -> str:
+    """The file of a bundle that holds the schedule for `drafter`."""
+    return SCHEDULE_NAME if drafter == DFLASH else f"block_schedule.{drafter}.json"
+
+
+def merge_ranges(blocks: Sequence[int]) -> list[BlockRange]:
+    """Ranges of equal blocks, of `blocks[n - 1]` for n = 1, 2, … sequences."""
+    ends = [n for n, (one, following) in enumerate(pairwise(blocks), start=1) if one != following]
+    return [BlockRange(max_batch=end, block_size=blocks[end - 1]) for end in [*ends, len(blocks)]]
+
+
+def _ascends(values: Sequence[int]) -> bool:
+    return all(one < following for one, following in pairwise(values))

@@ -1,0 +1,197 @@
+"""Who runs next: first come, first served into slots; decode passes between prompt chunks."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+from itertools import groupby
+
+from dflash_trt.decoding.paging import PageTables
+from dflash_trt.decoding.slots import MoveSlot, SlotTable
+from dflash_trt.decoding.state import RequestState
+
+SCORED_ROWS = 32
+"""Of a prompt's chunk whose logits are all wanted: 20 MB for a vocabulary of 151,936."""
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeBatch:
+    """Consecutive slots, from `first_slot` on, whose requests want blocks of `rows` rows."""
+
+    first_slot: int
+    rows: int
+    states: tuple[RequestState, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillChunk:
+    """The next tokens of the prefilling request; `is_last` completes what it has to prefill."""
+
+    slot: int
+    state: RequestState
+    token_ids: tuple[int, ...]
+    is_last: bool
+
+
+class Scheduler:
+    """Holds every live request: waiting, prefilling or decoding.
+
+    With pages, an executor that `looks_ahead` gets those of two blocks while there are enough. The
+    second block's are taken back before anyone is preempted or waits for lack of pages. With
+    linear caches, `copies_prefix` takes what a neighbour has of a prompt from it.
+
+    Attributes:
+        slots: the requests that decode, and the one that prefills.
+    """
+
+    def __init__(
+        self,
+        slots: int,
+        max_seq_len: int,
+        prefill_chunk: int,
+        move_slot: MoveSlot,
+        paging: PageTables | None = None,
+        *,
+        looks_ahead: bool = False,
+        copies_prefix: bool = True,
+    ) -> None:
+        self._max_seq_len = max_seq_len
+        self._prefill_chunk = prefill_chunk
+        self._waiting: deque[RequestState] = deque()
+        self.slots = SlotTable(slots, move_slot)
+        self._paging = paging
+        self._looks_ahead = looks_ahead
+        self._copies_prefix = copies_prefix and paging is None
+
+    @property
+    def running(self) -> tuple[RequestState, ...]:
+        """The requests that hold a slot."""
+        prefilling = self.slots.prefilling
+        return self.slots.decoding if prefilling is None else (*self.slots.decoding, prefilling)
+
+    @property
+    def upcoming(self) -> int:
+        """Sequences that will decode together once all known prompts are prefilled."""
+        return min(len(self.running) + len(self._waiting), self.slots.capacity)
+
+    @property
+    def will_prefill(self) -> bool:
+        """Whether a prompt is being prefilled, or can start because a slot is free."""
+        is_placed = self.slots.prefilling is not None
+        return is_placed or (bool(self._waiting) and self.slots.can_place())
+
+    def add(self, state: RequestState) -> None:
+        self._waiting.append(state)
+
+    def plan_decode(self, most_rows: int | None = None) -> list[DecodeBatch]:
+        """One decode step of every decoding request, in as few passes as their blocks allow.
+
+        Requests whose blocks differ cannot share a pass: each run of equal neighbours is one. They
+        differ by a request's own size, at the end of the context, and where a drafter's context
+        has a gap. With an executor that looks ahead, those whose rows the host reads are passes of
+        their own, so that the others go on ahead. `most_rows` bounds all. Where pages run out, the
+        youngest requests wait again.
+        """
+        if self._paging is not None:
+            self._make_room(self._paging)
+        batches: list[DecodeBatch] = []
+        first_slot = 0
+
+        def kind(state: RequestState) -> tuple[int, bool]:
+            is_apart = self._looks_ahead and state.request.reads_rows
+            return self._count_rows(state, most_rows), is_apart
+
+        for (rows, _), run in groupby(self.slots.decoding, kind):
+            states = tuple(run)
+            batches.append(DecodeBatch(first_slot, rows, states))
+            first_slot += len(states)
+        return batches
+
+    def plan_prefill(self) -> PrefillChunk | None:
+        """The next chunk of the oldest unfinished prompt; None when no slot or prompt is left.
+
+        The oldest prompt waits, and all behind it, where pages are too few for it and one block.
+        One that has begun waits where windowed layers have too few for its next chunk.
+        """
+        if self._waiting and self.slots.can_place() and self._has_pages(self._waiting[0]):
+            self.slots.place(self._waiting.popleft())
+            if self._copies_prefix:
+                self.slots.copy_prefix()
+        state = self.slots.prefilling
+        if state is None:
+            return None
+        start = state.prefilled
+        rows = min(self._prefill_chunk, SCORED_ROWS) if state.scores_prompt else self._prefill_chunk
+        end = min(start + rows, state.prefill_length)
+        if self._paging is not None:
+            end = self._paging.end_chunk(state, end)
+            while not self._paging.reserve(state, self.slots.prefill_slot, end):
+                if not self._trim(self._paging):
+                    return None
+        return PrefillChunk(
+            slot=self.slots.prefill_slot,
+            state=state,
+            token_ids=tuple(state.ids(start, end)),
+            is_last=end == state.prefill_length,
+        )
+
+    def release(self, state: RequestState) -> None:
+        """Takes a request out, waiting or running, and frees its pages and slot."""
+        if self._paging is not None:
+            self._paging.forget(state)
+        if not self.slots.release(state):
+            self._waiting.remove(state)
+
+    def _has_pages(self, state: RequestState) -> bool:
+        """Whether the oldest waiting request got the pages that it needs at once."""
+        if self._paging is None:
+            return True
+        end = min(state.prefill_length + state.rows, self._max_seq_len)
+        slot = len(self.slots.decoding)
+        while not self._paging.admit(state, slot, end):
+            if not self._trim(self._paging):
+                return False
+        return True
+
+    def _make_room(self, paging: PageTables) -> None:
+        """Pages for the next block of every decoding request, the oldest first."""
+        slots = [*range(len(self.slots.decoding)), self.slots.prefill_slot]
+        for slot, state in zip(slots, self.running, strict=False):
+            paging.publish(state)
+            paging.keep_state(state, slot)
+        for state in sorted(self.slots.decoding, key=_age):
+            end, slot = self._block_end(state), self.slots.find(state)
+            while slot is not None and not paging.reserve(state, slot, end):
+                if not self._trim(paging):
+                    self._preempt(max(self.running, key=_age), paging)
+                slot = self.slots.find(state)
+        if self._looks_ahead and not self.will_prefill:  # the block behind it as well
+            for slot, state in enumerate(self.slots.decoding):
+                paging.reserve(state, slot, self._block_end(state, blocks=2))
+
+    def _trim(self, paging: PageTables) -> bool:
+        """Takes back pages beyond the next blocks; returns whether there were any."""
+        decoding = enumerate(self.slots.decoding)
+        freed = [paging.trim(state, slot, self._block_end(state)) for slot, state in decoding]
+        return any(freed)
+
+    def _block_end(self, state: RequestState, blocks: int = 1) -> int:
+        return min(state.cached_length + blocks * state.rows, self._max_seq_len)
+
+    def _preempt(self, state: RequestState, paging: PageTables) -> None:
+        """Preempts a running request: it loses its pages and waits at the head of the queue."""
+        paging.vacate(state)
+        self.slots.release(state)
+        state.preempt()
+        self._waiting.appendleft(state)
+
+    def _count_rows(self, state: RequestState, most_rows: int | None) -> int:
+        if state.injected_until is not None:
+            return 1
+        wanted = state.rows if most_rows is None else min(state.rows, most_rows)
+        return min(wanted, self._max_seq_len - state.cached_length)
+
+
+def _age(state: RequestState) -> int:
+    """Sort key; smaller for older requests."""
+    return state.request_id

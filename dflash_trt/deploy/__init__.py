@@ -1,0 +1,1 @@
+"""Deployments: TensorRT-LLM folders, and projections of what hardware gives."""

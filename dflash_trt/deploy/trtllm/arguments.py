@@ -1,0 +1,180 @@
+"""The LLM arguments of a deployment's variants, and the models that they name."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from dflash_trt.bundle.memory.deployment_bytes import DEFAULT_FRACTION
+from dflash_trt.deploy.trtllm.deployment_plan import DeploymentPlan
+from dflash_trt.deploy.trtllm.trtllm_kernels import (
+    DRAFT_PACKAGES,
+    GUIDED_PACKAGES,
+    REJECTION_PACKAGES,
+)
+
+Variant = Literal["autoregressive", "eagle3", "dflash", "dspark"]
+TITLES: dict[Variant, str] = {
+    "autoregressive": "autoregressive decoding",
+    "eagle3": "EAGLE-3",
+    "dflash": "DFlash",
+    "dspark": "DSpark",
+}
+OF_BLOCKS = ("dflash", "dspark")
+"""Variants of the pair's own draft."""
+MOUNT = "/deployment"
+"""Where the YAML files expect the folder: a relative path could be taken for a hub name."""
+OF_DFLASH = ("context_recompute_tail", "max_concurrency")
+"""What is offered of speculative_config, but for DFlash alone."""
+MIN_NUM_TOKENS = 8192
+"""Tokens of one pass, TensorRT-LLM's own default: the size of a prefill chunk."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelSource:
+    """One model of the deployment: a folder, whose files come along, or a hub name."""
+
+    folder: Path | None = None
+    name: str | None = None
+    revision: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sources:
+    """The models by role.
+
+    `eagle3` is an EAGLE-3 draft of the same target; `precision` is of those models that were
+    quantised for this deployment; `drafting` is the variant of the pair's own draft.
+    """
+
+    target: ModelSource
+    draft: ModelSource
+    eagle3: ModelSource | None = None
+    eagle3_draft_len: int = 0
+    precision: Mapping[str, str]
+    drafting: Variant = "dflash"
+
+    @property
+    def variants(self) -> list[Variant]:
+        """Those that can be written, the baseline first."""
+        without = {variant for variant in OF_BLOCKS if variant != self.drafting}
+        if self.eagle3 is None:
+            without.add("eagle3")
+        return [variant for variant in TITLES if variant not in without]
+
+    @property
+    def locations(self) -> dict[str, str]:
+        """What the YAML files call the models, by role: hub names or mounted folders."""
+        return {
+            role: f"{MOUNT}/weights/{role}" if source.name is None else source.name
+            for role, source in self._roles().items()
+        }
+
+    @property
+    def folders(self) -> dict[str, Path]:
+        """Those whose files come along."""
+        roles = self._roles().items()
+        return {role: source.folder for role, source in roles if source.folder is not None}
+
+    def _roles(self) -> dict[str, ModelSource]:
+        roles = {"target": self.target, "draft": self.draft, "eagle3": self.eagle3}
+        return {role: source for role, source in roles.items() if source is not None}
+
+
+def serve_arguments(plan: DeploymentPlan, sources: Sources, variant: Variant) -> dict[str, Any]:
+    """What `trtllm-serve --config` gets; the model itself is on its command line.
+
+    The three differ in speculation and in the memory that the KV cache may take, in nothing else.
+    """
+    profile, block, options = plan.profile, plan.max_draft_len + 1, plan.options
+    arguments: dict[str, Any] = {"tensor_parallel_size": profile.tensor_parallel}
+    if profile.expert_parallel is not None:
+        arguments["moe_expert_parallel_size"] = profile.expert_parallel
+    if profile.nodes > 1:
+        arguments["gpus_per_node"] = profile.gpus // profile.nodes
+    if sources.target.revision is not None:
+        arguments["revision"] = sources.target.revision
+    # The baseline leaves room for recurrent states too, though it needs fewer.
+    counts = variant in OF_BLOCKS or plan.memory.states > 0
+    arguments |= {
+        "max_batch_size": plan.max_batch,
+        "max_seq_len": plan.max_seq_len,
+        "max_num_tokens": max(MIN_NUM_TOKENS, plan.max_batch * block),
+        "enable_chunked_prefill": True,
+        "cuda_graph_config": {"max_batch_size": plan.max_batch, "enable_padding": True},
+        "kv_cache_config": {
+            # Where a prefix-cache hit would starve the drafter, nobody reuses prefixes.
+            "enable_block_reuse": plan.recompute_tail is not None,
+            "free_gpu_memory_fraction": plan.memory.fraction if counts else DEFAULT_FRACTION,
+            # Rounded, a state would carry each row's error to the end of the text.
+            **({"mamba_ssm_cache_dtype": "float32"} if plan.pair.target.sizes.has_state else {}),
+            **options.given("kv_cache_config"),
+        },
+        **options.given_outside(),
+    }
+    if options.given("moe_config"):
+        arguments["moe_config"] = options.given("moe_config")
+    speculation = _speculation(plan, sources, variant)
+    return arguments | ({} if speculation is None else {"speculative_config": speculation})
+
+
+def model_arguments(plan: DeploymentPlan, sources: Sources, variant: Variant) -> dict[str, Any]:
+    """What the Triton model's model.yaml holds: the same, the model, and its own settings."""
+    return {
+        "model": sources.locations["target"],
+        "backend": "pytorch",
+        **serve_arguments(plan, sources, variant),
+        "triton_config": {"max_batch_size": 0, "decoupled": True},
+    }
+
+
+def packages(plan: DeploymentPlan, variant: Variant) -> dict[str, str]:
+    """What a variant imports besides TensorRT-LLM itself: modules, and where they come from."""
+    options, found = plan.options, dict[str, str]()
+    if variant in OF_BLOCKS:
+        found |= DRAFT_PACKAGES[plan.backend]
+    if options.speculative_config.use_rejection_sampling and variant != "autoregressive":
+        found |= REJECTION_PACKAGES
+    if options.guided_decoding_backend is not None:
+        found |= GUIDED_PACKAGES[options.guided_decoding_backend]
+    return found
+
+
+def _speculation(plan: DeploymentPlan, sources: Sources, variant: Variant) -> dict[str, Any] | None:
+    if variant == "autoregressive":
+        return None
+    given = plan.options.given("speculative_config")
+    own = {name: given.pop(name, None) for name in OF_DFLASH}
+    if variant == "eagle3":
+        return {
+            "decoding_type": "Eagle3",
+            "max_draft_len": sources.eagle3_draft_len,
+            "speculative_model": sources.locations["eagle3"],
+            **given,
+        }
+    draft = plan.pair.draft
+    speculation: dict[str, Any] = {
+        "decoding_type": "DFlash",
+        "max_draft_len": plan.max_draft_len,
+        "speculative_model": sources.locations["draft"],
+        "target_layer_ids": list(draft.target_layer_ids),
+        "mask_token_id": draft.mask_token_id,
+        "attention_backend": plan.backend,
+        **given,
+    }
+    if draft.markov_rank:
+        speculation |= {
+            "decoding_type": "DSpark",
+            "block_size": draft.block_size - 1,  # of slots, as the checkpoint has it
+            "markov_rank": draft.markov_rank,
+            "markov_head_type": "vanilla",
+        }
+    if own["max_concurrency"] is not None:
+        speculation["max_concurrency"] = own["max_concurrency"]
+    if plan.schedule is not None:
+        speculation["draft_len_schedule"] = plan.schedule
+    if plan.recompute_tail is not None:
+        speculation["context_recompute_tail"] = plan.recompute_tail
+    return speculation

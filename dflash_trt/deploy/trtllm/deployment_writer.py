@@ -1,0 +1,289 @@
+"""Writes a TensorRT-LLM deployment: YAML files, Triton repositories, sweeps, README, weights."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Callable, Mapping
+from dataclasses import asdict
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import jinja2
+import yaml
+
+from dflash_trt.core.files import find_file
+from dflash_trt.core.links import check_copies, copy_file, place_files
+from dflash_trt.core.progress import Progress
+from dflash_trt.core.publish import staged_folder
+from dflash_trt.deploy.trtllm.arguments import (
+    OF_BLOCKS,
+    TITLES,
+    Sources,
+    Variant,
+    model_arguments,
+    packages,
+    serve_arguments,
+)
+from dflash_trt.deploy.trtllm.deployment_plan import DeploymentPlan
+from dflash_trt.deploy.trtllm.deployment_record import (
+    DEPLOYMENT,
+    RECORD_NAME,
+    Deployment,
+    Memory,
+    check_deployment,
+    yaml_files,
+)
+from dflash_trt.deploy.trtllm.schema import check_arguments
+from dflash_trt.deploy.trtllm.trtllm_kernels import REASONING_PARSERS
+from dflash_trt.deploy.trtllm.versions import check_natively, load_native
+from dflash_trt.errors import DflashError
+from dflash_trt.hardware.gpus import LEAST_MEMORY
+from dflash_trt.version import __version__
+
+INTERACTIVITY = "200,500"
+CHECKPOINT_SUFFIXES = (".json", ".safetensors", ".jinja", ".txt", ".model", ".tiktoken")
+"""What TensorRT-LLM reads of a checkpoint: no code, no pickles."""
+_SWEEP_OSL = 1024
+
+
+def write_deployment(
+    plan: DeploymentPlan,
+    sources: Sources,
+    destination: Path,
+    progress: Progress,
+    *,
+    overwrite: bool = False,
+    copy_weights: bool = False,
+    quantize: Callable[[Path], Mapping[str, Path]] | None = None,
+) -> Deployment:
+    """Writes `plan` to `destination`, whole or not at all.
+
+    `quantize` writes models into a temporary folder and returns theirs, by role.
+
+    Raises:
+        DflashError: a destination that may not be written, a field that TensorRT-LLM does not
+            document or its own classes refuse, a disk that refuses.
+    """
+    locations = sources.locations
+    for variant in sources.variants:
+        check_arguments(serve_arguments(plan, sources, variant), plan.version, plan.where)
+    native = load_native(plan.version)
+    fields = f"TensorRT-LLM {plan.version.name}'s documented fields"
+    deployment = Deployment(
+        name=plan.name,
+        created_by=f"dflash-trt {__version__}",
+        tensorrt_llm=plan.version.name,
+        checked=f"{fields} and its own classes" if native else fields,
+        profile_name=plan.profile_name,
+        profile=plan.profile,
+        target=locations["target"],
+        draft=locations["draft"],
+        eagle3=locations.get("eagle3"),
+        precision=dict(sources.precision),
+        variants=sources.variants,
+        max_batch=plan.max_batch,
+        max_seq_len=plan.max_seq_len,
+        max_draft_len=plan.max_draft_len,
+        trained_block=plan.pair.draft.block_size,
+        architecture=plan.pair.architecture,
+        experts=plan.pair.target.experts_format,
+        windows=plan.pair.target.has_windows,
+        recurrent=plan.pair.target.sizes.has_state,
+        attention_backend=plan.backend,
+        llm_args=plan.options.model_dump(exclude_unset=True),
+        memory=Memory(**asdict(plan.memory), sequences=plan.memory.sequences),
+    )
+    with staged_folder(destination, overwrite=overwrite, kind=DEPLOYMENT) as folder:
+        for variant in sources.variants:
+            _write_variant(folder, plan, sources, variant, native)
+        _write_scripts(folder, plan, sources)
+        (folder / "README.md").write_text(_readme(plan, sources, native is not None), "utf-8")
+        (folder / RECORD_NAME).write_text(deployment.model_dump_json(indent=2) + "\n", "utf-8")
+        check_deployment(folder, deployment)
+        # Beside it in its temporary folder: on the same filesystem, and gone when that goes.
+        made = {} if quantize is None else quantize(folder.with_name("quantized"))
+        folders = {**sources.folders, **made}
+        if folders:
+            _place_weights(folders, folder, destination, progress, copy=copy_weights)
+    return deployment
+
+
+def _write_variant(
+    folder: Path, plan: DeploymentPlan, sources: Sources, variant: Variant, native: Any | None
+) -> None:
+    """The YAML files, the Triton repository and the sweep of one variant."""
+    serve, model = yaml_files(variant)
+    title = f"{TITLES[variant]} of {plan.name} on {plan.hardware}"
+    checked = f"Checked against the fields that TensorRT-LLM {plan.version.name} documents."
+    for name, arguments in (
+        (serve, serve_arguments(plan, sources, variant)),
+        (model, model_arguments(plan, sources, variant)),
+    ):
+        if native is not None:
+            check_natively(native, arguments, name)
+        _write_yaml(folder / name, f"# LLM arguments: {title}.\n# {checked}\n", arguments)
+    template = _template("config.pbtxt")
+    _write(folder / "triton" / variant / "tensorrt_llm" / "config.pbtxt", template)
+    sweep = f"# `dflash-trt sweep`: {title}, served by trtllm-serve.\n"
+    _write_yaml(folder / "sweep" / f"{variant}.yaml", sweep, _sweep(plan, variant))
+
+
+def _write_scripts(folder: Path, plan: DeploymentPlan, sources: Sources) -> None:
+    """What looks at a machine before it serves, and what serves from Triton server."""
+    variants = sources.variants
+    names = {"version": plan.version.name, "variants": variants, "drafting": sources.drafting}
+    needed = {variant: packages(plan, variant) for variant in variants}
+    gpus = plan.profile.gpus // plan.profile.nodes
+    machine = {
+        "packages": json.dumps(needed, indent=4),
+        "arch": plan.gpu.arch,
+        "gpus": gpus,
+        "memory": plan.memory.gpu_memory,
+        "least_share": LEAST_MEMORY,
+    }
+    shape = plan.pair.draft
+    stated = {
+        "target_layer_ids": list(shape.target_layer_ids),
+        "mask_token_id": shape.mask_token_id,
+        "block_size": shape.block_size,
+    }
+    if shape.markov_rank:
+        stated |= {"block_size": shape.block_size - 1, "markov_rank": shape.markov_rank}
+    draft = {
+        "draft": json.dumps(sources.locations["draft"]),
+        "stated": json.dumps(stated),
+    }
+    _write(folder / "preflight.py", _render("preflight.py.j2", **names, **machine, **draft))
+    script = folder / "serve-triton.sh"
+    _write(script, _render("serve-triton.sh.j2", **names))
+    script.chmod(0o755)
+
+
+def _sweep(plan: DeploymentPlan, variant: Variant) -> dict[str, Any]:
+    """Prompts come from the command line; every variant is measured at the same loads."""
+    powers = [1 << power for power in range(plan.users.bit_length())]
+    configuration: dict[str, Any] = {
+        "name": variant,
+        "kind": "chat",
+        "url": "http://127.0.0.1:8000",
+        "model": plan.name,
+        "gpus": plan.profile.gpus,
+        "hardware": plan.hardware,
+    }
+    if plan.chat_template_kwargs:
+        kwargs = {"chat_template_kwargs": plan.chat_template_kwargs}
+        configuration["parameters"] = kwargs
+    return {
+        "configurations": [configuration],
+        "osl": _SWEEP_OSL,
+        "temperature": 0.0,
+        "concurrency": sorted({*powers, plan.users}),
+    }
+
+
+def _readme(plan: DeploymentPlan, sources: Sources, native: bool) -> str:
+    locations, profile = sources.locations, plan.profile
+    lines = []
+    for variant in sources.variants:
+        line = f"`{variant}`: {TITLES[variant]}"
+        if variant == "eagle3":
+            line += f" with {locations['eagle3']}, {sources.eagle3_draft_len} drafts"
+        elif variant in OF_BLOCKS:
+            line += f" with {locations['draft']}, {plan.max_draft_len} drafts"
+            if plan.schedule is not None:
+                steps = [f"{drafts} up to {batch}" for batch, drafts in plan.schedule.items()]
+                last = max(plan.schedule)
+                steps += [f"none above {last}"] if last < plan.max_batch else []
+                line += f" ({', '.join(steps)} sequences)"
+        lines.append(line)
+    quantized = {role: f"{role} ({name})" for role, name in sources.precision.items()}
+    needed, options, draft = packages(plan, sources.drafting), plan.options, plan.pair.draft
+    return _render(
+        "README.md.j2",
+        name=plan.name,
+        hardware=plan.hardware,
+        version=plan.version.name,
+        image=plan.version.image,
+        native=native,
+        local=[quantized.get(role, role) for role in sources.folders],
+        variants=lines,
+        variant_names=sources.variants,
+        drafting=sources.drafting,
+        title=TITLES[sources.drafting],
+        memory=plan.memory,
+        max_batch=plan.max_batch,
+        max_seq_len=plan.max_seq_len,
+        block=draft.block_size,
+        backend=plan.backend,
+        needed=needed,
+        ids=list(draft.target_layer_ids),
+        mask=draft.mask_token_id,
+        tail=plan.recompute_tail,
+        options=options,
+        parsers=REASONING_PARSERS.get(plan.pair.architecture or "", ()),
+        target=locations["target"],
+        chat=_first_request(plan),
+        results=f"../results-{plan.name}-{plan.profile_name}",
+        kwargs=plan.chat_template_kwargs,
+        gpus=profile.gpus,
+        nodes=profile.nodes,
+        gpus_per_node=profile.gpus // profile.nodes,
+        interactivity=INTERACTIVITY,
+    )
+
+
+def _first_request(plan: DeploymentPlan) -> str:
+    """The body of a chat request, as JSON."""
+    body: dict[str, Any] = {
+        "model": plan.name,
+        "messages": [{"role": "user", "content": "Write a quicksort in Python."}],
+        "max_tokens": 256,
+    }
+    if plan.chat_template_kwargs:
+        body["chat_template_kwargs"] = plan.chat_template_kwargs
+    return json.dumps(body)
+
+
+def _place_weights(
+    folders: Mapping[str, Path], folder: Path, destination: Path, progress: Progress, *, copy: bool
+) -> None:
+    """Brings the checkpoints' files into weights/, under their own names."""
+    placed: dict[Path, Path] = {}
+    for role, source in folders.items():
+        files_of = (path for path in sorted(source.iterdir()) if not path.is_dir())
+        found = [path for path in files_of if path.suffix in CHECKPOINT_SUFFIXES]
+        if not any(path.suffix == ".safetensors" for path in found):
+            raise DflashError("has no .safetensors weights", where=source)
+        placed |= {folder / "weights" / role / path.name: find_file(path) for path in found}
+    if not copy:
+        place_files(placed, destination, "weights", progress)
+        return
+    progress.stage("copying weights", check_copies(placed.values(), destination))
+    for path, source in placed.items():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        copy_file(source, path, progress.advance)
+
+
+def _write_yaml(path: Path, comment: str, values: Mapping[str, Any]) -> None:
+    """In ASCII, because TensorRT-LLM's Triton model reads in the locale's encoding."""
+    comment = comment.replace("×", "x").encode("ascii", "backslashreplace").decode()
+    _write(path, comment + yaml.safe_dump(dict(values), sort_keys=False))
+
+
+def _template(name: str) -> str:
+    return (files("dflash_trt.deploy.trtllm") / "templates" / name).read_text(encoding="utf-8")
+
+
+def _render(template: str, **values: Any) -> str:
+    environment = jinja2.Environment(
+        undefined=jinja2.StrictUndefined, keep_trailing_newline=True, autoescape=False
+    )
+    environment.filters["quote"] = shlex.quote  # for a shell
+    return environment.from_string(_template(template)).render(values)
+
+
+def _write(path: Path, text: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text, encoding="utf-8")

@@ -1,0 +1,246 @@
+"""A draft as z-lab (arXiv 2602.06036) or DeepSpec publishes it: config, attention, weights."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from pathlib import Path
+
+from dflash_trt.core.limits import MAX_BLOCK
+from dflash_trt.core.strict_json import quoted
+from dflash_trt.errors import DflashError
+from dflash_trt.models import deepspec, eagle
+from dflash_trt.models.config_fields import ConfigFields
+from dflash_trt.models.decoder import DecoderSpec, read_logit_cap, read_sizes
+from dflash_trt.models.draft_kinds import TRAITS, DraftKind, DraftTraits
+from dflash_trt.models.draft_tokens import DRAFT_TOKENS_NAME, read_draft_tokens
+from dflash_trt.models.families import DRAFT_ARCHITECTURES, DRAFT_DEFAULT_HEAD_DIM, NORM_EPS
+from dflash_trt.models.folder import CONFIG_NAME, open_checkpoint, read_config
+from dflash_trt.models.layers import read_layer_attention
+from dflash_trt.models.name_map import match_weights
+from dflash_trt.models.quantization import read_quantization, stored_formats
+from dflash_trt.models.quantized_weights import logical_shape
+from dflash_trt.models.relatives import (
+    read_architecture,
+    refuse_relative_config,
+    refuse_relative_tensors,
+)
+from dflash_trt.models.rope import read_rope
+from dflash_trt.models.sizes import MAX_LAYERS, DraftShape
+from dflash_trt.models.weight_names import DRAFT_WEIGHTS
+
+UNDERSTOOD_KEYS = frozenset(
+    "attention_sink_bias block_size causal mask_token_id projector_type swa_window_size "
+    "target_layer_ids use_aux_hidden_state use_swa".split()
+)
+"""Keys of dflash_config that are known; any other may change what the draft computes."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class DraftSpec(DraftShape, DecoderSpec):
+    """A block drafter over the target's features.
+
+    `num_target_layers` is None where the config is silent. `token_ids` are what it chooses among;
+    None: everything.
+    `anchor_drafts`: every slot drafts the token behind its own, the anchor's too (see deepspec.py).
+    An EAGLE-3 head has no masks, and `target_layer_ids` only with its target where its config names
+    none; `carries_norm` as eagle.py has it.
+    """
+
+    num_target_layers: int | None
+    token_ids: tuple[int, ...] | None = None
+    anchor_drafts: bool = False
+    kind: DraftKind = "DFlash"
+    carries_norm: bool = False
+
+    @property
+    def traits(self) -> DraftTraits:
+        """What follows from its kind."""
+        return TRAITS[self.kind]
+
+    @property
+    def fc_input_size(self) -> int:
+        """Columns of `fc`: tapped layers times the target's hidden size."""
+        return logical_shape(self.weights["fc"])[1]
+
+
+def default_target_layer_ids(num_target_layers: int, num_draft_layers: int) -> tuple[int, ...]:
+    """The tapped layers where the config names none: evenly spread from 1 to N - 3.
+
+    round(1 + i (N - 4) / (L - 1)) for i in 0 … L - 1, N // 2 for L = 1. As upstream, ties are
+    rounded to even.
+    """
+    if num_draft_layers == 1:
+        return (num_target_layers // 2,)
+    step = (num_target_layers - 4) / (num_draft_layers - 1)
+    return tuple(round(1 + i * step) for i in range(num_draft_layers))
+
+
+def read_draft(folder: str | Path) -> DraftSpec:
+    """Reads and checks a draft's folder; no weight is loaded.
+
+    Raises:
+        DflashError: a malformed folder, another kind of drafter (named), a variant that is not
+            supported, or weights that do not fit the config.
+    """
+    folder = Path(folder)
+    config = ConfigFields(read_config(folder), folder / CONFIG_NAME)
+    layout = eagle.LAYOUTS.get(read_architecture(config))
+    if layout is not None:
+        return _read_eagle(folder, config, layout)
+    is_deepspec = _read_layout(config)
+    _refuse_variants(config)
+    quantization = read_quantization(config)
+    rms_norm_eps = config.number("rms_norm_eps", NORM_EPS, high=1.0)
+    num_target_layers = None
+    if config.has("num_target_layers"):
+        num_target_layers = config.integer("num_target_layers", high=MAX_LAYERS)
+    shape = read_draft_config(config, num_target_layers, is_deepspec=is_deepspec)
+    sizes, markov_rank = shape.sizes, shape.markov_rank
+    rope = read_rope(config, default_theta=None)
+
+    checkpoint = open_checkpoint(folder)
+    known = "DSpark" if is_deepspec else None
+    refuse_relative_tensors(config, checkpoint.tensors, known)
+    rules, symbols = DRAFT_WEIGHTS, sizes.symbols()
+    if markov_rank:
+        rules = {**rules, **deepspec.MARKOV_WEIGHTS}
+        symbols |= {"rank": markov_rank, "vocab": config.integer("vocab_size")}
+    ignored = deepspec.UNUSED if is_deepspec else ()
+    weights = match_weights(
+        checkpoint, rules, len(sizes.layers), symbols, ignored, quantization=quantization
+    )
+    token_ids = read_draft_tokens(folder)
+    if markov_rank and token_ids is not None:
+        raise DflashError(
+            "chooses among some tokens, which its Markov head does not know",
+            where=folder / DRAFT_TOKENS_NAME,
+            fix="remove the file",
+        )
+    attention_format, mlp_format = stored_formats(quantization)
+    stated = {field.name: getattr(shape, field.name) for field in dataclasses.fields(shape)}
+    return DraftSpec(
+        **stated | {"attention_format": attention_format, "mlp_format": mlp_format},
+        num_target_layers=num_target_layers,
+        rms_norm_eps=rms_norm_eps,
+        rope=rope,
+        weights=weights,
+        quantization=quantization,
+        checkpoint=checkpoint,
+        token_ids=token_ids,
+        anchor_drafts=is_deepspec,
+        logit_cap=read_logit_cap(config),
+        kind="DSpark" if markov_rank else "DFlash",
+    )
+
+
+def read_draft_config(
+    config: ConfigFields, num_target_layers: int | None, *, is_deepspec: bool
+) -> DraftShape:
+    """The shape of a DFlash or DSpark draft, as its config states it.
+
+    `num_target_layers` counts for a config that does not name the tapped layers.
+    """
+    inner = config.child("dflash_config")
+    sizes = read_sizes(config, DRAFT_DEFAULT_HEAD_DIM)
+    max_positions = config.integer("max_position_embeddings")
+    sizes = sizes.with_layers(*read_layer_attention(config, inner, len(sizes.layers)))
+    block = _either(config, inner, "block_size")
+    return DraftShape(
+        sizes=sizes,
+        max_position_embeddings=max_positions,
+        block_size=deepspec.read_block(config)
+        if is_deepspec
+        else block.integer("block_size", low=2, high=MAX_BLOCK),
+        markov_rank=deepspec.read_markov_rank(config) if is_deepspec else 0,
+        mask_token_id=_either(config, inner, "mask_token_id").integer("mask_token_id", low=0),
+        target_layer_ids=_read_taps(config, inner, num_target_layers, len(sizes.layers)),
+        vocab_size=config.integer("vocab_size") if config.has("vocab_size") else None,
+    )
+
+
+def _read_eagle(folder: Path, config: ConfigFields, layout: eagle.EagleLayout) -> DraftSpec:
+    refuse_relative_config(config, read_architecture(config), "EAGLE")
+    head = eagle.read_eagle_config(config, layout)
+    checkpoint = open_checkpoint(folder)
+    refuse_relative_tensors(config, checkpoint.tensors, "EAGLE")
+    rules, symbols = eagle.eagle_rules(checkpoint, head)
+    ignored = (eagle.D2T, eagle.T2D, eagle.EMBEDDING)
+    return DraftSpec(
+        kind="EAGLE-3",
+        block_size=1 + eagle.MAX_DRAFTS,
+        mask_token_id=0,
+        target_layer_ids=head.target_layer_ids,
+        num_target_layers=None,
+        sizes=head.sizes,
+        rms_norm_eps=head.fields.number("rms_norm_eps", NORM_EPS, high=1.0),
+        rope=read_rope(head.fields, default_theta=10_000.0),
+        vocab_size=head.vocab_size,
+        max_position_embeddings=head.fields.integer("max_position_embeddings"),
+        weights=match_weights(checkpoint, rules, 1, symbols, ignored),
+        quantization=None,
+        checkpoint=checkpoint,
+        token_ids=eagle.read_draft_vocabulary(checkpoint, head),
+        carries_norm=head.carries_norm,
+    )
+
+
+def _read_taps(
+    config: ConfigFields, inner: ConfigFields, num_target_layers: int | None, num_layers: int
+) -> tuple[int, ...]:
+    """The tapped layers, as the config names them or by default."""
+    fields = _either(config, inner, "target_layer_ids")
+    if fields.has("target_layer_ids"):
+        return fields.integers("target_layer_ids", low=0, high=MAX_LAYERS - 1, limit=MAX_LAYERS)
+    if num_target_layers is None:
+        what = "has neither dflash_config.target_layer_ids nor num_target_layers"
+        raise DflashError(what, where=config.where, fix="add one of them")
+    ids = default_target_layer_ids(num_target_layers, num_layers)
+    if min(ids) < 0:
+        what = f"the default tapped layers of a {num_target_layers}-layer target are {list(ids)}"
+        raise DflashError(what, where=config.where, fix="add dflash_config.target_layer_ids")
+    return ids
+
+
+def _read_layout(config: ConfigFields) -> bool:
+    """Whether the layout is DeepSpec's, not z-lab's."""
+    architecture = read_architecture(config)
+    if architecture == deepspec.ARCHITECTURE:
+        refuse_relative_config(config, architecture, "DSpark")
+        return True
+    refuse_relative_config(config, architecture)
+    if architecture not in DRAFT_ARCHITECTURES:
+        what = f"architecture {quoted(architecture)} is not a DFlash draft"
+        fix = f"pass a draft with architecture {DRAFT_ARCHITECTURES[0]}"
+        raise DflashError(what, where=config.where, fix=fix)
+    return False
+
+
+def _refuse_variants(config: ConfigFields) -> None:
+    inner = config.child("dflash_config")
+    if config.flag("attention_bias", False):
+        raise config.unsupported("attention_bias", "DFlash drafts have no biases")
+    for fields, key in (
+        (inner, "attention_sink_bias"),
+        (config, "attention_sink_bias"),
+        (config, "add_swa_attention_sink_bias"),
+    ):
+        if fields.flag(key, False):
+            raise fields.unsupported(key, "drafts with attention sinks cannot be run yet")
+    if not inner.flag("use_aux_hidden_state", True):
+        raise inner.unsupported("use_aux_hidden_state", "the draft must take the target's layers")
+    if inner.text("projector_type", "dflash").lower() != "dflash":
+        raise inner.unsupported("projector_type", "only plain DFlash drafts are")
+    for key, value in inner.values.items():
+        if key not in UNDERSTOOD_KEYS and value is not None:
+            fix = "it may change what the draft computes; remove it if it does not"
+            raise inner.unsupported(key, fix)
+
+
+def _either(config: ConfigFields, inner: ConfigFields, key: str) -> ConfigFields:
+    """Whichever of the two places states `key`; both may when they agree."""
+    if not inner.has(key):
+        return config
+    if config.has(key) and config.values[key] != inner.values[key]:
+        raise inner.error(key, f"must equal the top level's {quoted(config.values[key])}")
+    return inner

@@ -1,0 +1,104 @@
+"""Drafters that look like DFlash but compute something else: known by name, to be refused.
+
+DSpark is read in DeepSpec's layout alone (deepspec.py), EAGLE-3 in those of eagle.py; in others
+they are refused.
+
+Sources: z-lab/dflash (DFlash2), NVIDIA Model Optimizer's exporters (DSpark, EAGLE-3),
+arXiv 2605.29707 (Domino), 2606.18394 (JetSpec), 2504.18583 (PARD), 2401.10774 (Medusa).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from dflash_trt.core.strict_json import quoted
+from dflash_trt.errors import DflashError
+from dflash_trt.models.config_fields import ConfigFields
+
+
+@dataclass(frozen=True, slots=True)
+class Relative:
+    """How to tell one drafter: every mark is lower case and found anywhere in its subject."""
+
+    name: str
+    architecture_marks: tuple[str, ...]
+    tensor_marks: tuple[str, ...] = ()
+    config_keys: tuple[str, ...] = ()
+    projector_types: tuple[str, ...] = ()
+
+
+RELATIVES: tuple[Relative, ...] = (
+    Relative(
+        "DFlash2",
+        ("dflash2",),
+        ("candidate_selector.", "attention_conv.", "mlp_conv."),
+        ("selector_rank", "selector_top_k", "conv_kernel_size", "conv_group_size"),
+    ),
+    Relative(
+        "DSpark",
+        ("dspark",),
+        ("markov_", "confidence_"),
+        ("markov_rank", "markov_head_type", "use_confidence_head"),
+        ("dspark",),
+    ),
+    Relative(
+        "Domino",
+        ("domino",),
+        ("prefix_gru.", "embed_proj."),
+        ("gru_hidden_dim", "pure_draft_prefix_len"),
+        ("domino", "causal_v5"),
+    ),
+    Relative("JetSpec", ("jetspec",), (), (), ("jetspec",)),
+    Relative("EAGLE", ("eagle",), ("midlayer.", "d2t", "t2d"), ("eagle_config",)),
+    Relative("PARD", ("pard",), (), ("pard_token",)),
+    Relative("Medusa", ("medusa",), ("medusa_head",), ("medusa_num_heads",)),
+)
+
+
+def read_architecture(config: ConfigFields) -> str:
+    """The one name under `architectures`."""
+    names = config.values.get("architectures")
+    if not isinstance(names, list) or len(names) != 1 or not isinstance(names[0], str):
+        raise config.error("architectures", "must be a list of one architecture name")
+    return names[0]
+
+
+def refuse_relative_config(
+    config: ConfigFields, architecture: str, known: str | None = None
+) -> None:
+    """Raises DflashError when config.json is that of a relative other than `known`."""
+    inner = config.child("dflash_config")
+    projector = str(inner.values.get("projector_type") or "").lower()
+    for relative in _others(known):
+        if any(mark in architecture.lower() for mark in relative.architecture_marks):
+            raise _refusal(config, relative, f"architecture {quoted(architecture)}")
+        for key in relative.config_keys:
+            if config.has(key) or inner.has(key):
+                raise _refusal(config, relative, f"config key {quoted(key)}")
+        if projector in relative.projector_types:
+            raise _refusal(config, relative, f"projector_type {quoted(projector)}")
+
+
+def refuse_relative_tensors(
+    config: ConfigFields, names: Iterable[str], known: str | None = None
+) -> None:
+    """Raises DflashError when a tensor name belongs to a relative other than `known`, whatever the
+    config claims."""
+    for name in names:
+        for relative in _others(known):
+            if any(mark in name.lower() for mark in relative.tensor_marks):
+                raise _refusal(config, relative, f"tensor {quoted(name)}")
+
+
+def _others(known: str | None) -> list[Relative]:
+    return [relative for relative in RELATIVES if relative.name != known]
+
+
+def _refusal(config: ConfigFields, relative: Relative, evidence: str) -> DflashError:
+    return DflashError(
+        f"is a {relative.name} drafter ({evidence}), which is not supported",
+        where=config.where,
+        fix="pass a DFlash draft (architecture DFlashDraftModel), a DSpark draft in DeepSpec's "
+        "layout (Qwen3DSparkModel) or an EAGLE-3 head (LlamaForCausalLMEagle3)",
+    )

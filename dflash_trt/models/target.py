@@ -1,0 +1,268 @@
+"""A target model: what its config says, and which tensor plays which role."""
+
+from __future__ import annotations
+
+import math
+import os
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import ml_dtypes
+import numpy as np
+
+from dflash_trt.core.files import exists, open_file
+from dflash_trt.core.strict_json import quoted, read_json_object
+from dflash_trt.errors import DflashError
+from dflash_trt.models.config_fields import ConfigFields
+from dflash_trt.models.decoder import DecoderSpec, read_logit_cap, read_sizes
+from dflash_trt.models.families import (
+    DRAFT_ARCHITECTURES,
+    FAMILIES,
+    FOREIGN_KEYS,
+    NORM_EPS,
+    REFUSED_FAMILIES,
+    Family,
+    find_family,
+    target_rules,
+)
+from dflash_trt.models.folder import CONFIG_NAME, Checkpoint, open_checkpoint, read_config
+from dflash_trt.models.layers import read_layers, refuse_relatives, with_experts
+from dflash_trt.models.moe import MoeSpec, read_moe
+from dflash_trt.models.name_map import match_weights
+from dflash_trt.models.quantization import read_quantization, stored_formats
+from dflash_trt.models.relatives import read_architecture
+from dflash_trt.models.rope import (
+    GEMMA4_TURNED,
+    LEAST,
+    read_partial_rope,
+    read_rope,
+    read_ropes_by_kind,
+)
+from dflash_trt.models.safetensors_header import TensorEntry
+from dflash_trt.models.sizes import TargetShape
+from dflash_trt.models.weight_names import HEAD_NAME, ExpertStorage
+
+GENERATION_CONFIG_NAME = "generation_config.json"
+MAX_VOCAB = 2**24
+GEMMA_QUERY_SCALAR = 256
+UNSCALED = 1.0
+"""What queries are multiplied by where they are taken as they are."""
+EOS = "eos_token_id"
+TIED_SAMPLE_BYTES = 64 * 1024
+
+
+@dataclass(frozen=True, kw_only=True)
+class TargetSpec(TargetShape, DecoderSpec):
+    """A decoder of a known family.
+
+    The roles of its `weights` are in weight_names.py; a quantised linear's scales lie beside it
+    ("layers.{i}.q_proj.weight_scale" …, see quantized_weights.py). `eos_token_ids` may be empty.
+    """
+
+    family: str
+    qk_norm: bool
+    attention_bias: bool
+    eos_token_ids: tuple[int, ...]
+
+    @property
+    def has_sinks(self) -> bool:
+        return any(layer.has_sinks for layer in self.sizes.layers)
+
+    @property
+    def moe(self) -> MoeSpec | None:
+        """The experts; None for a dense model."""
+        experts = self.sizes.experts
+        assert experts is None or isinstance(experts, MoeSpec)
+        return experts
+
+
+def read_target(folder: str | Path) -> TargetSpec:
+    """Reads and checks a target's folder; no weight is loaded.
+
+    Raises:
+        DflashError: a malformed folder, an architecture or variant that is not supported, or
+            weights that do not fit the config.
+    """
+    folder = Path(folder)
+    whole = ConfigFields(read_config(folder), folder / CONFIG_NAME)
+    family = _find_family(whole)
+    config = text_config(whole, family)
+    family = with_experts(family, config)
+    _refuse_variants(config, family)
+    experts = family.experts
+    has_packed_experts = experts is not None and "MXFP4" in experts.experts
+    quantization = read_quantization(whole, has_packed_experts=has_packed_experts)
+    sizes = read_sizes(config, family.default_head_dim, family.activation, family.mlp_key)
+    rms_norm_eps = config.number("rms_norm_eps", NORM_EPS, high=1.0)
+    max_positions = config.integer("max_position_embeddings")
+    vocab_size = config.integer("vocab_size", high=MAX_VOCAB)
+    moe = read_moe(config, family, sizes.hidden_size, quantization)
+    attention_bias = config.flag("attention_bias", family.default_attention_bias)
+    ties = whole if whole.has("tie_word_embeddings") else config
+    tied = ties.flag("tie_word_embeddings", family.default_tied)
+    rotary_dim = local_rope = query_scale = logit_cap = None
+    if family.is_hybrid:
+        rope, rotary_dim = read_partial_rope(config, sizes.layer.head_dim)
+    elif family.is_gemma:
+        turned = GEMMA4_TURNED if family.is_gemma4 else None
+        rope, local_rope = read_ropes_by_kind(config, turned)
+    else:
+        rope = read_rope(config)
+    if family.is_gemma4:
+        query_scale = UNSCALED
+        logit_cap = read_logit_cap(config)
+    elif family.is_gemma:
+        query_scale = config.number("query_pre_attn_scalar", GEMMA_QUERY_SCALAR, low=LEAST) ** -0.5
+    sizes = replace(read_layers(config, family, sizes), experts=moe)
+    eos_token_ids = _read_eos_token_ids(folder, whole if whole.has(EOS) else config)
+    if any(token_id >= vocab_size for token_id in eos_token_ids):
+        raise DflashError(
+            f"eos_token_id {list(eos_token_ids)} is outside the vocabulary of {vocab_size}",
+            where=folder,
+            fix="correct generation_config.json or config.json",
+        )
+
+    checkpoint = open_checkpoint(folder)
+    # Some exporters also write the tied head; it must equal the embedding and is not used.
+    ignored = (HEAD_NAME,) if tied else ()
+    weights = match_weights(
+        checkpoint,
+        target_rules(
+            family,
+            attention_bias=attention_bias,
+            tied=tied,
+            storage=_expert_storage(moe, family, checkpoint),
+            keys_are_values=sizes.full_layer.keys_are_values,
+        ),
+        len(sizes.layers),
+        {
+            **sizes.symbols(),
+            **({} if moe is None else moe.symbols(sizes.hidden_size)),
+            "vocab": vocab_size,
+        },
+        ignored,
+        quantization,
+        linear_layers=[i for i, layer in enumerate(sizes.layers) if layer.recurrent is not None],
+        sliding_layers=[i for i, layer in enumerate(sizes.layers) if layer.window is not None],
+        unused=family.unused,
+    )
+    if tied and HEAD_NAME in checkpoint.tensors:
+        _check_tied_head(checkpoint, weights["embed_tokens"])
+    attention_format, mlp_format = stored_formats(quantization)
+    return TargetSpec(
+        family=family.name,
+        vocab_size=vocab_size,
+        sizes=sizes,
+        rms_norm_eps=rms_norm_eps,
+        rope=rope,
+        qk_norm=family.qk_norm,
+        attention_bias=attention_bias,
+        tie_word_embeddings=tied,
+        max_position_embeddings=max_positions,
+        eos_token_ids=eos_token_ids,
+        weights=weights,
+        quantization=quantization,
+        attention_format=attention_format,
+        mlp_format=mlp_format,
+        checkpoint=checkpoint,
+        norm_offset=1.0 if _adds_one(family) else 0.0,
+        embedding_scale=_embedding_scale(weights["embed_tokens"]) if family.is_gemma else 1.0,
+        activation=family.activation,
+        local_rope=local_rope,
+        query_scale=query_scale,
+        rotary_dim=rotary_dim,
+        logit_cap=logit_cap,
+    )
+
+
+def text_config(config: ConfigFields, family: Family) -> ConfigFields:
+    """The part of a config that describes the text model."""
+    if family.text_key is None:
+        return config
+    if not config.has(family.text_key):
+        raise config.error(family.text_key, "must be the text model's config")
+    return config.child(family.text_key)
+
+
+def _expert_storage(moe: MoeSpec | None, family: Family, checkpoint: Checkpoint) -> ExpertStorage:
+    """How the experts' tensors lie, of which some families know two ways."""
+    if moe is None or family.experts is None:
+        return "float"
+    first = f"{family.prefix}layers.0.mlp.experts.0."
+    is_apart = any(name.startswith(first) for name in checkpoint.tensors)
+    return "separate" if is_apart and "separate" in family.experts.experts else moe.storage
+
+
+def _find_family(config: ConfigFields) -> Family:
+    architecture = read_architecture(config)
+    if (family := find_family(architecture)) is not None:
+        return family
+    supported = ", ".join(family.architecture for family in FAMILIES)
+    if architecture in DRAFT_ARCHITECTURES:
+        what = f"is a DFlash draft ({architecture}), not a target"
+        raise DflashError(what, where=config.where, fix="pass it as the draft checkpoint")
+    what = f"architecture {quoted(architecture)} is not supported as a target"
+    if architecture in REFUSED_FAMILIES:
+        name, reason = REFUSED_FAMILIES[architecture]
+        what = f"is a {name} model (architecture {quoted(architecture)}), not supported: {reason}"
+    raise DflashError(what, where=config.where, fix=f"supported are {supported}")
+
+
+def _refuse_variants(config: ConfigFields, family: Family) -> None:
+    for key in family.must_be_off:
+        if config.flag(key, False):
+            raise config.unsupported(key, "it must be false")
+    if family.is_gemma4:
+        refuse_relatives(config)
+    for key in FOREIGN_KEYS:
+        if key not in family.own_keys and config.values.get(key) not in (None, False, 0):
+            raise config.unsupported(key, f"{family.architecture} as it is known here has none")
+
+
+def _adds_one(family: Family) -> bool:
+    """Whether norms multiply by 1 + w."""
+    return family.is_hybrid or (family.is_gemma and not family.is_gemma4)
+
+
+def _embedding_scale(embedding: TensorEntry) -> float:
+    """√hidden in the type that the table is stored in, which is how Gemmas were trained."""
+    exact = np.float32(math.sqrt(embedding.shape[1]))
+    narrow = {"BF16": ml_dtypes.bfloat16, "F16": np.float16}.get(embedding.dtype, np.float32)
+    return float(exact.astype(narrow))
+
+
+def _check_tied_head(checkpoint: Checkpoint, embedding: TensorEntry) -> None:
+    """A head stored beside a tied embedding must equal it: transformers unties two that differ.
+
+    Samples settle it: a head trained on its own differs everywhere.
+    """
+    head = checkpoint.tensors[HEAD_NAME]
+    same = (head.dtype, head.shape) == (embedding.dtype, embedding.shape)
+    if not same or _samples(head) != _samples(embedding):
+        raise DflashError(
+            f"tie_word_embeddings is true, but {HEAD_NAME} differs from the embedding",
+            where=checkpoint.path,
+            fix="set tie_word_embeddings to false in config.json",
+        )
+
+
+def _samples(entry: TensorEntry) -> list[bytes]:
+    """The start, middle and end of a tensor's bytes."""
+    size = min(TIED_SAMPLE_BYTES, entry.length)
+    latest = entry.length - size
+    with open_file(entry.file) as file:
+        return [
+            os.pread(file.fileno(), size, entry.offset + start)
+            for start in (0, latest // 2, latest)
+        ]
+
+
+def _read_eos_token_ids(folder: Path, config: ConfigFields) -> tuple[int, ...]:
+    """The ids that end a text: generation_config.json knows them best, config.json next."""
+    key, path, fields = EOS, folder / GENERATION_CONFIG_NAME, config
+    if exists(path):
+        generation = ConfigFields(read_json_object(path), path)
+        fields = generation if generation.has(key) else config
+    if isinstance(fields.values.get(key), list):
+        return fields.integers(key, low=0, high=MAX_VOCAB, limit=256)
+    return (fields.integer(key, low=0, high=MAX_VOCAB),) if fields.has(key) else ()

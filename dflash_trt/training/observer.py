@@ -1,0 +1,83 @@
+"""Who watches a training: stages and their progress, lines that stay, and what was measured."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Protocol
+
+from dflash_trt.core.progress import Progress
+from dflash_trt.training.hours_plan import Plan
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Evaluation:
+    """A draft on held-out prompts, through the served graphs.
+
+    Args:
+        step, epoch: of training, when it was measured.
+        loss: mean of the steps since the evaluation before; None before the first step.
+        acceptance_length: τ, tokens a verify step.
+        conditional_acceptance, recall_at_16: of slots 1 … S - 1, given all before were accepted.
+        sets, categories: τ of each set of prompts, and of each kind of question.
+        tokens: of all rows trained on until then, as often as they were; None in older records.
+    """
+
+    step: int
+    epoch: float
+    loss: float | None
+    acceptance_length: float
+    conditional_acceptance: tuple[float | None, ...]
+    recall_at_16: tuple[float | None, ...]
+    sets: dict[str, float | None]
+    categories: dict[str, float | None]
+    tokens: int | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingCurves:
+    """What a page about a training shows.
+
+    Args:
+        steps: of the schedule.
+        ended: why training ended; None while it goes on.
+    """
+
+    evaluations: Sequence[Evaluation]
+    steps: int
+    ended: str | None = None
+
+
+class TrainingWatch(Progress, Protocol):
+    """Progress, and what is to be read later."""
+
+    def say(self, line: str) -> None:
+        """A line about what was found or decided."""
+
+    def warn(self, line: str) -> None:
+        """A line about what may be wrong."""
+
+    def show_plan(self, plan: Plan, reasons: dict[str, str]) -> None:
+        """What is going to happen, before it does; why each default is what it is."""
+
+    def show_evaluation(self, evaluation: Evaluation, *, is_best: bool) -> None:
+        """A measurement, as it is made."""
+
+    def draw(self, curves: TrainingCurves) -> str | None:
+        """A page (HTML) with curves; None where nothing here can draw one."""
+
+
+def best_of(evaluations: Sequence[Evaluation]) -> Evaluation | None:
+    """The one with the highest acceptance length, the first of equals."""
+    return max(evaluations, key=lambda one: one.acceptance_length, default=None)
+
+
+def read_evaluation(record: dict[str, object]) -> Evaluation:
+    """An evaluation as `to_json` wrote it."""
+    values = {
+        key: tuple(value) if isinstance(value, list) else value for key, value in record.items()
+    }
+    return Evaluation(**values)  # type: ignore[arg-type]

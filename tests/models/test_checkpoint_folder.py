@@ -1,0 +1,158 @@
+"""Folders: single, sharded, hub snapshots; disagreements, of which tests/frozen has more."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dflash_trt.core.files import FileKind
+from dflash_trt.core.strict_json import read_json
+from dflash_trt.models.folder import open_checkpoint
+from dflash_trt.models.target import read_target
+from tests.models.conftest import MakeCheckpoint, merged
+from tests.models.helpers import edit_json, refused
+
+INDEX = "model.safetensors.index.json"
+FIRST, SECOND = (f"model-0000{k}-of-00002.safetensors" for k in (1, 2))
+COPY = "model-00003-of-00003.safetensors"
+
+
+@pytest.fixture
+def sharded(make_target: MakeCheckpoint) -> Path:
+    """A target of two shards."""
+    return make_target(shards=2)
+
+
+def edit_index(folder: Path, **changes: Any) -> None:
+    """Moves tensors to other shards in the index; ... drops one."""
+    places = json.loads((folder / INDEX).read_text())["weight_map"]
+    edit_json(folder / INDEX, weight_map=merged(places, changes))
+
+
+def test_shards_hold_what_one_file_holds(make_target: MakeCheckpoint) -> None:
+    folder = make_target()
+    whole = open_checkpoint(folder)
+    assert whole.files == (folder / "model.safetensors",)
+    assert whole.config["hidden_size"] == 16
+    assert whole.tensors["lm_head.weight"].shape == (40, 16)
+    whole.files[0].unlink()
+    parts = open_checkpoint(make_target(shards=3))
+    names = [f"model-0000{k}-of-00003.safetensors" for k in (1, 2, 3)]
+    assert [file.name for file in parts.files] == names
+    assert {n: (e.dtype, e.shape) for n, e in parts.tensors.items()} == {
+        n: (e.dtype, e.shape) for n, e in whole.tensors.items()
+    }
+
+
+def test_hub_snapshot_of_symlinks(sharded: Path, tmp_path: Path) -> None:
+    blobs, snapshot = tmp_path / "blobs", tmp_path / "snapshots" / "abc"
+    blobs.mkdir()
+    snapshot.mkdir(parents=True)
+    for k, file in enumerate(sorted(sharded.iterdir())):
+        file.rename(blobs / f"hash{k}")
+        (snapshot / file.name).symlink_to(Path("../../blobs") / f"hash{k}")
+    target = read_target(snapshot)
+    files = {entry.file for entry in target.weights.values()}
+    assert {file.parent for file in files} == {blobs.resolve()}
+    assert {file.resolve() for file in target.checkpoint.files} == files
+
+
+@pytest.mark.parametrize(
+    "shard",
+    [
+        "../model-00001-of-00002.safetensors",
+        "/etc/model.safetensors",
+        "sub/model.safetensors",
+        "..\\model.safetensors",
+        "C:model.safetensors",
+        "nul\0.safetensors",
+        "..",
+        "",
+        "weights.bin",
+        7,
+        None,
+    ],
+)
+def test_shard_paths_that_leave_the_folder(sharded: Path, shard: Any) -> None:
+    edit_index(sharded, **{"lm_head.weight": shard})
+    with refused(INDEX, json.dumps(shard), "is not the name of a .safetensors file in this folder"):
+        open_checkpoint(sharded)
+
+
+def test_missing_shards(sharded: Path) -> None:
+    (sharded / SECOND).unlink()
+    with refused(INDEX, f'"{SECOND}"', "not in the folder"):
+        open_checkpoint(sharded)
+    edit_index(sharded, **{"lm_head.weight": "a" * 5000 + ".safetensors"})
+    with refused("not in the folder"):
+        open_checkpoint(sharded)
+
+
+@pytest.mark.parametrize(
+    ("changes", "pieces"),
+    [
+        (
+            {"ghost": FIRST, "lm_head.weight": ...},
+            (f'"ghost" is not in {FIRST}', '"lm_head.weight" in', "is not in the index"),
+        ),
+        ({f"ghost{k}": FIRST for k in range(11)}, ("and 8 more",)),
+        ({"lm_head.weight": SECOND}, (f'"lm_head.weight" is not in {SECOND}',)),
+        ({"ghost": COPY}, (f"is in both {FIRST} and {COPY}",)),
+    ],
+)
+def test_index_and_shards_disagree(
+    sharded: Path, changes: dict[str, Any], pieces: tuple[str, ...]
+) -> None:
+    (sharded / COPY).write_bytes((sharded / FIRST).read_bytes())
+    edit_index(sharded, **changes)
+    with refused(*pieces):
+        open_checkpoint(sharded)
+
+
+def test_a_folder_of_gguf(make_target: MakeCheckpoint) -> None:
+    file = make_target() / "model.safetensors"
+    file.rename(file.with_name("m.gguf"))
+    with refused(
+        "holds only GGUF weights (m.gguf); make a checkpoint of it: dflash-trt import-gguf"
+    ):
+        open_checkpoint(file.parent)
+    with refused("is a file, not a folder; make a checkpoint of it: dflash-trt import-gguf"):
+        open_checkpoint(file.with_name("m.gguf"))
+
+
+def test_a_config_that_is_no_file(make_target: MakeCheckpoint) -> None:
+    config = make_target() / "config.json"
+    config.unlink()
+    os.mkfifo(config)  # must not be opened: that would wait for ever
+    with refused("config.json: is a pipe"):
+        open_checkpoint(config.parent)
+
+
+@pytest.mark.parametrize(
+    ("text", "piece"),
+    [
+        ("[1]", "must hold a JSON object, not list"),
+        ('{"block_size": NaN}', '"block_size" is NaN'),
+        ('{"a": {"b": [1, -Infinity]}}', '"b" is infinite'),
+        ('{"a": 1e999}', '"a" is infinite'),
+        ('{"a": ' + "9" * 5000 + "}", "not valid JSON"),
+    ],
+)
+def test_malformed_config(tmp_path: Path, text: str, piece: str) -> None:
+    (tmp_path / "config.json").write_text(text)
+    with refused("config.json", piece):
+        open_checkpoint(tmp_path)
+
+
+def test_oversized_json(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "config.json"
+    path.write_text("[1, NaN]")
+    with refused("the top level is NaN"):
+        read_json(path)
+    monkeypatch.setattr(FileKind.CONFIG, "limit", 4)
+    with refused("too large for a configuration"):
+        read_json(path)

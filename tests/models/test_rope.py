@@ -1,0 +1,141 @@
+"""RoPE: what configs may say, and the tables against transformers."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from dflash_plugins.testing.numeric import epsilon
+
+from dflash_trt.models.config_fields import ConfigFields
+from dflash_trt.models.rope import (
+    Llama3Scaling,
+    RopeSpec,
+    inverse_frequencies,
+    read_rope,
+    tables,
+)
+from tests.models.helpers import refused
+
+LLAMA3 = {
+    "rope_type": "llama3",
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 8192,
+}
+LLAMA3_SPEC = RopeSpec(500000.0, Llama3Scaling(8.0, 1.0, 4.0, 8192))
+
+
+def rope(**config: Any) -> RopeSpec:
+    return read_rope(ConfigFields(config, Path("config.json")))
+
+
+def test_every_place_a_theta_may_stand() -> None:
+    assert rope() == RopeSpec(10000.0)
+    assert rope(rope_theta=1000000) == RopeSpec(1e6)
+    assert rope(rope_parameters={"rope_type": "default", "rope_theta": 5e5}) == RopeSpec(5e5)
+    assert rope(rope_theta=7.0, rope_scaling=None, rope_parameters={"rope_theta": 5e5}).theta == 5e5
+    assert rope(rope_theta=1e6, rope_scaling={"type": "default"}) == RopeSpec(1e6)
+
+
+def test_llama3_in_both_spellings() -> None:
+    assert rope(rope_theta=5e5, rope_scaling=LLAMA3) == LLAMA3_SPEC
+    assert rope(rope_parameters={**LLAMA3, "rope_theta": 5e5}) == LLAMA3_SPEC
+    short = {k: v for k, v in LLAMA3.items() if k != "original_max_position_embeddings"}
+    spec = rope(rope_scaling=short, max_position_embeddings=4096)
+    assert spec.scaling == Llama3Scaling(8.0, 1.0, 4.0, 4096)
+
+
+@pytest.mark.parametrize("number", [5e-324, 1e-300, 1e-7, 1e300])
+@pytest.mark.parametrize(
+    ("kind", "key"),
+    [
+        *(("llama3", key) for key in ("factor", "low_freq_factor", "high_freq_factor")),
+        *(("yarn", key) for key in ("factor", "beta_fast", "beta_slow", "attention_factor")),
+    ],
+)
+def test_numbers_that_leave_float32(kind: str, key: str, number: float) -> None:
+    scaling = {**LLAMA3, "rope_type": kind} if kind == "llama3" else {"type": kind, "factor": 4.0}
+    with refused(f"rope_scaling.{key} is {number!r}; it must be a number above 1e-06"):
+        rope(rope_scaling={**scaling, key: number}, max_position_embeddings=128)
+
+
+@pytest.mark.parametrize(
+    "scaling",
+    [
+        {**LLAMA3, "factor": 2e-6, "low_freq_factor": 2e-6, "high_freq_factor": 3e-6},
+        {**LLAMA3, "factor": 1e18, "low_freq_factor": 1.0, "high_freq_factor": 1e18},
+        {"type": "yarn", "factor": 2e-6, "beta_fast": 2e-6, "beta_slow": 2e-6},
+        {"type": "yarn", "factor": 1e18, "beta_fast": 1e18, "attention_factor": 2e-6},
+    ],
+)
+def test_numbers_at_the_ends_make_finite_tables(scaling: dict[str, Any]) -> None:
+    spec = rope(rope_scaling=scaling, max_position_embeddings=128)
+    assert all(np.isfinite(one).all() for one in tables(spec, 16, 64))
+
+
+@pytest.mark.parametrize(
+    ("config", "piece"),
+    [
+        *(
+            ({"rope_scaling": {"rope_type": kind}}, f'rope_scaling.rope_type = "{kind}" is not')
+            for kind in ("dynamic", "longrope", "linear", "proportional")
+        ),
+        ({"rope_parameters": {"type": "linear"}}, 'rope_parameters.type = "linear" is not'),
+        ({"rope_scaling": {"mrope_section": [1]}}, "rope_scaling.mrope_section"),
+        ({"rope_theta": True}, "must be a number"),
+    ],
+)
+def test_bad_values(config: dict[str, Any], piece: str) -> None:
+    """The rest is in tests/frozen."""
+    with refused("config.json", piece):
+        rope(**config)
+
+
+@pytest.mark.parametrize("head_dim", [16, 64, 80, 128])
+@pytest.mark.parametrize(
+    "spec",
+    [
+        RopeSpec(1e4),
+        RopeSpec(1e6),
+        RopeSpec(1e7),
+        LLAMA3_SPEC,
+        RopeSpec(1e4, Llama3Scaling(32, 1, 4, 64)),
+    ],
+)
+def test_against_transformers(spec: RopeSpec, head_dim: int) -> None:
+    """Nearly all frequencies to the last place; cos and sin to 1e-6, given equal frequencies."""
+    torch = pytest.importorskip("torch")
+    llama = pytest.importorskip("transformers.models.llama.modeling_llama")
+    parameters: dict[str, Any] = {"rope_theta": spec.theta, "rope_type": "default"}
+    if spec.scaling is not None:
+        parameters |= {"rope_type": "llama3", **asdict(spec.scaling)}
+    config = llama.LlamaConfig(
+        hidden_size=head_dim * 2,
+        num_attention_heads=2,
+        head_dim=head_dim,
+        max_position_embeddings=131072,
+        rope_parameters=parameters,
+    )
+    reference = llama.LlamaRotaryEmbedding(config)
+    ours = inverse_frequencies(spec, head_dim)
+    theirs = reference.inv_freq.numpy()
+    # A rounding of the exponent counts ln(theta) times; a power, quotients and interpolation.
+    roundings = np.log(spec.theta) + 6
+    np.testing.assert_allclose(ours, theirs, rtol=roundings * epsilon(np.float32))
+    assert np.mean(ours == theirs) > 0.9
+
+    positions = 4096
+    ids = torch.arange(positions)[None]
+    cos, sin = reference(torch.zeros(1, dtype=torch.float32), ids)
+    our_cos, our_sin = tables(spec, head_dim, positions)
+    half = head_dim // 2
+    equal = ours == theirs
+    for mine, other in ((our_cos, cos), (our_sin, sin)):
+        np.testing.assert_allclose(
+            mine[:, equal], other[0, :, :half].numpy()[:, equal], rtol=0, atol=1e-6
+        )
