@@ -18,8 +18,8 @@ from typing import Any
 
 ROOT = Path(__file__).parent.parent
 ACCEPTED: Mapping[str, str] = {}
-"""Why an advisory cannot be mended, by its id; what to do about it stands in docs/security.md."""
-UNSEEN = "the Triton server inside nvidia-pytriton is no package: see docs/security.md"
+"""Why an advisory cannot be mended, by its id; what to do about it stands in docs/serving.md."""
+UNSEEN = "the Triton server inside nvidia-pytriton is no package: see docs/serving.md"
 
 
 class NotAuditedError(Exception):

@@ -2,7 +2,7 @@
 
 For the CPU a linear is two functions, so that linears which read one input at one scale (q, k and
 v; gate and up) round it once. TensorRT's bodies are its own quantisation layers around a product.
-docs/design/quantised-linears.md has the formulas and the order of roundings.
+docs/design/engines.md has the formulas and the order of roundings.
 """
 
 from __future__ import annotations

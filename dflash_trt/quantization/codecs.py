@@ -5,7 +5,7 @@ columns and one float32 scale per tensor; MXFP4 has a power-of-two scale (E8M0) 
 smallest that clips nothing, as gpt-oss checkpoints store it.
 
 Every operation is one float32 operation in the order written, as in graphs and kernels.
-docs/design/quantised-linears.md has the formulas, where ModelOpt rounds otherwise, and how weights
+docs/design/engines.md has the formulas, where ModelOpt rounds otherwise, and how weights
 and activations differ. Elements: OCP 8-bit Floating Point Specification 1.0 (E4M3) and OCP
 Microscaling Formats 1.0 (E2M1, E8M0). The casts equal those of ml_dtypes and are several times
 faster.

@@ -2,7 +2,7 @@
 
 Values stay the same wherever the format can hold them. Blocks that NVFP4's range of scales does not
 reach are quantised again, and counted where a value changes. ModelOpt casts checkpoints by the same
-rule (`cast_mxfp4_to_nvfp4`), which docs/design/quantised-linears.md explains. The layouts of both
+rule (`cast_mxfp4_to_nvfp4`), which docs/design/engines.md explains. The layouts of both
 are in checkpoints/quantized_weights.py; bf16 is `X` [E, in, out]. Everything else, attention and
 router included, is copied.
 """

@@ -1,7 +1,7 @@
 """The compose file and the Kubernetes manifests against the code that they run.
 
 That they are what Kubernetes takes, the package kubernetes-validate says; too large to be installed
-for it (docs/operating.md).
+for it (docs/serving.md).
 """
 
 from __future__ import annotations

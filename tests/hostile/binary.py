@@ -226,7 +226,7 @@ def _change_initializer(random: Random, tensor: TensorProto) -> None:
 def _add_growth(random: Random, graph: onnx.GraphProto) -> None:
     """Memory that no machine has, in a way to the first output.
 
-    What a machine has a graph may take: docs/security.md says so.
+    What a machine has a graph may take: docs/serving.md says so.
     """
     size = random.choice((2**40, 2**62))
     shape = helper.make_tensor("h_shape", TensorProto.INT64, [1], [size])

@@ -106,7 +106,7 @@ def page(record: CheckRecord) -> str:
         "",
         f"Driver {gpu['driver'] or 'unknown'}, {machine['system']}, Python {machine['python']}, "
         f"{versions}; code {record.source}. All figures are in `record.json` beside this page; "
-        "docs/first-gpu.md says what they mean.",
+        "docs/tensorrt.md says what they mean.",
         *_table("What is wrong", ("part", "what should hold", "found"), wrong),
         *_table("Parts", ("part", "passed", "how it ended"), rows),
         *_table("Left out", ("parts", "why"), _left_out(record)),

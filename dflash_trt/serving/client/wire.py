@@ -1,7 +1,7 @@
 """A model on a Triton server as its clients reach it: gRPC, one stream per request.
 
 A request that nobody waits for ends by cancelling its call; one that fails is read to its end.
-Why, and why no call has the header `triton_grpc_error`: docs/design/ending-a-request.md.
+Why, and why no call has the header `triton_grpc_error`: docs/serving.md.
 """
 
 from __future__ import annotations

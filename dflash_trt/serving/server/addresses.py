@@ -36,7 +36,7 @@ def choose_http_host(host: str, http_host: str | None, *, expose: bool) -> str:
     if not expose and not is_loopback(http_host):
         raise DflashError(
             f"{http_host!r} lets others reach Triton server's own HTTP, where one request can end "
-            "a server older than 2.69 (docs/security.md)",
+            "a server older than 2.69 (docs/serving.md)",
             where="--http-host",
             fix="leave it out and offer --openai-port or gRPC, or add --expose-http",
             usage=True,

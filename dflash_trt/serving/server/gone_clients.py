@@ -11,7 +11,7 @@ from itertools import islice
 from dflash_trt.serving.server.replies import Channel
 
 # A question takes the server about 0.15 ms, and two about one request must not come close together
-# (docs/design/ending-a-request.md).
+# (docs/serving.md).
 _ROUND_S = 0.05
 _QUESTIONS = 16
 _KEEP_S = 5.0
@@ -78,7 +78,7 @@ class Lingering:
     """Holds objects of the Python backend for some seconds after their use has ended.
 
     Server and model share memory, and in Triton server 2.51 the model's side frees it while a
-    thread of the server, or of the stub, may still be at it: docs/design/ending-a-request.md.
+    thread of the server, or of the stub, may still be at it: docs/serving.md.
     What ended last is held until something else ends.
     """
 

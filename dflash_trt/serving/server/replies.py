@@ -73,7 +73,7 @@ class Channel:
 
         An error on its way from one to the other is lost by Triton server 2.51 after another
         response; as the first it may take a third request along, and the server with it
-        (docs/design/ending-a-request.md).
+        (docs/serving.md).
         """
         code, message = ERROR_CODES[failure.outcome], failure.error.message
         if as_output:

@@ -1,7 +1,7 @@
 """`block_attention`: S query rows per sequence over the KV cache, and the merge of its splits.
 
 Long caches are split over the context as in flash-decoding. A share is one split's part: its cache
-positions, and the attention over them (docs/design/block-attention.md). q is pre-scaled by
+positions, and the attention over them (docs/tensorrt.md). q is pre-scaled by
 1/sqrt(D), as for `trt::TRT_Attention`. Products run in q's type with float32 sums; a narrower
 cache (bfloat16, FP8) is converted to it first.
 """

@@ -3,7 +3,7 @@
 Where the engine draws and accepts, the next step's inputs are on the device when a step ends, so
 the next step is enqueued at once and runs while the host reads the tokens. A call that asks for
 anything else of its slots drops it; calls of other slots pass it by. Why that is safe, with pages
-too, and not where layers are recurrent: docs/design/looking-ahead.md.
+too, and not where layers are recurrent: docs/design/engines.md.
 """
 
 from __future__ import annotations
