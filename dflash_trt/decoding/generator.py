@@ -58,8 +58,7 @@ class Generator:
         eos_token_ids: the model's end-of-sequence ids.
         clock: seconds, monotonic.
 
-    Raises:
-        DflashError: options outside the executor's limits (usage).
+    Raises DflashError (usage): options outside the executor's limits.
     """
 
     def __init__(
@@ -127,10 +126,7 @@ class Generator:
 
     @property
     def cache_usage(self) -> float:
-        """The share of the caches that requests hold, 0 … 1: pages, or positions of linear slots.
-
-        Pages that only keep a prefix for later do not count.
-        """
+        """Share of the caches that requests hold, 0 … 1; pages kept for a prefix do not count."""
         if self._paging is not None:
             return self._paging.usage
         return self.cached_tokens / (self._limits.max_batch * self._limits.max_seq_len)
@@ -159,8 +155,8 @@ class Generator:
         block_size = request.block_size or self._options.block_size or self._limits.block_size
         room = self._limits.max_seq_len - len(request.prompt_ids)
         eos_token_ids = frozenset[int]() if request.ignore_eos else self._eos_token_ids
-        tokenizer, stops = self._tokenizer, request.stop_strings
-        stream = None if tokenizer is None else TextStream(tokenizer, stops)
+        tokenizer = self._tokenizer
+        stream = None if tokenizer is None else TextStream(tokenizer, request.stop_strings)
         state = RequestState(
             request_id=request_id,
             request=request,
@@ -283,7 +279,8 @@ class Generator:
             graph = self._pacer.fallback
             output = self._forward(graph, batch.first_slot, states, anchors[:, None], scores)
             drafts = [[] for _ in states]
-        for state, draft, known in zip(states, drafts, self._rows(output), strict=True):
+        scored = rows_by_sequence(output, is_drawn=self._limits.draws)
+        for state, draft, known in zip(states, drafts, scored, strict=True):
             with blaming(state.request_id):
                 tokens = accept_block(draft, make_chooser(state, known))
                 emitted = self._take(state, tokens, known)
@@ -299,8 +296,8 @@ class Generator:
         """
         state, length = chunk.state, len(chunk.token_ids)
         chooses = chunk.is_last and not state.token_ids
-        reads_logits = self._options.record_logits or not self._limits.draws
-        reads_logits |= state.request.reads_rows
+        reads_logits = not self._limits.draws or state.request.reads_rows
+        reads_logits |= self._options.record_logits
         if state.recorder.started_at is None:
             state.recorder.started_at = self._clock()
         graph = self._pacer.prefill_graph(state, self._scheduler.upcoming)
@@ -311,7 +308,7 @@ class Generator:
         output = self._forward(
             graph, chunk.slot, [state], token_ids, scores, is_chunk=True, every_row=every
         )
-        (known,) = self._rows(output)
+        (known,) = rows_by_sequence(output, is_drawn=self._limits.draws)
         if every and known.logits is not None:
             state.score_prompt(known.logits)
             known = known.last_row()
@@ -392,9 +389,6 @@ class Generator:
     def _move_slot(self, source: int, destination: int, length: int) -> None:
         with self._executor_time:
             self._executor.move_slot(source, destination, length)
-
-    def _rows(self, output: SpeculationOutput | TargetOutput) -> list[RowScores]:
-        return rows_by_sequence(output, is_drawn=self._limits.draws)
 
     def _pack_sampling(self, states: Sequence[RequestState]) -> Int64Array | None:
         return sampling_input(self._limits, [state.request.sampling for state in states])
