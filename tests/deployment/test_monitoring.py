@@ -62,7 +62,7 @@ def test_queries_ask_for_what_there_is(query: str) -> None:
 def test_every_alert_is_explained() -> None:
     """In the page that says what to do about it, in its rule's unit test, and by a summary."""
     alerts = [rule for rule in _rules() if "alert" in rule]
-    page = (TREE / "docs" / "operating.md").read_text(encoding="utf-8")
+    page = (TREE / "docs" / "serving.md").read_text(encoding="utf-8")
     tried = (FOLDER / "prometheus" / "rules_test.yaml").read_text(encoding="utf-8")
     for alert in alerts:
         assert f"`{alert['alert']}`" in page and f'"{alert["alert"]}"' in tried

@@ -56,7 +56,7 @@ def test_the_word_that_opens_them_is_never_the_same() -> None:
 
 def test_what_others_start_closes_the_same() -> None:
     """The script beside a TensorRT-LLM deployment."""
-    folder = Path(__file__).parents[2] / "dflash_trt" / "trtllm" / "templates"
+    folder = Path(__file__).parents[2] / "dflash_trt" / "deploy" / "trtllm" / "templates"
     text = (folder / "serve-triton.sh.j2").read_text(encoding="utf-8")
     assert f"{','.join(RESTRICTED)}:" in text and "--http-address=127.0.0.1" in text
     for option in ("--http-restricted-api=", "--grpc-restricted-protocol="):
