@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from demo_pair.recipe.evaluate import DraftMetrics
-from demo_pair.recipe.settings import DraftStage, Stage, TrainingRecipe
+from demo_pair.recipe.recipe_settings import DraftStage, Stage, TrainingRecipe
 from dflash_trt.models.sizes import DecoderSizes
 
 CARD = """\

@@ -19,7 +19,7 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerFast, Qwen3ForCausalLM
 from transformers.models.qwen3.modeling_qwen3 import Qwen3RotaryEmbedding
 
-from demo_pair.recipe.settings import DraftStage, LossReport, TrainingRecipe
+from demo_pair.recipe.recipe_settings import DraftStage, LossReport, TrainingRecipe
 from demo_pair.recipe.target import Optimizer, continue_rows, corpus_rows, rate
 from demo_pair.recipe.tokenizer import MASK_ID
 from dflash_trt.errors import DflashError

@@ -19,7 +19,7 @@ from torch import Tensor
 from transformers import Qwen3ForCausalLM
 
 from demo_pair.recipe.draft import tapped_features
-from demo_pair.recipe.settings import TrainingRecipe
+from demo_pair.recipe.recipe_settings import TrainingRecipe
 from demo_pair.recipe.target import continue_rows
 from demo_pair.recipe.tokenizer import END_ID
 

@@ -11,7 +11,7 @@ import torch
 import transformers
 from safetensors.torch import save_file
 
-from demo_pair.recipe.settings import TrainingRecipe
+from demo_pair.recipe.recipe_settings import TrainingRecipe
 from dflash_trt.quantization.codecs import Float32, dequantize_mxfp4, quantize_mxfp4
 
 EXPERT_WEIGHTS = ("gate_up_proj", "down_proj")

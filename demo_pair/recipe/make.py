@@ -25,7 +25,7 @@ from demo_pair.recipe.corpus import HELD_OUT_STREAM, TRAIN_STREAM, documents
 from demo_pair.recipe.draft import export_draft, load_draft, train_draft
 from demo_pair.recipe.evaluate import DraftMetrics, evaluate
 from demo_pair.recipe.gpt_oss import save_gpt_oss
-from demo_pair.recipe.settings import DEMO, GPT_OSS, LossReport, TrainingRecipe
+from demo_pair.recipe.recipe_settings import DEMO, GPT_OSS, LossReport, TrainingRecipe
 from demo_pair.recipe.target import corpus_rows, train_target
 from demo_pair.recipe.tokenizer import END_ID, save_tokenizer, train_tokenizer
 from dflash_trt.errors import DflashError

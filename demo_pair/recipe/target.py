@@ -16,7 +16,7 @@ from transformers import PreTrainedTokenizerFast, Qwen3ForCausalLM
 
 from demo_pair.recipe.corpus import TRAIN_STREAM, document
 from demo_pair.recipe.gpt_oss import build_gpt_oss, round_experts
-from demo_pair.recipe.settings import LossReport, Stage, TrainingRecipe
+from demo_pair.recipe.recipe_settings import LossReport, Stage, TrainingRecipe
 from demo_pair.recipe.tokenizer import END_ID
 
 

@@ -21,8 +21,8 @@ from dflash_trt.errors import DflashError
 from dflash_trt.text.task_sets import name_sources
 
 if TYPE_CHECKING:
+    from dflash_perf.harness.interactivity import SweepAnswer
     from dflash_perf.harness.points import SweepPoint
-    from dflash_perf.harness.summary import SweepAnswer
 
 _COUNT = click.IntRange(1)
 
@@ -76,7 +76,7 @@ def command(
     Tokens are counted by token ids where the server has them, else by its counts, else with
     the tokenizer, never by messages.
     """
-    from dflash_perf.harness.summary import answer
+    from dflash_perf.harness.interactivity import answer
     from dflash_perf.harness.sweep import run_sweep
     from dflash_perf.harness.sweep_config import read_sweep_config
 
@@ -138,7 +138,7 @@ def _without_folders(word: str) -> str:
 
 
 def _print(points: list[SweepPoint], answers: list[SweepAnswer]) -> None:
-    from dflash_perf.harness.summary import throughput_unit
+    from dflash_perf.harness.interactivity import throughput_unit
     from dflash_perf.projection.projection_tables import text_lines
     from dflash_perf.report.report_tables import Table
 

@@ -6,7 +6,7 @@ import itertools
 
 import pytest
 from dflash_perf.front import Front, FrontPoint, pareto_front
-from dflash_perf.harness.summary import SweepAnswer
+from dflash_perf.harness.interactivity import SweepAnswer
 from dflash_perf.report.content import choose_interactivity
 from hypothesis import given, settings
 from hypothesis import strategies as st

@@ -14,9 +14,9 @@ from pathlib import Path
 
 import pytest
 from dflash_perf import extra
+from dflash_perf.harness.interactivity import loads_between
 from dflash_perf.harness.records import RequestRecord
 from dflash_perf.harness.store import ResultStore
-from dflash_perf.harness.summary import loads_between
 from dflash_perf.harness.sweep_config import OfferedLoad
 
 from dflash_trt.models.build_config import data_folder

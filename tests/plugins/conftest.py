@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from dflash_plugins.block_attention.attention_inputs import Inputs, attend, expect
 from dflash_plugins.block_attention.cases import AttentionShape
-from dflash_plugins.block_attention.inputs import Inputs, attend, expect
 from dflash_plugins.block_attention.reference import error_bound
 from dflash_plugins.operation import DType
 from dflash_plugins.testing.guarded import Run

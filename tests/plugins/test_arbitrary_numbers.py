@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from dflash_plugins.block_attention.inputs import attend
-from dflash_plugins.block_attention.inputs import make_inputs as attention_inputs
+from dflash_plugins.block_attention.attention_inputs import attend
+from dflash_plugins.block_attention.attention_inputs import make_inputs as attention_inputs
 from dflash_plugins.gated_delta_step.checks import PLACES
 from dflash_plugins.gated_delta_step.checks import make_inputs as recurrence_inputs
 from dflash_plugins.gated_delta_step.launch import TACTICS

@@ -14,9 +14,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from dflash_plugins.block_attention.attention_inputs import Inputs, attend, expect, make_inputs
 from dflash_plugins.block_attention.cases import AttentionShape, make_cases, wide_shapes
 from dflash_plugins.block_attention.checks import accuracy_cases, check_bits, check_case
-from dflash_plugins.block_attention.inputs import Inputs, attend, expect, make_inputs
 from dflash_plugins.block_attention.launch import (
     BLOCK,
     FEW,

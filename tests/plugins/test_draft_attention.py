@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
+from dflash_plugins.block_attention.attention_inputs import expect
 from dflash_plugins.block_attention.cases import AttentionShape
-from dflash_plugins.block_attention.inputs import expect
 from dflash_plugins.block_attention.reference import BODY, error_bound
 from dflash_plugins.operation import DType
 from dflash_plugins.table import operations

@@ -12,9 +12,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from dflash_plugins.block_attention.attention_inputs import attend, make_inputs
 from dflash_plugins.block_attention.cases import AttentionShape, make_cases
 from dflash_plugins.block_attention.checks import check_case, chunk_cases
-from dflash_plugins.block_attention.inputs import attend, make_inputs
 from dflash_plugins.block_attention.launch import BLOCK, MOST
 from dflash_plugins.operation import Attributes, DType
 from dflash_plugins.testing.guarded import Arrays

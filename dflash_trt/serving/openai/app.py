@@ -21,9 +21,9 @@ from dflash_trt.serving.client.client import GenerationRequest, Prompt, TextDelt
 from dflash_trt.serving.openai.access import counted
 from dflash_trt.serving.openai.answer_reader import AnswerReader, open_reader
 from dflash_trt.serving.openai.body import BodyReader
+from dflash_trt.serving.openai.body_fields import read_body
 from dflash_trt.serving.openai.chat_request import CompletionRequest, read_chat, read_completion
 from dflash_trt.serving.openai.errors import ApiError, as_api_error
-from dflash_trt.serving.openai.fields import read_body
 from dflash_trt.serving.openai.figures import FrontFigures
 from dflash_trt.serving.openai.messages import Conversation, check_variables
 from dflash_trt.serving.openai.reply import ReplyWriter

@@ -11,8 +11,8 @@ from pydantic import BeforeValidator, Discriminator, Field, Tag, model_validator
 
 from dflash_trt.core.strict_json import parse_json, quoted
 from dflash_trt.errors import DflashError
+from dflash_trt.serving.openai.body_fields import AnyText, Body, Text
 from dflash_trt.serving.openai.errors import ApiError
-from dflash_trt.serving.openai.fields import AnyText, Body, Text
 from dflash_trt.serving.openai.tools import Tools, read_tools
 from dflash_trt.text.chat import ChatRenderer, Message
 from dflash_trt.text.tokenizer import SPECIAL_TOKENS

@@ -8,8 +8,8 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, Field
 
 from dflash_trt.errors import DflashError
+from dflash_trt.serving.openai.body_fields import Body, Text, check_unicode
 from dflash_trt.serving.openai.errors import ApiError
-from dflash_trt.serving.openai.fields import Body, Text, check_unicode
 from dflash_trt.text.grammar import Grammar, lark_choice, schema_text
 
 _KINDS = ("json", "json_object", "regex", "choice", "grammar")

@@ -6,8 +6,8 @@ from typing import Any, Literal
 
 from pydantic import Field
 
+from dflash_trt.serving.openai.body_fields import AnyText, Body, read_body
 from dflash_trt.serving.openai.errors import ApiError
-from dflash_trt.serving.openai.fields import AnyText, Body, read_body
 from dflash_trt.serving.openai.messages import (
     EFFORT,
     VARIABLES,

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from dflash_trt.serving.server.fields import (
+from dflash_trt.serving.server.input_names import (
     CLASSIC_NAMES,
     CLASSIC_PARAMETERS,
     GUIDE,

@@ -13,7 +13,7 @@ from dflash_trt.decoding import Request, SamplingParams
 from dflash_trt.errors import DflashError, one_line
 from dflash_trt.sampling.penalties import MOST_BIASED, Penalties, TokenName
 from dflash_trt.sampling.token_rules import MOST_ALLOWED, TokenRules
-from dflash_trt.serving.server.fields import (
+from dflash_trt.serving.server.input_names import (
     GUIDE,
     GUIDE_TYPE,
     LLM_NAMES,

@@ -9,12 +9,12 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from dflash_perf.extra import require
+from dflash_perf.harness.interactivity import loads_between
 from dflash_perf.harness.load import LoadGenerator, RunProgress
 from dflash_perf.harness.load_prompts import PromptSet, Tokenizer, load_prompts
 from dflash_perf.harness.points import RunPlan, RunSummary
 from dflash_perf.harness.served_model import Endpoint, open_endpoint
 from dflash_perf.harness.store import ResultStore
-from dflash_perf.harness.summary import loads_between
 from dflash_perf.harness.sweep_config import Configuration, OfferedLoad, SweepConfig
 
 ROUNDS = 2

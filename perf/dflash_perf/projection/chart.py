@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from dflash_perf.front import FrontPoint
+from dflash_perf.harness.interactivity import build_fronts
 from dflash_perf.harness.points import SweepPoint
-from dflash_perf.harness.summary import build_fronts
 from dflash_perf.projection.projection_tables import NOT_REACHABLE, UNIT, projected_front
 from dflash_perf.report.content import Chart
 from dflash_perf.report.style import (

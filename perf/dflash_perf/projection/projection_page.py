@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 from dflash_perf.extra import require
+from dflash_perf.harness.interactivity import throughput_unit
 from dflash_perf.harness.points import SweepPoint
 from dflash_perf.harness.store import ResultStore
-from dflash_perf.harness.summary import throughput_unit
 from dflash_perf.projection.chart import draw_plan
 from dflash_perf.projection.projection_tables import (
     UNIT,

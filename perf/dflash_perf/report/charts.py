@@ -6,15 +6,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from dflash_perf.harness.load_metrics import AcceptanceProfile
-from dflash_perf.harness.points import SweepPoint
-from dflash_perf.harness.summary import (
+from dflash_perf.harness.interactivity import (
     NOT_MEASURED,
     SweepAnswer,
     at_least,
     build_fronts,
     throughput_unit,
 )
+from dflash_perf.harness.load_metrics import AcceptanceProfile
+from dflash_perf.harness.points import SweepPoint
 from dflash_perf.harness.sweep_config import OfferedLoad
 from dflash_perf.report.style import (
     INK,

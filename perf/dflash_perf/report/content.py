@@ -11,6 +11,7 @@ from pathlib import PurePath
 from typing import TYPE_CHECKING, Any
 
 from dflash_perf.front import Front
+from dflash_perf.harness.interactivity import SweepAnswer, answer, build_fronts, throughput_unit
 from dflash_perf.harness.load_metrics import (
     REQUEST_METRICS,
     RUN_METRICS,
@@ -19,7 +20,6 @@ from dflash_perf.harness.load_metrics import (
 )
 from dflash_perf.harness.points import SweepPoint
 from dflash_perf.harness.store import ResultStore
-from dflash_perf.harness.summary import SweepAnswer, answer, build_fronts, throughput_unit
 from dflash_perf.report import charts
 from dflash_perf.report.charts import ChartData
 from dflash_perf.report.report_tables import (

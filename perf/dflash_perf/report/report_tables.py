@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from dflash_perf.harness.distribution import Spread
+from dflash_perf.harness.interactivity import NOT_MEASURED, SweepAnswer, at_least, describe_bracket
 from dflash_perf.harness.points import SweepPoint
-from dflash_perf.harness.summary import NOT_MEASURED, SweepAnswer, at_least, describe_bracket
 
 DASH = "–"
 

@@ -16,8 +16,8 @@ from typing import Any
 
 import numpy as np
 
+from dflash_plugins.block_attention.attention_inputs import attend, expect, make_inputs
 from dflash_plugins.block_attention.cases import AttentionShape, draft_shape, make_cases
-from dflash_plugins.block_attention.inputs import attend, expect, make_inputs
 from dflash_plugins.block_attention.launch import FLOOR, TACTICS
 from dflash_plugins.block_attention.reference import TENSOR_CORES, error_bound
 from dflash_plugins.operation import Case, DType

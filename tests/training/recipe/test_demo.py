@@ -11,7 +11,7 @@ import torch
 
 from demo_pair.recipe.gpt_oss import round_experts
 from demo_pair.recipe.make import load_target, make_demo_pair, save_target
-from demo_pair.recipe.settings import (
+from demo_pair.recipe.recipe_settings import (
     GPT_OSS,
     DraftStage,
     Stage,

@@ -11,7 +11,7 @@ from transformers import Qwen3ForCausalLM
 
 from demo_pair.recipe.draft import attach_draft, draft_options, tapped_features
 from demo_pair.recipe.evaluate import accepted_lengths, drafts_everywhere
-from demo_pair.recipe.settings import TrainingRecipe, small_sizes
+from demo_pair.recipe.recipe_settings import TrainingRecipe, small_sizes
 from demo_pair.recipe.target import build_target, continue_rows, deepen
 from demo_pair.recipe.tokenizer import MASK_ID
 
