@@ -48,6 +48,8 @@ def twins(tmp_path_factory: pytest.TempPathFactory) -> Twins:
     target = write_target(twin / "target", vocab=300, num_layers=5, max_positions=128)
     draft = write_draft(twin / "draft", target)
     write_tokenizer(target)
+    # No end: the reference that answers are held to knows none.
+    (target / "tokenizer_config.json").write_text("{}")
     prompts = [token_ids(text) for text in PROMPTS]
     fit_draft(draft, load_target(target), prompts, tokens=60, steps=100)
     lines = [json.dumps({"prompt": text}) for text in PROMPTS]

@@ -26,7 +26,8 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LoadedPair]:
     bundle = dflash_trt.build(
         "smollm2-135m", folder, checkpoints=Checkpoints(target_checkpoint=CHECKPOINT)
     )
-    with dflash_trt.load(bundle.folder, threads=1) as pair:
+    # Drafts are never left out: whether they pay at a batch is a question for the machine's clock.
+    with dflash_trt.load(bundle.folder, threads=1, block_schedule="none") as pair:
         yield pair
 
 
