@@ -60,7 +60,7 @@ class Checkout:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             cwd=root,
-            env={**os.environ, "PYTHONPATH": str(root)},
+            env={**os.environ, "PYTHONPATH": f"{root}{os.pathsep}{root / 'plugins'}"},
             text=True,
         )
 
