@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import resource
 import signal
 import sys
 import time
@@ -77,7 +78,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup() -> None:
-    """Leaves out what has not begun at TESTS_END (seconds since 1970): a slow run ends."""
+    """Leaves out what has not begun at TESTS_END (seconds since 1970): a slow run ends.
+
+    Lifts the bound on memory that an earlier test's command has put on this process.
+    """
+    _, hard = resource.getrlimit(resource.RLIMIT_DATA)
+    resource.setrlimit(resource.RLIMIT_DATA, (hard, hard))
     if time.time() > float(os.environ.get("TESTS_END", "inf")):
         pytest.skip("the time until TESTS_END is over")
 

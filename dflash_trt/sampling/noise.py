@@ -116,16 +116,6 @@ def draw_gumbel(seed: int, position: int, token_ids: Int64Array) -> Float64Array
     return GroupNoise.draw(seed, position, first, last).of(token_ids)
 
 
-def draw_at(seed: int, positions: Int64Array, token_ids: Int64Array) -> Float64Array:
-    """Noise [n] of `token_ids` [n], at least one, at ascending absolute `positions` [n]."""
-    last = int(token_ids.max())
-    each, place = np.unique(positions, return_inverse=True)
-    drawn = [GroupNoise.draw(seed, position, 0, last).words for position in each.tolist()]
-    # As if the vocabulary of one position followed that of another.
-    row = len(drawn[0]) * GROUP
-    return GroupNoise(np.concatenate(drawn), 0).of(token_ids + place * row)
-
-
 class _Philox(threading.local):
     """NumPy's generator of one thread, set to a key and a counter for each draw."""
 

@@ -7,8 +7,7 @@ from pathlib import Path
 import onnx
 import pytest
 
-from dflash_trt.building.synthetic import gemma4, gpt_oss
-from dflash_trt.building.synthetic.qwen3_5 import write_qwen3_5
+from dflash_trt.building.synthetic import gpt_oss
 from dflash_trt.bundle.bundle import Bundle, open_bundle
 from dflash_trt.bundle.memory.cache_bytes import (
     cache_bytes_per_token,
@@ -20,7 +19,9 @@ from dflash_trt.cli.main import main
 from dflash_trt.deploy.planning.known_pairs import find_pair
 from dflash_trt.graph.form import CPU_FORM, GraphForm, Precision
 from dflash_trt.models.safetensors_header import read_header
+from tests.bundle import gemma4_checkpoints as gemma4
 from tests.bundle.measured_build import build_synthetic
+from tests.bundle.qwen3_5_checkpoints import write_qwen3_5
 from tests.covering import exhaustive
 
 MAX_SECONDS, MAX_BYTES, MAX_OWN_BYTES = 60, 2 << 30, 100e6
@@ -54,7 +55,7 @@ def initializers(bundle: Bundle) -> dict[str, dict[str, str]]:
 def built(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
     """gpt-oss-120b."""
     folder = tmp_path_factory.mktemp("full")
-    assert gpt_oss.write_gpt_oss_120b(folder) > 65e9
+    assert gpt_oss.write_gpt_oss(folder, find_pair("gpt-oss-120b"), random=False) > 65e9
     return build_within_bounds(folder, LENGTH[1])
 
 

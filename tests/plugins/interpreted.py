@@ -6,7 +6,6 @@ every tensor onto itself, and what stands for a tensor here lets it.
 
 from __future__ import annotations
 
-import resource
 from collections.abc import Mapping
 from typing import Any
 
@@ -72,9 +71,6 @@ def run_sparse(
     The caches are zeros but for what is `written` at a place of each. Returns the outputs; of
     caches, what they hold at `places`.
     """
-    # An earlier test's command has bounded its worker's memory by what was free then.
-    _, hard = resource.getrlimit(resource.RLIMIT_DATA)
-    resource.setrlimit(resource.RLIMIT_DATA, (hard, hard))
     operation = operations()[name]
     specs = {key: TensorSpec.of(array) for key, array in inputs.items()}
     specs |= dict.fromkeys(("k_cache", "v_cache"), TensorSpec(DType.FLOAT8, cache))

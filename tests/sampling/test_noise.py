@@ -11,7 +11,6 @@ from dflash_trt.sampling.noise import (
     LARGEST_NOISE,
     SMALLEST_NOISE,
     GroupNoise,
-    draw_at,
     draw_gumbel,
 )
 from tests.sampling import plain_noise
@@ -114,10 +113,3 @@ def test_noise_is_gumbels_and_independent() -> None:
     seconds = np.sort(most, axis=1)[:, -2]
     gap = np.exp(-seconds) - np.exp(-most.max(axis=1))  # to the next of 255 exponentials
     assert kstest(gap * (GROUP - 1), "expon").pvalue > 1e-3
-
-
-def test_noise_of_several_positions_is_that_of_each() -> None:
-    positions = np.repeat(np.array([3, 4, 2**33]), (4, 1, 2))
-    ids = np.array([0, 255, 256, 900, 7, 1000, 1001])
-    expected = [draw_gumbel(9, int(at), ids[one : one + 1]) for one, at in enumerate(positions)]
-    np.testing.assert_array_equal(draw_at(9, positions, ids), np.concatenate(expected))

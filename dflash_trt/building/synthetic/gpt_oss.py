@@ -17,7 +17,7 @@ from dflash_trt.building.synthetic.qwen3 import (
     draft_config,
     write_both,
 )
-from dflash_trt.deploy.planning.known_pairs import PairShape, find_pair
+from dflash_trt.deploy.planning.known_pairs import PairShape
 
 SHARD_BYTES = 4_600_000_000
 EOS_TOKEN_IDS = [200_002, 199_999, 200_012]
@@ -32,11 +32,6 @@ _QUANTIZATION = {
     ],
     "quant_method": "mxfp4",
 }
-
-
-def write_gpt_oss_120b(folder: Path) -> int:
-    """Writes `folder`/target (sharded) and `folder`/draft; returns the bytes of weights."""
-    return write_gpt_oss(folder, find_pair("gpt-oss-120b"), random=False)
 
 
 def write_gpt_oss(

@@ -2,9 +2,9 @@
 
 A process of each builds the demo bundle with its own code, or opens the bundle that is named, and
 decodes its prompts with DFlash at the trained block, one sequence at a time and eight together, on
-one thread. Seconds are those that
-the process computed, so that a busy machine disturbs little. Told are the median of after / before
-in tokens/s, pair by pair, and a 95 % interval of it by bootstrap.
+one thread. Seconds are those that the process computed, so that a busy machine disturbs little.
+Told are the median of after / before in tokens/s, pair by pair, and a 95 % interval of it by
+bootstrap.
 """
 
 from __future__ import annotations
