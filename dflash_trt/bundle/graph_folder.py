@@ -15,7 +15,6 @@ from dflash_trt.core.files import FileKind, copy_small, exists, resolved
 from dflash_trt.core.links import place_files
 from dflash_trt.core.progress import Progress
 from dflash_trt.graph.bindings import Owner
-from dflash_trt.graph.model import check_graph
 from dflash_trt.models.draft_tokens import DRAFT_TOKENS_NAME
 from dflash_trt.models.folder import CONFIG_NAME, INDEX_NAME, Checkpoint
 from dflash_trt.models.quantization import QUANT_CONFIG_NAME
@@ -106,7 +105,6 @@ class GraphFolder:
         return self._locations[entry.file]
 
     def write_graph(self, model: onnx.ModelProto) -> None:
-        """Checks a graph and stores it under its name."""
-        check_graph(model)
+        """Stores a graph under its name."""
         path = self.folder / f"{model.graph.name}.onnx"
         path.write_bytes(model.SerializeToString(deterministic=True))

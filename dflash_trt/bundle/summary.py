@@ -11,7 +11,7 @@ from dflash_trt.bundle.manifest import Manifest
 from dflash_trt.bundle.memory.cache_bytes import cache_bytes_per_token, state_bytes
 from dflash_trt.bundle.memory.estimate import cache_bytes, estimate_memory, page_kinds
 from dflash_trt.errors import first_few
-from dflash_trt.graph.decomposed_attention import DECOMPOSED
+from dflash_trt.graph.caches.native import DECOMPOSED
 from dflash_trt.graph.form import Precision
 from dflash_trt.graph.gated_delta import STEP
 from dflash_trt.graph.gated_delta_groups import GROUPS, group_rows

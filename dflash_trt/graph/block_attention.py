@@ -19,15 +19,8 @@ from dflash_trt.graph.kv_cache_update import cache_suffix
 _ATTENTION = """
 block_attention{suffix} <is_causal, window> ({inputs}) => (attended)
 {{
-    zero = Constant <value_int = 0> ()
-    one = Constant <value_int = 1> ()
-    zero_list = Constant <value_ints = [0]> ()
-    one_list = Constant <value_ints = [1]> ()
-    rest = Constant <value_ints = [-1]> ()
-    group_axis = Constant <value_ints = [2]> ()
-    last_axis = Constant <value_ints = [-1]> ()
-    nothing = Constant <value_float = 0.0> ()
-    lowest = Constant <value_float = -3.0e38> ()
+    let zero = 0, one = 1, zero_list = [0], one_list = [1], rest = [-1], group_axis = [2]
+    let last_axis = [-1], nothing = 0.0, lowest = -3.0e38
 {view}
     capacity_list = Shape <start = 2, end = 3> (k)
     capacity = Squeeze (capacity_list)
@@ -37,17 +30,17 @@ block_attention{suffix} <is_causal, window> ({inputs}) => (attended)
     row = Range (zero, rows, one)
     row_column = Unsqueeze (row, one_list)
     wide_lengths = Cast <to = 7> (key_value_lengths)
-    around = Constant <value_ints = [1, 2, 3]> ()
+    let around = [1, 2, 3]
     length = Unsqueeze (wide_lengths, around)
     start = Sub (length, rows)
     position = Add (start, row_column)
     offset = Sub (position, key)
     held = Less (key, length)
-    causal = Constant <value_int: int = @is_causal> ()
+    let causal = @is_causal
     is_free = Equal (causal, zero)
     past = GreaterOrEqual (offset, zero)
     in_order = Or (past, is_free)
-    reach = Constant <value_int: int = @window> ()
+    let reach = @window
     is_endless = Equal (reach, zero)
     distance = Abs (offset)
     near = Less (distance, reach)

@@ -8,7 +8,7 @@ import onnx
 
 from dflash_trt.graph.bindings import BLOCK_IDS, CACHE_START, DRAFT_TOKEN_IDS
 from dflash_trt.graph.call_rows import Rows
-from dflash_trt.graph.eagle_chain import EagleChain
+from dflash_trt.graph.eagle import EagleChain
 from dflash_trt.graph.form import CPU_FORM, GraphForm
 from dflash_trt.graph.layers import attention, choose_among, embed, gated_mlp, look_up
 from dflash_trt.graph.model import GraphBuilder

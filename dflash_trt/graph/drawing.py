@@ -7,17 +7,7 @@ from __future__ import annotations
 
 import onnx
 
-from dflash_trt.graph.bindings import (
-    ACCEPTED,
-    CACHE_START,
-    CHOICE_IDS,
-    LOGIT_ROWS,
-    NEW_START,
-    NEW_TOKENS,
-    NEXT_BLOCK_IDS,
-    SAMPLING,
-    TOKEN_IDS,
-)
+from dflash_trt.graph import bindings as io
 from dflash_trt.graph.functions import define
 from dflash_trt.graph.model import GraphBuilder
 from dflash_trt.graph.row_sample import row_sample_function
@@ -27,15 +17,10 @@ from dflash_trt.graph.row_sample import row_sample_function
 _ACCEPT = """
 accept (token_ids, choice_ids, cache_start) => (accepted, new_tokens, bonus, new_start)
 {
-    zero = Constant <value_int = 0> ()
-    one = Constant <value_int = 1> ()
-    none = Constant <value_int = -1> ()
-    first = Constant <value_ints = [1]> ()
-    end = Constant <value_ints = [2147483647]> ()
-    last = Constant <value_ints = [-1]> ()
-    ahead = Constant <value_ints = [0, 0, 0, 1]> ()
+    let zero = 0, one = 1, none = -1, first = [1], end = [2147483647], last = [-1]
+    let ahead = [0, 0, 0, 1]
     drafts = Slice (token_ids, first, end, first)
-    start = Constant <value_ints = [0]> ()
+    let start = [0]
     guesses = Slice (choice_ids, start, last, first)
     equal = Equal (drafts, guesses)
     matches = Cast <to = 6> (equal)
@@ -72,12 +57,12 @@ def draw_tokens(b: GraphBuilder, logits: str) -> None:
     A choice's position is the one behind its row. -1 where a row's logits are not finite.
     """
     with b.scope("draw"):
-        start = b.node("Unsqueeze", [CACHE_START, b.integers(1)], "start_column")
-        row_positions = b.node("Add", [start, LOGIT_ROWS], "row_positions")
+        start = b.node("Unsqueeze", [io.CACHE_START, b.integers(1)], "start_column")
+        row_positions = b.node("Add", [start, io.LOGIT_ROWS], "row_positions")
         one = b.integers(1, scalar=True)
         positions = b.node("Add", [row_positions, one], "positions")
-        operands = [logits, positions, SAMPLING]
-        b.call(row_sample_function(), operands, "row_sample", outputs=[CHOICE_IDS])
+        operands = [logits, positions, io.SAMPLING]
+        b.call(row_sample_function(), operands, "row_sample", outputs=[io.CHOICE_IDS])
 
 
 def settle_step(b: GraphBuilder, mask_token_id: int) -> None:
@@ -89,17 +74,17 @@ def settle_step(b: GraphBuilder, mask_token_id: int) -> None:
     """
     with b.scope("settle"):
         zero, one = b.integers(0, scalar=True), b.integers(1, scalar=True)
-        picked = b.node("GatherElements", [TOKEN_IDS, LOGIT_ROWS], "picked_ids", axis=1)
-        first_row = b.node("Gather", [LOGIT_ROWS, zero], "first_row", axis=1)
-        picked_start = b.node("Add", [CACHE_START, first_row], "picked_start")
+        picked = b.node("GatherElements", [io.TOKEN_IDS, io.LOGIT_ROWS], "picked_ids", axis=1)
+        first_row = b.node("Gather", [io.LOGIT_ROWS, zero], "first_row", axis=1)
+        picked_start = b.node("Add", [io.CACHE_START, first_row], "picked_start")
         bonus = "head/settle/bonus"
-        outputs = [ACCEPTED, NEW_TOKENS, bonus, NEW_START]
-        b.call(accept_function(), [picked, CHOICE_IDS, picked_start], "accept", outputs=outputs)
-        count = b.node("Shape", [LOGIT_ROWS], "row_count", start=1, end=2)
+        outputs = [io.ACCEPTED, io.NEW_TOKENS, bonus, io.NEW_START]
+        b.call(accept_function(), [picked, io.CHOICE_IDS, picked_start], "accept", outputs=outputs)
+        count = b.node("Shape", [io.LOGIT_ROWS], "row_count", start=1, end=2)
         count = b.node("Squeeze", [count], "row_count_scalar")
         row = b.node("Range", [zero, count, one], "row")
         is_anchor = b.node("Equal", [row, zero], "is_anchor")
         known = b.node("Max", [bonus, zero], "known_bonus")
         anchor = b.node("Unsqueeze", [known, b.integers(1)], "anchor_column")
         mask = b.integers(mask_token_id, scalar=True)
-        b.node("Where", [is_anchor, anchor, mask], "next_block", output=NEXT_BLOCK_IDS)
+        b.node("Where", [is_anchor, anchor, mask], "next_block", output=io.NEXT_BLOCK_IDS)

@@ -5,18 +5,42 @@ all that it needs as soon as the target has seen position j. Its K and V lie in 
 at j, beside a cache of the features themselves: the next call begins with the last one's. A page
 then depends on its own tokens and those before, as the target's does. Row 0 has no feature and is
 never attended to. As published, row j turns by position j - 1; attention sees differences only.
+
+The chain has as many steps of one token as a call has drafts. A step reads the caches and the rows
+of the steps before it, which are small and carried along; so no cache is copied. On the CPU it is
+a loop, and a call with fewer drafts costs less. In an engine it is unrolled: fewer drafts are the
+first of all.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+
 from onnx import TensorProto
 
-from dflash_trt.graph.bindings import PAGE_TABLE
-from dflash_trt.graph.caches import cache_strategy
-from dflash_trt.graph.caches.strategy import store_rows
+from dflash_trt.graph.bindings import BLOCK_IDS, PAGE_TABLE
+from dflash_trt.graph.caches import store_chain
+from dflash_trt.graph.caches.cpu import linear_view
+from dflash_trt.graph.caches.native import attend_with_rows, held_lengths
+from dflash_trt.graph.caches.rows import store_rows
+from dflash_trt.graph.call_rows import Rows
 from dflash_trt.graph.form import Precision
-from dflash_trt.graph.layers import split_heads
+from dflash_trt.graph.layers import embed, gated_mlp, split_heads
 from dflash_trt.graph.model_builder import LayerBuilder, ModelBuilder
+from dflash_trt.graph.rope_tables import HEAD_TOKENS
+from dflash_trt.models.draft import DraftSpec
+from dflash_trt.models.safetensors_header import TensorEntry
+
+STEPS = "chain/steps"
+"""Name of the loop, where the chain is one."""
+_HIDDEN = -1e30
+"""A score that no softmax sees."""
+
+Attend = Callable[[LayerBuilder, str, str, str], str]
+"""Attention of one query q [B,heads,1,D] over the context, then k and v [B,kv heads,n,D]: of
+every head D values, in their order."""
 
 
 def inject_context(
@@ -39,7 +63,7 @@ def inject_context(
         with b.scope("draft_layers.0"):
             x, _ = layer_input(layer, embedded, moved, carries_norm=carries_norm)
             k, v = keys_and_values(layer, x)
-            store_rows(layer, *cache_strategy(b.form).chain_rows(layer, k, v))
+            store_chain(layer, k, v)
         store_features(head, fused)
 
 
@@ -105,3 +129,165 @@ def keys_and_values(layer: LayerBuilder, x: str) -> tuple[str, str]:
     k, v = split_heads(layer, x, "k", heads), split_heads(layer, x, "v", heads)
     operands = [k, *layer.tables.keys(b), layer.rows.positions]
     return b.node("RotaryEmbedding", operands, "k_rope"), v
+
+
+@dataclass(frozen=True, slots=True)
+class EagleChain:
+    """The chain of `draft`, in the graph of `base`, whose rows are those that draft.
+
+    `target` is who embeds tokens; `stored` holds the head's vocabulary where it has its own.
+    """
+
+    base: ModelBuilder
+    target: ModelBuilder
+    draft: DraftSpec
+    stored: Mapping[str, TensorEntry]
+
+    def drafts(self) -> str:
+        """Adds the chain behind the call's anchors; returns its tokens [B,S-1].
+
+        What its own rows and features write to the caches is scratch, as any draft's is.
+        """
+        b, sizes = self.base.b, self.draft.sizes.layer
+        zero, one = b.integers(0), b.integers(1)
+        with b.scope("chain"):
+            anchors = b.node("Slice", [BLOCK_IDS, zero, one, one], "anchors")
+            anchors = b.node("Reshape", [anchors, b.integers(-1)], "anchor")
+            feature = feature_before(self.base)
+            shape = b.node(
+                "Concat",
+                [self.base.rows.batch, b.integers(sizes.kv_heads, 0, sizes.head_dim)],
+                "no_rows_shape",
+                axis=0,
+            )
+            nothing = b.constant("eagle.nothing", [1, 1, 0, 1], [])
+            nothing = b.node("Expand", [nothing, shape], "no_rows")
+            state = [anchors, feature, nothing, nothing]
+            for role in sorted(self.draft.weights):  # cast once, not at every step
+                self.base.weight(role)
+            if b.form.precision is Precision.FLOAT32:
+                attend = self._attention()
+                rows = ("B", sizes.kv_heads, "rows", sizes.head_dim)
+                kinds = [(7, ("B",)), (1, ("B", self.draft.hidden_size)), (1, rows), (1, rows)]
+                carried = [(value, *kind) for value, kind in zip(state, kinds, strict=True)]
+                # A turn for each slot of one sequence: loops are bounded by a tensor's size.
+                slots = b.node("Gather", [self.base.rows.ids, zero], "slots", axis=0)
+                trips = b.node("Size", [slots], "trips")
+                *state, every = b.loop(
+                    "steps", trips, carried, lambda number, one: self._step(number, one, attend)
+                )
+                tokens = b.node("Transpose", [every], "tokens", perm=[1, 0])
+                k, v = state[2:]
+            else:
+                tokens, k, v = self._unrolled(state)
+            layer = self.base.layer(0)
+            store_chain(layer, k, v)
+            self._store_scratch(feature)
+        return tokens
+
+    def _unrolled(self, state: list[str]) -> tuple[str, str, str]:
+        """The tokens [B,n] of a call's n drafts, and their rows; all steps run in every call."""
+        b, rows = self.base.b, self.base.rows
+        zero, one = b.integers(0), b.integers(1)
+        last = b.node("Sub", [rows.count, one], "last_step")
+        attend = partial(attend_with_rows, lengths=held_lengths(rows))
+        chosen: list[str] = []
+        for slot in range(self.draft.block_size - 1):
+            with b.scope(f"step_{slot}"):
+                # At the context's end, steps that no draft is of would have no position.
+                number = b.node("Min", [b.integers(slot), last], "number")
+                state = self._step(number, state, attend)
+                chosen.append(b.node("Unsqueeze", [state[0], one], "column"))
+        every = b.node("Concat", chosen, "every_token", axis=1)
+        tokens, k, v = (
+            b.node("Slice", [value, zero, rows.count, b.integers(axis)], name)
+            for name, value, axis in (("tokens", every, 1), ("k", state[2], 2), ("v", state[3], 2))
+        )
+        return tokens, k, v
+
+    def _attention(self) -> Attend:
+        """That of the CPU: over linear K and V [B,kv heads,M,D], and what is added to their
+        scores [B,1,M,1]."""
+        b, rows, layer = self.base.b, self.base.rows, self.base.layer(0)
+        k, v = linear_view(layer)
+        zero, one = b.integers(0, scalar=True), b.integers(1, scalar=True)
+        length = b.node("Squeeze", [b.node("Shape", [k], "length", start=2, end=3)], "keys_count")
+        keys = b.node("Range", [zero, length, one], "keys")
+        start = b.node("Unsqueeze", [rows.start, b.integers(1)], "starts")
+        held = b.node("Less", [keys, start], "held")
+        has_feature = b.node("Greater", [keys, zero], "has_feature")
+        seen = b.node("And", [held, has_feature], "seen")
+        shown = b.constant("eagle.shown", [1], [0.0])
+        hidden = b.constant("eagle.hidden", [1], [_HIDDEN])
+        around = b.integers(1, 3)
+        bias = b.node("Where", [seen, shown, hidden], "bias")
+        bias = b.node("Unsqueeze", [bias, around], "score_bias")
+        if (
+            b.form.is_paged
+        ):  # rows not written yet may be an earlier owner's NaN, and 0 · NaN is NaN
+            held = b.node("Unsqueeze", [seen, around], "rows_held")
+            k, v = (
+                b.node("Where", [held, one, shown], f"{one.rpartition(chr(47))[2]}_held")
+                for one in (k, v)
+            )
+        return lambda layer, q, own_k, own_v: self._attend(layer, q, own_k, own_v, (k, v, bias))
+
+    def _step(self, number: str, state: list[str], attend: Attend) -> list[str]:
+        """One token [B] behind the last: `state` is that, its feature [B,H], and K and V so far."""
+        b, spec = self.base.b, self.draft
+        token, feature, k_before, v_before = state
+        ids = b.node("Unsqueeze", [token, b.integers(1)], "ids")
+        start = b.node("Add", [self.base.rows.start, number], "start")
+        rows = Rows(b, ids, start, label="/".join([*b.scopes, "rows"]))
+        target = ModelBuilder(b, "target", self.target.spec, rows, self.target.tables)
+        model = ModelBuilder(b, "draft", spec, rows, self.base.tables)
+        layer = model.layer(0)
+        x, carried = layer_input(layer, embed(target), feature, carries_norm=spec.carries_norm)
+        q = split_heads(layer, x, "q", layer.sizes.heads)
+        q = b.node("RotaryEmbedding", [q, *layer.tables.queries(b), rows.positions], "q_rope")
+        k, v = keys_and_values(layer, x)
+        k = b.node("Concat", [k_before, k], "k_so_far", axis=2)
+        v = b.node("Concat", [v_before, v], "v_so_far", axis=2)
+        attended = attend(layer, q, k, v)
+        width = layer.sizes.heads * layer.sizes.head_dim
+        attended = b.node("Reshape", [attended, b.integers(-1, width)], "rows_out")
+        feature = gated_mlp(layer, layer.linear(attended, "o_proj", residual=carried))
+        normed = model.rms_norm(feature, "norm", "norm")
+        logits = model.linear(normed, "lm_head")
+        choice = b.node("ArgMax", [logits], "choice", axis=1, keepdims=0)
+        if HEAD_TOKENS in self.stored:
+            ids = b.stored(HEAD_TOKENS, self.stored[HEAD_TOKENS])
+            choice = b.node("Gather", [ids, choice], "target_token", axis=0)
+        return [choice, feature, k, v]
+
+    def _attend(
+        self, layer: LayerBuilder, q: str, k: str, v: str, context: tuple[str, str, str]
+    ) -> str:
+        """See `Attend`: a query's heads are columns, those of one KV head beside each other.
+
+        Keys are the rows of a product, so that nothing as long as the context is transposed.
+        """
+        b, sizes = layer.b, layer.sizes
+        held_k, held_v, bias = context
+        by_group = b.integers(0, sizes.kv_heads, sizes.heads // sizes.kv_heads, sizes.head_dim)
+        q = b.node("Reshape", [q, by_group], "q_groups")
+        q = b.node("Transpose", [q], "q_columns", perm=[0, 1, 3, 2])
+        held = b.node("MatMul", [held_k, q], "held_scores")
+        held = b.node("Add", [held, bias], "held_seen")
+        own = b.node("MatMul", [k, q], "own_scores")
+        scores = b.node("Concat", [held, own], "scores", axis=2)
+        scores = b.node("Transpose", [scores], "scores_by_query", perm=[0, 1, 3, 2])
+        weights = b.node("Softmax", [scores], "wide_weights", axis=3)
+        end = b.node("Shape", [held_k], "context_end", start=2, end=3)
+        axis = b.integers(3)
+        held = b.node("Slice", [weights, b.integers(0), end, axis], "held_weights")
+        own = b.node("Slice", [weights, end, b.integers(2**31 - 1), axis], "own_weights")
+        held = b.node("MatMul", [held, held_v], "held_values")
+        own = b.node("MatMul", [own, v], "own_values")
+        return b.node("Add", [held, own], "attended")
+
+    def _store_scratch(self, feature: str) -> None:
+        b, rows = self.base.b, self.base.rows
+        shape = rows.shape(self.draft.hidden_size)
+        wide = b.node("Unsqueeze", [feature, b.integers(1)], "feature_row")
+        store_features(self.base, b.node("Expand", [wide, shape], "scratch"))

@@ -6,6 +6,7 @@ ONNX Runtime runs the bodies. TensorRT has a layer for `trt::TRT_Attention`, and
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Literal
@@ -30,14 +31,12 @@ AttentionOverload = Literal["lower_right", "none", "masked"]
 _ATTENTION = """
 TRT_Attention <causal_kind> (q, k, v, mask, query_lengths, key_value_lengths) => (attended)
 {{
-    front = Constant <value_ints = [0, 0, 1, 0, 0, 0, 0, 0]> ()
+    let front = [0, 0, 1, 0, 0, 0, 0, 0]
     rows = Pad <mode = "edge"> (q, front)
     {mask_rows}
     lengths = Cast <to = 7> (key_value_lengths)
     padded = Attention <scale = 1.0, is_causal = {causal}> (rows, k, v, {mask}, "", "", lengths)
-    one = Constant <value_ints = [1]> ()
-    end = Constant <value_ints = [2147483647]> ()
-    row_axis = Constant <value_ints = [2]> ()
+    let one = [1], end = [2147483647], row_axis = [2]
     attended = Slice (padded, one, end, row_axis)
 }}
 """
@@ -73,6 +72,10 @@ amax (x) => (y)
 """
 
 
+_LET = re.compile(r"^ *let (.+)$", re.MULTILINE)
+_VALUE = re.compile(r"(\w+) = (\[[^\]]*\]|[^,\s]+)")
+
+
 def define(
     text: str,
     constants: Mapping[str, TensorProto] = MappingProxyType({}),
@@ -83,8 +86,10 @@ def define(
 ) -> onnx.FunctionProto:
     """The function that `text` defines in ONNX's text format, with `constants` before its nodes.
 
-    With `contrib` it may use ONNX Runtime's own operations.
+    A line `let NAME = VALUE, …` stands for constants: integers, floats, lists of integers, or
+    @ATTRIBUTE, an integer. With `contrib` it may use ONNX Runtime's own operations.
     """
+    text = _LET.sub(_write_constants, text)
     opsets = f'"" : {OPSET}' + f', "{CONTRIB_DOMAIN}" : 1' * contrib
     function = onnx.parser.parse_function(f'<domain: "{domain}", opset_import: [{opsets}]>{text}')
     nodes = [
@@ -99,6 +104,15 @@ def define(
     if overload is not None:
         function.overload = overload
     return function
+
+
+def _write_constants(line: re.Match[str]) -> str:
+    lines = []
+    for name, value in _VALUE.findall(line[1]):
+        is_integer = value.removeprefix("-").isdecimal()
+        kind = {"[": "ints", "@": "int: int"}.get(value[0], "int" if is_integer else "float")
+        lines.append(f"{name} = Constant <value_{kind} = {value}> ()")
+    return "\n".join(lines)
 
 
 def attention_function(overload: AttentionOverload) -> onnx.FunctionProto:

@@ -33,19 +33,9 @@ _STEP = """
 gated_delta_step {attributes} (new_rows, kernel, time_bias, decay, rows, state, start, state_start,
     rows_end{side}) => (y, state_out, rows_out)
 {{
-    zero = Constant <value_int = 0> ()
-    one = Constant <value_int = 1> ()
-    nothing = Constant <value_float = 0.0> ()
-    tiny = Constant <value_float = 1e-6> ()
-    first = Constant <value_ints = [0]> ()
-    second = Constant <value_ints = [1]> ()
-    third = Constant <value_ints = [2]> ()
-    last = Constant <value_ints = [-1]> ()
-    end = Constant <value_ints = [2147483647]> ()
-    reach = Constant <value_ints = [{reach}]> ()
-    held = Constant <value_ints = [{held}]> ()
-    held_count = Constant <value_int = {held}> ()
-    most = Constant <value_ints = [{replay}]> ()
+    let zero = 0, one = 1, nothing = 0.0, tiny = 1e-6, first = [0], second = [1], third = [2]
+    let last = [-1], end = [2147483647], reach = [{reach}], held = [{held}], held_count = {held}
+    let most = [{replay}]
 {select}
     index_row = Range (zero, held_count, one)
     starts = Unsqueeze ({start}, second)
@@ -81,8 +71,7 @@ gated_delta_step {attributes} (new_rows, kernel, time_bias, decay, rows, state, 
     raw_q, raw_k, v = Split <axis = 2> (convolved, kinds)
     any_g, any_beta = com.microsoft.LinearAttentionGate (a, time_bias, decay, b)
 
-    by_head = Constant <value_ints = [0, 0, {key_heads}, {head_dim}]> ()
-    by_row = Constant <value_ints = [0, 0, {keys}]> ()
+    let by_head = [0, 0, {key_heads}, {head_dim}], by_row = [0, 0, {keys}]
     q_heads = Reshape (raw_q, by_head)
     q_squares = ReduceSumSquare <keepdims = 1> (q_heads, last)
     q_sum = Add (q_squares, tiny)
@@ -121,7 +110,7 @@ gated_delta_step {attributes} (new_rows, kernel, time_bias, decay, rows, state, 
     open_g = Slice (g, cut, end, second)
     open_beta = Slice (beta, cut, end, second)
     is_fresh = Equal ({state_start}, zero)
-    state_grid = Constant <value_ints = [-1, 1, 1, 1]> ()
+    let state_grid = [-1, 1, 1, 1]
     is_fresh_state = Reshape (is_fresh, state_grid)
     state_before = Where (is_fresh_state, nothing, state)
     settled_y, {state_out} = com.microsoft.LinearAttention
@@ -138,7 +127,7 @@ gated_delta_step {attributes} (new_rows, kernel, time_bias, decay, rows, state, 
 
 # An idle sequence runs as a fresh one, of which nothing is kept.
 _SELECT = """
-    room = Constant <value_ints = [{room}]> ()
+    let room = [{room}]
     side_column = Unsqueeze (side, second)
     own_rows = GatherND <batch_dims = 1> (rows, side_column)
     is_idle = Less (rows_end, zero)
@@ -150,11 +139,11 @@ _SETTLE = """
     is_idle_state = Reshape (is_idle, state_grid)
     typed_state = Cast <to = 1> (own_state_out)
     state_out = Where (is_idle_state, state, typed_state)
-    sides = Constant <value_ints = [0, 1]> ()
+    let sides = [0, 1]
     is_read = Equal (side_column, sides)
     idle_column = Unsqueeze (is_idle, second)
     is_kept = Or (is_read, idle_column)
-    row_grid = Constant <value_ints = [0, 0, 1, 1]> ()
+    let row_grid = [0, 0, 1, 1]
     is_kept_side = Reshape (is_kept, row_grid)
     own_rows_out_by_side = Unsqueeze (own_rows_out, second)
     rows_out = Where (is_kept_side, rows, own_rows_out_by_side)"""

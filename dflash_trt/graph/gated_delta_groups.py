@@ -34,24 +34,11 @@ _GROUPS = """
 {name} (new_rows, kernel, time_bias, decay, rows, state, start, state_start, rows_end)
     => (y, state_out, rows_out)
 {{
-    zero = Constant <value_int = 0> ()
-    one = Constant <value_int = 1> ()
-    nothing = Constant <value_float = 0.0> ()
-    unit = Constant <value_float = 1.0> ()
-    tiny = Constant <value_float = 1e-6> ()
+    let zero = 0, one = 1, nothing = 0.0, unit = 1.0, tiny = 1e-6
     scale = Constant <value_float = {scale}> ()
-    first = Constant <value_ints = [0]> ()
-    second = Constant <value_ints = [1]> ()
-    third = Constant <value_ints = [2]> ()
-    last = Constant <value_ints = [-1]> ()
-    end = Constant <value_ints = [2147483647]> ()
-    reach = Constant <value_ints = [{reach}]> ()
-    held = Constant <value_ints = [{held}]> ()
-    held_count = Constant <value_int = {held}> ()
-    held_last = Constant <value_int = {held_last}> ()
-    most = Constant <value_ints = [{replay}]> ()
-    group = Constant <value_ints = [{group}]> ()
-    group_less = Constant <value_ints = [{group_less}]> ()
+    let first = [0], second = [1], third = [2], last = [-1], end = [2147483647], reach = [{reach}]
+    let held = [{held}], held_count = {held}, held_last = {held_last}, most = [{replay}]
+    let group = [{group}], group_less = [{group_less}]
 
     index_row = Range (zero, held_count, one)
     starts = Unsqueeze (start, second)
@@ -78,8 +65,7 @@ _GROUPS = """
     groups = Div (covered, group)
     run = Mul (groups, group)
     spare = Sub (run, some)
-    none_after = Constant <value_ints = [0, 0, 0, 0]> ()
-    none_before = Constant <value_ints = [0]> ()
+    let none_after = [0, 0, 0, 0], none_before = [0]
     pads = Concat <axis = 0> (none_before, spare, none_after)
     window = Pad (wanted_rows, pads)
     mixed = Slice (window, first, channels_end, third)
@@ -152,7 +138,7 @@ _GROUPS = """
     g = Transpose <perm = [1, 0, 3, 4, 2]> (g_groups)
     beta_column = Unsqueeze (beta, last)
 
-    before_last = Constant <value_ints = [-2]> ()
+    let before_last = [-2]
     g_row = Unsqueeze (g, before_last)
     g_until = Mul (g_row, until)
     passed = ReduceSum <keepdims = 0> (g_until, last)
@@ -189,7 +175,7 @@ _GROUPS = """
 
     state_shape = Concat <axis = 0> (batch, state_heads)
     is_fresh = Equal (state_start, zero)
-    state_grid = Constant <value_ints = [-1, 1, 1, 1]> ()
+    let state_grid = [-1, 1, 1, 1]
     is_fresh_state = Reshape (is_fresh, state_grid)
     state_before = Where (is_fresh_state, nothing, state)
     state_by_key = Reshape (state_before, state_shape)
@@ -221,10 +207,10 @@ _GROUPS = """
 
     is_idle = Less (rows_end, zero)
     is_idle_state = Reshape (is_idle, state_grid)
-    by_value = Constant <value_ints = [0, {value_heads}, {head_dim}, {head_dim}]> ()
+    let by_value = [0, {value_heads}, {head_dim}, {head_dim}]
     state_moved = Reshape (state_after, by_value)
     state_out = Where (is_idle_state, state, state_moved)
-    row_grid = Constant <value_ints = [-1, 1, 1]> ()
+    let row_grid = [-1, 1, 1]
     is_idle_row = Reshape (is_idle, row_grid)
     rows_out = Where (is_idle_row, rows, moved_rows)
 }}

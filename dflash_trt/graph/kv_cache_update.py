@@ -19,17 +19,17 @@ from dflash_trt.graph.functions import define
 
 # Equal for every layer and free of the caches' shape, so that ONNX Runtime computes it once a call.
 _PAGED_INDEX = """
-    size = Constant <value_int: int = @page_size> ()
+    let size = @page_size
     column = Div (positions, size)
     place = Mod (positions, size)
     page_of_row = GatherElements <axis = 1> (page_table, column)
     page = Cast <to = 7> (page_of_row)
-    last = Constant <value_ints = [-1]> ()
+    let last = [-1]
     page_index = Unsqueeze (page, last)
     place_index = Unsqueeze (place, last)
     index = Concat <axis = -1> (page_index, place_index)"""
 _LINEAR_INDEX = """
-    first = Constant <value_int = 0> ()
+    let first = 0
     start = Gather <axis = 1> (positions, first)"""
 
 _CODES = """

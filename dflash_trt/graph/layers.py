@@ -1,17 +1,22 @@
-"""The pieces that the target and the draft share: embedding, attention, MLP, output head."""
+"""The pieces of target and draft: embedding, attention, recurrence, MLP, output head."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 from onnx import TensorProto
 
-from dflash_trt.graph.caches import cache_strategy
+from dflash_trt.graph import bindings as io
+from dflash_trt.graph.caches import attend
 from dflash_trt.graph.form import Precision
 from dflash_trt.graph.functions import geglu_function, swiglu_function
+from dflash_trt.graph.gated_delta import gated_delta_function, is_stepped_by_kernel
+from dflash_trt.graph.gated_delta_groups import gated_delta_groups_function
 from dflash_trt.graph.model_builder import LayerBuilder, ModelBuilder
 from dflash_trt.graph.rope_tables import HEAD_ROWS, HEAD_TOKENS, query_scale
 from dflash_trt.models.safetensors_header import TensorEntry
+from dflash_trt.models.sizes import RecurrentSizes
 
 
 def embed(model: ModelBuilder) -> str:
@@ -100,29 +105,83 @@ def attention(layer: LayerBuilder, x: str) -> str:
         k = _by_head(layer, keys, "k")
         values = keys if sizes.keys_are_values else _project(layer, normed, "v", sizes.kv_heads)
         v = _by_head(layer, values, "v")
-        if (turned := layer.spec.rotary_dim) is None:
-            # The query tables carry 1/sqrt(D), so that no node has to scale q.
-            q = b.node("RotaryEmbedding", [q, *tables.queries(b), rows.positions], "q_rope")
-            k = b.node("RotaryEmbedding", [k, *tables.keys(b), rows.positions], "k_rope")
-        else:
+        part: dict[str, Any] = {}
+        if (turned := layer.spec.rotary_dim) is not None:
             scale = b.constant("query_scale", [], [query_scale(layer.spec)])
-            q = b.node("Mul", [q, scale], "q_scaled")
-            q, k = (
-                b.node(
-                    "RotaryEmbedding",
-                    [one, *tables.keys(b), rows.positions],
-                    name,
-                    rotary_embedding_dim=turned,
-                )
-                for one, name in ((q, "q_rope"), (k, "k_rope"))
-            )
-        attended = cache_strategy(b.form).attend(layer, q, k, v)
+            q, part = b.node("Mul", [q, scale], "q_scaled"), {"rotary_embedding_dim": turned}
+        # The query tables carry 1/sqrt(D), so that no other node has to scale q.
+        queries = tables.queries(b) if turned is None else tables.keys(b)
+        q = b.node("RotaryEmbedding", [q, *queries, rows.positions], "q_rope", **part)
+        k = b.node("RotaryEmbedding", [k, *tables.keys(b), rows.positions], "k_rope", **part)
+        attended = attend(layer, q, k, v)
         merged = b.node("Transpose", [attended], "by_row", perm=[0, 2, 1, 3])
         width = sizes.heads * sizes.head_dim
         flat = b.node("Reshape", [merged, b.integers(-1, width)], "rows")
         if gate is not None:
             flat = b.node("Mul", [flat, b.node("Sigmoid", [gate], "open")], "gated")
         return _add_output(layer, x, flat, "o_proj", "attention_output_norm")
+
+
+def gated_delta(layer: LayerBuilder, x: str) -> str:
+    """x [T,H] + out_proj(gated norm of the recurrence over input_layernorm(x)).
+
+    Updates the layer's state and rows. Gated DeltaNet: arXiv 2412.06464, as Qwen3.5 has it.
+    """
+    b, sizes = layer.b, layer.sizes.recurrent
+    assert sizes is not None
+    with b.scope("gated_delta"):
+        normed = layer.rms_norm(x, "input_layernorm", "norm")
+        raw = [layer.linear(normed, f"in_proj_{part}") for part in ("qkv", "b", "a")]
+        gate = layer.linear(normed, "in_proj_z")
+        rows = b.widen(b.node("Concat", raw, "raw", axis=1), "raw_wide")
+        rows = b.node("Reshape", [rows, layer.rows.shape(sizes.row_elements)], "raw_rows")
+        # Of a constant, which a session computes once: no bit of it depends on the call.
+        decay = b.node("Exp", [layer.weight("A_log", Precision.FLOAT32)], "decay_size")
+        decay = b.node("Neg", [decay], "decay")
+        kernel, bias = (layer.weight(one, Precision.FLOAT32) for one in ("conv1d", "dt_bias"))
+        name = _recur(layer, sizes, [rows, kernel, bias, decay])
+        by_head = b.integers(-1, sizes.value_heads, sizes.head_dim)
+        heads = b.node("Reshape", [name, by_head], "heads")
+        heads = layer.rms_norm(heads, "gated_norm", "gated_norm", is_wide=True, is_plain=True)
+        gates = b.node("Reshape", [gate, by_head], "gates")
+        (gated,) = b.call(swiglu_function(), [gates, heads], "gated")
+        flat = b.node("Reshape", [gated, b.integers(-1, sizes.value_elements)], "rows")
+        return layer.linear(flat, "out_proj", residual=x)
+
+
+def _recur(layer: LayerBuilder, sizes: RecurrentSizes, operands: list[str]) -> str:
+    """y of the recurrence over `operands`, which updates the layer's state and rows.
+
+    By a kernel of ours or on the CPU the function updates both; else TensorRT does, whole, as it
+    updates one of K or V.
+    """
+    b, places = layer.b, [io.CACHE_START, io.STATE_START, io.ROWS_END]
+    state, kept = (io.cache_input(layer.owner, kind, layer.index) for kind in io.RECURRENT)
+    name = "/".join([*b.scopes, "step"])
+    by_kernel = is_stepped_by_kernel(b.form, sizes)
+    if by_kernel or not b.form.is_native:
+        given = [*operands, kept, state, *places, *[io.ROWS_SIDE] * by_kernel]
+        attributes: dict[str, Any] = {"replay": b.form.replay} if by_kernel else {}
+        outputs = [name, io.cache_output(state), io.cache_output(kept)]
+        b.call(gated_delta_function(b.form, sizes), given, "step", outputs=outputs, **attributes)
+        return name
+    rows = b.node("Squeeze", [kept, b.integers(1)], "kept_rows")
+    names = [name, *("/".join([*b.scopes, part]) for part in ("state_after", "rows_after"))]
+    function = gated_delta_groups_function(b.form, sizes)
+    operands = [*operands, rows, state, *places]
+    y, state_after, rows_after = b.call(function, operands, "step", outputs=names)
+    rows_after = b.node("Unsqueeze", [rows_after, b.integers(1)], "rows_by_head")
+    # Always 0, which TensorRT cannot tell: so it updates nothing in place before y is there, for
+    # which both have been read.
+    part = b.node("Slice", [y, b.integers(0, 0), b.integers(1, 1), b.integers(1, 2)], "one_value")
+    size = b.node("Abs", [b.node("Reshape", [part, b.integers(-1)], "one_of_each")], "one_size")
+    none = b.node("Constant", [], "no_size", value_float=0.0)
+    never = b.node("Less", [size, none], "is_never")
+    place = b.node("Cast", [never], "place", to=TensorProto.INT64)
+    for cache, after in ((state, state_after), (kept, rows_after)):
+        updated, operands = io.cache_output(cache), [cache, after, place]
+        b.node("TensorScatter", operands, f"{cache}_update", output=updated, axis=2)
+    return y
 
 
 def _add_output(layer: LayerBuilder, x: str, rows: str, role: str, norm: str) -> str:

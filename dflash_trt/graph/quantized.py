@@ -47,16 +47,8 @@ fp8_linear (x_hat, weight, weight_scale) => (y)
 _NVFP4_ROUND_CPU = """
 nvfp4_round (x, input_scale) => (x_hat)
 {
-    blocks = Constant <value_ints = [0, -1, 16]> ()
-    rows = Constant <value_ints = [0, -1]> ()
-    within = Constant <value_ints = [2]> ()
-    zero = Constant <value_float = 0.0> ()
-    half = Constant <value_float = 0.5> ()
-    one = Constant <value_float = 1.0> ()
-    two = Constant <value_float = 2.0> ()
-    four = Constant <value_float = 4.0> ()
-    six = Constant <value_float = 6.0> ()
-    minus_six = Constant <value_float = -6.0> ()
+    let blocks = [0, -1, 16], rows = [0, -1], within = [2], zero = 0.0, half = 0.5, one = 1.0
+    let two = 2.0, four = 4.0, six = 6.0, minus_six = -6.0
 
     x_blocks = Reshape (x, blocks)
     magnitudes = Abs (x_blocks)
@@ -86,8 +78,7 @@ nvfp4_round (x, input_scale) => (x_hat)
 _NVFP4_LINEAR_CPU = """
 nvfp4_linear (x_hat, weight, weight_scale, weight_scale_2) => (y)
 {
-    rows = Constant <value_ints = [0, -1]> ()
-    half = Constant <value_float = 0.5> ()
+    let rows = [0, -1], half = 0.5
 
     bytes = Cast <to = 6> (weight)
     pairs = Gather <axis = 0> (doubled_codes, bytes)

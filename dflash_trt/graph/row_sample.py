@@ -20,19 +20,16 @@ _ROUNDS = 10
 _ROW_SAMPLE = """
 row_sample (logits, positions, sampling) => (token_ids)
 {{
-    zero = Constant <value_int = 0> ()
-    one = Constant <value_int = 1> ()
-    last_axis = Constant <value_ints = [2]> ()
-    sequence_axes = Constant <value_ints = [1, 2]> ()
+    let zero = 0, one = 1, last_axis = [2], sequence_axes = [1, 2]
 
     wide = Cast <to = 1> (logits)
     is_nan = IsNaN (wide)
     is_infinite = IsInf <detect_negative = 0> (wide)
     is_strange = Or (is_nan, is_infinite)
-    nothing = Constant <value_float = 0.0> ()
+    let nothing = 0.0
     clean = Where (is_strange, nothing, wide)
     highest = ReduceMax <keepdims = 1> (clean, last_axis)
-    lowest = Constant <value_float = -inf> ()
+    let lowest = -inf
     is_above = Greater (highest, lowest)
     strange = Cast <to = 6> (is_strange)
     strangest = ReduceMax <keepdims = 1> (strange, last_axis)
@@ -42,7 +39,7 @@ row_sample (logits, positions, sampling) => (token_ids)
     is_number = Squeeze (is_number_column, last_axis)
     greedy = ArgMax <axis = 2, keepdims = 0> (clean)
 
-    columns = Constant <value_ints = [1, 1, 1, 1]> ()
+    let columns = [1, 1, 1, 1]
     seed_column, temperature_column, top_k_column, top_p_column
         = Split <axis = 1> (sampling, columns)
     seed_bits = Unsqueeze (seed_column, last_axis)
@@ -71,7 +68,7 @@ row_sample (logits, positions, sampling) => (token_ids)
     weight = Where (is_among_top_k, probability, nought)
     weight_before = CumSum <exclusive = 1> (weight, last_axis)
     weight_after = Add (weight_before, weight)
-    last = Constant <value_ints = [-1]> ()
+    let last = [-1]
     total = Gather <axis = 2> (weight_after, last)
     wanted = Mul (top_p, total)
     is_before = Less (weight_before, wanted)
@@ -84,9 +81,9 @@ row_sample (logits, positions, sampling) => (token_ids)
     behind = Sub (clean_double, highest_double)
     scaled = Div (behind, divisor)
 {words}
-    half_float = Constant <value_float = 0.5> ()
+    let half_float = 0.5
     half = Cast <to = 11> (half_float)
-    step_float = Constant <value_float = 2.3283064365386963e-10> ()
+    let step_float = 2.3283064365386963e-10
     step = Cast <to = 11> (step_float)
 {group_log}
 {token_log}
@@ -98,9 +95,9 @@ row_sample (logits, positions, sampling) => (token_ids)
     is_member = Equal (member, places)
     more = Where (is_member, nought, excess)
     group_exponentials = Add (least, more)
-    in_a_row = Constant <value_ints = [0, 0, -1]> ()
+    let in_a_row = [0, 0, -1]
     exponentials = Reshape (group_exponentials, in_a_row)
-    from_first = Constant <value_ints = [0]> ()
+    let from_first = [0]
     exponential = Slice (exponentials, from_first, vocabulary_shape, last_axis)
     log_exponential = Log (exponential)
     noise = Neg (log_exponential)
@@ -111,7 +108,7 @@ row_sample (logits, positions, sampling) => (token_ids)
 
     is_greedy_row = Squeeze (is_greedy, last_axis)
     choice = Where (is_greedy_row, greedy, drawn)
-    none = Constant <value_int = -1> ()
+    let none = -1
     token_ids = Where (is_number, choice, none)
 }}
 """
@@ -135,8 +132,7 @@ _DECODE = """
 
 _FIRST_WORDS = """
     position_column = Unsqueeze (positions, last_axis)
-    pair_size = Constant <value_int = 512> ()
-    round_up = Constant <value_int = 511> ()
+    let pair_size = 512, round_up = 511
     padded_vocabulary = Add (vocabulary, round_up)
     pair_count = Div (padded_vocabulary, pair_size)
     pair_end = Add (pair_count, one)
@@ -178,14 +174,14 @@ _ROUND = """{product_0}{product_2}
 
 # Words [B,R,N,1] of groups, and [B,R,N,256] of their tokens: SplitMix64's outputs.
 _LAST_WORDS = """
-    word_axis = Constant <value_ints = [3]> ()
+    let word_axis = [3]
     w0 = Unsqueeze (c0_{n}, word_axis)
     w1 = Unsqueeze (c1_{n}, word_axis)
     w2 = Unsqueeze (c2_{n}, word_axis)
     w3 = Unsqueeze (c3_{n}, word_axis)
     first_words = Concat <axis = 3> (w0, w2)
     second_words = Concat <axis = 3> (w1, w3)
-    one_each = Constant <value_ints = [0, 0, -1, 1]> ()
+    let one_each = [0, 0, -1, 1]
     group_words = Reshape (first_words, one_each)
     starts = Reshape (second_words, one_each)
     s_0 = Add (starts, place_steps)

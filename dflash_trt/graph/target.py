@@ -7,25 +7,15 @@ from collections.abc import Callable, Mapping
 import onnx
 from onnx import TensorProto
 
-from dflash_trt.graph.bindings import (
-    CACHE_START,
-    CANDIDATE_IDS,
-    CANDIDATE_LOGITS,
-    CANDIDATES,
-    CHOICE_IDS,
-    LOGIT_ROWS,
-    LOGITS,
-    TOKEN_IDS,
-    GraphName,
-)
-from dflash_trt.graph.caches.strategy import cache_values, paging
+from dflash_trt.graph import bindings as io
+from dflash_trt.graph.bindings import GraphName
+from dflash_trt.graph.caches.rows import cache_values, paging
 from dflash_trt.graph.call_rows import Rows
-from dflash_trt.graph.delta_layer import gated_delta
 from dflash_trt.graph.drawing import draw_tokens, settle_step
 from dflash_trt.graph.eagle import inject_context
 from dflash_trt.graph.form import CPU_FORM, GraphForm, Precision
 from dflash_trt.graph.kv_cache_update import kv_feature_injection_function
-from dflash_trt.graph.layers import attention, embed, gated_mlp, lm_head
+from dflash_trt.graph.layers import attention, embed, gated_delta, gated_mlp, lm_head
 from dflash_trt.graph.model import GraphBuilder
 from dflash_trt.graph.model_builder import ModelBuilder
 from dflash_trt.graph.moe import mixture_mlp
@@ -54,7 +44,7 @@ def build_target(
     b = GraphBuilder(name, locate, form)
     layout = cache_layout(form, target.sizes, None if draft is None else draft.sizes)
     declare(b, graph_tensors(name, form, layout, target.vocab_size))
-    rows = Rows(b, TOKEN_IDS, CACHE_START)
+    rows = Rows(b, io.TOKEN_IDS, io.CACHE_START)
     ropes = RopeTables("target", tables, target.query_scale, still_columns(target))
     model = ModelBuilder(b, "target", target, rows, ropes)
     x = embedded = embed(model)
@@ -71,7 +61,7 @@ def build_target(
     with b.scope("head"):
         normed = model.rms_norm(_pick_rows(b, x, rows), "norm", "norm")
         flat_logits = lm_head(model, normed)
-        shape = b.node("Shape", [LOGIT_ROWS], "logit_shape")
+        shape = b.node("Shape", [io.LOGIT_ROWS], "logit_shape")
         shape = b.node("Concat", [shape, b.integers(target.vocab_size)], "logits_shape", axis=0)
         logits = _write_logits(b, flat_logits, shape)
         if form.draws:
@@ -123,19 +113,19 @@ def _inject_features(draft: ModelBuilder, taps: list[str]) -> None:
 def _write_logits(b: GraphBuilder, flat_logits: str, shape: str) -> str:
     """Logits [B·R,V] to the output, float32 [B,R,V]; returns them in the compute type."""
     if b.form.precision is Precision.FLOAT32:
-        return b.node("Reshape", [flat_logits, shape], "logits", output=LOGITS)
+        return b.node("Reshape", [flat_logits, shape], "logits", output=io.LOGITS)
     logits = b.node("Reshape", [flat_logits, shape], "narrow_logits")
-    b.node("Cast", [logits], "logits", output=LOGITS, to=TensorProto.FLOAT)
+    b.node("Cast", [logits], "logits", output=io.LOGITS, to=TensorProto.FLOAT)
     return logits
 
 
 def _write_choices(b: GraphBuilder, logits: str, vocab_size: int) -> None:
     """Of logits [B,R,V], the argmax [B,R] and the candidates."""
-    b.node("ArgMax", [logits], "choice", output=CHOICE_IDS, axis=2, keepdims=0)
+    b.node("ArgMax", [logits], "choice", output=io.CHOICE_IDS, axis=2, keepdims=0)
     if b.form.has_candidates:
-        kept = b.integers(min(CANDIDATES, vocab_size))
-        values = b.top_k(logits, kept, "candidates", indices=CANDIDATE_IDS)
-        b.node("Cast", [values], "candidates", output=CANDIDATE_LOGITS, to=TensorProto.FLOAT)
+        kept = b.integers(min(io.CANDIDATES, vocab_size))
+        values = b.top_k(logits, kept, "candidates", indices=io.CANDIDATE_IDS)
+        b.node("Cast", [values], "candidates", output=io.CANDIDATE_LOGITS, to=TensorProto.FLOAT)
 
 
 def _pick_rows(b: GraphBuilder, x: str, rows: Rows) -> str:
@@ -145,6 +135,6 @@ def _pick_rows(b: GraphBuilder, x: str, rows: Rows) -> str:
     sequence = b.node("Range", [zero, batch, one], "sequence")
     first = b.node("Mul", [sequence, rows.count], "first_row")
     first = b.node("Unsqueeze", [first, b.integers(1)], "first_row_column")
-    flat = b.node("Add", [first, LOGIT_ROWS], "flat_rows")
+    flat = b.node("Add", [first, io.LOGIT_ROWS], "flat_rows")
     flat = b.node("Reshape", [flat, b.integers(-1)], "flat_index")
     return b.node("Gather", [x, flat], "picked", axis=0)

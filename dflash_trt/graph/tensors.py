@@ -15,40 +15,14 @@ from typing import Any
 import numpy as np
 from onnx import TensorProto, helper
 
-from dflash_trt.graph.bindings import (
-    ACCEPTED,
-    BLOCK_IDS,
-    CACHE_START,
-    CANDIDATE_IDS,
-    CANDIDATE_LOGITS,
-    CANDIDATES,
-    CHOICE_IDS,
-    DRAFT_TOKEN_IDS,
-    KV,
-    LOGIT_ROWS,
-    LOGITS,
-    NEW_START,
-    NEW_TOKENS,
-    NEXT_BLOCK_IDS,
-    ROWS_END,
-    ROWS_SIDE,
-    SAMPLING,
-    STATE_START,
-    TOKEN_IDS,
-    CacheKind,
-    Dim,
-    GraphName,
-    Owner,
-    cache_input,
-    cache_output,
-    page_table_input,
-)
-from dflash_trt.graph.caches import cache_head_dim, cache_strategy
+from dflash_trt.graph import bindings as io
+from dflash_trt.graph.bindings import Dim, GraphName, Owner
+from dflash_trt.graph.caches import cache_head_dim, cache_shape
 from dflash_trt.graph.form import GraphForm
 from dflash_trt.graph.gated_delta import is_stepped_by_kernel, kept_rows
 from dflash_trt.graph.model import GraphBuilder
 from dflash_trt.hardware.kernels import SIDES
-from dflash_trt.models.sizes import DecoderSizes, LayerSizes
+from dflash_trt.models.sizes import DecoderSizes
 
 OWNERS: dict[GraphName, tuple[Owner, ...]] = {
     "target": ("target", "draft"),
@@ -72,27 +46,15 @@ class CacheShape:
 
 @dataclass(frozen=True, slots=True)
 class StateShape:
-    """The state of a recurrent layer of the target, [heads, D, D] of a sequence, and its rows.
+    """What a recurrent layer of the target holds of a sequence, float32.
 
-    `kept_rows` of `row_elements` each lie before the position that a sequence has reached. In
-    engines there is an axis of `sides`: 2 of which a kernel reads one and writes the other, or 1,
-    since TensorRT itself updates only what has K's four axes.
+    The state is [heads, D, D], and the rows before the position that it has reached [L, elements].
+    In engines rows have an axis more: 2 sides of which a kernel reads one and writes the other, or
+    1, since TensorRT itself updates only what has K's four axes.
     """
 
-    heads: int
-    head_dim: int
-    kept_rows: int
-    row_elements: int
-    sides: int | None = None
-
-    @property
-    def sizes(self) -> dict[CacheKind, tuple[int, ...]]:
-        """Of one sequence, by kind."""
-        own = () if self.sides is None else (self.sides,)
-        return {
-            "state": (self.heads, self.head_dim, self.head_dim),
-            "rows": (*own, self.kept_rows, self.row_elements),
-        }
+    state: tuple[int, ...]
+    rows: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,35 +64,30 @@ class CacheLayout:
     target: tuple[CacheShape | StateShape, ...]
     draft: tuple[CacheShape | StateShape, ...] = ()
 
-    def of(self, graph: GraphName) -> dict[str, CacheShape]:
+    def of(self, graph: GraphName = "target") -> dict[str, CacheShape]:
         """The shape of each K and V cache of a graph by its input's name, in the graph's order."""
         layers = {"target": self.target, "draft": self.draft}
         return {
-            cache_input(owner, kv, layer): shape
+            io.cache_input(owner, kv, layer): shape
             for owner in OWNERS[graph]
             for layer, shape in enumerate(layers[owner])
             if isinstance(shape, CacheShape)
-            for kv in KV
+            for kv in io.KV
         }
 
     def states(self, graph: GraphName = "target") -> dict[str, tuple[int, ...]]:
         """What a sequence has in a graph's recurrent layers, by input name, in its order."""
         return {
-            cache_input("target", kind, layer): sizes
+            io.cache_input("target", kind, layer): sizes
             for layer, shape in enumerate(self.target if graph != "draft" else ())
             if isinstance(shape, StateShape)
-            for kind, sizes in shape.sizes.items()
+            for kind, sizes in zip(io.RECURRENT, (shape.state, shape.rows), strict=True)
         }
 
     @property
     def has_sides(self) -> bool:
         """Whether recurrent layers have their rows twice, as a kernel of ours wants them."""
-        found = (one.sides for one in self.target if isinstance(one, StateShape))
-        return SIDES in found
-
-    def shapes(self) -> dict[str, CacheShape]:
-        """The shape of every K and V cache, by its input's name."""
-        return self.of("target")
+        return any(isinstance(one, StateShape) and one.rows[:-2] == (SIDES,) for one in self.target)
 
 
 def cache_layout(
@@ -141,24 +98,22 @@ def cache_layout(
 
 
 def _shapes(sizes: DecoderSizes, form: GraphForm) -> tuple[CacheShape | StateShape, ...]:
-    shapes = [_shape(layer, form, has_room=sizes.needs_sink_room) for layer in sizes.layers]
+    shapes: list[CacheShape | StateShape] = []
+    for layer in sizes.layers:
+        if (one := layer.recurrent) is None:
+            head_dim = cache_head_dim(layer.head_dim, sizes.needs_sink_room, form)
+            window = layer.window if layer.window in form.windows else None
+            shapes.append(CacheShape(layer.kv_heads, head_dim, window))
+            continue
+        sides = (SIDES if is_stepped_by_kernel(form, one) else 1,) if form.is_native else ()
+        rows = (*sides, kept_rows(form, one), one.row_elements)
+        shapes.append(StateShape((one.value_heads, one.head_dim, one.head_dim), rows))
     if sizes.features:  # one half beside the other, as if they were K and V of one more layer
         shapes.append(CacheShape(1, sizes.features // 2))
     return tuple(shapes)
 
 
-def _shape(layer: LayerSizes, form: GraphForm, *, has_room: bool) -> CacheShape | StateShape:
-    one = layer.recurrent
-    if one is None:
-        head_dim = cache_head_dim(layer.head_dim, has_room, form)
-        window = layer.window if layer.window in form.windows else None
-        return CacheShape(layer.kv_heads, head_dim, window)
-    kept = kept_rows(form, one)
-    sides = (SIDES if is_stepped_by_kernel(form, one) else 1) if form.is_native else None
-    return StateShape(one.value_heads, one.head_dim, kept, one.row_elements, sides)
-
-
-_NamedTensor = tuple[str, int, tuple[Dim, ...]]
+_Named = tuple[str, int, tuple[Dim, ...]]
 
 
 class Role(Enum):
@@ -212,49 +167,47 @@ def graph_tensors(
     """
     if has_candidates is None:
         has_candidates = form.has_candidates
-    int64, batch, rows = TensorProto.INT64, ("B",), ("B", "R")
-    ids = (BLOCK_IDS if graph == "draft" else TOKEN_IDS, int64, ("B", "S"))
-    inputs: list[_NamedTensor] = [ids, (CACHE_START, int64, batch)]
-    outputs: list[_NamedTensor]
+    int64, int32, batch, rows = TensorProto.INT64, TensorProto.INT32, ("B",), ("B", "R")
+    ids = io.BLOCK_IDS if graph == "draft" else io.TOKEN_IDS
+    given: list[_Named] = [(ids, int64, ("B", "S")), (io.CACHE_START, int64, batch)]
+    made: list[_Named] = []
     if graph == "draft":
-        outputs = [(DRAFT_TOKEN_IDS, int64, ("B", "S"))]
+        made.append((io.DRAFT_TOKEN_IDS, int64, ("B", "S")))
     else:
-        inputs.append((LOGIT_ROWS, int64, rows))
-        outputs = [(CHOICE_IDS, int64, rows), (LOGITS, TensorProto.FLOAT, (*rows, vocab_size))]
+        given.append((io.LOGIT_ROWS, int64, rows))
+        made.append((io.CHOICE_IDS, int64, rows))
+        made.append((io.LOGITS, TensorProto.FLOAT, (*rows, vocab_size)))
         if form.draws:
-            inputs.append((SAMPLING, int64, ("B", 4)))
+            given.append((io.SAMPLING, int64, ("B", 4)))
         if form.draws and graph == "target":
-            outputs.append((ACCEPTED, TensorProto.INT32, batch))
-            outputs.append((NEW_TOKENS, int64, rows))
-            outputs.append((NEW_START, int64, batch))
-            outputs.append((NEXT_BLOCK_IDS, int64, rows))
+            made += [(io.ACCEPTED, int32, batch), (io.NEW_TOKENS, int64, rows)]
+            made += [(io.NEW_START, int64, batch), (io.NEXT_BLOCK_IDS, int64, rows)]
         if has_candidates:
-            kept = (*rows, min(CANDIDATES, vocab_size))
-            outputs.append((CANDIDATE_IDS, int64, kept))
-            outputs.append((CANDIDATE_LOGITS, TensorProto.FLOAT, kept))
+            kept = (*rows, min(io.CANDIDATES, vocab_size))
+            made.append((io.CANDIDATE_IDS, int64, kept))
+            made.append((io.CANDIDATE_LOGITS, TensorProto.FLOAT, kept))
+    caches, states = layout.of(graph), layout.states(graph)
     if form.is_paged:
-        found = {one.window for one in layout.of(graph).values()}
+        found = {one.window for one in caches.values()}
         for window in (None, *(window for window in form.windows if window in found)):
-            table = page_table_input(window)
-            inputs.append((table, TensorProto.INT32, ("B", form.columns or "C")))
-    states = layout.states(graph)
+            given.append((io.page_table_input(window), int32, ("B", form.columns or "C")))
     if states:
-        inputs += [(name, int64, batch) for name in (STATE_START, ROWS_END)]
-        inputs += [(ROWS_SIDE, int64, batch)] * layout.has_sides
-    given = [GraphTensor(*one, Role.INPUT) for one in inputs]
-    made = [GraphTensor(*one, Role.OUTPUT) for one in outputs]
-    strategy = cache_strategy(form)
-    for name, cache in layout.of(graph).items():
-        shape = strategy.shape(cache.kv_heads, cache.head_dim, cache.window)
-        given.append(GraphTensor(name, form.cache_type, shape, Role.CACHE))
-        updated = cache_output(name)
-        made.append(GraphTensor(updated, form.cache_type, shape, Role.UPDATED_CACHE, name))
-    for name, sizes in states.items():
-        held: tuple[Dim, ...] = ("B", *sizes)
-        given.append(GraphTensor(name, TensorProto.FLOAT, held, Role.CACHE))
-        updated = cache_output(name)
-        made.append(GraphTensor(updated, TensorProto.FLOAT, held, Role.UPDATED_CACHE, name))
-    return (*given, *made)
+        given += [(name, int64, batch) for name in (io.STATE_START, io.ROWS_END)]
+        given += [(io.ROWS_SIDE, int64, batch)] * layout.has_sides
+    held: list[_Named] = [
+        (name, form.cache_type, cache_shape(form, one.kv_heads, one.head_dim, one.window))
+        for name, one in caches.items()
+    ]
+    held += [(name, TensorProto.FLOAT, ("B", *sizes)) for name, sizes in states.items()]
+    return (
+        *(GraphTensor(*one, Role.INPUT) for one in given),
+        *(GraphTensor(*one, Role.CACHE) for one in held),
+        *(GraphTensor(*one, Role.OUTPUT) for one in made),
+        *(
+            GraphTensor(io.cache_output(name), kind, shape, Role.UPDATED_CACHE, name)
+            for name, kind, shape in held
+        ),
+    )
 
 
 def declare(b: GraphBuilder, tensors: Iterable[GraphTensor]) -> None:

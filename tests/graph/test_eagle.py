@@ -20,7 +20,7 @@ from dflash_trt.core.progress import SilentProgress
 from dflash_trt.decoding.replay.edits import add_output, draft_logits, load_graph
 from dflash_trt.errors import DflashError
 from dflash_trt.graph.bindings import DRAFT_TOKEN_IDS, GraphName
-from dflash_trt.graph.caches.native import SINK_DIMS, NativeStrategy, attend_with_rows
+from dflash_trt.graph.caches.native import SINK_DIMS, attend_with_rows, sink_rows
 from dflash_trt.graph.call_rows import Rows
 from dflash_trt.graph.form import CacheDtype, GraphForm, Precision
 from dflash_trt.graph.model import GraphBuilder
@@ -162,7 +162,7 @@ def test_rows_beside_a_cache_weigh_what_they_should(
     b.input("lengths", TensorProto.INT32, (2,))
     rows = Rows(b, "ids", "start")
     layer = ModelBuilder(b, "draft", draft, rows, RopeTables("draft", {})).layer(0)
-    stored = NativeStrategy(b.form).chain_rows(layer, "k", "v")
+    stored = sink_rows(layer, "k", "v")
     for cache, value in zip(layer.caches, stored, strict=True):
         b.node("Identity", [value], cache, output=cache)
     found = attend_with_rows(layer, "q", "own_k", "own_v", "lengths")

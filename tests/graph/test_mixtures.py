@@ -16,7 +16,7 @@ from onnx import TensorProto, helper, numpy_helper
 from safetensors.torch import load_file, save_file
 
 from dflash_trt.building.bundle_writer import BuildOptions
-from dflash_trt.graph.caches.linear import sink_attention_function
+from dflash_trt.graph.caches.cpu import sink_attention_function
 from dflash_trt.graph.form import GraphForm, Precision
 from dflash_trt.models.safetensors_header import read_header
 from tests.graph.builds import build

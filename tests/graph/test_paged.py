@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from dflash_trt.graph.caches.paged import paged_attention_function
+from dflash_trt.graph.caches.cpu import paged_attention_function
 from dflash_trt.graph.form import GraphForm
 from dflash_trt.graph.functions import AttentionOverload, attention_function
 from dflash_trt.graph.kv_cache_update import kv_feature_injection_function

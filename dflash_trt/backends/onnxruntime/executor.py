@@ -30,19 +30,8 @@ from dflash_trt.backends.base import (
 from dflash_trt.backends.onnxruntime.caches import LinearCaches, PagedCaches, RecurrentStates
 from dflash_trt.backends.onnxruntime.session import bind_array, check_session, open_session
 from dflash_trt.errors import DflashError, one_line
-from dflash_trt.graph.bindings import (
-    BLOCK_IDS,
-    CACHE_START,
-    CHOICE_IDS,
-    DRAFT_TOKEN_IDS,
-    LOGIT_ROWS,
-    LOGITS,
-    ROWS_END,
-    STATE_START,
-    TOKEN_IDS,
-    GraphName,
-    page_table_input,
-)
+from dflash_trt.graph import bindings as io
+from dflash_trt.graph.bindings import GraphName
 from dflash_trt.graph.form import GraphForm
 from dflash_trt.graph.tensors import CacheLayout, GraphTensor, Role, graph_tensors
 
@@ -85,7 +74,7 @@ class OnnxRuntimeExecutor:
         self._threads = threads
         self._sessions: dict[GraphName, ort.InferenceSession] = {}
         self._layout = layout
-        shapes = layout.shapes()
+        shapes = layout.of()
         self.caches: LinearCaches | PagedCaches
         if limits.page_pool is None:
             self.caches = LinearCaches(shapes, limits.max_batch, limits.max_seq_len)
@@ -102,15 +91,15 @@ class OnnxRuntimeExecutor:
         """Nothing: a call of a new shape costs as much as any other."""
 
     def forward(self, call: TargetCall) -> TargetOutput:
-        given = {TOKEN_IDS: call.token_ids, LOGIT_ROWS: call.logit_rows}
+        given = {io.TOKEN_IDS: call.token_ids, io.LOGIT_ROWS: call.logit_rows}
         arrays = self._run((call.graph,), call, given)
-        return TargetOutput(arrays[CHOICE_IDS], arrays.get(LOGITS))
+        return TargetOutput(arrays[io.CHOICE_IDS], arrays.get(io.LOGITS))
 
     def speculate(self, call: StepCall) -> SpeculationOutput:
         blocks = call.block_ids(self.limits.mask_token_id)
-        given = {BLOCK_IDS: blocks, LOGIT_ROWS: np.arange(call.rows)}
+        given = {io.BLOCK_IDS: blocks, io.LOGIT_ROWS: np.arange(call.rows)}
         arrays = self._run(("draft", "target"), call, given)
-        return SpeculationOutput(arrays[TOKEN_IDS], arrays[CHOICE_IDS], arrays.get(LOGITS))
+        return SpeculationOutput(arrays[io.TOKEN_IDS], arrays[io.CHOICE_IDS], arrays.get(io.LOGITS))
 
     def move_slot(self, source: int, destination: int, length: int) -> None:
         self.caches.move(source, destination, length)
@@ -177,9 +166,9 @@ class OnnxRuntimeExecutor:
             raise ValueError("the executor is closed")
         ends = self.limits.check(call)
         self.states.begin(call.slots, call.starts)
-        columns, picked = self._hold(ends, call.rows), given[LOGIT_ROWS].shape[-1]
+        columns, picked = self._hold(ends, call.rows), given[io.LOGIT_ROWS].shape[-1]
         axes = {"B": call.batch, "S": call.rows, "R": picked, "C": columns}
-        unwanted = {LOGITS} if call.scores is Scores.NONE else set()
+        unwanted = {io.LOGITS} if call.scores is Scores.NONE else set()
         key = (graphs, call.first_slot, *axes.values(), *sorted(unwanted))
         bound = self._bindings.get(key)
         if bound is None:
@@ -189,23 +178,23 @@ class OnnxRuntimeExecutor:
             self._bindings.popitem(last=False)
         for name, values in given.items():
             bound.arrays[name][...] = values
-        bound.arrays[CACHE_START][...] = call.starts
+        bound.arrays[io.CACHE_START][...] = call.starts
         if isinstance(self.caches, PagedCaches):
             # Behind its end a sequence may have pages whose earlier owner left NaN.
             for window in (None, *self.limits.windows):
-                if (table := bound.arrays.get(page_table_input(window))) is not None:
+                if (table := bound.arrays.get(io.page_table_input(window))) is not None:
                     self.caches.fill(table, list(ends), ends, window)
         if self.states:
-            bound.arrays[STATE_START][...] = self.states.state_start[call.slots]
-            bound.arrays[ROWS_END][...] = self.states.rows_end[call.slots]
+            bound.arrays[io.STATE_START][...] = self.states.state_start[call.slots]
+            bound.arrays[io.ROWS_END][...] = self.states.rows_end[call.slots]
         self.states.lose(call.slots)
-        for graph, io in bound.passes:
+        for graph, binding in bound.passes:
             try:
-                self._session(graph).run_with_iobinding(io)
+                self._session(graph).run_with_iobinding(binding)
             except Exception as error:
                 raise DflashError(one_line(error), where=f"{graph}.onnx") from error
             if isinstance(call, StepCall) and graph == "draft" and call.revise is not None:
-                call.revise(bound.arrays[DRAFT_TOKEN_IDS])
+                call.revise(bound.arrays[io.DRAFT_TOKEN_IDS])
         self.states.end(call.slots, call.starts, call.rows)
         return bound.arrays
 
@@ -217,12 +206,12 @@ class OnnxRuntimeExecutor:
         unwanted: Collection[str],
     ) -> _BoundCall:
         ids = np.empty((call.batch, call.rows), np.int64)
-        bound = _BoundCall([], {DRAFT_TOKEN_IDS: ids, TOKEN_IDS: ids})
+        bound = _BoundCall([], {io.DRAFT_TOKEN_IDS: ids, io.TOKEN_IDS: ids})
         places: dict[str, tuple[list[int], int]] = {}
         for graph in graphs:
-            io = self._session(graph).io_binding()
+            binding = self._session(graph).io_binding()
             for one in self._tensors(graph):
-                bind = io.bind_input if one.is_input else io.bind_output
+                bind = binding.bind_input if one.is_input else binding.bind_output
                 if one.role in (Role.CACHE, Role.UPDATED_CACHE):
                     cache = one.updates or one.name
                     if cache not in places:
@@ -233,7 +222,7 @@ class OnnxRuntimeExecutor:
                 elif one.name not in unwanted:
                     array = bound.arrays.setdefault(one.name, np.empty(one.sized(axes), one.dtype))
                     bind_array(bind, one.name, array)
-            bound.passes.append((graph, io))
+            bound.passes.append((graph, binding))
         return bound
 
     def _tensors(self, graph: GraphName) -> tuple[GraphTensor, ...]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+import ctypes
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -10,11 +12,9 @@ import numpy.typing as npt
 import onnx
 import onnxruntime as ort
 
-from dflash_trt.backends.onnxruntime.huge_pages import in_huge_pages
 from dflash_trt.core.files import FileKind, find_file, resolved
 from dflash_trt.errors import DflashError, one_line
 from dflash_trt.graph.bindings import LOGITS, OBSERVED_PREFIX
-from dflash_trt.graph.ending import check_ending
 from dflash_trt.graph.tensors import GraphTensor
 
 # 0: fold Casts of any size. Most output heads exceed 1 GiB; cast at every step and not prepacked,
@@ -36,6 +36,15 @@ ort.set_default_logger_severity(4)
 _WEIGHTS_FOLDER = "session.model_external_initializers_file_folder_path"
 
 _CHECK_IT = "check the bundle with `dflash-trt inspect --verify`"
+
+MAX_NODES = 1 << 20
+"""With every function written out; the largest graph that is built has some ten thousand."""
+
+# A step of one row reads every weight once. In pages of 4 KiB it waits for the place of each page
+# as well: steps took a fifth to a third longer (docs/design/graphs.md). malloc asks for large pages
+# only if told so before the process begins. linux/mman.h; the second needs Linux 6.1.
+_MADV_HUGEPAGE, _MADV_COLLAPSE = 14, 25
+_HUGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage")
 
 
 def open_session(
@@ -115,3 +124,79 @@ def check_session(
 def bind_array(bind: Any, name: str, array: npt.NDArray[Any]) -> None:
     """Binds a host array, input or output, by its address."""
     bind(name, "cpu", 0, array.dtype.type, list(array.shape), array.ctypes.data)
+
+
+def check_ending(model: onnx.ModelProto, where: Path) -> None:
+    """Refuses a graph whose work no tensor in it bounds: a bundle's graph is a program.
+
+    Graphs that are built here have loops with a turn for each element of a tensor, and no loop
+    inside them.
+
+    Raises:
+        DflashError: another loop, another operation that holds a graph, or too many nodes.
+    """
+    functions = {(one.domain, one.name, one.overload): one.node for one in model.functions}
+    counted: dict[object, int] = {}
+
+    def count(nodes: Sequence[onnx.NodeProto], *, in_loop: bool) -> int:
+        """Nodes with all functions written out."""
+        total = len(nodes)
+        sizes = {one for node in nodes if node.op_type == "Size" for one in node.output}
+        for node in nodes:
+            key = (node.domain, node.op_type, node.overload)
+            bodies = [one.g.node for one in node.attribute if one.HasField("g")]
+            if key in functions:
+                if (key, in_loop) not in counted:
+                    counted[key, in_loop] = MAX_NODES  # of one that calls itself
+                    counted[key, in_loop] = count(functions[key], in_loop=in_loop)
+                total += counted[key, in_loop]
+            elif key == ("", "Loop", "") and not in_loop and sizes.intersection(node.input[:1]):
+                total += count(bodies[0], in_loop=True)
+            elif bodies or any(one.graphs for one in node.attribute):
+                raise refusal("a loop that no tensor bounds")
+            if total > MAX_NODES:
+                raise refusal(f"more than {MAX_NODES:,} nodes")
+        return total
+
+    def refusal(what: str) -> DflashError:
+        return DflashError(f"has {what}", where=where, fix="build the bundle again")
+
+    if any("Size" in key or key[0] in ("", "ai.onnx") for key in functions):
+        raise refusal("a function by the name of an operation")
+    count(model.graph.node, in_loop=False)
+
+
+@contextmanager
+def in_huge_pages() -> Iterator[None]:
+    """Moves the anonymous memory that is mapped meanwhile to large pages, where Linux has them.
+
+    Nothing changes but speed, and nothing is raised. What other threads map meanwhile moves too.
+    """
+    before = _mapped_pages()
+    yield
+    size, libc = _page_size(), ctypes.CDLL(None)
+    for page in _mapped_pages() - before:
+        place = ctypes.c_void_p(page * size), ctypes.c_size_t(size)
+        libc.madvise(*place, _MADV_HUGEPAGE)
+        libc.madvise(*place, _MADV_COLLAPSE)
+
+
+def _page_size() -> int:
+    """Bytes of a large page; 0 where there are none, or none are wanted."""
+    try:
+        is_never = "[never]" in (_HUGE_PAGES / "enabled").read_text("ascii")
+        return 0 if is_never else int((_HUGE_PAGES / "hpage_pmd_size").read_text("ascii"))
+    except (OSError, ValueError):
+        return 0
+
+
+def _mapped_pages() -> set[int]:
+    """Numbers of the large pages that lie whole in this process's writable memory of no file."""
+    pages, size = set[int](), _page_size()
+    # In bytes: a file's name may hold whatever else ends lines.
+    for line in Path("/proc/self/maps").read_bytes().split(b"\n") if size else ():
+        addresses, rights, *rest = line.split(maxsplit=5) or [b"", b""]
+        if rights == b"rw-p" and (len(rest) < 4 or rest[3].startswith(b"[heap]")):
+            start, end = (int(address, 16) for address in addresses.split(b"-"))
+            pages |= {*range(-(-start // size), end // size)}
+    return pages

@@ -43,7 +43,7 @@ class ObservedGraphs:
     ) -> None:
         self._layout, self._form = layout, form
         self._states = RecurrentStates(layout.states(), 1, 0, form.replay or 0)
-        self._caches = LinearCaches(layout.shapes(), 1, positions)
+        self._caches = LinearCaches(layout.of(), 1, positions)
         graphs: list[GraphName] = ["target", "draft"] if layout.draft else ["target_only"]
         self._sessions = {graph: self._open(folder, graph, vocab_size) for graph in graphs}
         self._amax: dict[str, float] = {}

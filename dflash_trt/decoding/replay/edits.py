@@ -13,7 +13,7 @@ import onnx
 from dflash_trt.core.files import FileKind, find_file
 from dflash_trt.errors import DflashError
 from dflash_trt.graph.draft import MARKOV_CHOICE
-from dflash_trt.graph.eagle_chain import STEPS
+from dflash_trt.graph.eagle import STEPS
 
 GraphEdit = Callable[[onnx.ModelProto], None]
 """Changes a graph in place."""

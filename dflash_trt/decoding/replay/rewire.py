@@ -11,7 +11,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from dflash_trt.decoding.replay.edits import GraphEdit, find_node, has_node, residual_after
 from dflash_trt.graph.bindings import PAGE_TABLE, cache_input
-from dflash_trt.graph.caches.paged import paged_attention_function
+from dflash_trt.graph.caches.cpu import paged_attention_function
 from dflash_trt.graph.functions import attention_function
 from dflash_trt.models.rope import RopeSpec, tables
 

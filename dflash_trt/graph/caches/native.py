@@ -12,18 +12,14 @@ leaves the share that they have of the whole. It stands at position 0, where a c
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import ClassVar
-
 from onnx import TensorProto
 
 from dflash_trt.graph.bindings import KV
-from dflash_trt.graph.caches.linear import linear_length, plain_attention
-from dflash_trt.graph.caches.strategy import CacheStrategy, attend_by_kernel, scatter_rows
+from dflash_trt.graph.caches.cpu import cache_length, plain_attention
+from dflash_trt.graph.caches.rows import attend_by_kernel, store_rows
 from dflash_trt.graph.call_rows import Rows
-from dflash_trt.graph.decomposed_attention import decomposed_attention
 from dflash_trt.graph.form import GraphForm
-from dflash_trt.graph.functions import attention_facts, attention_function
+from dflash_trt.graph.functions import attention_facts, attention_function, define
 from dflash_trt.graph.model_builder import LayerBuilder
 from dflash_trt.hardware.kernels import HEAD_DIMS
 from dflash_trt.models.sizes import LayerSizes
@@ -33,6 +29,34 @@ SINK_DIMS = 8
 
 # What TensorRT-RTX 1.7 has fused attention kernels for; TensorRT's are not known.
 FUSED_HEAD_DIMS = range(16, 257, 8)
+
+DECOMPOSED = "decomposed_attention"
+"""Attention written out, for heads larger than any fused kernel's: Gemma 4's of 512 elements.
+
+Every position that a cache has room for is read and weighed; the mask takes out the rest."""
+
+# Scores are float32, since one of 60 in bfloat16 may be off by 0.1. A score that is not seen is
+# finite: an idle row sees nothing, and would be NaN.
+_ATTENTION = """
+{name} (q, k, v, mask) => (attended)
+{{
+    let by_group = [0, {kv_heads}, {groups}, -1, {head_dim}]
+    let by_head = [0, {heads}, -1, {head_dim}], third = [2], unseen = -1e30
+    groups = Reshape (q, by_group)
+    queries = Cast <to = 1> (groups)
+    keys = Transpose <perm = [0, 1, 3, 2]> (k)
+    wide_keys = Cast <to = 1> (keys)
+    key_groups = Unsqueeze (wide_keys, third)
+    all_scores = MatMul (queries, key_groups)
+    seen = Unsqueeze (mask, third)
+    scores = Where (seen, all_scores, unseen)
+    wide_shares = Softmax <axis = -1> (scores)
+    shares = Cast <to = {narrow}> (wide_shares)
+    value_groups = Unsqueeze (v, third)
+    grouped = MatMul (shares, value_groups)
+    attended = Reshape (grouped, by_head)
+}}
+"""
 
 _LOGIT_PARTS = 3
 """Numbers that a chain's logit is the sum of: one of the compute type has 8 to 11 bits of it."""
@@ -58,40 +82,35 @@ def _has_large_heads(layer: LayerSizes) -> bool:
     return is_plain and layer.head_dim > FUSED_HEAD_DIMS[-1]
 
 
-@dataclass(frozen=True, slots=True)
-class NativeStrategy(CacheStrategy):
-    """TensorRT's own attention, which is told nothing of sinks."""
+def attend_natively(layer: LayerBuilder, q: str, k: str, v: str) -> str:
+    """TensorRT's own attention, which is told nothing of sinks, or what takes its place."""
+    sizes, form = layer.sizes, layer.b.form
+    if sizes.has_sinks:
+        return _attend_with_sinks(layer, q, k, v)
+    caches = store_rows(layer, k, v)
+    if is_attended_by_kernel(sizes, form):
+        return attend_by_kernel(layer, q, caches)
+    if is_decomposed(sizes, form):
+        return _attend_decomposed(layer, q, caches)
+    function, operands, attributes = plain_attention(layer, q, caches)
+    facts = attention_facts(
+        sizes.heads, sizes.head_dim, causal=sizes.is_causal, window=sizes.window
+    )
+    return layer.b.call(function, operands, "attend", facts=facts, **attributes)[0]
 
-    sink_dims: ClassVar[int] = SINK_DIMS
 
-    def attend(self, layer: LayerBuilder, q: str, k: str, v: str) -> str:
-        sizes = layer.sizes
-        if sizes.has_sinks:
-            return _attend_with_sinks(layer, q, k, v)
-        caches = scatter_rows(layer, k, v)
-        if is_attended_by_kernel(sizes, self.form):
-            return attend_by_kernel(layer, q, caches)
-        if is_decomposed(sizes, self.form):
-            mask = layer.rows.window_mask(sizes.window, sizes.is_causal, linear_length(layer))
-            return decomposed_attention(layer, q, caches, mask)
-        function, operands, attributes = plain_attention(layer, q, caches, linear_length(layer))
-        facts = attention_facts(
-            sizes.heads, sizes.head_dim, causal=sizes.is_causal, window=sizes.window
-        )
-        return layer.b.call(function, operands, "attend", facts=facts, **attributes)[0]
-
-    def chain_rows(self, layer: LayerBuilder, k: str, v: str) -> tuple[str, str]:
-        """With `SINK_DIMS` more dimensions; the row of position 0 becomes the sink."""
-        b, head_dim = layer.b, layer.sizes.head_dim
-        is_sink = b.node("Equal", [layer.rows.positions, b.integers(0, scalar=True)], "at_sink")
-        is_sink = b.node("Unsqueeze", [is_sink, b.integers(1, 3)], "is_sink")
-        stored = []
-        for kind, rows, ones in zip(KV, (k, v), (_LOGIT_PARTS, 1), strict=True):
-            row = [0.0] * head_dim + [1.0] * ones + [0.0] * (SINK_DIMS - ones)
-            sink = b.constant(f"chain.{kind}.{head_dim}", [1, 1, 1, len(row)], row)
-            wide = _widen_rows(layer, rows, kind)
-            stored.append(b.node("Where", [is_sink, sink, wide], f"{kind}_or_sink"))
-        return stored[0], stored[1]
+def sink_rows(layer: LayerBuilder, k: str, v: str) -> list[str]:
+    """K and V of a chain's rows, `SINK_DIMS` dimensions wider; that of position 0 is the sink."""
+    b, head_dim = layer.b, layer.sizes.head_dim
+    is_sink = b.node("Equal", [layer.rows.positions, b.integers(0, scalar=True)], "at_sink")
+    is_sink = b.node("Unsqueeze", [is_sink, b.integers(1, 3)], "is_sink")
+    stored = []
+    for kind, rows, ones in zip(KV, (k, v), (_LOGIT_PARTS, 1), strict=True):
+        row = [0.0] * head_dim + [1.0] * ones + [0.0] * (SINK_DIMS - ones)
+        sink = b.constant(f"chain.{kind}.{head_dim}", [1, 1, 1, len(row)], row)
+        wide = _widen_rows(layer, rows, kind)
+        stored.append(b.node("Where", [is_sink, sink, wide], f"{kind}_or_sink"))
+    return stored
 
 
 def held_lengths(rows: Rows) -> str:
@@ -157,8 +176,10 @@ def _attend_with_sinks(layer: LayerBuilder, q: str, k: str, v: str) -> str:
     b, sizes, rows = layer.b, layer.sizes, layer.rows
     q = _widen_queries(layer, q)
     k, v = _append_sink(layer, k, "k"), _append_sink(layer, v, "v")
-    caches = scatter_rows(layer, k, v)
-    mask = rows.window_mask(sizes.window, sizes.is_causal, linear_length(layer), with_sink=True)
+    caches = store_rows(layer, k, v)
+    mask = rows.window_mask(
+        sizes.window, sizes.is_causal, lambda: cache_length(layer), with_sink=True
+    )
     operands = [q, *caches, mask, "", rows.sink_lengths()]
     function = attention_function("masked")
     (attended,) = b.call(function, operands, "attend", causal_kind="none")
@@ -189,3 +210,20 @@ def _append_sink(layer: LayerBuilder, rows: str, kv: str) -> str:
     shape = b.node("Concat", sizes, f"{kv}_sink_shape", axis=0)
     sink = b.node("Expand", [stored, shape], f"{kv}_sink")
     return b.node("Concat", [wide, sink], f"{kv}_with_sink", axis=2)
+
+
+def _attend_decomposed(layer: LayerBuilder, q: str, caches: list[str]) -> str:
+    """Attention of q [B,heads,S,D], pre-scaled, over caches; a model has one kind of such heads."""
+    sizes = layer.sizes
+    mask = layer.rows.window_mask(sizes.window, sizes.is_causal, lambda: cache_length(layer))
+    heads, kv_heads, head_dim = sizes.heads, sizes.kv_heads, sizes.head_dim
+    text = _ATTENTION.format(
+        name=DECOMPOSED,
+        heads=heads,
+        kv_heads=kv_heads,
+        groups=heads // kv_heads,
+        head_dim=head_dim,
+        narrow=int(layer.b.form.precision.onnx_type),
+    )
+    function = define(text, overload=f"{heads}_{kv_heads}_{head_dim}")
+    return layer.b.call(function, [q, *caches, mask], "attend")[0]

@@ -33,7 +33,7 @@ class _CacheReader:
     def __init__(self, gpu: TensorRtExecutor, manifest: Manifest) -> None:
         form, target, draft = manifest.graph_form, manifest.target.sizes, manifest.draft.sizes
         self._gpu = gpu
-        self.shapes = cache_layout(form, target, draft).shapes()
+        self.shapes = cache_layout(form, target, draft).of()
         self._dtype = np.dtype(helper.tensor_dtype_to_np_dtype(form.cache_type))
         self._holds_codes = form.holds_codes
         widest = max(shape.head_dim for shape in self.shapes.values())

@@ -36,7 +36,7 @@ class Watched:
         self._pages: dict[int | None, list[list[int]]] = {
             window: [[]] * slots for window in (self._pool.kinds if self._pool else {None: 0})
         }
-        self._shapes = machine.bundle.layout.shapes()
+        self._shapes = machine.bundle.layout.of()
         self.checked = self.overflown = self.handed_back = 0
         machine.trt.guards.append(self._check)
 

@@ -11,7 +11,7 @@ import onnx
 from onnx import TensorProto
 
 from dflash_trt.errors import DflashError, first_few
-from dflash_trt.graph.decomposed_attention import DECOMPOSED
+from dflash_trt.graph.caches.native import DECOMPOSED
 from dflash_trt.graph.moe import MOE
 from dflash_trt.models.quantization import LinearFormat
 

@@ -19,27 +19,8 @@ from dflash_trt.backends.base import Scores
 from dflash_trt.backends.tensorrt.run.device_caches import DeviceCaches, DevicePages
 from dflash_trt.backends.tensorrt.run.device_states import DeviceStates
 from dflash_trt.backends.tensorrt.run.engines import EngineBundle, EngineContext, Pass
-from dflash_trt.graph.bindings import (
-    ACCEPTED,
-    BLOCK_IDS,
-    CACHE_START,
-    CANDIDATE_IDS,
-    CANDIDATE_LOGITS,
-    CHOICE_IDS,
-    DRAFT_TOKEN_IDS,
-    LOGIT_ROWS,
-    LOGITS,
-    NEW_START,
-    NEW_TOKENS,
-    NEXT_BLOCK_IDS,
-    PAGE_TABLE,
-    ROWS_END,
-    ROWS_SIDE,
-    SAMPLING,
-    STATE_START,
-    TOKEN_IDS,
-    GraphName,
-)
+from dflash_trt.graph import bindings as io
+from dflash_trt.graph.bindings import GraphName
 from dflash_trt.graph.tensors import GraphTensor, Role
 from dflash_trt.hardware.device import Device, HostBytes, align
 
@@ -49,12 +30,20 @@ Graphs = tuple[GraphName, ...]
 STEP: Graphs = ("draft", "target")
 """A draft pass, and a verify pass that reads the draft's output where it lies."""
 
-STATE_PLACES = (STATE_START, ROWS_END, ROWS_SIDE)
-INPUTS = (BLOCK_IDS, TOKEN_IDS, CACHE_START, LOGIT_ROWS, PAGE_TABLE, SAMPLING, *STATE_PLACES)
-COPIED_OUTPUTS = (DRAFT_TOKEN_IDS, CHOICE_IDS, NEXT_BLOCK_IDS, NEW_START)
+STATE_PLACES = (io.STATE_START, io.ROWS_END, io.ROWS_SIDE)
+INPUTS = (
+    io.BLOCK_IDS,
+    io.TOKEN_IDS,
+    io.CACHE_START,
+    io.LOGIT_ROWS,
+    io.PAGE_TABLE,
+    io.SAMPLING,
+    *STATE_PLACES,
+)
+COPIED_OUTPUTS = (io.DRAFT_TOKEN_IDS, io.CHOICE_IDS, io.NEXT_BLOCK_IDS, io.NEW_START)
 """What every call copies back."""
 
-OUTPUTS = (*COPIED_OUTPUTS, NEW_TOKENS, ACCEPTED, CANDIDATE_IDS, CANDIDATE_LOGITS)
+OUTPUTS = (*COPIED_OUTPUTS, io.NEW_TOKENS, io.ACCEPTED, io.CANDIDATE_IDS, io.CANDIDATE_LOGITS)
 
 
 class Staging:
@@ -147,7 +136,7 @@ class PackedTensors:
     @property
     def page_tables(self) -> list[str]:
         """The page tables among them, one beside the other."""
-        return [name for name in self._kinds if name.startswith(PAGE_TABLE)]
+        return [name for name in self._kinds if name.startswith(io.PAGE_TABLE)]
 
     def offset(self, name: str) -> int:
         return self._offsets[name]
@@ -196,7 +185,7 @@ def pack(
         for one in table:
             if one.role is Role.INPUT and one.name not in told:
                 given[one.name] = one
-            elif one.role is Role.OUTPUT and one.name != LOGITS:
+            elif one.role is Role.OUTPUT and one.name != io.LOGITS:
                 told[one.name] = one
     return (
         PackedTensors([given[name] for name in sorted(given, key=_place)], axes),
@@ -206,7 +195,7 @@ def pack(
 
 def _place(name: str) -> tuple[int, str]:
     """Where an input comes; page tables of windows behind that of all other layers."""
-    return INPUTS.index(PAGE_TABLE if name.startswith(PAGE_TABLE) else name), name
+    return INPUTS.index(io.PAGE_TABLE if name.startswith(io.PAGE_TABLE) else name), name
 
 
 @dataclass(slots=True)
@@ -246,7 +235,7 @@ class Binder:
         tables = {graph: self.bundle.tensors(graph) for graph in graphs}
         inputs, outputs = pack(tables.values(), axes)
         places = inputs.addresses(self.inputs) | outputs.addresses(self.outputs)
-        places[LOGITS] = self.logits
+        places[io.LOGITS] = self.logits
         passes = []
         for graph, table in tables.items():
             shapes = {one.name: one.sized(axes) for one in table if one.is_input}

@@ -187,7 +187,7 @@ def allocate_caches(bundle: EngineBundle, device: Device) -> DeviceCaches | Devi
     Raises:
         DflashError: it has no room.
     """
-    shapes, form, limits = bundle.layout.shapes(), bundle.form, bundle.limits
+    shapes, form, limits = bundle.layout.of(), bundle.form, bundle.limits
     slots, pool, item_bytes = limits.max_batch, limits.page_pool, form.cache_item_bytes
     assert form.cache_length is not None
     if pool is None:

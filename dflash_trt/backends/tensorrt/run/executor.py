@@ -49,21 +49,8 @@ from dflash_trt.backends.tensorrt.run.engines import EngineBundle, Loader
 from dflash_trt.backends.tensorrt.run.lookahead import Lookahead, Step
 from dflash_trt.backends.tensorrt.run.padding import Frame, SlotRows
 from dflash_trt.backends.tensorrt.run.pass_runner import PassRunner
-from dflash_trt.graph.bindings import (
-    BLOCK_IDS,
-    CACHE_START,
-    CANDIDATE_IDS,
-    CANDIDATE_LOGITS,
-    CHOICE_IDS,
-    DRAFT_TOKEN_IDS,
-    LOGIT_ROWS,
-    NEW_START,
-    NEXT_BLOCK_IDS,
-    ROWS_SIDE,
-    SAMPLING,
-    TOKEN_IDS,
-    GraphName,
-)
+from dflash_trt.graph import bindings as io
+from dflash_trt.graph.bindings import GraphName
 from dflash_trt.graph.gated_delta import IDLE
 from dflash_trt.hardware.device import Device, HostBytes
 
@@ -179,7 +166,7 @@ class TensorRtExecutor:
         self.lookahead.know()
         if goes_on and not at_once:
             self._go_on_apart(step)
-        drafted = self._read(bound, DRAFT_TOKEN_IDS)[frame.live]
+        drafted = self._read(bound, io.DRAFT_TOKEN_IDS)[frame.live]
         return SpeculationOutput(drafted, choices, logits, self._candidates(bound, frame, scores))
 
     def bind_pages(self, slot: int, page_ids: Sequence[int], window: int | None = None) -> None:
@@ -259,7 +246,7 @@ class TensorRtExecutor:
         logits = None
         if scores is Scores.LOGITS:
             # Not part of what is captured: the memory that rows go to may grow.
-            picked = bound.outputs.shape(CHOICE_IDS)[1]
+            picked = bound.outputs.shape(io.CHOICE_IDS)[1]
             shape = (call.batch, picked, self.limits.vocab_size)
             logits = self._download_rows(frame.live.start * picked, shape)
         self._results.download(bound.copied(scores))
@@ -271,22 +258,22 @@ class TensorRtExecutor:
         """Writes a call's inputs, zeros for idle rows, to `host`, to be uploaded from there."""
         if isinstance(call, StepCall):
             blocks = call.block_ids(self.limits.mask_token_id)
-            arguments = {BLOCK_IDS: blocks, LOGIT_ROWS: np.arange(call.rows)}
+            arguments = {io.BLOCK_IDS: blocks, io.LOGIT_ROWS: np.arange(call.rows)}
         else:
-            arguments = {TOKEN_IDS: call.token_ids, LOGIT_ROWS: call.logit_rows}
+            arguments = {io.TOKEN_IDS: call.token_ids, io.LOGIT_ROWS: call.logit_rows}
         if call.sampling is not None:
-            arguments[SAMPLING] = call.sampling
+            arguments[io.SAMPLING] = call.sampling
         for name, values in arguments.items():
             view = bound.inputs.view(host, name)
             view[...] = 0
             view[frame.live, : values.shape[-1]] = values
-        starts = bound.inputs.view(host, CACHE_START)
+        starts = bound.inputs.view(host, io.CACHE_START)
         starts[...] = frame.starts
         starts[frame.live] = call.starts
         self._rows.note(frame, starts)
         for name, held in self.states.places().items():
             view = bound.inputs.view(host, name)
-            view[...] = 0 if name == ROWS_SIDE else IDLE
+            view[...] = 0 if name == io.ROWS_SIDE else IDLE
             view[frame.live] = held[call.slots.start : call.slots.stop]
         if self._pages is not None:
             for name in bound.inputs.page_tables:
@@ -313,8 +300,8 @@ class TensorRtExecutor:
     def _go_on_apart(self, step: Step) -> None:
         """The same behind a step that has been waited for, since when others used the buffers."""
         outputs, live = step.bound.outputs, step.frame.live
-        anchors = outputs.view(self._results.host, NEXT_BLOCK_IDS)[live, 0].copy()
-        starts = outputs.view(self._results.host, NEW_START)[live].copy()
+        anchors = outputs.view(self._results.host, io.NEXT_BLOCK_IDS)[live, 0].copy()
+        starts = outputs.view(self._results.host, io.NEW_START)[live].copy()
         call = replace(step.call, anchors=anchors, starts=starts)
         try:
             ends = self._check(call)
@@ -336,14 +323,14 @@ class TensorRtExecutor:
         self._results.wait()
         self._is_waited_for = True
         self.runner.capture(bound)
-        choices: Int64Array = self._read(bound, CHOICE_IDS)
+        choices: Int64Array = self._read(bound, io.CHOICE_IDS)
         return choices
 
     def _candidates(self, bound: BoundCall, frame: Frame, scores: Scores) -> Candidates | None:
         """The candidates of a call that has been waited for, if `scores` asks for them."""
         if scores is not Scores.CANDIDATES:
             return None
-        rows, vocabulary = bound.outputs.shape(CHOICE_IDS)[1], self.limits.vocab_size
+        rows, vocabulary = bound.outputs.shape(io.CHOICE_IDS)[1], self.limits.vocab_size
 
         def read_row(sequence: int, row: int) -> FloatArray:
             place = (frame.live.start + sequence) * rows + row
@@ -351,7 +338,7 @@ class TensorRtExecutor:
             self._device.synchronize()
             return whole.copy()
 
-        ids, values = (self._read(bound, name) for name in (CANDIDATE_IDS, CANDIDATE_LOGITS))
+        ids, values = (self._read(bound, name) for name in (io.CANDIDATE_IDS, io.CANDIDATE_LOGITS))
         return Candidates(ids[frame.live], values[frame.live], read_row)
 
     def _known(self, scores: Scores) -> Scores:
