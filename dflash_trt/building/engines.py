@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from pathlib import Path
 
 from dflash_trt.backends.tensorrt.build.builder import (
@@ -12,7 +11,7 @@ from dflash_trt.backends.tensorrt.build.builder import (
     library_version,
 )
 from dflash_trt.building.quantize import QuantizationPlan
-from dflash_trt.bundle.manifest import EngineFile, EngineSet
+from dflash_trt.bundle.manifest import EngineSet
 from dflash_trt.bundle.memory.engine_bytes import engine_memory
 from dflash_trt.bundle.memory.weight_bytes import engine_weight_bytes
 from dflash_trt.core.limits import Limits, PagePool
@@ -86,10 +85,6 @@ def build_engines(
     folder: Path, limits: Limits, cache_length: int, options: EngineOptions, progress: Progress
 ) -> EngineSet:
     """Builds the engines of the graphs in `folder`, whose caches have `cache_length` positions."""
-    built = [
-        build_engine(graph, folder, options, limits, cache_length, progress)
-        for graph in GRAPH_NAMES
-    ]
     return EngineSet(
         arch=options.arch.name,
         library_version=library_version(options.library),
@@ -97,17 +92,7 @@ def build_engines(
         draws=options.plugins,
         plugin_interface=PLUGIN_INTERFACE if options.plugins else None,
         files=[
-            EngineFile(
-                graph=engine.graph,
-                path=engine.path,
-                summary=engine.summary_path,
-                layers=sum(engine.summary.layers.values()),
-                fused_attentions=len(engine.summary.attentions),
-                cache_updates=len(engine.summary.cache_updates),
-                quantized_products=dict(Counter(engine.summary.quantized_products.values())),
-                operations=engine.operations,
-                plugin_caches=engine.plugin_caches,
-            )
-            for engine in built
+            build_engine(graph, folder, options, limits, cache_length, progress)
+            for graph in GRAPH_NAMES
         ],
     )

@@ -7,6 +7,7 @@ own part below (a timing cache, no compute capability) has run against a stand-i
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -21,11 +22,7 @@ from dflash_trt.backends.tensorrt.build.monitor import (
     make_monitor,
     make_writer,
 )
-from dflash_trt.backends.tensorrt.build.network import (
-    NetworkSummary,
-    check_network,
-    summarize_network,
-)
+from dflash_trt.backends.tensorrt.build.network import check_network, summarize_network
 from dflash_trt.backends.tensorrt.build.plugins import (
     hand_over,
     hand_over_attention,
@@ -39,12 +36,13 @@ from dflash_trt.backends.tensorrt.build.profiles import Profile, add_profile, pr
 from dflash_trt.backends.tensorrt.library import (
     TENSORRT_RTX,
     Library,
-    OperationForm,
+    RefusedError,
     library_arches,
     load_library,
     make_logger,
     refused,
 )
+from dflash_trt.bundle.manifest import EngineFile
 from dflash_trt.core.files import FileKind, find_file
 from dflash_trt.core.limits import Limits
 from dflash_trt.core.progress import Progress
@@ -74,15 +72,13 @@ class EngineOptions:
     """What engines to build, beyond the bundle's limits.
 
     With `plugins`, kernels of this project stand for the functions that they are written for, and
-    the target's engines draw tokens themselves. `kernel_codes` are tried in turn: that TensorRT
-    takes cubins is in its code, and not in its documentation.
+    the target's engines draw tokens themselves.
     """
 
     arch: Arch
     precision: Precision
     library: Library = TENSORRT_RTX
     plugins: bool = False
-    kernel_codes: tuple[KernelCode, ...] = get_args(KernelCode)
 
     @property
     def folder(self) -> str:
@@ -92,21 +88,6 @@ class EngineOptions:
     def form(self, caches: GraphForm = CPU_FORM) -> GraphForm:
         """The graphs that TensorRT wants: strongly typed, with caches as `caches` has them."""
         return replace(caches, precision=self.precision, draws=self.plugins)
-
-
-@dataclass(frozen=True, slots=True)
-class BuiltEngine:
-    """One engine: where it lies in the bundle, and what it was built from.
-
-    `plugin_caches` are the caches that plugins update in place.
-    """
-
-    graph: GraphName
-    path: str
-    summary_path: str
-    summary: NetworkSummary
-    operations: dict[str, OperationForm]
-    plugin_caches: list[str]
 
 
 def check_buildable(
@@ -124,8 +105,13 @@ def check_buildable(
     """
     library, arch = options.library, options.arch
     load_library(library)
-    if not library.is_rtx:
-        _check_local(library, arch)
+    if not library.is_rtx and (local := local_arch()) != arch.name:
+        raise DflashError(
+            f"{library.name} builds for the GPU that is here, {local}, not for {arch.name}",
+            where="--arch",
+            fix=f"build on a machine with one of {arch.devices}, or pass --arch {local}",
+            usage=True,
+        )
     if options.plugins:
         plugin_arch(arch.name)
     specs: dict[Owner, DecoderSpec] = {"target": pair.target, "draft": pair.draft}
@@ -143,62 +129,40 @@ def check_buildable(
                     fix=f"{', '.join(able)} can; --executor cpu runs it anywhere",
                     usage=True,
                 )
-        _check_states(owner, spec)
-        if form.has_kernel_caches:
-            for layer in spec.sizes.kinds:
-                _check_kernels(owner, layer)
-            continue
-        _check_fused(library, owner, spec, form)
+        for layer in spec.sizes.kinds:
+            _check_layer(library, owner, layer, form, needs_room=spec.sizes.needs_sink_room)
 
 
-def _check_fused(library: Library, owner: Owner, spec: DecoderSpec, form: GraphForm) -> None:
-    """Attention has a fused kernel in every layer, or is written out there."""
-    for layer in spec.sizes.layers:
-        if layer.recurrent is not None or is_decomposed(layer, form):
-            continue
-        if is_attended_by_kernel(layer, form):
-            continue
-        size = cache_head_dim(layer.head_dim, spec.sizes.needs_sink_room, form)
-        room = " with room for a sink" if size > layer.head_dim else ""
+def _check_layer(
+    library: Library, owner: Owner, layer: LayerSizes, form: GraphForm, *, needs_room: bool
+) -> None:
+    """Attention has a kernel, or is written out; a slot's state begins where a tensor may."""
+    size, room, cpu = layer.head_dim, "", "build with --executor cpu"
+    if layer.recurrent is not None:
+        if layer.recurrent.state_elements % ALIGNED_ELEMENTS:
+            raise DflashError(
+                f"the {owner}'s recurrent states of {layer.recurrent.state_elements} elements "
+                f"fill no whole {ALIGNED_ELEMENTS}, as TensorRT's tensors do",
+                fix=cpu,
+            )
+    elif form.has_kernel_caches:
+        if size not in HEAD_DIMS:
+            raise DflashError(
+                f"the {owner}'s head size {size} has no kernel over paged or FP8 caches; "
+                f"{', '.join(map(str, HEAD_DIMS))} have",
+                fix="leave out --kv-layout and --kv-dtype, or build with --executor cpu",
+                usage=True,
+            )
+    elif not is_decomposed(layer, form) and not is_attended_by_kernel(layer, form):
+        if needs_room:
+            size, room = cache_head_dim(size, needs_room, form), " with room for a sink"
         if size not in FUSED_HEAD_DIMS:
             raise DflashError(
                 f"the {owner}'s head size {size}{room} has no fused "
                 f"attention in {library.name}, which takes multiples of "
                 f"{FUSED_HEAD_DIMS.step} from {FUSED_HEAD_DIMS.start} to {FUSED_HEAD_DIMS[-1]}",
-                fix="build with --executor cpu",
+                fix=cpu,
             )
-
-
-def _check_states(owner: Owner, spec: DecoderSpec) -> None:
-    """A slot's state begins where TensorRT lets a tensor begin."""
-    for layer in spec.sizes.kinds:
-        if layer.recurrent is not None and layer.recurrent.state_elements % ALIGNED_ELEMENTS:
-            raise DflashError(
-                f"the {owner}'s recurrent states of {layer.recurrent.state_elements} elements "
-                f"fill no whole {ALIGNED_ELEMENTS}, as TensorRT's tensors do",
-                fix="build with --executor cpu",
-            )
-
-
-def _check_kernels(owner: Owner, layer: LayerSizes) -> None:
-    if layer.recurrent is None and layer.head_dim not in HEAD_DIMS:
-        raise DflashError(
-            f"the {owner}'s head size {layer.head_dim} has no kernel over paged or FP8 caches; "
-            f"{', '.join(map(str, HEAD_DIMS))} have",
-            fix="leave out --kv-layout and --kv-dtype, or build with --executor cpu",
-            usage=True,
-        )
-
-
-def _check_local(library: Library, arch: Arch) -> None:
-    local = local_arch()
-    if local != arch.name:
-        raise DflashError(
-            f"{library.name} builds for the GPU that is here, {local}, not for {arch.name}",
-            where="--arch",
-            fix=f"build on a machine with one of {arch.devices}, or pass --arch {local}",
-            usage=True,
-        )
 
 
 def local_arch() -> str:
@@ -224,28 +188,25 @@ def build_engine(
     limits: Limits,
     cache_length: int,
     progress: Progress,
-) -> BuiltEngine:
+) -> EngineFile:
     """Builds `folder`/GRAPH.onnx into an engine below `folder`, with a summary beside it.
 
     `cache_length` is M, the positions of a slot of its caches. Building takes memory of about 1.6
-    times the weights, beside the weight files that it maps.
+    times the weights, beside the weight files that it maps. Kernels are tried as machine code
+    first: that TensorRT takes it is in its code, and not in its documentation.
 
     Raises:
         DflashError: the parser or builder refuses, or attention or caches would not be native.
         OSError: the file cannot be written.
     """
     refusals = []
-    for code in options.kernel_codes if options.plugins else (None,):
+    for code in get_args(KernelCode) if options.plugins else (None,):
         progress.stage(f"{graph} engine for {options.arch.name}", TOTAL_STEPS, "steps")
         try:
             return _build_with(code, graph, folder, options, limits, cache_length, progress)
-        except _BuildRefusedError as error:
+        except RefusedError as error:
             refusals.append(error)
     raise refusals[0]
-
-
-class _BuildRefusedError(DflashError):
-    """The builder refuses a network that was read as it should be."""
 
 
 def _build_with(
@@ -256,9 +217,8 @@ def _build_with(
     limits: Limits,
     cache_length: int,
     progress: Progress,
-) -> BuiltEngine:
-    library = options.library
-    trt = load_library(library)
+) -> EngineFile:
+    library, trt = options.library, load_library(options.library)
     logger = make_logger(trt)
     builder = trt.Builder(logger)
     flags = 1 << int(trt.NetworkDefinitionCreationFlag.STRONGLY_TYPED)
@@ -298,20 +258,29 @@ def _build_with(
         writer.check()
     raise_callback_failure()
     if not succeeded or path.stat().st_size == 0:
-        error = refused(library, "build it", f"{graph}.onnx", logger.errors)
-        raise _BuildRefusedError(error.what, where=error.where, fix=error.fix)
+        raise refused(library, "build it", f"{graph}.onnx", logger.errors)
     if timings is not None:
         timings.save()
+    described = {
+        "library": f"{library.module} {trt.__version__}",
+        "arch": options.arch.name,
+        "precision": options.precision.value,
+        "kernel_code": code,
+        "profiles": {one.name: {axis: [*span] for axis, span in one.axes.items()} for one in built},
+        **asdict(summary),
+    }
     summary_path = path.with_suffix(".json")
-    described = _describe(summary, built, options, str(trt.__version__), code)
     summary_path.write_text(json.dumps(described, indent=2) + "\n", "utf-8")
-    return BuiltEngine(
-        graph,
-        path.relative_to(folder).as_posix(),
-        summary_path.relative_to(folder).as_posix(),
-        summary,
-        operation_forms(handed, plugins),
-        caches,
+    return EngineFile(
+        graph=graph,
+        path=path.relative_to(folder).as_posix(),
+        summary=summary_path.relative_to(folder).as_posix(),
+        layers=sum(summary.layers.values()),
+        fused_attentions=len(summary.attentions),
+        cache_updates=len(summary.cache_updates),
+        quantized_products=dict(Counter(summary.quantized_products.values())),
+        operations=operation_forms(handed, plugins),
+        plugin_caches=caches,
     )
 
 
@@ -361,25 +330,3 @@ def _configure(
     for profile in wanted:
         add_profile(builder, config, network, profile)
     return config
-
-
-def _describe(
-    summary: NetworkSummary,
-    built: list[Profile],
-    options: EngineOptions,
-    version: str,
-    code: KernelCode | None,
-) -> dict[str, Any]:
-    return {
-        "library": f"{options.library.module} {version}",
-        "arch": options.arch.name,
-        "precision": options.precision.value,
-        "kernel_code": code,
-        "profiles": {
-            profile.name: {
-                axis: [span.low, span.usual, span.high] for axis, span in profile.axes.items()
-            }
-            for profile in built
-        },
-        **asdict(summary),
-    }

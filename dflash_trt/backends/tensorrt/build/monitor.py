@@ -10,7 +10,6 @@ import signal
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from types import FrameType
 from typing import Any, BinaryIO
 
@@ -18,42 +17,6 @@ from typing import Any, BinaryIO
 TOTAL_STEPS = 1000
 
 HELD = (signal.SIGINT, signal.SIGTERM)
-
-
-@dataclass(slots=True)
-class _Phase:
-    low: float
-    step: float
-    done: int = 0
-
-
-class PhaseProgress:
-    """Turns nested phases into increments that add up to at most TOTAL_STEPS."""
-
-    def __init__(self, advance: Callable[[int], None]) -> None:
-        self._advance = advance
-        self._phases: dict[str, _Phase] = {}
-        self._shown = 0
-
-    def start(self, name: str, parent: str | None, steps: int) -> None:
-        low, width = 0.0, float(TOTAL_STEPS)
-        if parent in self._phases:
-            outer = self._phases[parent]
-            low, width = outer.low + outer.done * outer.step, outer.step
-        self._phases[name] = _Phase(low, width / max(1, steps))
-
-    def complete_step(self, name: str) -> None:
-        phase = self._phases.get(name)
-        if phase is None:
-            return
-        phase.done += 1
-        reached = min(TOTAL_STEPS, int(phase.low + phase.done * phase.step))
-        if reached > self._shown:
-            self._advance(reached - self._shown)
-            self._shown = reached
-
-    def finish(self, name: str) -> None:
-        self._phases.pop(name, None)
 
 
 class HeldSignals:
@@ -88,61 +51,74 @@ def held_signals() -> Iterator[HeldSignals]:
             signal.raise_signal(held.number)
 
 
-def make_monitor(trt: Any, advance: Callable[[int], None], held: HeldSignals) -> Any:
-    """An IProgressMonitor that calls `advance`; its `check` raises what stopped the build.
+class _Callback:
+    """What a callback raised, to be raised by `check`."""
 
-    A signal in `held` stops it too, and is for whoever holds it to deliver.
+    error: BaseException | None = None
+
+    def check(self) -> None:
+        if self.error is not None:
+            raise self.error
+
+
+def make_monitor(trt: Any, advance: Callable[[int], None], held: HeldSignals) -> Any:
+    """An IProgressMonitor that calls `advance`, in all with at most TOTAL_STEPS.
+
+    A signal in `held` stops the build too, and is for whoever holds it to deliver.
     """
 
-    class Monitor(trt.IProgressMonitor):  # type: ignore[misc]
+    class Monitor(_Callback, trt.IProgressMonitor):  # type: ignore[misc]
         def __init__(self) -> None:
             trt.IProgressMonitor.__init__(self)
-            self._phases = PhaseProgress(advance)
             self._lock = threading.Lock()  # TensorRT may call from several threads
-            self._error: BaseException | None = None
+            self._shown = 0
+            # By phase: where on the bar its next step begins, and the length of a step.
+            self._phases: dict[str, tuple[float, float]] = {}
 
         def phase_start(self, name: str, parent: str | None, steps: int) -> None:
             with self._lock:
-                self._phases.start(name, parent, steps)
+                low, width = self._phases.get(parent or "", (0.0, float(TOTAL_STEPS)))
+                self._phases[name] = low, width / max(1, steps)
 
         def phase_finish(self, name: str) -> None:
             with self._lock:
-                self._phases.finish(name)
+                self._phases.pop(name, None)
 
         def step_complete(self, name: str, _step: int) -> bool:
             try:
                 with self._lock:
-                    self._phases.complete_step(name)
+                    self._complete_step(name)
             except BaseException as error:
-                self._error = error
-            return self._error is None and held.number is None
+                self.error = error
+            return self.error is None and held.number is None
 
-        def check(self) -> None:
-            if self._error is not None:
-                raise self._error
+        def _complete_step(self, name: str) -> None:
+            if name not in self._phases:
+                return
+            low, width = self._phases[name]
+            self._phases[name] = low + width, width
+            reached = min(TOTAL_STEPS, round(low + width, 6) // 1)
+            if reached > self._shown:
+                advance(int(reached) - self._shown)
+                self._shown = int(reached)
 
     return Monitor()
 
 
 def make_writer(trt: Any, file: BinaryIO) -> Any:
-    """An IStreamWriter into `file`; its `check` raises the write that failed."""
+    """An IStreamWriter into `file`."""
 
-    class Writer(trt.IStreamWriter):  # type: ignore[misc]
+    class Writer(_Callback, trt.IStreamWriter):  # type: ignore[misc]
         def __init__(self) -> None:
             trt.IStreamWriter.__init__(self)
-            self._error: BaseException | None = None
 
         def write(self, data: bytes) -> int:
-            if self._error is not None:
+            if self.error is not None:
                 return 0
             try:
                 return file.write(data)
             except BaseException as error:
-                self._error = error
+                self.error = error
                 return 0
-
-        def check(self) -> None:
-            if self._error is not None:
-                raise self._error
 
     return Writer()

@@ -33,15 +33,6 @@ NAMES_SHOWN = 3
 
 
 @dataclass(frozen=True, slots=True)
-class TensorSummary:
-    """An input or output of an engine; a dynamic axis has the name of its symbol."""
-
-    name: str
-    dtype: str
-    shape: list[int | str]
-
-
-@dataclass(frozen=True, slots=True)
 class AttentionSummary:
     """A native attention layer; `causal_kind` is in `TRT_Attention`'s words."""
 
@@ -56,15 +47,16 @@ class NetworkSummary:
     """A parsed network: layer counts by type, and what matters most among them by name.
 
     `attentions` are the native ones, `cache_updates` the caches updated in place,
-    `quantized_products` the algorithm of each product of two dequantised operands.
+    `quantized_products` the algorithm of each product of two dequantised operands. Dynamic axes of
+    `inputs` and `outputs` have the names of their symbols.
     """
 
     layers: dict[str, int]
     attentions: list[AttentionSummary]
     cache_updates: list[str]
     quantized_products: dict[str, LinearFormat]
-    inputs: list[TensorSummary]
-    outputs: list[TensorSummary]
+    inputs: list[dict[str, Any]]
+    outputs: list[dict[str, Any]]
 
 
 def summarize_network(trt: Any, network: Any) -> NetworkSummary:
@@ -100,38 +92,34 @@ def check_network(
         name: next((own for own in summary.attentions if own.name.startswith(name)), None)
         for name in wanted
     }
-    missing = [name for name, own in found.items() if own is None]
-    boundless = [own.name for own in summary.attentions if not own.has_lengths]
-    unlike_calls = [
-        name for name, own in found.items() if own and not _is_as_called(own, wanted[name])
-    ]
     outputs = {output.name for output in model.graph.output}
     caches = [value.name for value in model.graph.input if f"{value.name}_out" in outputs]
-    updates = Counter(summary.cache_updates)
+    updates, products = Counter(summary.cache_updates), _wanted_products(model)
+    problems = {
+        "no native attention for": [name for name, own in found.items() if own is None],
+        "no key/value lengths in": [own.name for own in summary.attentions if not own.has_lengths],
+        "another mask in": [
+            name for name, own in found.items() if own and not _is_as_called(own, wanted[name])
+        ],
+        "no quantised product for": [
+            name for name, one in products.items() if summary.quantized_products.get(name) != one
+        ],
+        "no in-place update of": [
+            name for name in caches if updates[name] != (name not in plugin_caches)
+        ],
+    }
+    told = [
+        f"{label} {first_few(names, NAMES_SHOWN)}" for label, names in problems.items() if names
+    ]
     own = sum(node.op_type in (MOE, DECOMPOSED) for node in model.graph.node)
     softmaxes = sum(summary.layers.get(kind, 0) for kind in SOFTMAX_LAYERS) - own
-    unlike = [
-        name
-        for name, algorithm in _wanted_products(model).items()
-        if summary.quantized_products.get(name) != algorithm
-    ]
-    problems = [
-        _listed("no native attention for", missing),
-        _listed("no key/value lengths in", boundless),
-        _listed("another mask in", unlike_calls),
-        _listed("no quantised product for", unlike),
-        _listed(
-            "no in-place update of",
-            [name for name in caches if updates[name] != (name not in plugin_caches)],
-        ),
-        f"{softmaxes} decomposed softmax layers" if softmaxes > 0 else "",
-    ]
-    count = len(summary.attentions)
-    if count > len(wanted):
-        problems.append(f"{count} attention layers where the graph has {len(wanted)}")
-    if any(problems):
+    if softmaxes > 0:
+        told.append(f"{softmaxes} decomposed softmax layers")
+    if (count := len(summary.attentions)) > len(wanted):
+        told.append(f"{count} attention layers where the graph has {len(wanted)}")
+    if told:
         raise DflashError(
-            f"TensorRT would run this graph wrongly or slowly: {', '.join(filter(None, problems))}",
+            f"TensorRT would run this graph wrongly or slowly: {', '.join(told)}",
             where=f"{model.graph.name}.onnx",
             fix="another version of it may differ; this one is not used",
         )
@@ -199,13 +187,9 @@ def _wanted_products(model: onnx.ModelProto) -> dict[str, LinearFormat]:
     return wanted
 
 
-def _tensor(tensor: Any) -> TensorSummary:
+def _tensor(tensor: Any) -> dict[str, Any]:
     shape = [
         size if size >= 0 else str(tensor.get_dimension_name(axis))
         for axis, size in enumerate(tensor.shape)
     ]
-    return TensorSummary(tensor.name, str(tensor.dtype.name), shape)
-
-
-def _listed(label: str, names: list[str]) -> str:
-    return f"{label} {first_few(names, NAMES_SHOWN)}" if names else ""
+    return {"name": tensor.name, "dtype": str(tensor.dtype.name), "shape": shape}

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import importlib
 import math
-from collections.abc import Collection, Iterator
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator, Mapping
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
@@ -109,7 +109,7 @@ def hand_over_attention(
     nodes: list[onnx.NodeProto] = []
     for node in handed.graph.node:
         call = _attention_call(handed, node, keep_native=keep_native)
-        nodes += [node] if call is None else _as_operations(node, call, block_size, capacity)
+        nodes += [node] if call is None else _as_operations(node, *call, block_size, capacity)
     del handed.graph.node[:]
     handed.graph.node.extend(nodes)
     native = {(node.op_type, node.overload) for node in nodes if node.domain == TRT_DOMAIN}
@@ -129,54 +129,47 @@ def _as_launches(node: onnx.NodeProto, plugins: Collection[str]) -> Iterator[onn
     if plugin_name(node) == last.name and first.name in plugins:
         values = dict(zip(last.inputs, node.input, strict=False))
         left = [f"{node.name}/{name}" for name in first.outputs]
-        yield _as_plugin(
-            helper.make_node(
-                first.name,
-                [values[name] for name in first.inputs],
-                left,
-                name=f"{node.name}/{first.name}",
-                domain=DFLASH_DOMAIN,
-            )
-        )
+        given = [values[name] for name in first.inputs]
+        yield _plugin(first.name, given, left, f"{node.name}/{first.name}")
         node.input.extend(left)
         node.output.extend(f"{node.name}/{name}" for name in last.outputs[len(node.output) :])
     yield node
 
 
-@dataclass(frozen=True, slots=True)
-class _AttentionCall:
-    """A call of attention: its values by the names that plugins give them, its attributes."""
-
-    values: dict[str, str]
-    attributes: dict[str, int]
-
-
 def _attention_call(
     handed: onnx.ModelProto, node: onnx.NodeProto, *, keep_native: bool
-) -> _AttentionCall | None:
-    """What a plugin is told of an attention; None where `node` is none that one stands for."""
+) -> tuple[dict[str, str], dict[str, int]] | None:
+    """Values of an attention by plugins' names for them, and attributes.
+
+    None where `node` is none that a plugin stands for.
+    """
     if _is_attention(node):
         (function,) = (one for one in handed.functions if one.name == node.op_type)
         values = dict(zip(function.input, node.input, strict=True))
-        attributes = {one.name: int(helper.get_attribute_value(one)) for one in node.attribute}
-        return _AttentionCall(values, attributes)
+        return values, {one.name: int(helper.get_attribute_value(one)) for one in node.attribute}
     facts = read_attention_facts(node)
     if facts is None or keep_native or facts["head_dim"] not in attention.HEAD_DIMS:
         return None
     q, k_cache, v_cache, *_, lengths = node.input
+    heads, sinks = facts["query_heads"], f"no_sinks_{facts['query_heads']}"
+    if all(tensor.name != sinks for tensor in handed.graph.initializer):
+        none = helper.make_tensor(sinks, onnx.TensorProto.FLOAT, [heads], [-math.inf] * heads)
+        handed.graph.initializer.append(none)
     values = {"q": q, "k_cache": k_cache, "v_cache": v_cache, "key_value_lengths": lengths}
-    values["sinks"] = _no_sinks(handed, facts["query_heads"])
-    return _AttentionCall(values, facts)
+    return values | {"sinks": sinks}, facts
 
 
 def _as_operations(
-    node: onnx.NodeProto, call: _AttentionCall, block_size: int, capacity: int
+    node: onnx.NodeProto,
+    values: dict[str, str],
+    attributes: dict[str, int],
+    block_size: int,
+    capacity: int,
 ) -> Iterator[onnx.NodeProto]:
     """The plugins that compute an attention: one, or its shares and their merge."""
-    values = call.values | {"attended": node.output[0]}
+    values |= {"attended": node.output[0]}
     values |= {name: f"{node.name}/{name}" for name in ("shares", "log_sums")}
-    attributes = call.attributes | {"block_size": block_size}
-    attributes["most_splits"] = attention.most_splits(capacity)
+    attributes |= {"block_size": block_size, "most_splits": attention.most_splits(capacity)}
     operations = attention_operations(
         capacity,
         block_size,
@@ -185,16 +178,13 @@ def _as_operations(
         is_quantized="kv_scales" in values,
     )
     for operation in operations:
-        plugin = helper.make_node(
+        yield _plugin(
             operation.name,
             [values[name] for name in operation.inputs],
             [values[name] for name in operation.outputs],
-            name=f"{node.name}/{operation.name}",
-            domain=DFLASH_DOMAIN,
+            f"{node.name}/{operation.name}",
+            {name: attributes[name] for name in operation.attributes},
         )
-        for name in operation.attributes:
-            plugin.attribute.append(helper.make_attribute(name, attributes[name]))
-        yield _as_plugin(plugin)
 
 
 def _is_attention(call: onnx.NodeProto | onnx.FunctionProto) -> bool:
@@ -203,14 +193,17 @@ def _is_attention(call: onnx.NodeProto | onnx.FunctionProto) -> bool:
     return call.domain == DFLASH_DOMAIN and name.startswith(attention.BLOCK_ATTENTION)
 
 
-def _no_sinks(handed: onnx.ModelProto, heads: int) -> str:
-    """The name of an initializer float32 [heads] of -inf, added where it is not there."""
-    name = f"no_sinks_{heads}"
-    if all(tensor.name != name for tensor in handed.graph.initializer):
-        values = [-math.inf] * heads
-        tensor = helper.make_tensor(name, onnx.TensorProto.FLOAT, [heads], values)
-        handed.graph.initializer.append(tensor)
-    return name
+def _plugin(
+    kind: str,
+    inputs: list[str],
+    outputs: list[str],
+    name: str,
+    attributes: Mapping[str, int] = MappingProxyType({}),
+) -> onnx.NodeProto:
+    node = helper.make_node(kind, inputs, outputs, name=name, domain=DFLASH_DOMAIN)
+    for key, value in attributes.items():
+        node.attribute.append(helper.make_attribute(key, value))
+    return _as_plugin(node)
 
 
 def _as_plugin(node: onnx.NodeProto) -> onnx.NodeProto:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from dflash_trt.backends.tensorrt.library import Library
 from dflash_trt.core.limits import Limits
@@ -20,8 +20,7 @@ FEW_SEQUENCES = 2
 at a profile's usual sizes, and what is fastest for one sequence may take twice as long for 16."""
 
 
-@dataclass(frozen=True, slots=True)
-class Span:
+class Span(NamedTuple):
     """Smallest, most usual and largest size of an axis."""
 
     low: int
@@ -86,12 +85,9 @@ def add_profile(builder: Any, config: Any, network: Any, profile: Profile) -> No
     native = builder.create_optimization_profile()
     for index in range(network.num_inputs):
         tensor = network.get_input(index)
-        shapes: list[list[int]] = [[], [], []]
-        for axis, size in enumerate(tensor.shape):
-            span = Span(size, size, size)
-            if size < 0:
-                span = profile.axes[tensor.get_dimension_name(axis)]
-            for shape, value in zip(shapes, (span.low, span.usual, span.high), strict=True):
-                shape.append(value)
-        native.set_shape(tensor.name, *shapes)
+        spans = [
+            Span(size, size, size) if size >= 0 else profile.axes[tensor.get_dimension_name(axis)]
+            for axis, size in enumerate(tensor.shape)
+        ]
+        native.set_shape(tensor.name, *map(list, zip(*spans, strict=True)))
     config.add_optimization_profile(native)

@@ -16,8 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dflash_trt.backends.base import Scores
-from dflash_trt.backends.tensorrt.run.device_caches import DeviceCaches, DevicePages
-from dflash_trt.backends.tensorrt.run.device_states import DeviceStates
+from dflash_trt.backends.tensorrt.run.device_caches import DeviceCaches, DevicePages, DeviceStates
 from dflash_trt.backends.tensorrt.run.engines import EngineBundle, EngineContext, Pass
 from dflash_trt.graph import bindings as io
 from dflash_trt.graph.bindings import GraphName

@@ -6,7 +6,7 @@ One code for TensorRT-RTX and TensorRT.
 from __future__ import annotations
 
 import mmap
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ from typing import Any
 from onnx import TensorProto
 
 from dflash_trt.backends.base import ExecutorLimits
-from dflash_trt.backends.tensorrt.build.profiles import Profile, choose_profile
+from dflash_trt.backends.tensorrt.build.profiles import Profile
 from dflash_trt.backends.tensorrt.library import Library, make_logger, refused
 from dflash_trt.core.files import open_file
 from dflash_trt.core.user_cache import read_cache, write_cache
@@ -65,28 +65,29 @@ class EngineBundle:
         Raises:
             DflashError: names the first thing that differs.
         """
-        tensors = self.tensors(graph)
-        known = {tensor.name for tensor in tensors}
+
+        def refuse(what: str) -> None:
+            what = f"is not the engine that the manifest describes: {what}"
+            raise DflashError(what, where=f"{graph}.engine", fix="build the bundle again")
+
+        tensors = {tensor.name: tensor for tensor in self.tensors(graph)}
         names = {str(native.get_tensor_name(index)) for index in range(native.num_io_tensors)}
-        if names != known:
-            others = ", ".join(sorted(names ^ known))
-            raise _unlike(graph, f"its tensors differ in {others}")
-        for tensor in tensors:
-            name = tensor.name
+        if names != tensors.keys():
+            refuse(f"its tensors differ in {', '.join(sorted(names ^ tensors.keys()))}")
+        for name, tensor in tensors.items():
             shape, wanted = list(native.get_tensor_shape(name)), list(tensor.sized({}))
             if shape != wanted:
-                raise _unlike(graph, f"{name} has shape {shape}, the manifest says {wanted}")
+                refuse(f"{name} has shape {shape}, the manifest says {wanted}")
             found, expected = native.get_tensor_dtype(name).name, TYPE_NAMES[tensor.element_type]
             if found != expected:
-                raise _unlike(graph, f"{name} is {found}, the manifest says {expected}")
+                refuse(f"{name} is {found}, the manifest says {expected}")
             if tensor.updates:
                 told = native.get_aliased_input_tensor(name)
                 is_untold = told is None and tensor.updates in self.plugin_caches[graph]
                 if told != tensor.updates and not is_untold:
-                    raise _unlike(graph, f"{tensor.updates} is not updated in place")
-        built = native.num_optimization_profiles
-        if built != profile_count:
-            raise _unlike(graph, f"it has {built} profiles, not {profile_count}")
+                    refuse(f"{tensor.updates} is not updated in place")
+        if (built := native.num_optimization_profiles) != profile_count:
+            refuse(f"it has {built} profiles, not {profile_count}")
 
 
 class Loader:
@@ -123,8 +124,8 @@ class Loader:
         return engine
 
     def make_context(
-        self, engine: Any, graph: GraphName, index: int, profile: Profile, stream: int
-    ) -> Any:
+        self, graph: GraphName, engine: Any, index: int, profile: Profile, stream: int
+    ) -> EngineContext:
         """A context of `engine` for its profile `index`; its memory is yet to be given.
 
         Raises:
@@ -133,7 +134,7 @@ class Loader:
         context = engine.create_execution_context(self._context_options(engine, profile))
         if context is None or not context.set_optimization_profile_async(index, stream):
             raise self.failure(f"make a context for {profile.name}", f"{graph}.engine")
-        return context
+        return EngineContext(graph, context, self, stream)
 
     def failure(self, doing: str, where: str, *, fix: str | None = None) -> DflashError:
         """An error with what the library last said about it."""
@@ -179,14 +180,10 @@ class Loader:
         if validity != self._trt.EngineValidity.INVALID:
             return
         kinds = self._trt.EngineInvalidityDiagnostics.__members__.values()
-        reasons = [
-            str(kind.name).lower().replace("_", " ") for kind in kinds if int(kind) & diagnostics
-        ]
-        raise DflashError(
-            f"{self.library.name} does not accept it: {', '.join(reasons) or 'no reason given'}",
-            where=path,
-            fix=REBUILD,
-        )
+        names = [str(kind.name).lower() for kind in kinds if int(kind) & diagnostics]
+        reasons = ", ".join(names).replace("_", " ") or "no reason given"
+        what = f"{self.library.name} does not accept it: {reasons}"
+        raise DflashError(what, where=path, fix=REBUILD)
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,9 +220,7 @@ class EngineContext:
             shapes = {} if self._bound is None else self._bound.shapes
             self._bound = None
             for name, shape in part.shapes.items():
-                if shapes.get(name) == shape:
-                    continue
-                if not self._native.set_input_shape(name, shape):
+                if shapes.get(name) != shape and not self._native.set_input_shape(name, shape):
                     raise self._failure(f"take {name} of shape {list(shape)}")
             for name, address in part.addresses.items():
                 if not self._native.set_tensor_address(name, address):
@@ -236,55 +231,3 @@ class EngineContext:
 
     def _failure(self, doing: str) -> DflashError:
         return self._loader.failure(doing, f"{self._graph}.engine")
-
-
-class LoadedEngine:
-    """An engine, of which contexts are made.
-
-    Args:
-        native: the library's engine object.
-        profiles: what it was built for.
-        stream: where everything is enqueued.
-    """
-
-    def __init__(
-        self,
-        graph: GraphName,
-        native: Any,
-        profiles: Sequence[Profile],
-        loader: Loader,
-        stream: int,
-    ) -> None:
-        self._graph = graph
-        self._native = native
-        self._profiles = profiles
-        self._loader = loader
-        self._stream = stream
-        self.scratch_bytes = max(
-            int(native.get_device_memory_size_for_profile_v2(index))
-            for index in range(len(profiles))
-        )
-
-    def make_context(self, part: Pass, scratch: int, scratch_bytes: int) -> EngineContext:
-        """A context of the profile that `part` fits best, and the memory that it computes in.
-
-        Raises:
-            ValueError: no profile takes one of this size.
-        """
-        index = choose_profile(self._profiles, part.axes)
-        if index is None:
-            raise ValueError(f"the {self._graph} engine takes no call of {dict(part.axes)}")
-        native = self._loader.make_context(
-            self._native, self._graph, index, self._profiles[index], self._stream
-        )
-        context = EngineContext(self._graph, native, self._loader, self._stream)
-        context.use_scratch(scratch, scratch_bytes)
-        return context
-
-
-def _unlike(graph: GraphName, what: str) -> DflashError:
-    return DflashError(
-        f"is not the engine that the manifest describes: {what}",
-        where=f"{graph}.engine",
-        fix="build the bundle again",
-    )

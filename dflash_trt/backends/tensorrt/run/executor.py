@@ -42,9 +42,8 @@ from dflash_trt.backends.tensorrt.run.bound_calls import (
 from dflash_trt.backends.tensorrt.run.device_caches import (
     DeviceCaches,
     DevicePages,
-    allocate_caches,
+    DeviceStates,
 )
-from dflash_trt.backends.tensorrt.run.device_states import allocate_states
 from dflash_trt.backends.tensorrt.run.engines import EngineBundle, Loader
 from dflash_trt.backends.tensorrt.run.lookahead import Lookahead, Step
 from dflash_trt.backends.tensorrt.run.padding import Frame, SlotRows
@@ -83,16 +82,17 @@ class TensorRtExecutor:
         self._whole_rows: HostBytes | None = None
         self._is_waited_for = True
         self._closed = False
-        self.caches = allocate_caches(bundle, device)
-        self.states = allocate_states(bundle, device)
+        self.caches: DeviceCaches | DevicePages = (
+            DeviceCaches(bundle, device)
+            if limits.page_pool is None
+            else DevicePages(bundle, device, limits.page_pool)
+        )
+        self.states = DeviceStates(bundle, device)
         block, chunk = limits.block_size, limits.prefill_chunk
         decode = {"B": limits.max_batch, "S": block, "R": block}
         prefill = {"B": 1, "S": chunk, "R": min(block, chunk)}
-        known: list[tuple[Graphs, dict[str, int]]] = [
-            (STEP, decode),
-            (("target",), decode),
-            (("target",), prefill),
-        ]
+        known: list[tuple[Graphs, dict[str, int]]] = [(STEP, decode)]
+        known += [(("target",), axes) for axes in (decode, prefill)]
         most = [pack([bundle.tensors(one) for one in graphs], axes) for graphs, axes in known]
         self._inputs = Staging(device, max(one.size for one, _ in most), "input buffers")
         self._results = Results(device, max(one.size for _, one in most), "output buffers")

@@ -13,31 +13,24 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from dflash_trt.backends.base import Scores, StepCall
-from dflash_trt.backends.tensorrt.run.bound_calls import (
-    BoundCall,
-    PackedTensors,
-    Results,
-    ResultSide,
-    Staging,
-)
+from dflash_trt.backends.tensorrt.run.bound_calls import BoundCall, Results, ResultSide, Staging
 from dflash_trt.backends.tensorrt.run.device_caches import DevicePages
 from dflash_trt.backends.tensorrt.run.padding import Frame
-from dflash_trt.graph.bindings import (
-    BLOCK_IDS,
-    CACHE_START,
-    NEW_START,
-    NEXT_BLOCK_IDS,
-)
+from dflash_trt.graph.bindings import BLOCK_IDS, CACHE_START, NEW_START, NEXT_BLOCK_IDS
 from dflash_trt.hardware.device import Device
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False)
 class Step:
-    """What a speculative step is asked for, and what is bound for what it runs as."""
+    """What a speculative step is asked for, and what is bound for what it runs as.
+
+    Of one that is under way `side` is where its results go.
+    """
 
     bound: BoundCall
     call: StepCall
     frame: Frame
+    side: ResultSide | None = None
 
     def equals(self, other: Step) -> bool:
         """Whether the two are one step; of both, the arguments have to be known by now."""
@@ -50,14 +43,6 @@ class Step:
             and np.array_equal(mine.starts, others.starts)
             and np.array_equal(mine.sampling, others.sampling)
         )
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Begun:
-    """A step under way, and where its results go."""
-
-    step: Step
-    side: ResultSide
 
 
 class Lookahead:
@@ -82,8 +67,8 @@ class Lookahead:
         self._tables = (
             [] if pages is None else [device.allocate_host(inputs.size) for _ in range(2)]
         )
-        self._begun: list[Begun] = []
-        self._unknown: Begun | None = None
+        self._begun: list[Step] = []
+        self._unknown: Step | None = None
         self._on_device: tuple[BoundCall, int] | None = None
         self.started = self.dropped = 0
 
@@ -108,7 +93,13 @@ class Lookahead:
         inputs, outputs = bound.inputs, bound.outputs
         assert call.sampling is not None
         if self._pages is not None:
-            self._upload_table(self._pages, inputs, call)
+            # The buffer of page tables was last read two starts ago.
+            self._tables.reverse()
+            memory, names = self._tables[0], inputs.page_tables
+            for name in names:
+                self._pages.fill(name, inputs.view(memory, name), call.slots)
+            offset, end = inputs.offset(names[0]), inputs.end(names[-1])
+            self._device.upload(self._inputs.address + offset, memory[offset:end])
         for name, source in ((BLOCK_IDS, NEXT_BLOCK_IDS), (CACHE_START, NEW_START)):
             begin, size = inputs.part(name, live)
             offset, _ = outputs.part(source, live)
@@ -118,53 +109,42 @@ class Lookahead:
         starts = outputs.view(host, NEW_START)[live]
         sampling = call.sampling.copy()
         following = replace(call, anchors=anchors, starts=starts, sampling=sampling)
-        self._unknown = self.launch(replace(step, call=following))
+        self._unknown = Step(bound, following, step.frame)
+        self.launch(self._unknown)
 
-    def launch(self, step: Step) -> Begun:
+    def launch(self, step: Step) -> None:
         """Enqueues a step whose inputs are on the device, or on their way there."""
         assert step.bound.graph is not None
         self._device.launch(step.bound.graph)
-        side = self._results.download_ahead(step.bound.copied(Scores.NONE))
-        begun = Begun(step, side)
-        self._begun.append(begun)
+        step.side = self._results.download_ahead(step.bound.copied(Scores.NONE))
+        self._begun.append(step)
         self.started += 1
-        return begun
 
     def know(self) -> None:
         """Keeps what the step begun last goes on with, which the call that began it has told."""
-        if (begun := self._unknown) is None:
-            return
-        self._unknown, call = None, begun.step.call
-        known = replace(call, anchors=call.anchors.copy(), starts=call.starts.copy())
-        self._begun.remove(begun)
-        self._begun.append(Begun(replace(begun.step, call=known), begun.side))
+        if (step := self._unknown) is not None:
+            call, self._unknown = step.call, None
+            step.call = replace(call, anchors=call.anchors.copy(), starts=call.starts.copy())
 
     def take(self, step: Step) -> bool:
         """Whether `step` is one that is under way, whose results are then the current ones.
 
         More of it than its choices must not be wanted: the rest stays on the device.
         """
-        begun = next((one for one in self._begun if one.step.equals(step)), None)
+        begun = next((one for one in self._begun if one.equals(step)), None)
         if begun is None:
             return False
+        assert begun.side is not None
         self._begun.remove(begun)
         self._results.turn(begun.side)
         return True
 
-    def _upload_table(self, pages: DevicePages, inputs: PackedTensors, call: StepCall) -> None:
-        """Enqueues the copy of all page tables; its buffer was last read two starts ago."""
-        self._tables.reverse()
-        memory, names = self._tables[0], inputs.page_tables
-        for name in names:
-            pages.fill(name, inputs.view(memory, name), call.slots)
-        offset, end = inputs.offset(names[0]), inputs.end(names[-1])
-        self._device.upload(self._inputs.address + offset, memory[offset:end])
-
     def drop(self, slots: range | None = None) -> None:
         """Forgets the steps under way, those of `slots` or all; they still run to their ends."""
-        for begun in self._begun.copy():
-            own = begun.step.call.slots
+        for step in self._begun.copy():
+            own = step.call.slots
             if slots is None or (own.start < slots.stop and slots.start < own.stop):
-                self._begun.remove(begun)
-                self._results.give_back(begun.side)
+                assert step.side is not None
+                self._begun.remove(step)
+                self._results.give_back(step.side)
                 self.dropped += 1

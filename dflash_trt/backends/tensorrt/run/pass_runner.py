@@ -10,16 +10,11 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable
+from typing import Any
 
-from dflash_trt.backends.tensorrt.build.profiles import profiles
+from dflash_trt.backends.tensorrt.build.profiles import choose_profile, profiles
 from dflash_trt.backends.tensorrt.run.bound_calls import BoundCall
-from dflash_trt.backends.tensorrt.run.engines import (
-    EngineBundle,
-    EngineContext,
-    LoadedEngine,
-    Loader,
-    Pass,
-)
+from dflash_trt.backends.tensorrt.run.engines import EngineBundle, EngineContext, Loader, Pass
 from dflash_trt.errors import DflashError
 from dflash_trt.graph.bindings import GraphName
 from dflash_trt.hardware.device import Device
@@ -40,7 +35,7 @@ class PassRunner:
         self._bundle = bundle
         self._device = device
         self._loader = loader
-        self._engines: dict[GraphName, LoadedEngine] = {}
+        self._engines: dict[GraphName, Any] = {}
         self._calls: OrderedDict[tuple[object, ...], BoundCall] = OrderedDict()
         self._contexts: OrderedDict[tuple[object, ...], EngineContext] = OrderedDict()
         self._scratch, self._scratch_bytes = 0, 0
@@ -99,15 +94,15 @@ class PassRunner:
         except DflashError as error:
             self.capture_error = error.message
 
-    def engine(self, graph: GraphName) -> LoadedEngine:
+    def engine(self, graph: GraphName) -> Any:
         """Loads an engine at its first use: plain generation never loads the draft."""
         if graph not in self._engines:
-            built = profiles(graph, self._bundle.limits, self._loader.library)
             native = self._loader.load(self._bundle.paths[graph])
-            self._bundle.check(graph, native, len(built))
-            engine = LoadedEngine(graph, native, built, self._loader, self._device.stream)
-            self._share_scratch(engine)
-            self._engines[graph] = engine
+            count = len(profiles(graph, self._bundle.limits, self._loader.library))
+            self._bundle.check(graph, native, count)
+            each = map(native.get_device_memory_size_for_profile_v2, range(count))
+            self._grow_scratch(max(map(int, each)))
+            self._engines[graph] = native
         return self._engines[graph]
 
     def close(self) -> None:
@@ -133,8 +128,16 @@ class PassRunner:
         return self._contexts[key]
 
     def _make_context(self, part: Pass) -> EngineContext:
-        engine = self.engine(part.graph)
-        return engine.make_context(part, self._scratch, self._scratch_bytes)
+        """A context of the profile that `part` fits best; ValueError where none takes its size."""
+        graph, engine = part.graph, self.engine(part.graph)
+        known = profiles(graph, self._bundle.limits, self._loader.library)
+        index = choose_profile(known, part.axes)
+        if index is None:
+            raise ValueError(f"the {graph} engine takes no call of {dict(part.axes)}")
+        stream = self._device.stream
+        context = self._loader.make_context(graph, engine, index, known[index], stream)
+        context.use_scratch(self._scratch, self._scratch_bytes)
+        return context
 
     def _dedicate(self, call: BoundCall) -> None:
         """Gives a call contexts of its own: a graph is good as long as its context's state."""
@@ -147,15 +150,16 @@ class PassRunner:
             self._device.destroy_graph(call.graph)
         call.graph, call.contexts, call.runs = None, (), 0
 
-    def _share_scratch(self, engine: LoadedEngine) -> None:
+    def _grow_scratch(self, size: int) -> None:
         """One memory for all engines, as large as the largest wants: they run in turn."""
-        if engine.scratch_bytes > self._scratch_bytes:
-            self._device.synchronize()
-            for call in self._calls.values():  # captured with the memory that goes
-                self._forget_graph(call)
-            if self._scratch:
-                self._device.free(self._scratch)
-            self._scratch = self._device.allocate(engine.scratch_bytes, "activations")
-            self._scratch_bytes = engine.scratch_bytes
-            for context in self._contexts.values():
-                context.use_scratch(self._scratch, self._scratch_bytes)
+        if size <= self._scratch_bytes:
+            return
+        self._device.synchronize()
+        for call in self._calls.values():  # captured with the memory that goes
+            self._forget_graph(call)
+        if self._scratch:
+            self._device.free(self._scratch)
+        self._scratch = self._device.allocate(size, "activations")
+        self._scratch_bytes = size
+        for context in self._contexts.values():
+            context.use_scratch(self._scratch, size)

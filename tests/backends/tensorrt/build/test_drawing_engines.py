@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 
@@ -55,8 +56,10 @@ def test_all_around_the_kernels_builds(
     (folder / f"{graph}.onnx").write_bytes(model.SerializeToString())
     options = EngineOptions(find_arch("sm_120"), Precision.BFLOAT16)
     length = LIMITS.max_seq_len
-    summary = build_engine(graph, folder, options, LIMITS, length, RecordedProgress()).summary
-    tensors = {one.name: (one.dtype, one.shape) for one in (*summary.inputs, *summary.outputs)}
+    engine = build_engine(graph, folder, options, LIMITS, length, RecordedProgress())
+    summary = json.loads((folder / engine.summary).read_text())
+    held = (*summary["inputs"], *summary["outputs"])
+    tensors = {one["name"]: (one["dtype"], one["shape"]) for one in held}
     assert tensors["sampling"] == ("INT64", ["B", 4])
     assert tensors["choice_ids"][0] == "INT64" and len(tensors["choice_ids"][1]) == 2
     assert "candidate_ids" not in tensors
