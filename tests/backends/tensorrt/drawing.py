@@ -87,8 +87,10 @@ class Decoding:
         starts = np.array([*map(len, prompts)])
         return cls(executor, sampling, np.array(anchors), starts, first_slot)
 
-    def call(self, *, ahead: bool = False, scores: Scores = Scores.NONE) -> SpeculationOutput:
-        rows = self.executor.limits.block_size
+    def call(
+        self, *, ahead: bool = False, scores: Scores = Scores.NONE, rows: int | None = None
+    ) -> SpeculationOutput:
+        rows = rows or self.executor.limits.block_size
         return self.executor.speculate(
             StepCall(self.first_slot, self.anchors, self.starts, rows, scores, self.sampling, ahead)
         )
@@ -120,30 +122,12 @@ class Traffic:
     results: dict[int, RequestResult] = field(default_factory=dict)
 
 
-def random_request(rng: random.Random, limits: ExecutorLimits) -> Request:
-    length = rng.choice([1, 3, 9, 20, limits.max_seq_len - 30, limits.max_seq_len - 4])
-    sampling = SamplingParams(
-        temperature=rng.choice([0.0, 0.0, 0.4, 1.1]),
-        top_k=rng.choice([None, 4, 70]),
-        top_p=rng.choice([1.0, 0.9]),
-        seed=rng.randrange(2**64),
-    )
-    return Request(
-        prompt_ids=tuple(rng.choices(range(limits.vocab_size - 1), k=length)),
-        max_tokens=rng.choice([None, 1, 7, 40, 40]),
-        sampling=sampling,
-        ignore_eos=rng.random() < 0.3,
-        speculate=rng.random() < 0.95,
-        block_size=4 if rng.random() < 0.1 else None,
-    )
-
-
 def play(
     executor: Any,
     seed: int,
     *,
     turns: int = 120,
-    make: MakeRequest = random_request,
+    make: MakeRequest,
 ) -> Traffic:
     """Requests that come, end and are cancelled as `seed` has it, for `turns` steps."""
     rng, limits = random.Random(seed), executor.limits

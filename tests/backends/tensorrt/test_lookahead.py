@@ -9,19 +9,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 
-from dflash_trt.backends.base import Scores, StepCall, TargetCall
+from dflash_trt.backends.base import Scores
 from dflash_trt.backends.tensorrt.run.executor import TensorRtExecutor
-from dflash_trt.backends.tensorrt.run.lookahead import Step
-from dflash_trt.decoding import Generator, GeneratorOptions, Penalties, SamplingParams
+from dflash_trt.decoding import Generator
 from dflash_trt.graph.form import GraphForm
-from dflash_trt.proof.gpu_check.executor_probes import probe_ahead, probe_drawing
 from dflash_trt.sampling.params import pack_sampling
-from dflash_trt.sampling.token_rules import TokenRules
 from tests.backends.steps import one_chunk, random_ids
 from tests.backends.tensorrt.drawing import (
     GREEDY,
@@ -29,11 +25,9 @@ from tests.backends.tensorrt.drawing import (
     SAMPLED,
     Decoding,
     Patient,
-    play,
     write_graphs,
 )
 from tests.backends.tensorrt.machine import REQUESTS, SLIDING, Machine, make_machine, run_alone
-from tests.backends.tensorrt.watched import Watched
 from tests.inspection import has_read_scores
 from tests.pairs import PairFactory, TinyPair
 from tests.standins.cuda import real
@@ -76,38 +70,6 @@ def test_whole_generations_are_the_cpus(machine: Machine, built: TinyPair) -> No
     assert machine.cuda.is_clean
 
 
-def test_recorded_logits_are_the_cpus(machine: Machine, built: TinyPair) -> None:
-    """Whole rows still come to the host for who asks; then nothing is begun ahead."""
-    options = GeneratorOptions(record_logits=True)
-    cpu, executor = built.open(), machine.open()
-    outputs = [Generator(one, options=options).generate(REQUESTS[:4]) for one in (cpu, executor)]
-    for want, got in zip(*outputs, strict=True):
-        assert want.token_ids == got.token_ids
-        np.testing.assert_array_equal(want.logits, got.logits)
-    decoding = Decoding.begin(executor, SAMPLED)
-    for _ in range(4):
-        decoding.call(ahead=True, scores=Scores.LOGITS)
-    assert executor.lookahead.started == 0
-    some = decoding.call(scores=Scores.CANDIDATES)
-    assert some.candidates is None and some.logits is not None, "rows serve as candidates too"
-
-
-@pytest.mark.exhaustive
-def test_random_schedules_are_the_same_without_looking_ahead(machine: Machine) -> None:
-    """Admissions, cancellations, moved slots, ends in the middle of a block and of the context."""
-    patient, eager = machine.open(), machine.open()
-    reasons = set()
-    watched = Watched(machine, eager, overflows=True)
-    for seed in (1, 2, 5, 7):
-        expected, events = play(Patient(patient), seed).events, play(watched, seed).events
-        assert events == expected, f"seed {seed}"
-        reasons |= {reason for _, _, reason in events}
-    assert patient.lookahead.started == 0
-    assert reasons == {None, "stop", "length", "cancelled"}
-    assert eager.lookahead.started > 50 and eager.lookahead.dropped > 5
-    assert watched.checked and watched.overflown and not machine.trt.shape_changes
-
-
 def test_the_next_step_runs_while_the_host_looks_at_this_one(machine: Machine) -> None:
     executor, cuda = machine.open(), machine.cuda
     decoding = Decoding.begin(executor, GREEDY, SAMPLED)
@@ -139,6 +101,7 @@ def test_the_next_step_runs_while_the_host_looks_at_this_one(machine: Machine) -
 
 
 CHANGES: dict[str, Callable[[Decoding], Decoding]] = {
+    "nothing": lambda d: d,
     "anchors": lambda d: replace(d, anchors=(d.anchors + [0, 1]) % VOCAB),
     "starts": lambda d: replace(d, starts=d.starts - [1, 0]),
     "sampling": lambda d: replace(d, sampling=pack_sampling([SAMPLED, GREEDY])),
@@ -146,46 +109,35 @@ CHANGES: dict[str, Callable[[Decoding], Decoding]] = {
     "batch": lambda d: replace(
         d, anchors=d.anchors[:1], starts=d.starts[:1], sampling=d.sampling[:1]
     ),
+    "scores": lambda d: d,
+    "block_size": lambda d: d,
 }
 
 
-@pytest.mark.parametrize("change", [*CHANGES, "scores", "block_size", "forward", "nothing"])
+@pytest.mark.parametrize("change", CHANGES)
 def test_only_the_step_that_was_begun_is_taken(machine: Machine, change: str) -> None:
     executor, other = machine.open(), machine.open()
     second, prompts = SAMPLED, PROMPTS
     if change == "first_slot":  # two of a kind: what one slot holds, so does the next
         second, prompts = GREEDY, PROMPTS[:1] * 2
     decodings = [Decoding.begin(one, GREEDY, second, prompts=prompts) for one in (executor, other)]
+    scores = Scores.LOGITS if change == "scores" else Scores.NONE
+    answers = []
     for ahead, decoding in zip((True, False), decodings, strict=True):
-        one = decoding.executor
         for start in (0, 16):  # so that slot 2 holds as much
             ids, sampling = random_ids(VOCAB, 1, 16), decoding.sampling[:1]
-            one.forward(one_chunk(ids, slot=2, start=start, sampling=sampling))
+            decoding.executor.forward(one_chunk(ids, slot=2, start=start, sampling=sampling))
         for first_slot in (1, 0):  # both shapes have been captured
             moved = replace(decoding, first_slot=first_slot)
             for _ in range(3):
                 moved.call()
         for _ in range(3):
             decoding.step(ahead=ahead)
-    assert executor.lookahead.started > 0 == executor.lookahead.dropped
-    assert decodings[0].starts.tolist() == decodings[1].starts.tolist()
-    answers = []
-    for decoding in decodings:
-        one = decoding.executor
-        if change == "forward":
-            ids, row = decoding.anchors[:, None], np.zeros((2, 1), np.int64)
-            plain = TargetCall("target", 0, ids, decoding.starts, row, sampling=decoding.sampling)
-            answers.append([one.forward(plain).choice_ids.copy()])
-            continue
-        if change == "block_size":
-            output = one.speculate(
-                StepCall(0, decoding.anchors, decoding.starts, 4, sampling=decoding.sampling)
-            )
-        else:
-            call = CHANGES.get(change, lambda same: same)(decoding)
-            output = call.call(scores=Scores.LOGITS if change == "scores" else Scores.NONE)
+        rows = 4 if change == "block_size" else ROWS
+        output = CHANGES[change](decoding).call(scores=scores, rows=rows)
         assert (output.logits is not None) == (change == "scores")
         answers.append([output.token_ids.copy(), output.choice_ids.copy()])
+    assert executor.lookahead.started > 0
     for got, want in zip(*answers, strict=True):
         np.testing.assert_array_equal(got, want)
     assert executor.lookahead.dropped == (change != "nothing")
@@ -224,24 +176,6 @@ def test_each_range_of_slots_goes_on_beside_the_others(machine: Machine) -> None
         np.testing.assert_array_equal(got, want)
 
 
-def test_requests_of_the_host_are_the_cpus(machine: Machine, built: TinyPair) -> None:
-    """Beside those that the graph draws, which go on ahead."""
-    changes: list[dict[str, Any]] = [
-        {},
-        {"penalties": Penalties(frequency=0.8, presence=0.3, repetition=1.2)},
-        {"rules": TokenRules(bad=((5,), (7, 9)))},
-        {"logprobs": 3},
-        {},
-        {"sampling": SamplingParams(temperature=1.0, min_p=0.1, seed=9)},
-    ]
-    asked = [replace(one, **change) for one, change in zip(REQUESTS, changes, strict=False)]
-    expected = [result.token_ids for result in run_alone(built, asked)]
-    executor = machine.open()
-    results = Generator(executor).generate(asked)
-    assert [result.token_ids for result in results] == expected
-    assert executor.lookahead.started > 10
-
-
 def begin_ahead(machine: Machine) -> tuple[TensorRtExecutor, Decoding]:
     """An executor of which a step is under way that nobody has asked for yet."""
     executor = machine.open()
@@ -268,16 +202,16 @@ def test_slots_that_a_step_writes_behind_the_hosts_back_are_cleared(machine: Mac
         assert not held.any(), name
 
 
-def test_a_step_is_dropped_whose_slots_are_released(machine: Machine) -> None:
+@pytest.mark.parametrize("end", [lambda one: one.release_slots(1), lambda one: one.close()])
+def test_a_step_is_dropped_whose_slots_go(
+    machine: Machine, end: Callable[[TensorRtExecutor], None]
+) -> None:
+    """Closing waits for it."""
     executor, _ = begin_ahead(machine)
-    executor.release_slots(1)
+    end(executor)
     assert executor.lookahead.dropped == 1
-
-
-def test_closing_waits_for_what_is_under_way(machine: Machine) -> None:
-    executor, _ = begin_ahead(machine)
     executor.close()
-    assert machine.cuda.is_clean and executor.lookahead.dropped == 1
+    assert machine.cuda.is_clean
 
 
 def test_an_engine_loaded_meanwhile_takes_nothing_away(machine: Machine) -> None:
@@ -308,22 +242,3 @@ def test_steps_that_are_not_captured_are_not_begun(machine: Machine) -> None:
     for _ in range(5):
         decoding.step(ahead=True)
     assert executor.runner.capture_error is not None and executor.lookahead.started == 0
-
-
-def test_the_gpu_checks_probes_see_what_is_wrong(
-    machine: Machine, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Steps begun in vain cost time and no token; tokens that are drawn otherwise are others."""
-    monkeypatch.setattr("dflash_trt.proof.gpu_check.executor_probes.TIMED_STEPS", 6)
-    executor, prompt = machine.open(), np.array([PROMPTS[0]])
-    assert probe_ahead(executor, prompt)[0] and probe_drawing(executor, prompt)[0]
-    monkeypatch.setattr(Step, "equals", lambda self, other: False)
-    passed, detail, _ = probe_ahead(executor, prompt)
-    assert not passed and "tokens are the same" in detail
-    monkeypatch.setattr(
-        "dflash_trt.proof.gpu_check.executor_probes.sampling_input",
-        lambda limits, params: pack_sampling(
-            [replace(one, seed=one.seed % 2**63) for one in params]
-        ),
-    )
-    assert not probe_drawing(executor, prompt)[0]

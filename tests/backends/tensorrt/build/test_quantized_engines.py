@@ -3,24 +3,20 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 import dflash_trt.backends.tensorrt.build.builder as builder
-from dflash_trt.bundle.memory.estimate import engine_bytes, estimate_memory
+from dflash_trt.bundle.memory.estimate import estimate_memory
 from dflash_trt.cli.inspect import describe_bundle
 from dflash_trt.errors import DflashError
 from dflash_trt.graph.form import Precision
-from dflash_trt.models.draft import read_draft
-from dflash_trt.models.pair_check import Pair, check_pair
+from dflash_trt.models.pair_check import Pair
 from dflash_trt.models.quantized_weights import quantized_linears
-from dflash_trt.models.target import read_target
 from tests.backends.tensorrt.build.conftest import BuildEngines
 from tests.pairs import TWO_KINDS, PairFactory
-from tests.reference.checkpoints import write_draft, write_target
-from tests.reference.quantized import Algorithm, quantize_folder
+from tests.reference.quantized import Algorithm
 
 TWO_TAPS = {"target_layer_ids": [0, 1]}
 EVERYTHING = {"exclude": ["model.embed_tokens"]}
@@ -123,51 +119,3 @@ def test_a_product_that_is_not_quantised_is_refused(
     lost = "no quantised product for layers.0/attention/q_proj, layers.1/mlp/down_proj"
     with pytest.raises(DflashError, match=lost):
         build_engines(pair, Precision.BFLOAT16)
-
-
-@pytest.mark.exhaustive
-@pytest.mark.parametrize("algorithm", [None, "NVFP4"])
-def test_engines_weigh_what_their_stored_weights_do(
-    tmp_path: Path, build_engines: BuildEngines, algorithm: Algorithm | None
-) -> None:
-    """Plus code: what the same graphs weigh with next to no weights."""
-    sizes: dict[str, dict[str, int]] = {}
-    stored: dict[str, dict[str, int]] = {}
-    for name, hidden, vocab in (("small", 128, 64), ("large", 1024, 16_000)):
-        folder = tmp_path / name
-        write_target(
-            folder / "target",
-            dtype="bfloat16",
-            num_layers=2,
-            hidden=hidden,
-            heads=8,
-            kv_heads=4,
-            head_dim=128,
-            intermediate=4 * hidden,
-            vocab=vocab,
-        )
-        write_draft(folder / "draft", folder / "target", dtype="bfloat16", num_layers=1, **TWO_TAPS)
-        if algorithm is not None:
-            quantize_folder(folder / "target", algorithm)
-            quantize_folder(folder / "draft", algorithm, exclude=["model*"])
-        pair = check_pair(read_target(folder / "target"), read_draft(folder / "draft"))
-        sizes[name] = engine_bytes(build_engines(pair, Precision.BFLOAT16).manifest)
-        stored[name] = stored_bytes(pair, algorithm)
-    for graph, size in sizes["large"].items():
-        code = sizes["small"][graph] - stored["small"][graph]
-        expected = stored["large"][graph] + code
-        assert abs(size - expected) <= 0.1 * expected, (graph, size, expected)
-
-
-def stored_bytes(pair: Pair, algorithm: Algorithm | None) -> dict[str, int]:
-    """What each graph's weights take in the checkpoints; a plain fc is held in float32."""
-    own = {role: entry.length for role, entry in pair.target.weights.items()}
-    drafts = {role: entry.length for role, entry in pair.draft.weights.items()}
-    fc = sum(size for role, size in drafts.items() if role.startswith("fc"))
-    marks = ("k_proj", "v_proj")
-    kv = sum(size for role, size in drafts.items() if any(mark in role for mark in marks))
-    return {
-        "target": sum(own.values()) + (2 * fc if algorithm is None else fc) + kv,
-        "draft": sum(drafts.values()) - fc + own["embed_tokens"] + own["lm_head"],
-        "target_only": sum(own.values()),
-    }
