@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnx
 import pytest
 
 import dflash_trt
@@ -16,7 +15,6 @@ from dflash_trt.building.bundle_writer import BuildOptions
 from dflash_trt.decoding import SamplingParams
 from dflash_trt.decoding.replay import Answer, Replay
 from dflash_trt.errors import DflashError
-from dflash_trt.models.draft import read_draft
 from dflash_trt.models.draft_tokens import DRAFT_TOKENS_NAME, write_draft_tokens
 from tests.covering import exhaustive
 from tests.pairs import PairFactory, TinyPair, bundle_pair
@@ -79,16 +77,6 @@ def rows(table: Any) -> list[tuple[int, int, list[int]]]:
         (int(a), int(p), d.tolist())
         for a, p, d in zip(table.answer, table.position, table.draft_ids, strict=True)
     ]
-
-
-def test_its_graph_holds_no_other_rows_of_the_head(make_pair: PairFactory) -> None:
-    pair = cut(make_pair(max_batch=3), [5, 6, 7, 200])
-    graph = onnx.load(pair.bundle.folder / "draft.onnx", load_external_data=False).graph
-    shapes = {one.name: list(one.dims) for one in graph.initializer}
-    assert shapes["draft_head.rows"] == [4, 64] and shapes["draft_head.token_ids"] == [4]
-    assert "target/lm_head" not in shapes
-    again = read_draft(pair.bundle.folder / "weights" / "draft")
-    assert again.token_ids == (5, 6, 7, 200)
 
 
 @pytest.mark.parametrize(

@@ -99,14 +99,6 @@ def test_drafts_and_block_kv_equal_the_reference(make_pair: PairFactory, name: s
     check_blocks(built, built.reference_draft, STARTS, (2, 5, 8))
 
 
-@pytest.mark.numeric
-def test_block_sizes_up_to_the_trained_one_equal_the_reference(
-    make_pair: PairFactory,
-) -> None:
-    built = make_pair("qwen3", None, {"num_layers": 3, "block_size": 16})
-    check_blocks(built, built.reference_draft, [(0, 17), (74, 40)], (*range(2, 9), 16))
-
-
 def sliding(make_pair: PairFactory, window: int, dflash: dict[str, Any] | None = None) -> TinyPair:
     draft = {"num_layers": 3, "layer_types": MIXED, "sliding_window": window}
     return make_pair("qwen3", None, draft, dflash=dflash)
@@ -130,13 +122,6 @@ def test_causal_sliding_layers_see_the_window_before_them_only(
     assert built.pair.draft.layer_causal == (True, False, True)
     reference = CausalSlidingDraft.load(built.folder / "draft", built.reference)
     check_blocks(built, reference, STARTS, (2, 3, 8))
-
-
-def test_the_two_kinds_of_sliding_layers_differ(make_pair: PairFactory) -> None:
-    """Else the two tests above could not tell one from the other."""
-    built = sliding(make_pair, 5)
-    with pytest.raises(AssertionError):
-        check_blocks(built, built.reference_draft, STARTS, (8,))
 
 
 def test_use_swa_slides_every_layer_both_ways(make_pair: PairFactory) -> None:

@@ -11,8 +11,6 @@ import pytest
 
 from dflash_trt.graph.bindings import (
     ACCEPTED,
-    CANDIDATE_IDS,
-    CANDIDATE_LOGITS,
     CHOICE_IDS,
     LOGITS,
     NEW_START,
@@ -151,19 +149,6 @@ def test_a_prefill_chunk_draws_its_last_row(built: TinyPair, name: GraphName) ->
                 assert np.array_equal(got[key], expected), key
             assert got[NEW_START] == feeds["cache_start"] + 9
             assert got[NEXT_BLOCK_IDS].tolist() == got[CHOICE_IDS].tolist()
-
-
-@pytest.mark.parametrize("name", ["target", "target_only"])
-def test_narrow_graphs_draw_from_what_their_logits_say(built: TinyPair, name: GraphName) -> None:
-    """float16, which ONNX Runtime computes in: no candidates, the same logits as without."""
-    forms = [GraphForm(Precision.FLOAT16, M, draws=draws) for draws in (False, True)]
-    plain, drawing = (Graph(built, name, form) for form in forms)
-    feeds = make_feeds(6, np.arange(6), len(MIXED))
-    want, got = plain.run(feeds), drawing.run(feeds)
-    assert want.keys() - got.keys() == {CANDIDATE_IDS, CANDIDATE_LOGITS}
-    assert got.keys() - want.keys() == (SETTLED if name == "target" else set())
-    assert_bitwise_equal(got[LOGITS], want[LOGITS], LOGITS)
-    assert np.array_equal(got[CHOICE_IDS], draw(got[LOGITS], feeds, MIXED))
 
 
 def test_a_row_that_is_not_finite_ends_the_accepted_prefix(built: TinyPair) -> None:

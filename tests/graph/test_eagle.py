@@ -4,33 +4,18 @@ from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
-import numpy as np
-import onnxruntime as ort
 import pytest
 import torch
 from onnx import TensorProto, helper
 
-from dflash_trt.backends.tensorrt.build.builder import EngineOptions
-from dflash_trt.backends.tensorrt.library import TENSORRT, find_arch
 from dflash_trt.building.bundle_writer import BuildOptions
-from dflash_trt.building.quantize import PairQuantization
-from dflash_trt.core.progress import SilentProgress
 from dflash_trt.decoding.replay.edits import add_output, draft_logits, load_graph
-from dflash_trt.errors import DflashError
 from dflash_trt.graph.bindings import DRAFT_TOKEN_IDS, GraphName
-from dflash_trt.graph.caches.native import SINK_DIMS, attend_with_rows, sink_rows
-from dflash_trt.graph.call_rows import Rows
-from dflash_trt.graph.form import CacheDtype, GraphForm, Precision
-from dflash_trt.graph.model import GraphBuilder
-from dflash_trt.graph.model_builder import ModelBuilder
-from dflash_trt.graph.rope_tables import RopeTables
-from dflash_trt.proof.diagnosis.diagnose import diagnose
-from dflash_trt.training.draft_shape import shape_of
+from dflash_trt.graph.caches.native import SINK_DIMS
+from dflash_trt.graph.form import GraphForm, Precision
 from tests.covering import exhaustive
 from tests.graph.builds import build
-from tests.graph.functions import attend
 from tests.graph.runner import BOUND, GraphRunner, chunks, tokens
 from tests.pairs import PairFactory, TinyPair, bundle_pair
 from tests.reference.compare import max_relative_error
@@ -139,68 +124,3 @@ def test_an_engines_chain_is_the_cpus(make_pair: PairFactory, tmp_path: Path) ->
                 assert error <= HALF, (starts, block, step)
                 compared += 1
     assert compared > 20
-
-
-@pytest.mark.parametrize("precision", [Precision.FLOAT32, Precision.FLOAT16])
-def test_rows_beside_a_cache_weigh_what_they_should(
-    precision: Precision, make_pair: PairFactory, tmp_path: Path
-) -> None:
-    """Scores near 50, where a float16 number may say e^x 1.6 % too high.
-
-    ONNX Runtime's own attention rounds them so in float16, where the sink's logit alone is exact.
-    """
-    draft = eagle_pair(make_pair, tmp_path).pair.draft
-    sizes, held, own = draft.sizes.layer, 9, 3
-    b = GraphBuilder("test", str, GraphForm(precision))
-    shapes = {"q": (2, sizes.heads, 1, sizes.head_dim)}
-    for name, count in (("k", held), ("v", held), ("own_k", own), ("own_v", own)):
-        shapes[name] = (2, sizes.kv_heads, count, sizes.head_dim)
-    for name, shape in shapes.items():
-        b.input(name, precision.onnx_type, shape)
-    b.input("ids", TensorProto.INT64, (2, held))
-    b.input("start", TensorProto.INT64, (2,))
-    b.input("lengths", TensorProto.INT32, (2,))
-    rows = Rows(b, "ids", "start")
-    layer = ModelBuilder(b, "draft", draft, rows, RopeTables("draft", {})).layer(0)
-    stored = sink_rows(layer, "k", "v")
-    for cache, value in zip(layer.caches, stored, strict=True):
-        b.node("Identity", [value], cache, output=cache)
-    found = attend_with_rows(layer, "q", "own_k", "own_v", "lengths")
-    for name in (found, "q_with_logit"):
-        b.output(name, precision.onnx_type, [None] * 4)
-    session = ort.InferenceSession(b.finish().SerializeToString())
-    rng = np.random.default_rng(4)
-    feeds = {name: rng.standard_normal(shape) for name, shape in shapes.items()}
-    feeds |= {name: feeds[name] * 0.3 + 5 for name in ("k", "own_k")}
-    feeds["q"] = feeds["q"] * 0.05 + 0.625
-    dtype = np.float32 if precision is Precision.FLOAT32 else np.float16
-    feeds = {name: array.astype(dtype) for name, array in feeds.items()}
-    k, v = (np.concatenate([feeds[name], feeds[f"own_{name}"]], axis=2) for name in "kv")
-    seen = np.ones((2, 1, held + own), bool)
-    seen[:, :, 0] = seen[1, :, 5:held] = False  # the sink's place, and what is not held
-    feeds |= {"ids": np.zeros((2, held), np.int64), "start": np.zeros(2, np.int64)}
-    feeds["lengths"] = np.array([held, 5], np.int32)
-    got, parts = session.run(None, feeds)
-    if precision is Precision.FLOAT32:
-        assert max_relative_error(got, attend(feeds["q"], k, v, seen)) < 1e-5
-    by_head = np.repeat(feeds["own_k"].astype(float), sizes.heads // sizes.kv_heads, axis=1)
-    scores = feeds["q"].astype(float) @ by_head.transpose(0, 1, 3, 2)
-    logits = np.log(np.exp(scores).sum(-1))
-    assert logits.min() > 40
-    assert np.abs(parts[..., sizes.head_dim :].astype(float).sum(-1) - logits).max() < 1e-4
-
-
-def test_what_has_no_graph_yet_is_refused(make_pair: PairFactory, tmp_path: Path) -> None:
-    pair = eagle_pair(make_pair, tmp_path)
-    wanted = PairQuantization({"target": "FP8"}, lambda *_: pytest.fail("nothing is observed"))
-    with pytest.raises(DflashError, match="for which quantising the pair cannot be built"):
-        bundle_pair(tmp_path, BuildOptions(overwrite=True, quantization=wanted))
-    arch = find_arch("sm_120", TENSORRT)
-    engines = EngineOptions(arch, Precision.BFLOAT16, TENSORRT, plugins=True)
-    for form in ({"page_size": 16}, {"cache_dtype": CacheDtype.FP8}):
-        with pytest.raises(DflashError, match="engines with paged or FP8 caches cannot be built"):
-            bundle_pair(tmp_path, BuildOptions(overwrite=True, engines=engines, **form))
-    with pytest.raises(DflashError, match="of whose chain nothing can be changed yet"):
-        diagnose(pair.bundle, [], mock.Mock(), SilentProgress())
-    with pytest.raises(DflashError, match="a layout that training does not know"):
-        shape_of(pair.pair.draft, 192, 6)

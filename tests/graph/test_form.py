@@ -5,8 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from dflash_trt.graph.bindings import GRAPH_NAMES, GraphName
-from dflash_trt.graph.form import CPU_FORM, GraphForm, Precision
+from dflash_trt.graph.form import GraphForm, Precision
 from tests.graph.builds import PAIRS, build
 from tests.graph.runner import GraphRunner, tokens
 from tests.pairs import PairFactory, TinyPair
@@ -15,12 +14,6 @@ from tests.pairs import PairFactory, TinyPair
 @pytest.fixture(params=list(PAIRS))
 def built(request: pytest.FixtureRequest, make_pair: PairFactory) -> TinyPair:
     return PAIRS[request.param](make_pair)
-
-
-@pytest.mark.parametrize("graph", GRAPH_NAMES)
-def test_the_default_form_is_the_cpus(built: TinyPair, graph: GraphName) -> None:
-    written = (built.bundle.folder / f"{graph}.onnx").read_bytes()
-    assert build(built, graph, CPU_FORM).SerializeToString(deterministic=True) == written
 
 
 def test_float16_computes_the_same_function(built: TinyPair) -> None:

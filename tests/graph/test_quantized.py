@@ -6,21 +6,16 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 import onnx
 import onnxruntime as ort
 import pytest
 import torch
-from dflash_plugins.testing.numeric import epsilon, sum_error
-from onnx import TensorProto, helper
+from onnx import TensorProto
 
 from dflash_trt.graph.bindings import LOGITS
-from dflash_trt.graph.form import Precision
 from dflash_trt.graph.quantized import (
-    FP4_QUANTIZE,
     LinearFormat,
-    tensorrt_function,
 )
 from dflash_trt.quantization.codecs import dequantize_fp8, dequantize_nvfp4
 from tests.graph.linears import (
@@ -99,73 +94,6 @@ def test_weights_are_decoded_at_load(
     assert not {"Gather", "DequantizeLinear"} & {node.op_type for node in graph.node}
 
 
-@pytest.mark.parametrize("algorithm", LINEAR_FORMATS)
-def test_nan_stays_visible(algorithm: LinearFormat, tmp_path: Path) -> None:
-    linear = random_linear(algorithm, 32, 32) | {"input_scale": np.float32(0.01)}
-    x = np.ones((3, 32), np.float32)
-    x[1, 5] = np.nan
-    got = cpu_body(algorithm, linear, tmp_path / "linear.onnx")(x)
-    assert np.isnan(got[1]).all() and np.isfinite(got[[0, 2]]).all()
-
-
-def tensorrt_body(function: onnx.FunctionProto, values: dict[str, Any]) -> Any:
-    """Evaluates the few operations that TensorRT's bodies have, as their documents define them."""
-    for node in function.node:
-        inputs = [values[name] for name in node.input]
-        attributes = {a.name: helper.get_attribute_value(a) for a in node.attribute}
-        if node.op_type == FP4_QUANTIZE:
-            assert attributes == {"axis": -1, "block_size": 16, "scale_type": 17}
-            results = dynamic_quantize(*inputs)
-        elif node.op_type == "QuantizeLinear":
-            assert attributes == {"output_dtype": TensorProto.FLOAT8E4M3FN}
-            clipped = np.clip(inputs[0] / inputs[1], np.float32(-448), np.float32(448))
-            results = (clipped.astype(ml_dtypes.float8_e4m3fn),)
-        elif node.op_type == "DequantizeLinear":
-            scale = inputs[1]
-            if "block_size" in attributes:
-                assert attributes["axis"] in (-1, 1)
-                scale = np.repeat(scale, attributes["block_size"], axis=-1)
-            assert scale.dtype == np.float32
-            results = (inputs[0].astype(np.float32) * scale,)
-        else:
-            assert node.op_type == "Gemm" and attributes == {"transB": 1}
-            results = (inputs[0] @ inputs[1].T,)
-        values |= dict(zip(node.output, results, strict=True))
-    return values[function.output[0]]
-
-
-def dynamic_quantize(x: Float32, global_scale: np.float32) -> tuple[Any, Any]:
-    """TensorRT's DynamicQuantize: block scales amax / 6 in units of the global one, E4M3."""
-    blocks = x.reshape(len(x), -1, 16)
-    amax = np.abs(blocks).max(axis=-1)
-    scales = np.minimum(amax / (np.float32(6) * global_scale), 448).astype(ml_dtypes.float8_e4m3fn)
-    steps = scales.astype(np.float32)[..., None] * global_scale
-    quotients = np.divide(blocks, steps, out=np.zeros_like(blocks), where=steps != 0)
-    codes = np.clip(quotients, -6, 6).astype(ml_dtypes.float4_e2m1fn)
-    return codes.reshape(x.shape), scales
-
-
-@pytest.mark.numeric
-@pytest.mark.parametrize("algorithm", LINEAR_FORMATS)
-def test_both_bodies_compute_the_same_function(algorithm: LinearFormat, tmp_path: Path) -> None:
-    linear = random_linear(algorithm, 48, 64) | {"input_scale": np.float32(0.0123)}
-    x = rows_of_all_kinds(64)[-2500:]
-    cpu = cpu_body(algorithm, linear, tmp_path / "linear.onnx")(x)
-    values: dict[str, Any] = {**linear, "x": x}
-    if algorithm == "NVFP4":  # TensorRT reads the same bytes as FLOAT4E2M1, low nibble first
-        unpacked = np.stack([linear["weight"] & 15, linear["weight"] >> 4], axis=-1)
-        values["weight"] = unpacked.reshape(48, 64).view(ml_dtypes.float4_e2m1fn)
-    native = tensorrt_body(tensorrt_function(algorithm, Precision.FLOAT32), values)
-    x_hat, w_hat = ROUND[algorithm](x, linear["input_scale"]), decode(algorithm, linear)
-    np.testing.assert_array_equal(values.get("x_hat", values.get("x_wide")), x_hat)
-    np.testing.assert_array_equal(values.get("w_hat", values.get("w_wide")), w_hat)
-    exact = x_hat.astype(np.float64) @ w_hat.astype(np.float64).T
-    squares = (x_hat.astype(np.float64) ** 2) @ (w_hat.astype(np.float64) ** 2).T
-    bound = sum_error(64, squares, epsilon(np.float32))
-    for body in (cpu, native):
-        assert (np.abs(body - exact) <= bound).all()
-
-
 PAIRS: dict[str, dict[str, Any]] = {
     "qwen3-fp8": {
         "target": {"dtype": "bfloat16", "num_layers": 3, "vocab": 96},
@@ -223,15 +151,3 @@ def test_graphs_equal_an_independent_evaluation_of_the_same_numbers(
             rows = outputs[f"draft_{kind}_{layer}_out"][:, :, : ROWS + BLOCK]
             assert max_relative_error(rows[:, :, :ROWS], expected[0]) <= BOUND
             assert max_relative_error(rows[:, :, ROWS:], expected[1]) <= BOUND
-
-
-@pytest.mark.parametrize("name", list(PAIRS))
-def test_rounding_is_not_left_out(make_pair: PairFactory, name: str, tmp_path: Path) -> None:
-    """Else the test above could not tell a quantised linear from a decoded one."""
-    built: TinyPair = make_pair(**PAIRS[name])
-    ids = np.random.default_rng(3).integers(0, 96, (1, 12))
-    logits = GraphRunner(built).target(ids, [0])[LOGITS]
-    model = load_quantized_target(built.folder / "target", tmp_path / "plain")
-    for module in model.modules():
-        module._forward_pre_hooks.clear()
-    assert max_relative_error(logits, model(torch.tensor(ids)).logits) > 1e-2

@@ -12,8 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dflash_trt.backends.base import Scores, StepCall, TargetCall, TargetGraph
-from dflash_trt.backends.onnxruntime import caches
+from dflash_trt.backends.base import Scores, TargetCall, TargetGraph
 from dflash_trt.backends.onnxruntime.executor import OnnxRuntimeExecutor
 from tests.backends.steps import (
     SLIDING,
@@ -181,18 +180,6 @@ def test_logits_do_not_depend_on_batch_or_neighbours(
         baseline.check_among_others(executor, starts, rows, GRAPHS[number % 2])
 
 
-def test_logits_do_not_depend_on_the_allocated_cache_length(
-    monkeypatch: pytest.MonkeyPatch, built: TinyPair, baseline: Baseline
-) -> None:
-    for length, sizes in ((192, (8,)), (320, (100, 5)), (512, (3,)), (1024, (8,))):
-        monkeypatch.setattr(caches, "FIRST_LENGTH", length)
-        executor = built.open()
-        logits = run_chunks(executor, baseline.ids.tolist(), sizes)
-        assert cache_length(executor) == length
-        assert_bitwise_equal(logits, baseline.logits, f"M = {length}")
-        executor.close()
-
-
 def test_logits_do_not_depend_on_growth_and_shrinking(
     linear: OnnxRuntimeExecutor, baseline: Baseline
 ) -> None:
@@ -279,25 +266,6 @@ def test_the_drafts_context_does_not_depend_on_chunking_batch_or_slot(
         for slot in (3, 5):
             got = arrays(linear)[name][slot, :, :PROMPT]
             assert_bitwise_equal(got, expected[0, :, :PROMPT], f"{name} of slot {slot}")
-
-
-def test_drafts_do_not_depend_on_batch_slot_or_cache_length(
-    monkeypatch: pytest.MonkeyPatch, built: TinyPair, baseline: Baseline
-) -> None:
-    ids = baseline.ids
-    anchors, starts = ids[[40]], np.array([40])
-    block = built.pair.draft.block_size
-    alone = built.open()
-    run_chunks(alone, ids[:40].tolist(), (40,))
-    expected = alone.speculate(StepCall(0, anchors, starts, block)).token_ids.copy()
-    monkeypatch.setattr(caches, "FIRST_LENGTH", 512)
-    crowd = built.open()
-    for slot in range(5):
-        prompt = ids if slot == 3 else baseline.others(slot)
-        run_chunks(crowd, prompt[: 40 + 11 * (slot != 3) * slot].tolist(), (13,), slot=slot)
-    starts = np.array([40, 51, 62, 40, 84])
-    drafts = crowd.speculate(StepCall(0, np.full(5, anchors[0]), starts, block)).token_ids
-    np.testing.assert_array_equal(drafts[3], expected[0])
 
 
 @pytest.mark.covering(1)

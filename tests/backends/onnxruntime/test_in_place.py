@@ -11,7 +11,7 @@ import pytest
 from dflash_trt.backends.base import Scores, StepCall, TargetCall
 from dflash_trt.backends.onnxruntime.executor import MAX_BINDINGS, OnnxRuntimeExecutor
 from tests.backends.steps import forward_rows, one_step, random_ids, run_chunks
-from tests.inspection import arrays, binding_count, cache_length, count_calls, loaded_graphs
+from tests.inspection import arrays, binding_count, cache_length, count_calls
 from tests.pairs import PairFactory
 from tests.reference.compare import assert_bitwise_equal
 
@@ -92,14 +92,6 @@ def test_decode_steps_reuse_one_binding(executor: OnnxRuntimeExecutor) -> None:
     assert runs == {"target": 40, "draft": 20, "target_only": 20}
 
 
-def test_growth_makes_new_bindings_once(executor: OnnxRuntimeExecutor) -> None:
-    sessions = count_calls(executor)
-    ids = random_ids(256, 300)
-    run_chunks(executor, ids.tolist(), (10,))
-    assert cache_length(executor) == 512
-    assert sessions["target"].io_binding.call_count == 3, "at lengths 128, 256, 512"
-
-
 def test_bindings_are_bounded_however_many_shapes_come(executor: OnnxRuntimeExecutor) -> None:
     ids = random_ids(256, 1, MAX_BINDINGS + 20)
     expected = forward_rows(executor, ids, [0])[0]
@@ -126,15 +118,6 @@ def test_the_length_follows_the_tokens_held(executor: OnnxRuntimeExecutor) -> No
     assert cache_length(executor) == 128
 
 
-def test_a_moved_sequence_counts_as_held(executor: OnnxRuntimeExecutor) -> None:
-    ids = random_ids(256, 300).tolist()
-    run_chunks(executor, ids, (100,), slot=3)
-    executor.move_slot(3, 0, 300)
-    executor.release_slots(1)
-    forward_rows(executor, [[1]], [0], first_slot=1)
-    assert cache_length(executor) == 512
-
-
 def test_the_last_position_of_the_context_can_be_used(make_pair: PairFactory) -> None:
     """A limit that is no multiple of the length step included."""
     executor = make_pair(max_seq_len=150, max_batch=2).open()
@@ -143,10 +126,3 @@ def test_the_last_position_of_the_context_can_be_used(make_pair: PairFactory) ->
     executor.speculate(one_step(8, anchor=3, start=142))
     alone = make_pair(max_batch=SLOTS).open()
     assert_bitwise_equal(logits, run_chunks(alone, ids, (150,)), "another limit")
-
-
-def test_plain_decoding_opens_neither_the_draft_nor_the_injecting_target(
-    executor: OnnxRuntimeExecutor,
-) -> None:
-    forward_rows(executor, [[1, 2]], [0], graph="target_only")
-    assert loaded_graphs(executor) == {"target_only"}

@@ -59,6 +59,18 @@ TARGETS: dict[str, dict[str, Any]] = {
         "draft": PAIR["draft"] | {"head_dim": 64, "target_layer_ids": [0, 2]},
         "kv_dtype": "fp8",
     },
+    # All experts of every row: a router near a tie would choose others for float16's roundings.
+    "sinks": {
+        "family": "gpt_oss",
+        "target": {"vocab": VOCAB, "num_layers": 2, "head_dim": 64, "experts": 4, "chosen": 4},
+        "draft": {"head_dim": 64, "block_size": 16, "target_layer_ids": [0, 1]},
+        "kv_dtype": "fp8",
+    },
+    "mixture": {
+        "family": "qwen3_moe",
+        "target": {"vocab": VOCAB, "num_layers": 2, "experts": 4, "chosen": 4, "dtype": "float16"},
+        "draft": {"block_size": 16, "target_layer_ids": [0, 1]},
+    },
 }
 POOL = {"page_size": SIZE, "pages": 192 // SIZE * 2}
 LIMITS = {"max_batch": 4, "max_seq_len": 192, "prefill_chunk": 40}
@@ -182,7 +194,9 @@ def build_engines(
     ("name", "library", "layout"),
     [
         ("windows", TENSORRT, POOL),
+        ("mixture", TENSORRT_RTX, {}),
         exhaustive("windows", TENSORRT, {}),
+        exhaustive("sinks", TENSORRT, POOL),
         exhaustive("recurrent", TENSORRT_RTX, {}),
         exhaustive("large heads", TENSORRT_RTX, {}),
         exhaustive("wide recurrent", TENSORRT, POOL),
