@@ -136,7 +136,7 @@ def test_what_cannot_fit_is_refused_before_anything_is_written(
 def test_a_manifest_that_lies_is_refused_in_one_line(
     run: Run, fp8: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What an engine finds is in tests/backends/tensorrt/test_paged_tensorrt.py."""
+    """What an engine finds is in tests/backends/tensorrt/test_pages_on_engines.py."""
     folder = shutil.copytree(fp8, tmp_path / "bundle")
     trt = run_on(monkeypatch, folder)
     edit_manifest(folder, lambda one: one["page_pool"].update(pages=MAX_COUNT))

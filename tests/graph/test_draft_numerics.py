@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -99,28 +98,25 @@ def test_drafts_and_block_kv_equal_the_reference(make_pair: PairFactory, name: s
     check_blocks(built, built.reference_draft, STARTS, (2, 5, 8))
 
 
-def sliding(make_pair: PairFactory, window: int, dflash: dict[str, Any] | None = None) -> TinyPair:
-    draft = {"num_layers": 3, "layer_types": MIXED, "sliding_window": window}
-    return make_pair("qwen3", None, draft, dflash=dflash)
+SLIDING = {"num_layers": 3, "layer_types": MIXED}
+YARN = {"num_layers": 3, "rope": "yarn64", "rope_theta": 1e7, "head_dim": 32}
 
 
-@pytest.mark.parametrize("window", [1, 16, *map(exhaustive, (2, 5, 89, 200))])
-def test_layers_that_slide_both_ways_see_the_window_and_nothing_past_it(
-    make_pair: PairFactory, window: int
+@pytest.mark.parametrize(
+    ("window", "is_causal"),
+    [(1, False), (16, False), (5, True), *(exhaustive(w, c) for w in (2, 200) for c in (0, 1))],
+)
+def test_layers_that_slide_see_the_window_and_nothing_past_it(
+    make_pair: PairFactory, window: int, is_causal: bool
 ) -> None:
-    built = sliding(make_pair, window, {"causal": False})
+    """Both ways, or before them only."""
+    draft = SLIDING | {"sliding_window": window}
+    built = make_pair("qwen3", None, draft, dflash=None if is_causal else {"causal": False})
     assert built.pair.draft.layer_windows == (window, None, window)
-    assert built.pair.draft.layer_causal == (False, False, False)
-    check_blocks(built, built.reference_draft, STARTS, (2, 3, 8))
-
-
-@pytest.mark.parametrize("window", [5, *map(exhaustive, (1, 2, 16, 200))])
-def test_causal_sliding_layers_see_the_window_before_them_only(
-    make_pair: PairFactory, window: int
-) -> None:
-    built = sliding(make_pair, window)
-    assert built.pair.draft.layer_causal == (True, False, True)
-    reference = CausalSlidingDraft.load(built.folder / "draft", built.reference)
+    assert built.pair.draft.layer_causal == (bool(is_causal), False, bool(is_causal))
+    reference = built.reference_draft
+    if is_causal:
+        reference = CausalSlidingDraft.load(built.folder / "draft", built.reference)
     check_blocks(built, reference, STARTS, (2, 3, 8))
 
 
@@ -134,8 +130,6 @@ def test_use_swa_slides_every_layer_both_ways(make_pair: PairFactory) -> None:
 
 
 def test_yarn_far_past_the_original_context(make_pair: PairFactory) -> None:
-    """The first drafts of Qwen3.5-35B-A3B: full layers, YaRN from 32 positions (4096 there) × 64,
-    while the target has none."""
-    draft = {"num_layers": 3, "rope": "yarn64", "rope_theta": 1e7, "head_dim": 32}
-    built = make_pair("qwen3", None, {**draft, "target_layer_ids": [0, 1, 2, 4, 5]})
+    """Full layers, YaRN from 32 positions (4096 where published) × 64; the target has none."""
+    built = make_pair("qwen3", None, {**YARN, "target_layer_ids": [0, 1, 2, 4, 5]})
     check_blocks(built, built.reference_draft, STARTS, (2, 8))

@@ -292,39 +292,3 @@ def test_speculative_logits_and_tokens_equal_the_baselines(
     if vocab == 64:  # its draft is fitted to the first prompt: else no draft would be committed
         assert len(set(runs[0][0].accepted)) >= 3
         assert max(runs[0][0].accepted) >= 3
-
-
-@pytest.mark.exhaustive
-@pytest.mark.parametrize("threads", [1, 5])
-def test_matrices_large_enough_to_be_split_over_threads_keep_the_bits(
-    make_pair: PairFactory, threads: int
-) -> None:
-    built = make_pair(
-        "qwen3",
-        {
-            "hidden": 768,
-            "intermediate": 2050,
-            "heads": 6,
-            "kv_heads": 2,
-            "head_dim": 128,
-            "num_layers": 4,
-            "vocab": 5003,
-            "dtype": "bfloat16",
-        },
-        {"dtype": "bfloat16", "block_size": 16},
-        max_batch=SLOTS,
-        max_seq_len=1024,
-    )
-    ids = random_ids(5003, 150)
-    expected = run_chunks(built.open(1), ids.tolist(), (1,), graph="target_only")
-    executor = built.open(threads)
-    for sizes in ((150,), (1,), (2,), (16, 100, 3), (64,)):
-        logits = run_chunks(executor, ids.tolist(), sizes, slot=1)
-        assert_bitwise_equal(logits, expected, f"{threads} threads, chunks {sizes}")
-    for batch, rows in ((8, 1), (8, 16), (3, 5)):
-        for start in range(0, 150 - rows, 40):
-            neighbours = random_ids(5003, batch, rows, seed=start)
-            neighbours[1] = ids[start : start + rows]
-            logits = forward_rows(executor, neighbours, [start] * batch)[1]
-            what = f"{threads} threads, batch {batch}, rows {rows}"
-            assert_bitwise_equal(logits, expected[start : start + rows], what)

@@ -18,7 +18,7 @@ from dflash_trt.graph.form import GraphForm
 from tests.backends.steps import one_chunk, random_ids, run_chunks
 from tests.backends.tensorrt.drawing import GREEDY, PROMPTS, Decoding, write_graphs
 from tests.backends.tensorrt.machine import Machine, make_machine, run_alone
-from tests.backends.tensorrt.watched import Watched
+from tests.backends.tensorrt.overflowing import Overflowing
 from tests.covering import exhaustive
 from tests.pairs import PairFactory, TinyPair
 
@@ -80,13 +80,11 @@ def test_no_sequence_ever_sees_an_idle_row(
     ]
     # Its last chunk has no room for idle rows, and nor has a neighbour's step behind it.
     requests[3] = replace(requests[3], prompt_ids=(7,) * (LENGTH - 4), max_tokens=None)
-    is_linear = machine.bundle.limits.page_pool is None
-    executor = Watched(machine, machine.open(), overflows=is_linear)
+    executor = Overflowing(machine, machine.open())
     results = Generator(executor).generate(requests)
     expected = run_alone(linear, requests)
     assert [one.token_ids for one in results] == [one.token_ids for one in expected]
-    assert executor.checked > 100
-    assert bool(executor.overflown) == is_linear
+    assert bool(executor.overflown) == (machine.bundle.limits.page_pool is None)
     assert machine.trt.shape_changes == 0
     executor.close()
     assert machine.cuda.is_clean
@@ -94,7 +92,7 @@ def test_no_sequence_ever_sees_an_idle_row(
 
 def test_rows_that_are_run_again_keep_what_lies_behind_them(machine: Machine) -> None:
     """A chunk is padded behind all that its slot holds, and nowhere else."""
-    executor = Watched(machine, machine.open())
+    executor = Overflowing(machine, machine.open())
     if executor.limits.page_pool is not None:
         executor.bind_pages(2, range(3, 3 + LENGTH // SIZE))
     ids = random_ids(VOCAB, 1, 60)
@@ -223,7 +221,7 @@ def test_no_request_makes_a_shape_or_a_graph_after_the_warm_up(
     machine: Machine, speculation: bool
 ) -> None:
     """Nor a context, which loads the kernels of its plugins anew."""
-    executor = Watched(machine, machine.open())
+    executor = machine.open()
     generator = Generator(executor, options=GeneratorOptions(speculation=speculation))
     JobRunner(generator, executor).warm_up()
     shapes, captured = set(machine.trt.shapes), executor.runner.captured
@@ -246,9 +244,8 @@ def test_no_request_makes_a_shape_or_a_graph_after_the_warm_up(
 
 def test_a_warm_up_leaves_what_slots_hold(machine: Machine, linear: TinyPair) -> None:
     """Even in the middle of sequences and prompts."""
-    requests, is_linear = make_requests(9, 5), machine.bundle.limits.page_pool is None
-    executor = Watched(machine, machine.open(), overflows=is_linear)
-    generator, results, turns = Generator(executor), {}, 0
+    requests = make_requests(9, 5)
+    generator, results, turns = Generator(Overflowing(machine, machine.open())), {}, 0
     numbers = [generator.submit(one) for one in requests]
     while generator.has_work:
         turns += 1

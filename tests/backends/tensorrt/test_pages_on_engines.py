@@ -1,4 +1,4 @@
-"""Looking ahead over paged FP8 caches: each step ahead brings its own page tables.
+"""Engines that draw over paged FP8 caches: each step ahead brings its own page tables.
 
 A layer of each model sees a window, behind which it gives its pages back.
 
@@ -20,8 +20,11 @@ import pytest
 from dflash_trt.backends.base import ExecutorLimits, StepCall
 from dflash_trt.backends.page_bindings import HANDED_BACK
 from dflash_trt.backends.tensorrt.run.executor import TensorRtExecutor
-from dflash_trt.decoding import Request
+from dflash_trt.decoding import Generator, Request
+from dflash_trt.errors import DflashError
 from dflash_trt.graph.form import CacheDtype, GraphForm
+from dflash_trt.sampling.params import pack_sampling
+from tests.backends.steps import forward_rows, one_step, random_ids, run_chunks
 from tests.backends.tensorrt.drawing import (
     ENDS,
     GREEDY,
@@ -33,8 +36,8 @@ from tests.backends.tensorrt.drawing import (
     write_graphs,
 )
 from tests.backends.tensorrt.machine import Machine, make_machine, run_alone
-from tests.backends.tensorrt.watched import Watched
 from tests.pairs import TWO_KINDS, PairFactory, TinyPair
+from tests.standins.cuda import FakeCuda
 
 LENGTH, SIZE, BLOCK, SLOTS, VOCAB = 112, 16, 8, 4, 64
 PAGES = 12
@@ -73,6 +76,12 @@ def machine(built: TinyPair, graphs: Path, tmp_path: Path) -> Machine:
     return make_machine(built, tmp_path, "tensorrt", graphs, draws=True)
 
 
+def pools(machine: Machine, executor: TensorRtExecutor) -> dict[str, np.ndarray]:
+    """The pools themselves, once the device has done what it was told."""
+    machine.cuda.run()
+    return machine.caches(executor)
+
+
 def make_request(rng: random.Random, limits: ExecutorLimits) -> Request:
     """Of outputs that take a while; two of three begin alike, a page or two."""
     head = range(2, 2 + rng.choice([0, SIZE, 2 * SIZE]))
@@ -92,10 +101,9 @@ def test_random_traffic_is_the_cpus_and_that_without_looking_ahead(
     """Preempted, shared, cancelled, moved; drawn and greedy."""
     patient, eager = machine.open(), machine.open()
     preempted = hits = cancelled = 0
-    watched = Watched(machine, eager)
     for seed in (0, 1, 5):
         expected, got = (
-            play(one, seed, turns=70, make=make_request) for one in (Patient(patient), watched)
+            play(one, seed, turns=70, make=make_request) for one in (Patient(patient), eager)
         )
         assert got.events == expected.events, f"seed {seed}"
         ended = sorted(got.results)
@@ -112,7 +120,7 @@ def test_random_traffic_is_the_cpus_and_that_without_looking_ahead(
     assert preempted and hits and cancelled
     assert patient.lookahead.started == 0 < eager.lookahead.dropped < eager.lookahead.started
     assert eager.runner.capture_error is None
-    assert watched.checked and watched.handed_back and not machine.trt.shape_changes
+    assert not machine.trt.shape_changes
     for one in (patient, eager):
         one.close()
     assert machine.cuda.is_clean
@@ -225,3 +233,82 @@ def test_a_step_of_other_slots_is_passed_by(machine: Machine) -> None:
     np.testing.assert_array_equal(following.call().choice_ids, expected)
     assert machine.trt.executions == executions, "and this is it"
     assert executor.lookahead.dropped == 1
+
+
+def test_a_shared_prefix_changes_neither_tokens_nor_acceptance(
+    machine: Machine, built: TinyPair
+) -> None:
+    """The same acceptance as without it: the drafter's context comes along."""
+    system = (3, 1, 4, 1, 5, 9, 2, 6) * 4  # what the draft was fitted on
+    requests = [
+        Request(prompt_ids=(*system, *tail), max_tokens=30, ignore_eos=True)
+        for tail in ((), (7,), (8, 9, 11))
+    ]
+    executor, hits = machine.open(), []
+    generator = Generator(executor)
+    for request, want in zip(requests, run_alone(built, requests), strict=True):
+        (got,) = generator.generate([request])
+        assert got.token_ids == want.token_ids
+        hits.append(got.statistics.cached_prompt_tokens)
+        assert got.statistics.acceptance_histogram == want.statistics.acceptance_histogram
+    assert hits[0] == 0 < min(hits[1:])
+
+
+def test_slots_are_moved_and_released(machine: Machine) -> None:
+    """Pages move, rows do not; pools are bound whole, so that one binding serves every slot."""
+    executor, ids = machine.open(), random_ids(VOCAB, 12).tolist()
+    give_pages(executor, 2, [2 * SIZE], [0])
+    run_chunks(executor, ids, (6,), slot=2)
+    rows = forward_rows(executor, [ids[-2:]], [10], first_slot=2)
+    before = {name: pool.copy() for name, pool in pools(machine, executor).items()}
+    executor.move_slot(2, 0, 10)
+    executor.release_slots(1)
+    for name, pool in pools(machine, executor).items():
+        np.testing.assert_array_equal(pool, before[name])
+    np.testing.assert_array_equal(forward_rows(executor, [ids[-2:]], [10]), rows)
+    with pytest.raises(ValueError, match="slot 2 has pages for 0 positions, not 1"):
+        forward_rows(executor, [[1]], [0], first_slot=2)
+    give_pages(executor, 0, [SIZE] * SLOTS, [0] * SLOTS)
+    sampling = pack_sampling([GREEDY])
+    for slot in (0, 0, 2, 3):
+        executor.speculate(replace(one_step(anchor=3, slot=slot), sampling=sampling))
+    assert executor.runner.captured == 1 and machine.cuda.launches == 2
+
+
+def test_writes_stay_on_the_pages_of_their_rows(machine: Machine) -> None:
+    executor = machine.open()
+    for pool in pools(machine, executor).values():
+        assert not pool[-1].any(), "the page that is nobody's is zero"
+        pool[:-1] = np.nan
+    for window in (None, *WINDOWS):
+        executor.bind_pages(3, [7, 2, 11], window)
+    run_chunks(executor, random_ids(VOCAB, 33).tolist(), (8, 5), slot=3)
+    sampling = pack_sampling([GREEDY])
+    executor.speculate(replace(one_step(8, anchor=5, slot=3, start=33), sampling=sampling))
+    for name, pool in pools(machine, executor).items():
+        rest = np.delete(pool, [7, 2, 11, len(pool) - 1], axis=0)
+        assert np.isnan(rest).all() and not pool[-1].any(), name
+        rows = pool[[7, 2, 11]].reshape(-1, *pool.shape[2:])
+        # The last chunk ran from 28 to 44: eleven idle rows lie behind its own five.
+        assert np.isfinite(rows[:44]).all() and np.isnan(rows[44:]).all(), name
+
+
+@pytest.mark.parametrize(
+    ("pages", "message"),
+    [
+        (1 << 20, r"paged caches \(1048576 pages of 16 .* do not fit .* fewer --kv-pages"),
+        (1 << 70, "do not fit .* fewer --kv-pages"),
+        (25, r"target_k_0 has shape \[13, 16, 2, 16\], the manifest says \[26, 16"),
+    ],
+)
+def test_other_pools_are_refused(machine: Machine, pages: int, message: str) -> None:
+    """That do not fit, before any of it is allocated; that the engines do not have."""
+    machine.cuda = machine.trt.cuda = FakeCuda()
+    pool = machine.bundle.limits.page_pool
+    assert pool is not None
+    limits = replace(machine.bundle.limits, page_pool=replace(pool, pages=pages))
+    form = machine.bundle.form.with_pages(limits.page_pool)
+    machine.bundle = replace(machine.bundle, limits=limits, form=form)
+    with pytest.raises(DflashError, match=message) as caught:
+        machine.open().preload(("target",))
+    assert "\n" not in caught.value.message
