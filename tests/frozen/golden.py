@@ -15,6 +15,7 @@ from tests.frozen.tokens import token_facts
 
 GOLDEN = Path(__file__).parent / "golden"
 LINE = 300
+_NOTHING = object()
 
 OF_BUNDLES: Mapping[str, Callable[[Path], dict[str, Any]]] = {
     "manifests": manifest_facts,
@@ -43,39 +44,24 @@ def write(name: str, facts: Mapping[str, Any]) -> None:
     (GOLDEN / f"{name}.json").write_text(text, encoding="utf-8")
 
 
-def differences(want: Any, got: Any, place: str = "") -> list[str]:
+def differences(want: Any, got: Any) -> list[str]:
     """One line per fact that is not as it was."""
-    if isinstance(want, dict) and isinstance(got, dict):
-        lines = []
-        for key in [*want, *(key for key in got if key not in want)]:
-            where = f"{place} | {key}" if place else key
-            if key not in got:
-                lines.append(f"{where}: gone")
-            elif key not in want:
-                lines.append(f"{where}: new")
-            else:
-                lines += differences(want[key], got[key], where)
-        return lines or (["the order of keys"] if list(want) != list(got) else [])
-    if isinstance(want, list) and isinstance(got, list) and len(want) == len(got):
-        return [
-            line
-            for index, (one, other) in enumerate(zip(want, got, strict=True))
-            for line in differences(one, other, f"{place}[{index}]")
-        ]
-    if want == got:
-        return []
-    if isinstance(want, str) and isinstance(got, str):
-        want, got = _other_words(want, got)
-    return [f"{place}: {_shortened(want)} became {_shortened(got)}"]
+    one, other = dict(_leaves(want)), dict(_leaves(got))
+    return [
+        f"{place}: {_shortened(one.get(place))} became {_shortened(other.get(place))}"
+        for place in one | other
+        if one.get(place, _NOTHING) != other.get(place, _NOTHING)
+    ]
 
 
-def _other_words(one: str, other: str) -> tuple[str, str]:
-    """What differs of two texts of as many words: the parts of a graph's digest, or tokens."""
-    pairs = list(zip(one.split(), other.split(), strict=False))
-    if len(one.split()) != len(other.split()) or len(pairs) < 2:
-        return one, other
-    differing = [pair for pair in pairs if pair[0] != pair[1]]
-    return " ".join(pair[0] for pair in differing), " ".join(pair[1] for pair in differing)
+def _leaves(value: Any, place: str = "") -> Iterator[tuple[str, Any]]:
+    items = value.items() if isinstance(value, dict) else enumerate(value)
+    for key, inner in items:
+        where = f"{place} | {key}" if place else str(key)
+        if isinstance(inner, dict | list) and inner:
+            yield from _leaves(inner, where)
+        else:
+            yield where, inner
 
 
 def _shortened(value: Any) -> str:

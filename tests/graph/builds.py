@@ -1,8 +1,6 @@
-"""Two small pairs, and graphs of any form over a pair's own weights, opened or not."""
+"""Graphs of any form over a pair's own weights, opened or not."""
 
 from __future__ import annotations
-
-from collections.abc import Callable
 
 import onnx
 import onnxruntime as ort
@@ -13,17 +11,7 @@ from dflash_trt.graph.draft import build_draft
 from dflash_trt.graph.form import GraphForm
 from dflash_trt.graph.target import build_target
 from dflash_trt.models.safetensors_header import read_header
-from tests.pairs import TWO_KINDS, PairFactory, TinyPair
-
-PAIRS: dict[str, Callable[[PairFactory], TinyPair]] = {
-    "qwen3": lambda make_pair: make_pair(copy_weights=True),
-    "llama_tied": lambda make_pair: make_pair(
-        "llama",
-        {"dtype": "bfloat16", "tie": True, "attention_bias": True, "rope": "llama3"},
-        {"dtype": "float16", "num_layers": 2, **TWO_KINDS},
-        copy_weights=True,
-    ),
-}
+from tests.pairs import TinyPair
 
 
 def build(built: TinyPair, graph: GraphName, form: GraphForm) -> onnx.ModelProto:

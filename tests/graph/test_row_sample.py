@@ -12,10 +12,8 @@ from onnx import TensorProto
 from dflash_trt.graph.form import Precision
 from dflash_trt.graph.row_sample import row_sample_function
 from dflash_trt.sampling.choice import choose_tokens
-from dflash_trt.sampling.noise import GroupNoise, draw_gumbel
 from dflash_trt.sampling.params import SamplingParams, pack_sampling
 from tests.graph.functions import Array, open_function
-from tests.sampling.plain_noise import split_mix
 
 SEEDS = (0, 1, 2**32 - 1, 2**32, 2**63 - 1, 2**63, 2**64 - 1)
 
@@ -75,41 +73,6 @@ def test_tokens_are_numpys(vocabulary: int) -> None:
         drawn, expected = run(session, logits, positions, params), expect(logits, positions, params)
         wrong = np.argwhere(drawn != expected)
         assert not len(wrong), f"row {wrong[0].tolist()} of {params[wrong[0, 0]]}"
-
-
-def test_random_words_are_the_definitions_bit_for_bit() -> None:
-    """Of five groups and a part, at the ends of what seeds and positions can be."""
-    vocabulary, generator = 1281, np.random.default_rng(0)
-    positions = generator.integers(0, 2**63 - 1, (len(SEEDS), 10))
-    positions[:, :4] = [0, 2**32 - 1, 2**32, 2**63 - 1]
-    params = [SamplingParams(seed=seed) for seed in SEEDS]
-    logits = np.zeros((*positions.shape, vocabulary), np.float32)
-    x, k = (
-        run(open_body(vocabulary, inner=name), logits, positions, params)
-        for name in ("group_words", "starts")
-    )
-    tokens = run(open_body(vocabulary, inner="token_words"), logits, positions, params)
-    assert x.dtype == k.dtype == tokens.dtype == np.uint64
-    for b, row in np.ndindex(positions.shape):
-        groups = GroupNoise.draw(SEEDS[b], int(positions[b, row]), 0, vocabulary - 1)
-        assert np.array_equal(np.concatenate((x[b, row], k[b, row]), axis=1), groups.words)
-        for group, place in ((0, 0), (3, 255), (5, 77)):
-            start = int(groups.words[group, 1])
-            assert int(tokens[b, row, group, place]) == split_mix(start, place)
-
-
-@pytest.mark.numeric
-def test_noise_is_the_definitions_to_the_last_places() -> None:
-    positions = np.array([[0, 12_345, 2**33 + 1]])
-    noise = run(
-        open_body(5000, inner="noise"),
-        np.zeros((1, 3, 5000), np.float32),
-        positions,
-        [SamplingParams(seed=2**64 - 5)],
-    )
-    for row, position in enumerate(positions[0].tolist()):
-        expected = draw_gumbel(2**64 - 5, position, np.arange(5000))
-        np.testing.assert_allclose(noise[0, row], expected, rtol=1e-14, atol=1e-15)
 
 
 @pytest.mark.parametrize("name", ["temperature", "top_p"])

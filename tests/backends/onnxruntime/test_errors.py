@@ -62,16 +62,6 @@ def test_a_damaged_graph_is_named_in_one_line(bundle: Bundle, graph: str, damage
     check_line(caught.value, f"{graph}.onnx", told)
 
 
-@pytest.mark.parametrize(
-    ("owner", "damage"), [("target", "missing"), ("draft", "empty"), ("target", "truncated")]
-)
-def test_damaged_weights_are_one_line(bundle: Bundle, owner: str, damage: str) -> None:
-    DAMAGES[damage](bundle.folder / "weights" / owner / "shard-00000.safetensors")
-    with pytest.raises(DflashError) as caught:
-        open_executor(bundle, threads=1).speculate(one_step())
-    check_line(caught.value, ".onnx")
-
-
 @pytest.mark.parametrize("token", [256, 10**9])
 def test_a_token_outside_the_vocabulary_is_one_line_and_harms_nothing(
     bundle: Bundle, token: int

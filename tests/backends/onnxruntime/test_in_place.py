@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 
-from dflash_trt.backends.base import Scores, StepCall, TargetCall
+from dflash_trt.backends.base import StepCall
 from dflash_trt.backends.onnxruntime.executor import MAX_BINDINGS, OnnxRuntimeExecutor
 from tests.backends.steps import forward_rows, one_step, random_ids, run_chunks
 from tests.inspection import arrays, binding_count, cache_length, count_calls
@@ -56,26 +55,6 @@ def test_a_call_writes_its_own_rows_and_not_one_byte_besides(
         untouched = np.full_like(array, SENTINEL)
         assert_bitwise_equal(array[~written], untouched[~written], f"{name} outside the rows")
         assert (array[written] != SENTINEL).all(), f"{name}: rows not written"
-
-
-ANCHORS, STARTS = np.array([3, 4]), np.array([0, 0])
-FORWARD = TargetCall("target", 0, random_ids(256, 2, 6), STARTS, np.array([[5, 0], [3, 3]]))
-
-
-@pytest.mark.parametrize(
-    "call", [FORWARD, replace(FORWARD, graph="target_only"), StepCall(0, ANCHORS, STARTS, 5)]
-)
-def test_logits_come_only_when_wanted_and_choices_are_their_argmax(
-    executor: OnnxRuntimeExecutor, call: TargetCall | StepCall
-) -> None:
-    run: Any = executor.speculate if isinstance(call, StepCall) else executor.forward
-    output = run(replace(call, scores=Scores.LOGITS))
-    assert (output.logits.shape[2], output.logits.dtype) == (256, np.float32)
-    choices = output.choice_ids.copy()
-    np.testing.assert_array_equal(choices, output.logits.argmax(-1))
-    without = run(call)
-    assert without.logits is None
-    np.testing.assert_array_equal(without.choice_ids, choices)
 
 
 def test_decode_steps_reuse_one_binding(executor: OnnxRuntimeExecutor) -> None:

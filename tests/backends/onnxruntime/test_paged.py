@@ -10,7 +10,6 @@ import pytest
 
 from dflash_trt.backends.onnxruntime.executor import OnnxRuntimeExecutor
 from dflash_trt.backends.page_bindings import HANDED_BACK
-from dflash_trt.errors import DflashError
 from tests.backends.steps import (
     SLIDING,
     bind_shuffled,
@@ -20,7 +19,7 @@ from tests.backends.steps import (
     random_ids,
     run_chunks,
 )
-from tests.inspection import pools, read_graphs_of
+from tests.inspection import pools
 from tests.pairs import PairFactory, TinyPair
 from tests.reference.compare import assert_bitwise_equal
 
@@ -77,21 +76,6 @@ def test_a_page_shared_by_two_sequences_is_read_by_both_and_written_by_neither(
         assert_bitwise_equal(pool[bound[0][:shared]], before[name], name)
 
 
-def test_writes_stay_on_the_pages_of_their_rows(executor: OnnxRuntimeExecutor) -> None:
-    """In place: every other row of every pool keeps its poison, the spare page its zeros."""
-    bound = bind_shuffled(executor, seed=2)
-    size = pools(executor)["target_k_0"].shape[1]
-    run_chunks(executor, random_ids(60, 70).tolist(), (33,), slot=3)
-    executor.speculate(one_step(anchor=5, slot=3, start=70))
-    written = bound[3][: -(-74 // size)]
-    for name, pool in pools(executor).items():
-        rest = np.delete(pool, [*written, len(pool) - 1], axis=0)
-        assert np.isnan(rest).all(), name
-        assert not pool[-1].any(), name
-        rows = pool[written].reshape(-1, *pool.shape[2:])
-        assert np.isfinite(rows).all() and rows[:70].any(axis=(1, 2)).all(), name
-
-
 def test_what_no_pool_allows(executor: OnnxRuntimeExecutor, linear: TinyPair) -> None:
     pool = executor.limits.page_pool
     assert pool is not None
@@ -122,13 +106,3 @@ def test_rows_do_not_run_without_what_their_window_sees(make_pair: PairFactory) 
         forward_rows(executor, [ids[:17]], [32])
     with pytest.raises(ValueError, match="a window of 9 have no pages of their own"):
         executor.bind_pages(0, [0], 9)
-
-
-def test_a_graph_of_the_other_layout_is_refused(linear: TinyPair, make_pair: PairFactory) -> None:
-    """The manifest says linear, the graph says pages, or the other way round."""
-    paged = make_pair(**PAIR, paging={})
-    for mine, other in ((linear, paged), (paged, linear)):
-        opened = mine.open()
-        read_graphs_of(opened, other.bundle.folder)
-        with pytest.raises(DflashError, match="its caches are not the ones"):
-            opened.preload(["target"])

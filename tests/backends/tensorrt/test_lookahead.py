@@ -30,7 +30,6 @@ from tests.backends.tensorrt.drawing import (
 from tests.backends.tensorrt.machine import REQUESTS, SLIDING, Machine, make_machine, run_alone
 from tests.inspection import has_read_scores
 from tests.pairs import PairFactory, TinyPair
-from tests.standins.cuda import real
 
 ROWS, VOCAB, LENGTH = 6, 64, 96
 
@@ -233,12 +232,3 @@ def test_no_step_is_begun_that_may_not_fit(machine: Machine) -> None:
         decoding.starts[:] = [8, start]
         decoding.call(ahead=True)
         assert executor.lookahead.started == begun
-
-
-def test_steps_that_are_not_captured_are_not_begun(machine: Machine) -> None:
-    machine.cuda.fail["cudaGraphInstantiate"] = real.cudaError_t.cudaErrorNotSupported
-    executor = machine.open()
-    decoding = Decoding.begin(executor, GREEDY, SAMPLED)
-    for _ in range(5):
-        decoding.step(ahead=True)
-    assert executor.runner.capture_error is not None and executor.lookahead.started == 0

@@ -105,41 +105,6 @@ def test_rows_that_are_run_again_keep_what_lies_behind_them(machine: Machine) ->
     )
 
 
-def test_the_end_of_a_gap_is_padded_over_drafts_that_were_rejected(machine: Machine) -> None:
-    """Gaps of any length take the shapes of prompts, and the next step finds the same."""
-    ids, begin, answers = random_ids(VOCAB, 1, 20 + CHUNK), 20, []
-    for is_last in (True, False):
-        executor, sampling = machine.open(), None
-        if executor.limits.draws:
-            sampling = sampling_input(executor.limits, [SamplingParams()])
-        rows = []
-        for end in range(begin + 2, begin + CHUNK + 1, 7):
-            if executor.limits.page_pool is not None:
-                executor.bind_pages(0, range(LENGTH // SIZE))
-            given: dict[str, Any] = {"start": begin, "sampling": sampling}
-            executor.forward(one_chunk(ids[:, :begin], sampling=sampling))
-            executor.forward(one_chunk(ids[:, begin:end], graph="target_only", **given))
-            step = StepCall(0, np.array([5]), np.array([end]), ROWS, Scores.LOGITS, sampling)
-            executor.speculate(step)
-            plain: dict[str, Any] = {"graph": "target_only", "start": end - 1, "sampling": sampling}
-            executor.forward(one_chunk(ids[:, end - 1 : end], **plain))
-            executor.forward(one_chunk(ids[:, begin:end], is_last=is_last, **given))
-            if end % 2:  # else the slot is released as it is
-                output = executor.speculate(step)
-                assert output.logits is not None
-                rows += [output.token_ids.copy(), output.logits.copy()]
-            executor.release_slots(0)
-            machine.cuda.run()
-            if executor.limits.page_pool is None:
-                assert not any(held.any() for held in machine.caches(executor).values())
-        answers.append(rows)
-        if is_last:
-            chunks = {shape[1] for _, shape in machine.trt.shapes if shape[2:] == (1,)}
-            assert chunks == {1, *CHUNKS}
-    for padded, exact in zip(*answers, strict=True):
-        np.testing.assert_array_equal(padded, exact)
-
-
 @pytest.mark.parametrize("machine", ["linear", "drawing"], indirect=True)
 def test_results_are_the_calls_own_where_idle_sequences_come_first(
     machine: Machine, linear: TinyPair
@@ -204,15 +169,12 @@ def usual_shapes() -> set[tuple[str, tuple[int, ...]]]:
 @pytest.mark.parametrize("machine", ["linear"], indirect=True)
 def test_shapes_are_few_and_no_context_changes_its_own(machine: Machine) -> None:
     """Prompts of every length, chunks of every remainder, any number of sequences."""
-    executor = machine.open()
     requests = [
         Request(prompt_ids=(length % VOCAB,) * length, max_tokens=3 + length % 9)
         for length in random.Random(1).sample(range(1, 2 * CHUNK + 9), 60)
     ]
-    Generator(executor).generate(requests)
-    assert len({len(one.prompt_ids) % CHUNK for one in requests}) > CHUNK // 2
-    assert machine.trt.shapes == usual_shapes()
-    assert machine.trt.shape_changes == 0
+    Generator(machine.open()).generate(requests)
+    assert machine.trt.shapes == usual_shapes() and machine.trt.shape_changes == 0
 
 
 @pytest.mark.covering(1)

@@ -23,11 +23,9 @@ from dflash_trt.hardware.device import Device
 from tests.backends.steps import (
     begin,
     decode_plainly,
-    forward_rows,
     one_chunk,
     one_step,
     random_ids,
-    speculate_until,
     step,
 )
 from tests.backends.tensorrt.machine import REQUESTS, SLIDING, Machine, make_machine, run_alone
@@ -67,20 +65,6 @@ def test_whole_generations_are_the_cpus(
     assert executor.runner.captured > 0 and machine.cuda.launches > machine.trt.executions // 8
     executor.close()
     assert machine.cuda.is_clean
-
-
-def test_logits_are_the_cpus_to_the_last_bit(machine: Machine, built: TinyPair) -> None:
-    prompt, executor, cpu = list(range(30, 45)), machine.open(), built.open()
-    outputs = []
-    for one in (executor, cpu):
-        sequences = [begin(one, prompt, 0, (6,)), begin(one, prompt[:5], 1, (5,))]
-        speculate_until(one, sequences, 20, (6, 4))
-        outputs.append([(s.tokens, np.stack(s.logits)) for s in sequences])
-    for (tokens, logits), (want, wanted) in zip(*outputs, strict=True):
-        assert tokens == want
-        np.testing.assert_array_equal(logits, wanted)
-    plain = decode_plainly(executor, prompt, 12)[0]
-    assert plain == decode_plainly(cpu, prompt, 12)[0] == outputs[0][0][0][15 : 15 + 12]
 
 
 def test_a_step_is_two_copies_and_one_replay(machine: Machine) -> None:
@@ -131,36 +115,6 @@ def test_every_call_has_the_tightest_profile(batch: int, many: int | None) -> No
             assert taking == [known[index].axes["B"]]
         for rows, want in ((16, 0), (17, None)):
             assert choose_profile(known, {"B": 1, "S": rows, "R": 1}) == want
-
-
-def test_slots_are_moved_and_released(machine: Machine) -> None:
-    executor = machine.open()
-    ids = random_ids(200, 1, 12)
-    for first in (0, 6):
-        forward_rows(executor, ids[:, first : first + 6], [first], first_slot=2)
-    rows = forward_rows(executor, ids[:, -2:], [10], first_slot=2)
-    executor.move_slot(2, 0, 10)
-    np.testing.assert_array_equal(forward_rows(executor, ids[:, -2:], [10], first_slot=0), rows)
-    executor.release_slots(0)
-    machine.cuda.run()
-    for name, held in machine.caches(executor).items():
-        assert not held.any(), name
-
-
-def test_graphs_do_not_outlive_their_memory(machine: Machine) -> None:
-    """target_only's own memory is larger than the draft's: what was captured before is redone."""
-    executor = machine.open()
-    call = one_chunk(np.array([[3]]), graph="target_only", scores=Scores.LOGITS)
-    for _ in range(3):
-        first = executor.forward(call)
-    assert executor.runner.captured == 1 and first.logits is not None
-    expected = first.logits.copy()
-    executor.preload(("target",))
-    assert executor.runner.captured == 0
-    for _ in range(3):
-        again = executor.forward(call)
-        np.testing.assert_array_equal(again.logits, expected)
-    assert executor.runner.captured == 1
 
 
 def test_old_calls_are_dropped(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:

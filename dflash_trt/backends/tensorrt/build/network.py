@@ -92,12 +92,13 @@ def check_network(
         name: next((own for own in summary.attentions if own.name.startswith(name)), None)
         for name in wanted
     }
+    boundless = [own.name for own in summary.attentions if not own.has_lengths]
     outputs = {output.name for output in model.graph.output}
     caches = [value.name for value in model.graph.input if f"{value.name}_out" in outputs]
     updates, products = Counter(summary.cache_updates), _wanted_products(model)
     problems = {
         "no native attention for": [name for name, own in found.items() if own is None],
-        "no key/value lengths in": [own.name for own in summary.attentions if not own.has_lengths],
+        "no key/value lengths in": boundless,
         "another mask in": [
             name for name, own in found.items() if own and not _is_as_called(own, wanted[name])
         ],
