@@ -64,15 +64,6 @@ YAML: Mapping[str, str] = {
     "experts that no GPUs share": PAIR
     + "profiles:\n  own: {gpu: b200, gpus: 4, tensor_parallel: 4, expert_parallel: 3}\n",
 }
-CONFIG_TEXTS: Mapping[str, str] = {
-    "nothing": "",
-    "no JSON": "{'a': 1}",
-    "a list": "[1]",
-    "an infinity": '{"a": {"b": [1, -Infinity]}}',
-    "a key twice": '{"a": 1, "a": 1}',
-    "deep nesting": "[" * 100_000,
-    "bytes that are no text": "\udcff",
-}
 PROMPTS: Mapping[str, bytes] = {
     "empty.jsonl": b"",
     "object.jsonl": b'{"text": "a"}\n',
@@ -109,47 +100,19 @@ DEPLOYED_SCHEDULES: Mapping[str, Any] = {
 }
 
 
-def _tensor(begin: int = 0, end: int = 8, shape: object = (2,), dtype: str = "F32") -> Any:
-    return {"dtype": dtype, "shape": shape, "data_offsets": [begin, end]}
-
-
-HEADERS: Mapping[str, bytes] = {
-    "no tensors": safetensors_bytes({}),
-    "a list for a header": safetensors_bytes(b"[]"),
-    "a header that is cut": safetensors_bytes(b"{"),
-    "a header that is no text": safetensors_bytes(b"\xff{}"),
-    "a tensor that is a number": safetensors_bytes({"a": 3}),
-    "an unknown dtype": safetensors_bytes({"a": _tensor(dtype="F4")}, b"\0" * 8),
-    "a negative size": safetensors_bytes({"a": _tensor(shape=[-2])}, b"\0" * 8),
-    "a size that overflows": safetensors_bytes({"a": _tensor(shape=[2**62, 2**62])}, b"\0" * 8),
-    "too few bytes": safetensors_bytes({"a": _tensor(shape=[3])}, b"\0" * 8),
-    "offsets the wrong way round": safetensors_bytes({"a": _tensor(8, 0)}, b"\0" * 8),
-    "an overlap": safetensors_bytes({"a": _tensor(), "b": _tensor(4, 12)}, b"\0" * 12),
-    "a hole": safetensors_bytes({"a": _tensor(4, 12)}, b"\0" * 12),
-    "bytes behind": safetensors_bytes({"a": _tensor()}, b"\0" * 9),
-    "metadata of numbers": safetensors_bytes({"__metadata__": {"a": 1}}),
-    "a length that lies": safetensors_bytes(b"{}", length=2**64 - 1),
-    "a length beyond the file": safetensors_bytes(b"{}", length=99_999_999),
-    "seven bytes": b"1234567",
-    "other tensors": safetensors_bytes({"a": _tensor()}, b"\0" * 8),
-}
 TARGET = "target/model.safetensors"
-INDEX = "model.safetensors.index.json"
 
 
-def _replaced(data: bytes) -> Callable[[Path], object]:
-    def damage(pair: Path) -> None:
-        (pair / TARGET).write_bytes(data)
-
-    return damage
-
-
-def _cut(pair: Path) -> None:
-    os.truncate(pair / TARGET, (pair / TARGET).stat().st_size - 100)
+def _with(file: str, data: bytes | str | None) -> Callable[[Path], object]:
+    """Writes a file of a pair or a bundle anew; None: lets it be gone."""
+    if data is None:
+        return lambda folder: (folder / file).unlink()
+    raw = data.encode("utf-8", "surrogateescape") if isinstance(data, str) else data
+    return lambda folder: (folder / file).write_bytes(raw)
 
 
-def _pickled(pair: Path) -> None:
-    (pair / TARGET).rename(pair / "target" / "pytorch_model.bin")
+def _zeros(file: str) -> Callable[[Path], object]:
+    return lambda folder: (folder / file).write_bytes(b"\0" * (folder / file).stat().st_size)
 
 
 def _indexed(index: object) -> Callable[[Path], object]:
@@ -157,7 +120,7 @@ def _indexed(index: object) -> Callable[[Path], object]:
 
     def damage(pair: Path) -> None:
         (pair / TARGET).rename(pair / "target" / "part-1.safetensors")
-        (pair / "target" / INDEX).write_text(json.dumps(index))
+        _with("target/model.safetensors.index.json", json.dumps(index))(pair)
 
     return damage
 
@@ -168,30 +131,29 @@ def _swapped(pair: Path) -> None:
     shutil.move(pair / "x", pair / "draft")
 
 
-def _without(file: str) -> Callable[[Path], object]:
-    return lambda pair: (pair / file).unlink()
-
-
-def _with_text(file: str, text: str) -> Callable[[Path], object]:
-    return lambda pair: (pair / file).write_text(text)
-
-
-BROKEN_WEIGHTS: Mapping[str, Callable[[Path], object]] = {
-    **{name: _replaced(data) for name, data in HEADERS.items()},
-    "cut short": _cut,
-    "a pickle": _pickled,
-    "none": _without(TARGET),
-    "no config": _without("draft/config.json"),
-    "a shard that is not there": _indexed({"weight_map": {"a": "part-9.safetensors"}}),
-    "a shard elsewhere": _indexed({"weight_map": {"a": "../part-1.safetensors"}}),
-    "an index of others": _indexed({"weight_map": {"a": "part-1.safetensors"}}),
-    "an index that is a list": _indexed([]),
-    "an empty index": _indexed({"weight_map": {}}),
-    "target and draft changed places": _swapped,
-    "prompts that are not there": _without("prompts.jsonl"),
-    "prompts that are none": _with_text("prompts.jsonl", '{"prompt": 1}'),
-    "a tokenizer that is none": _with_text("target/tokenizer.json", "{}"),
-    "an end that is no token": _with_text(
+BROKEN_PAIRS: Mapping[str, Callable[[Path], object]] = {
+    "config.json: no JSON": _with("target/config.json", "{'a': 1}"),
+    "config.json: an infinity": _with("target/config.json", '{"a": {"b": [1, -Infinity]}}'),
+    "config.json: a key twice": _with("target/config.json", '{"a": 1, "a": 1}'),
+    "config.json: deep nesting": _with("target/config.json", "[" * 100_000),
+    "config.json: bytes that are no text": _with("target/config.json", "\udcff"),
+    "weights: no tensors": _with(TARGET, safetensors_bytes({})),
+    "weights: a header that is cut": _with(TARGET, safetensors_bytes(b"{")),
+    "weights: a length that lies": _with(TARGET, safetensors_bytes(b"{}", length=2**64 - 1)),
+    "weights: cut short": lambda pair: os.truncate(pair / TARGET, 5000),
+    "weights: a pickle": lambda pair: (pair / TARGET).rename(pair / "target/pytorch_model.bin"),
+    "weights: none": _with(TARGET, None),
+    "weights: no config": _with("draft/config.json", None),
+    "weights: a shard that is not there": _indexed({"weight_map": {"a": "part-9.safetensors"}}),
+    "weights: a shard elsewhere": _indexed({"weight_map": {"a": "../part-1.safetensors"}}),
+    "weights: an index of others": _indexed({"weight_map": {"a": "part-1.safetensors"}}),
+    "weights: an index that is a list": _indexed([]),
+    "weights: an empty index": _indexed({"weight_map": {}}),
+    "weights: target and draft changed places": _swapped,
+    "weights: prompts that are not there": _with("prompts.jsonl", None),
+    "weights: prompts that are none": _with("prompts.jsonl", '{"prompt": 1}'),
+    "weights: a tokenizer that is none": _with("target/tokenizer.json", "{}"),
+    "weights: an end that is no token": _with(
         "target/generation_config.json", '{"eos_token_id": [1, 1000000]}'
     ),
 }
@@ -203,18 +165,10 @@ def _with_nan(pair: Path) -> None:
 
 
 DAMAGED_PAIRS: Mapping[str, Callable[[Path], object]] = {
-    "NO_TEXT": _without("target/tokenizer.json"),
+    "NO_TEXT": _with("target/tokenizer.json", None),
     "NAN": _with_nan,
 }
 """Pairs that can be built, and then do not run."""
-
-
-def _zeros(file: str) -> Callable[[Path], object]:
-    def damage(bundle: Path) -> None:
-        (bundle / file).write_bytes(b"\0" * (bundle / file).stat().st_size)
-
-    return damage
-
 
 DAMAGED_BUNDLES: Mapping[str, Callable[[Path], object]] = {
     "BROKEN_GRAPH": _zeros("draft.onnx"),

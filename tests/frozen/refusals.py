@@ -20,8 +20,7 @@ from dflash_trt.errors import DflashError
 from tests.cli.bigram import write_bigram_pair
 from tests.frozen import canonical
 from tests.frozen.broken_files import (
-    BROKEN_WEIGHTS,
-    CONFIG_TEXTS,
+    BROKEN_PAIRS,
     DAMAGED_BUNDLES,
     DAMAGED_PAIRS,
     DEPLOYED,
@@ -123,21 +122,18 @@ class _Workplace:
             yield line, [self._word(word) for word in shlex.split(line)]
         for line in _table("configs"):
             yield f"config: {line}", self._build(lambda pair, line=line: _edit(pair, line))
-        for name, text in CONFIG_TEXTS.items():
-            yield f"config.json: {name}", self._build(_writer("target/config.json", text))
-        for name, damage in BROKEN_WEIGHTS.items():
-            yield f"weights: {name}", self._build(damage)
+        for name, damage in BROKEN_PAIRS.items():
+            yield name, self._build(damage)
         for name, text in YAML.items():
             yield f"YAML: {name}", ["build", "--target", str(self._write("pair.yaml", text))]
         for name, content in PROMPTS.items():
             file = self._write(name, content)
             yield f"prompts: {name}", self._generate("--prompt-file", str(file))
         for name, schedule in SCHEDULES.items():
-            words = ["--block-schedule", str(self._write("schedule.json", json.dumps(schedule)))]
-            yield f"schedule: {name}", self._generate("--prompt", "a", *words)
+            yield f"schedule: {name}", self._generate("--prompt", "a", *self._schedule(schedule))
         for name, schedule in DEPLOYED_SCHEDULES.items():
-            words = ["--block-schedule", str(self._write("schedule.json", json.dumps(schedule)))]
-            yield f"deployed schedule: {name}", [*DEPLOYMENT, *words, "-o", self._word("NEW")]
+            words = [*DEPLOYMENT, *self._schedule(schedule), "-o", self._word("NEW")]
+            yield f"deployed schedule: {name}", words
         for name, profile in PROFILES.items():
             file = self._write("own.yaml", DEPLOYED.format(profile=profile))
             words = ["--executor", "trtllm", "--target", str(file), "-o", self._word("NEW")]
@@ -153,6 +149,9 @@ class _Workplace:
         name, separator, rest = word.partition("/")
         stem, dot, suffix = name.partition(".")
         return f"{self._files.get(stem, stem)!s}{dot}{suffix}{separator}{rest}"
+
+    def _schedule(self, schedule: Any) -> list[str]:
+        return ["--block-schedule", str(self._write("schedule.json", json.dumps(schedule)))]
 
     def _generate(self, *words: str) -> list[str]:
         return ["generate", str(self._files["BUNDLE"]), *words]
@@ -180,11 +179,6 @@ class _Workplace:
 def _table(name: str) -> list[str]:
     lines = (TABLES / f"{name}.txt").read_text(encoding="utf-8").splitlines()
     return [line for line in lines if line and not line.startswith("#")]
-
-
-def _writer(file: str, text: str) -> Callable[[Path], object]:
-    data = text.encode("utf-8", "surrogateescape")
-    return lambda folder: (folder / file).write_bytes(data)
 
 
 def _edit(folder: Path, line: str) -> None:

@@ -1,4 +1,4 @@
-"""Quantised linears: the CPU's body against NumPy, whole graphs against an independent evaluation."""
+"""Quantised linears: the CPU's body against NumPy, graphs against an independent evaluation."""
 
 from __future__ import annotations
 
