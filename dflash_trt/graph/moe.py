@@ -189,16 +189,23 @@ def _shared_expert(layer: LayerBuilder, x: str) -> str:
 def _function(
     moe: MoeSpec, precision: Precision, names: list[str], stored: ExpertWeights, *, is_gelu: bool
 ) -> onnx.FunctionProto:
-    is_cpu = precision is Precision.FLOAT32
-    expert = "e" if is_cpu else "ids"
-    is_scaled, activation = "expert_scales" in names, _GEGLU if is_gelu else _SWIGLU
+    is_cpu, is_scaled = precision is Precision.FLOAT32, "expert_scales" in names
+
+    def add_bias(bias: str, value: str, result: str) -> str:
+        if bias not in names:
+            return f"{result} = Identity ({value})"
+        shift = f"{bias}_shift = Gather <axis = 0> ({bias}, {'e' if is_cpu else 'ids'})"
+        return f"{shift}\n    {result} = Add ({value}, {bias}_shift)"
+
+    activation = _GEGLU if is_gelu else _SWIGLU
+    axis = 1 + (not is_cpu) + stored.is_interleaved
     combine = (_CPU_COMBINE if is_cpu else _GATHER_COMBINE).format(
         weights=stored.body,
-        gate_up_bias=_bias("gate_up_bias", "both", "biased", expert, names),
-        split=_SPLIT.format(axis=_split_axis(stored, is_cpu)),
+        gate_up_bias=add_bias("gate_up_bias", "both", "biased"),
+        split=_SPLIT.format(axis=axis),
         activation=activation if moe.clamp is None else _CLAMPED_SWIGLU,
         shares="scaled_shares" if is_scaled else "shares",
-        down_bias=_bias("down_bias", "last", "result", expert, names),
+        down_bias=add_bias("down_bias", "last", "result"),
     )
     routing = "normalized" if moe.routing == "all" and moe.is_normalized else moe.routing
     read = ("routed" if "routed" in names else "x", "router", "router_bias")
@@ -216,36 +223,15 @@ def _function(
 def _constants(moe: MoeSpec, precision: Precision, stored: ExpertWeights) -> str:
     """Every list of integers and every number that the body reads by name."""
     rest = () if precision is Precision.FLOAT32 else (0,)
-    lists = {
-        "count": (moe.chosen,),
-        "flat": (-1,),
-        "columns": (0, -1),
-        "axis_1": (1,),
-        "axis_2": (2,),
-        "axes_1_2": (1, 2),
-        "pairs": (0, *rest, -1, 2) if stored.is_interleaved else (0, *rest, 2, -1),
-        **stored.constants,
-    }
-    lines = [f"{name} = Constant <value_ints = {list(one)}> ()" for name, one in lists.items()]
-    lines += [
-        f"{name} = Constant <value_int = {at}> ()" for at, name in enumerate(("first", "second"))
-    ]
+    lists = {"count": (moe.chosen,), "flat": (-1,), "columns": (0, -1), "axis_1": (1,)}
+    lists |= {"axis_2": (2,), "axes_1_2": (1, 2)}
+    lists["pairs"] = (0, *rest, -1, 2) if stored.is_interleaved else (0, *rest, 2, -1)
+    lines = [f"let {name} = {list(one)}" for name, one in (lists | stored.constants).items()]
+    lines.append("let first = 0, second = 1")
     if moe.clamp is not None:
         limit, gain = moe.clamp.limit, moe.clamp.gain
         numbers = {"limit": limit, "minus_limit": -limit, "gain": gain, "one": 1.0}
         for name, number in numbers.items():
-            lines.append(f"{name}_float = Constant <value_float = {number!r}> ()")
+            lines.append(f"let {name}_float = {number!r}")
             lines.append(f"{name} = Cast <to = {precision.onnx_type}> ({name}_float)")
     return "\n".join(lines)
-
-
-def _split_axis(stored: ExpertWeights, is_cpu: bool) -> int:
-    return 1 + (not is_cpu) + stored.is_interleaved
-
-
-def _bias(bias: str, value: str, result: str, expert: str, names: list[str]) -> str:
-    """`result` is `value` plus the chosen experts' bias, or `value` itself where there is none."""
-    if bias not in names:
-        return f"{result} = Identity ({value})"
-    return f"""{bias}_shift = Gather <axis = 0> ({bias}, {expert})
-    {result} = Add ({value}, {bias}_shift)"""

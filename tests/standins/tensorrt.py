@@ -100,7 +100,6 @@ class FakeTensorRt:
         self.contexts: weakref.WeakSet[FakeContext] = weakref.WeakSet()
         self.guards: list[Callable[[str, int, np.ndarray, np.ndarray], None]] = []
         self.kernels = b""
-        self.diagnostics = 0
         self.messages: list[str] = []
         self.fail: set[str] = set()
         self.version = str(real.__version__)
@@ -122,12 +121,6 @@ class FakeTensorRt:
 class FakeRuntime:
     def __init__(self, module: FakeTensorRt, logger: Any) -> None:
         self._module, self._logger = module, logger
-        self.engine_header_size = 64
-
-    def get_engine_validity(self, buffer: bytes) -> tuple[Any, int]:
-        bits = self._module.diagnostics
-        states = real.EngineValidity
-        return (states.INVALID if bits else states.VALID), bits
 
     def deserialize_cuda_engine(self, serialized_engine: Any) -> FakeEngine | None:
         plan = self._module.plans.get(hashlib.sha256(serialized_engine).hexdigest())

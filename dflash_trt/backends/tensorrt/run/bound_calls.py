@@ -6,17 +6,15 @@ its small outputs. All calls share the same two buffers: they run one after anot
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
 from typing import Any
 
-import numpy as np
 import numpy.typing as npt
 
 from dflash_trt.backends.base import Scores
-from dflash_trt.backends.tensorrt.run.device_caches import DeviceCaches, DevicePages, DeviceStates
 from dflash_trt.backends.tensorrt.run.engines import EngineBundle, EngineContext, Pass
 from dflash_trt.graph import bindings as io
 from dflash_trt.graph.bindings import GraphName
@@ -29,16 +27,8 @@ Graphs = tuple[GraphName, ...]
 STEP: Graphs = ("draft", "target")
 """A draft pass, and a verify pass that reads the draft's output where it lies."""
 
-STATE_PLACES = (io.STATE_START, io.ROWS_END, io.ROWS_SIDE)
-INPUTS = (
-    io.BLOCK_IDS,
-    io.TOKEN_IDS,
-    io.CACHE_START,
-    io.LOGIT_ROWS,
-    io.PAGE_TABLE,
-    io.SAMPLING,
-    *STATE_PLACES,
-)
+INPUTS = (io.BLOCK_IDS, io.TOKEN_IDS, io.CACHE_START, io.LOGIT_ROWS, io.PAGE_TABLE, io.SAMPLING)
+INPUTS += (io.STATE_START, io.ROWS_END, io.ROWS_SIDE)
 COPIED_OUTPUTS = (io.DRAFT_TOKEN_IDS, io.CHOICE_IDS, io.NEXT_BLOCK_IDS, io.NEW_START)
 """What every call copies back."""
 
@@ -124,51 +114,36 @@ class Results:
 
 
 class PackedTensors:
-    """Small tensors of a call one after another, each aligned; `size` bytes in all."""
+    """Small tensors of a call one after another, each aligned; `size` bytes in all.
+
+    `spans` says where the bytes of each begin and end.
+    """
 
     def __init__(self, tensors: Iterable[GraphTensor], axes: Mapping[str, int]) -> None:
+        self.size, self.spans = 0, dict[str, tuple[int, int]]()
         self._kinds = {one.name: (one.sized(axes), one.dtype) for one in tensors}
-        ends = list(accumulate(align(self._nbytes(name)) for name in self._kinds))
-        self._offsets = dict(zip(self._kinds, [0, *ends[:-1]], strict=True))
-        self.size = ends[-1]
+        for name, (shape, dtype) in self._kinds.items():
+            self.spans[name] = self.size, self.size + math.prod(shape) * dtype.itemsize
+            self.size = align(self.spans[name][1])
 
     @property
     def page_tables(self) -> list[str]:
         """The page tables among them, one beside the other."""
         return [name for name in self._kinds if name.startswith(io.PAGE_TABLE)]
 
-    def offset(self, name: str) -> int:
-        return self._offsets[name]
-
     def part(self, name: str, sequences: slice) -> tuple[int, int]:
         """Offset and size of some sequences' part of a tensor, whose first axis is B."""
-        each = self._nbytes(name) // self.shape(name)[0]
-        count = sequences.stop - sequences.start
-        return self._offsets[name] + sequences.start * each, count * each
-
-    def end(self, name: str) -> int:
-        """Where the tensor's last byte is followed by the next."""
-        return self._offsets[name] + self._nbytes(name)
-
-    def end_of(self, names: Iterable[str]) -> int:
-        """Where the last of those of `names` ends that are here."""
-        return max(self.end(name) for name in names if name in self._offsets)
-
-    def addresses(self, base: int) -> dict[str, int]:
-        """Where each tensor lies if the first is at `base`."""
-        return {name: base + offset for name, offset in self._offsets.items()}
+        begin, end = self.spans[name]
+        each = (end - begin) // self.shape(name)[0]
+        return begin + sequences.start * each, (sequences.stop - sequences.start) * each
 
     def view(self, memory: HostBytes, name: str) -> npt.NDArray[Any]:
         """The tensor as an array over `memory`, which holds all of them from its first byte."""
-        shape, dtype = self._kinds[name]
-        return memory[self._offsets[name] : self.end(name)].view(dtype).reshape(shape)
+        (begin, end), (shape, dtype) = self.spans[name], self._kinds[name]
+        return memory[begin:end].view(dtype).reshape(shape)
 
     def shape(self, name: str) -> tuple[int, ...]:
         return self._kinds[name][0]
-
-    def _nbytes(self, name: str) -> int:
-        shape, dtype = self._kinds[name]
-        return int(np.prod(shape)) * dtype.itemsize
 
 
 def pack(
@@ -214,40 +189,40 @@ class BoundCall:
 
     def copied(self, scores: Scores) -> int:
         """Bytes of the outputs that come back to the host."""
-        whole = scores is Scores.CANDIDATES
-        return self.outputs.size if whole else self.outputs.end_of(COPIED_OUTPUTS)
+        if scores is Scores.CANDIDATES:
+            return self.outputs.size
+        return max(end for name, (_, end) in self.outputs.spans.items() if name in COPIED_OUTPUTS)
 
 
 @dataclass(frozen=True, slots=True)
-class Binder:
-    """Binds calls over caches and buffers that never move; a buffer is its device address."""
+class Buffers:
+    """Device addresses of what all calls share, which never moves."""
 
-    bundle: EngineBundle
-    caches: DeviceCaches | DevicePages
-    states: DeviceStates
     inputs: int
     outputs: int
     logits: int
 
-    def bind(self, graphs: Graphs, first_slot: int, axes: Mapping[str, int]) -> BoundCall:
-        """A call of `graphs` on slots from `first_slot` on, whose axes have sizes B, S and R."""
-        tables = {graph: self.bundle.tensors(graph) for graph in graphs}
+    def bind(
+        self,
+        bundle: EngineBundle,
+        graphs: Graphs,
+        axes: Mapping[str, int],
+        cache_address: Callable[[str], int],
+    ) -> BoundCall:
+        """A call of `graphs`, whose axes have sizes B, S and R, over caches where they lie."""
+        tables = {graph: bundle.tensors(graph) for graph in graphs}
         inputs, outputs = pack(tables.values(), axes)
-        places = inputs.addresses(self.inputs) | outputs.addresses(self.outputs)
+        places = {name: self.inputs + begin for name, (begin, _) in inputs.spans.items()}
+        places |= {name: self.outputs + begin for name, (begin, _) in outputs.spans.items()}
         places[io.LOGITS] = self.logits
         passes = []
         for graph, table in tables.items():
             shapes = {one.name: one.sized(axes) for one in table if one.is_input}
             addresses = {
-                one.name: self._cache_address(one.updates or one.name, first_slot)
+                one.name: cache_address(one.updates or one.name)
                 if one.role in (Role.CACHE, Role.UPDATED_CACHE)
                 else places[one.name]
                 for one in table
             }
             passes.append(Pass(graph, axes, shapes, addresses))
         return BoundCall(tuple(passes), inputs, outputs)
-
-    def _cache_address(self, name: str, first_slot: int) -> int:
-        if name in self.states:
-            return self.states.address(name, first_slot)
-        return self.caches.address(name, first_slot)

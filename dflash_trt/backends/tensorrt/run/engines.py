@@ -116,8 +116,6 @@ class Loader:
             DflashError: it is not an engine, or not one for this library and device.
         """
         with open_file(path) as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-            if self.library.is_rtx:
-                self._check_header(path, data[: self._runtime.engine_header_size])
             engine = self._runtime.deserialize_cuda_engine(data)
         if engine is None:
             raise self.failure("load it", path.name, fix=REBUILD)
@@ -174,16 +172,6 @@ class Loader:
                     self._cache_data = data
             config.set_runtime_cache(self._cache)
         return config
-
-    def _check_header(self, path: Path, header: bytes) -> None:
-        validity, diagnostics = self._runtime.get_engine_validity(header)
-        if validity != self._trt.EngineValidity.INVALID:
-            return
-        kinds = self._trt.EngineInvalidityDiagnostics.__members__.values()
-        names = [str(kind.name).lower() for kind in kinds if int(kind) & diagnostics]
-        reasons = ", ".join(names).replace("_", " ") or "no reason given"
-        what = f"{self.library.name} does not accept it: {reasons}"
-        raise DflashError(what, where=path, fix=REBUILD)
 
 
 @dataclass(frozen=True, slots=True)

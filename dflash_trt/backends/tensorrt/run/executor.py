@@ -32,8 +32,8 @@ from dflash_trt.backends.base import (
 )
 from dflash_trt.backends.tensorrt.run.bound_calls import (
     STEP,
-    Binder,
     BoundCall,
+    Buffers,
     Graphs,
     Results,
     Staging,
@@ -65,7 +65,7 @@ class TensorRtExecutor:
         loader: opens engine files with the library that built them.
 
     `runner` and `lookahead` tell what was captured and begun ahead, `caches` what they take,
-    `states` the recurrent layers', `binder` where calls find everything.
+    `states` the recurrent layers'.
 
     Raises:
         DflashError: the device has no room for caches and buffers.
@@ -75,8 +75,7 @@ class TensorRtExecutor:
 
     def __init__(self, bundle: EngineBundle, device: Device, loader: Loader) -> None:
         self.limits = limits = bundle.limits
-        self._device = device
-        self._loader = loader
+        self._bundle, self._device, self._loader = bundle, device, loader
         self.runner = PassRunner(bundle, device, loader)
         self._rows = SlotRows(limits)
         self._whole_rows: HostBytes | None = None
@@ -100,14 +99,7 @@ class TensorRtExecutor:
         self.lookahead = Lookahead(device, self._inputs, self._results, self._pages)
         rows = max(axes["B"] * axes["R"] for axes in (decode, prefill))
         self._logits = device.allocate(rows * limits.vocab_size * 4, "logits")
-        self.binder = Binder(
-            bundle,
-            self.caches,
-            self.states,
-            inputs=self._inputs.address,
-            outputs=self._results.address,
-            logits=self._logits,
-        )
+        self._buffers = Buffers(self._inputs.address, self._results.address, self._logits)
 
     @property
     def device(self) -> Device:
@@ -213,8 +205,13 @@ class TensorRtExecutor:
             graphs, picked = (call.graph,), call.logit_rows.shape[1]
         axes = {"B": frame.batch, "S": frame.rows, "R": picked}
         slot = frame.first_slot if self.states else self.caches.bound_slot(frame.first_slot)
+
+        def address(name: str) -> int:
+            return (self.states if name in self.states else self.caches).address(name, slot)
+
         key = (graphs, slot, *axes.values())
-        return self.runner.recall(key, partial(self.binder.bind, graphs, slot, axes))
+        bind = partial(self._buffers.bind, self._bundle, graphs, axes, address)
+        return self.runner.recall(key, bind)
 
     def _enter_call(self) -> None:
         """Begins a call, once one that an error broke off has left the host's buffers."""

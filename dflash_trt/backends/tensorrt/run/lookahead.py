@@ -98,7 +98,7 @@ class Lookahead:
             memory, names = self._tables[0], inputs.page_tables
             for name in names:
                 self._pages.fill(name, inputs.view(memory, name), call.slots)
-            offset, end = inputs.offset(names[0]), inputs.end(names[-1])
+            offset, end = inputs.spans[names[0]][0], inputs.spans[names[-1]][1]
             self._device.upload(self._inputs.address + offset, memory[offset:end])
         for name, source in ((BLOCK_IDS, NEXT_BLOCK_IDS), (CACHE_START, NEW_START)):
             begin, size = inputs.part(name, live)
