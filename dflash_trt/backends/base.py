@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import Literal, Protocol, cast
+from typing import ClassVar, Literal, Protocol, cast
 
 import numpy as np
 
@@ -32,9 +32,27 @@ class Scores(IntEnum):
     LOGITS = 2
 
 
+class _Call:
+    """B sequences in slots first_slot … first_slot+B-1, from the cache positions `starts` on."""
+
+    __slots__ = ()
+    first_slot: int
+    starts: Int64Array
+
+    @property
+    def batch(self) -> int:
+        """B."""
+        return len(self.starts)
+
+    @property
+    def slots(self) -> range:
+        """The slots of the sequences."""
+        return range(self.first_slot, self.first_slot + self.batch)
+
+
 @dataclass(frozen=True, slots=True, eq=False)
-class TargetCall:
-    """Rows for the target, in slots first_slot … first_slot+B-1.
+class TargetCall(_Call):
+    """Rows for the target.
 
     `token_ids` [B,S] stand at the cache positions from `starts` [B] on; `logit_rows` [B,R] are
     the rows (0 … S-1) whose choice is wanted. "target" also injects the rows into the draft's
@@ -56,16 +74,6 @@ class TargetCall:
     is_last: bool = False
 
     @property
-    def batch(self) -> int:
-        """B."""
-        return len(self.starts)
-
-    @property
-    def slots(self) -> range:
-        """The slots of the sequences."""
-        return range(self.first_slot, self.first_slot + self.batch)
-
-    @property
     def rows(self) -> int:
         """S."""
         return self.token_ids.shape[1]
@@ -77,8 +85,8 @@ class TargetCall:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class StepCall:
-    """A block to draft and to verify, in slots first_slot … first_slot+B-1.
+class StepCall(_Call):
+    """A block to draft and to verify.
 
     `starts` [B] are the cache positions of the `anchors` [B], which are not yet cached.
     `block_size` is 2 … limits.block_size; `sampling` is as in TargetCall.
@@ -98,26 +106,12 @@ class StepCall:
     sampling: Int64Array | None = None
     ahead: bool = False
     revise: Callable[[Int64Array], None] | None = None
-
-    @property
-    def batch(self) -> int:
-        """B."""
-        return len(self.starts)
-
-    @property
-    def slots(self) -> range:
-        """The slots of the sequences."""
-        return range(self.first_slot, self.first_slot + self.batch)
+    is_step: ClassVar[bool] = True
 
     @property
     def rows(self) -> int:
         """S."""
         return self.block_size
-
-    @property
-    def is_step(self) -> bool:
-        """It always is."""
-        return True
 
     def block_ids(self, mask_token_id: int) -> Int64Array:
         """What the draft is given [B,S]: the anchors, and masks behind them."""

@@ -127,12 +127,13 @@ class ExpertWeights:
 def expert_weights(layer: LayerBuilder, moe: MoeSpec) -> ExpertWeights:
     """The experts of `layer`, as stored on the CPU, else in the compute type where floats."""
     hidden, ffn, precision = layer.spec.hidden_size, moe.intermediate_size, layer.b.form.precision
-    is_cpu, lead = precision is Precision.FLOAT32, (0, 0)
+    is_cpu = precision is Precision.FLOAT32
+    lead = () if is_cpu else (0, 0)
     take, words = (layer.stored, _ONE) if is_cpu else (layer.weight, _MANY)
     shapes: dict[str, tuple[int, ...]]
-    shapes = {"in_shape": (0, 0, 2 * ffn, hidden), "out_shape": (0, 0, hidden, ffn)}
+    shapes = {"in_shape": (*lead, 2 * ffn, hidden), "out_shape": (*lead, hidden, ffn)}
     if is_cpu:
-        shapes, lead = {"in_shape": (2, ffn, hidden), "out_shape": (2, hidden // 2, ffn)}, ()
+        shapes = {"in_shape": (2, ffn, hidden), "out_shape": (2, hidden // 2, ffn)}
 
     def both(template: str) -> str:
         known = words | {"onnx_type": precision.onnx_type}

@@ -223,10 +223,11 @@ def _function(
 def _constants(moe: MoeSpec, precision: Precision, stored: ExpertWeights) -> str:
     """Every list of integers and every number that the body reads by name."""
     rest = () if precision is Precision.FLOAT32 else (0,)
+    lists: dict[str, tuple[int, ...]]
     lists = {"count": (moe.chosen,), "flat": (-1,), "columns": (0, -1), "axis_1": (1,)}
     lists |= {"axis_2": (2,), "axes_1_2": (1, 2)}
     lists["pairs"] = (0, *rest, -1, 2) if stored.is_interleaved else (0, *rest, 2, -1)
-    lines = [f"let {name} = {list(one)}" for name, one in (lists | stored.constants).items()]
+    lines = [f"let {name} = {list(one)}" for name, one in {**lists, **stored.constants}.items()]
     lines.append("let first = 0, second = 1")
     if moe.clamp is not None:
         limit, gain = moe.clamp.limit, moe.clamp.gain

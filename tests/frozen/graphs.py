@@ -2,8 +2,7 @@
 
 A graph is hashed without the producer's version, and with the names of stored tensors where it
 has files and offsets: they are the checkpoint's facts. Beside the hash of the whole stand shorter
-ones of its parts, so that a difference says where to look. `python -m tests.frozen.graphs NAME…`
-prints graphs as text, to compare two checkouts; a NAME is qwen3/draft/bf16-paged-fp8-draws.
+ones of its parts, so that a difference says where to look.
 """
 
 from __future__ import annotations
@@ -11,9 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import struct
-import sys
-import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
@@ -62,12 +59,8 @@ def forms() -> dict[str, GraphForm]:
 
 
 def graph_facts(folder: Path, names: Iterable[str] = PAIRS) -> dict[str, str]:
-    """The digest of each graph, by "pair/graph/form"."""
-    return {key: _digest(model) for key, model in graphs(folder, names)}
-
-
-def graphs(folder: Path, names: Iterable[str] = PAIRS) -> Iterator[tuple[str, onnx.ModelProto]]:
-    """Every graph in its canonical form, with its name."""
+    """The digest of each graph in its canonical form, by "pair/graph/form"."""
+    facts = {}
     for name in names:
         pair = write_pair(name, folder / name)
         tables = folder / name / "tables.safetensors"
@@ -79,8 +72,10 @@ def graphs(folder: Path, names: Iterable[str] = PAIRS) -> Iterator[tuple[str, on
                 continue
             model = _build(graph, pair, tables, form)
             if form.draws and form.precision is not Precision.FLOAT32:
-                yield f"{name}/{graph}/{label}-plugins", stored.canonical(_handed_over(model))
-            yield f"{name}/{graph}/{label}", stored.canonical(model)
+                handed = stored.canonical(_handed_over(model))
+                facts[f"{name}/{graph}/{label}-plugins"] = _digest(handed)
+            facts[f"{name}/{graph}/{label}"] = _digest(stored.canonical(model))
+    return facts
 
 
 def _build(graph: str, pair: Pair, tables: Path, form: GraphForm) -> onnx.ModelProto:
@@ -159,14 +154,3 @@ def _sha256(messages: Iterable[Any]) -> str:
         raw = message.SerializeToString(deterministic=True)
         digest.update(struct.pack("<Q", len(raw)) + raw)
     return digest.hexdigest()
-
-
-def main(names: list[str]) -> None:
-    with tempfile.TemporaryDirectory() as folder:
-        for name, model in graphs(Path(folder), sorted({name.split("/")[0] for name in names})):
-            if name in names:
-                print(f"# {name}\n{model}")
-
-
-if __name__ == "__main__":
-    main(sys.argv[1:])

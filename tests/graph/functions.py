@@ -20,25 +20,6 @@ FloatArray = npt.NDArray[np.float32]
 FLOAT8 = ml_dtypes.float8_e4m3fn
 
 
-def attend(
-    q: Array, k: Array, v: Array, seen: npt.NDArray[np.bool_], sinks: Array | None = None
-) -> npt.NDArray[np.float64]:
-    """softmax(q k^T) v in float64 over the keys that seen [B,S,M] lets a row see.
-
-    sinks [H_q] are one more score of each row, whose value is zero.
-    """
-    result = np.zeros(q.shape)
-    group = q.shape[1] // k.shape[1]
-    for b, h, row in np.ndindex(q.shape[:3]):
-        keys = np.flatnonzero(seen[b, row])
-        scores = k[b, h // group, keys].astype(float) @ q[b, h, row].astype(float)
-        scores = np.append(scores, -np.inf if sinks is None else sinks[h])
-        weights = np.exp(scores - scores.max())
-        weights /= weights.sum()
-        result[b, h, row] = weights[:-1] @ v[b, h // group, keys].astype(float)
-    return result
-
-
 def run_session(session: ort.InferenceSession, feeds: Mapping[str, Array]) -> dict[str, Array]:
     """Every output by its name; arrays of FP8 codes go in and come out as such."""
     io, given = session.io_binding(), {n: np.ascontiguousarray(a) for n, a in feeds.items()}

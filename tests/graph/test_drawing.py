@@ -136,21 +136,6 @@ def test_a_step_settles_what_the_runtime_would(built: TinyPair, rows: int) -> No
     assert accepted == ({*range(min(rows - 1, len(MIXED) - 1)), rows - 1})
 
 
-@pytest.mark.parametrize("name", ["target", "target_only"])
-def test_a_prefill_chunk_draws_its_last_row(built: TinyPair, name: GraphName) -> None:
-    """One sequence, whose first token is drawn and where the next block begins."""
-    plain, drawing = Graph(built, name, GraphForm()), Graph(built, name, GraphForm(draws=True))
-    for sequence, one in enumerate(MIXED):
-        feeds = make_feeds(9, np.array([8]), 1, seed=sequence) | {SAMPLING: pack_sampling([one])}
-        want, got = plain.run(feeds), drawing.run(feeds)
-        assert np.array_equal(got[CHOICE_IDS], draw(want[LOGITS], feeds, [one]))
-        if name == "target":
-            for key, expected in settle(got, feeds, built.pair.draft.mask_token_id).items():
-                assert np.array_equal(got[key], expected), key
-            assert got[NEW_START] == feeds["cache_start"] + 9
-            assert got[NEXT_BLOCK_IDS].tolist() == got[CHOICE_IDS].tolist()
-
-
 def test_a_row_that_is_not_finite_ends_the_accepted_prefix(built: TinyPair) -> None:
     """A damaged sequence has no token; its neighbour is settled as ever."""
     drawing = Graph(built, "target", GraphForm(draws=True))

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from dflash_trt.graph.gated_delta import IDLE
-from dflash_trt.graph.gated_delta_groups import SMALLEST_GROUP, group_rows
+from dflash_trt.graph.gated_delta_groups import SMALLEST_GROUP
 from tests.covering import exhaustive
 from tests.graph.delta import DeltaStep, FloatArray
 from tests.graph.test_gated_delta import SHAPES, check_cuts
@@ -61,10 +61,3 @@ def test_an_idle_sequence_keeps_every_bit(rows: int) -> None:
     alone, _ = step.run(x[:1], starts[:1], held.pick([0]))
     assert_bitwise_equal(y[:1], alone, "rows of the other")
     assert not np.array_equal(after.state[0], held.state[0])
-
-
-def test_a_step_is_one_group() -> None:
-    for replay in (2, 16, 17, 31, 64):
-        size = group_rows(replay)
-        assert 2 * replay <= size and size & (size - 1) == 0
-        assert size == SMALLEST_GROUP or size < 4 * replay

@@ -6,30 +6,12 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from dflash_plugins.block_attention.reference import masked_error_bound
-from dflash_plugins.testing.numeric import assert_close
 from safetensors.torch import load_file, save_file
 
 from dflash_trt.building.bundle_writer import BuildOptions
-from dflash_trt.graph.caches.cpu import sink_attention_function
-from tests.graph.functions import attend, run_function
 from tests.graph.runner import GraphRunner
 from tests.pairs import bundle_pair
 from tests.reference.checkpoints import write_draft, write_target
-
-
-def test_sinks_are_one_more_term_of_the_softmax() -> None:
-    rng = np.random.default_rng(1)
-    q, k, v = (
-        rng.standard_normal(shape, dtype=np.float32)
-        for shape in ((2, 4, 3, 16), (2, 2, 128, 16), (2, 2, 128, 16))
-    )
-    sinks = np.array([-30.0, 0.5, 3.0, 80.0], np.float32)
-    mask = rng.random((2, 1, 3, 128)) < 0.3
-    feeds = {"q": q, "k": k, "v": v, "mask": mask, "sinks": sinks}
-    (got,) = run_function(sink_attention_function(16), feeds)
-    want = attend(q, k, v, mask[:, 0], sinks)
-    assert_close(got, want, masked_error_bound(q, k, v, mask[:, 0], want, sinks))
 
 
 def test_experts_that_no_row_chose_are_not_touched(tmp_path: Path) -> None:

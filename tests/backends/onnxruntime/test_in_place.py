@@ -9,7 +9,7 @@ import pytest
 
 from dflash_trt.backends.base import StepCall
 from dflash_trt.backends.onnxruntime.executor import MAX_BINDINGS, OnnxRuntimeExecutor
-from tests.backends.steps import forward_rows, one_step, random_ids, run_chunks
+from tests.backends.steps import forward_rows, random_ids
 from tests.inspection import arrays, binding_count, cache_length, count_calls
 from tests.pairs import PairFactory
 from tests.reference.compare import assert_bitwise_equal
@@ -95,13 +95,3 @@ def test_the_length_follows_the_tokens_held(executor: OnnxRuntimeExecutor) -> No
     executor.release_slots(0)
     forward_rows(executor, ids, [0], first_slot=0)
     assert cache_length(executor) == 128
-
-
-def test_the_last_position_of_the_context_can_be_used(make_pair: PairFactory) -> None:
-    """A limit that is no multiple of the length step included."""
-    executor = make_pair(max_seq_len=150, max_batch=2).open()
-    ids = random_ids(256, 150).tolist()
-    logits = run_chunks(executor, ids, (47,))
-    executor.speculate(one_step(8, anchor=3, start=142))
-    alone = make_pair(max_batch=SLOTS).open()
-    assert_bitwise_equal(logits, run_chunks(alone, ids, (150,)), "another limit")

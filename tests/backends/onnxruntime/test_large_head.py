@@ -6,6 +6,7 @@ whose rounding depends on the number of rows.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -23,26 +24,18 @@ ROWS, BATCH = 8, 3
 NEEDED_GIB = 8
 
 
-def available_gib() -> float:
-    lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
-    values = dict(line.split(":", 1) for line in lines)
-    return int(values["MemAvailable"].split()[0]) / 2**20
-
-
 @pytest.fixture
 def executor(tmp_path: Path) -> Iterator[Executor]:
     """Of a Qwen3 of one thin layer, whose tied embedding is VOCAB × HIDDEN."""
-    if available_gib() < NEEDED_GIB:
-        pytest.skip(f"needs {NEEDED_GIB} GiB of free memory, {available_gib():.1f} are there")
-    target, draft = tmp_path / "target", tmp_path / "draft"
-    one_head = {"num_layers": 1, "heads": 1, "kv_heads": 1, "head_dim": 64, "intermediate": 32}
-    write_target(target, "qwen3", "bfloat16", hidden=HIDDEN, vocab=VOCAB, tie=True, **one_head)
+    free = re.search(r"MemAvailable: *(\d+)", Path("/proc/meminfo").read_text(encoding="ascii"))
+    if free is None or int(free[1]) < NEEDED_GIB << 20:
+        pytest.skip(f"needs {NEEDED_GIB} GiB of free memory")
+    target, draft = tmp_path / "target", {"num_layers": 1, "block_size": ROWS, "dtype": "bfloat16"}
+    thin = {"num_layers": 1, "heads": 1, "kv_heads": 1, "head_dim": 64, "intermediate": 32}
+    write_target(target, "qwen3", "bfloat16", hidden=HIDDEN, vocab=VOCAB, tie=True, **thin)
     try:
-        write_draft(
-            draft, target, num_layers=1, target_layer_ids=[0], block_size=ROWS, dtype="bfloat16"
-        )
-        built = bundle_pair(tmp_path, BuildOptions(), max_seq_len=128, max_batch=BATCH)
-        opened = built.open()
+        write_draft(tmp_path / "draft", target, target_layer_ids=[0], **draft)
+        opened = bundle_pair(tmp_path, BuildOptions(), max_seq_len=128, max_batch=BATCH).open()
         yield opened
         opened.close()
     finally:

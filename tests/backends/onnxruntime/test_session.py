@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
-import mmap
-import re
 from pathlib import Path
 
 import onnx
@@ -13,7 +10,6 @@ import pytest
 from dflash_trt.backends.onnxruntime.session import (
     MAX_NODES,
     check_ending,
-    in_huge_pages,
     open_session,
 )
 from dflash_trt.errors import DflashError
@@ -69,39 +65,3 @@ def test_a_loop_over_a_tensor_ends() -> None:
     for nodes, functions in ((_loop(), ""), ("y = own.f (x)", _function("f", _loop()))):
         model = onnx.parser.parse_model(f"{_HEAD}{{ {nodes} }}\n{functions}")
         check_ending(model, Path("g.onnx"))
-
-
-KINDS = Path("/sys/kernel/mm/transparent_hugepage/enabled")
-KERNEL = tuple(map(int, re.findall(r"\d+", Path("/proc/sys/kernel/osrelease").read_text())[:2]))
-
-
-def _touched() -> mmap.mmap:
-    """32 MiB of anonymous memory, all of it written."""
-    memory = mmap.mmap(-1, 32 << 20, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    memory.write(b"\x01" * len(memory))
-    return memory
-
-
-def _large(memory: mmap.mmap) -> int:
-    """Bytes in large pages, of the mapping that `memory` lies in."""
-    middle = ctypes.addressof(ctypes.c_char.from_buffer(memory)) + len(memory) // 2
-    lines = iter(Path("/proc/self/smaps").read_text(encoding="utf-8").splitlines())
-    for line in lines:
-        found = re.match(r"([0-9a-f]+)-([0-9a-f]+) ", line)
-        if found and int(found[1], 16) <= middle < int(found[2], 16):
-            break
-    return next(int(line.split()[1]) * 1024 for line in lines if "AnonHugePages:" in line)
-
-
-@pytest.mark.skipif(
-    not KINDS.exists() or "[madvise]" not in KINDS.read_text() or KERNEL < (6, 1),
-    reason="Linux 6.1 or newer gives large pages at once, and only where they are asked for",
-)
-def test_what_is_mapped_inside_is_moved_and_nothing_else() -> None:
-    earlier = _touched()
-    with in_huge_pages():
-        inside = _touched()
-    later = _touched()
-    assert _large(inside) >= len(inside) // 2  # as many as are free
-    assert inside[:] == b"\x01" * len(inside)
-    assert _large(earlier) == _large(later) == 0

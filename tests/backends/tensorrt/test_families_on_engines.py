@@ -254,9 +254,12 @@ def eagle(make_pair: PairFactory, folder: Path) -> TinyPair:
     return bundle_pair(write_fitted_eagle(folder, base, (1, 2, 4), 8), BuildOptions())
 
 
-@pytest.mark.exhaustive
 @pytest.mark.parametrize(
-    ("make", "library"), [(gpt_oss, TENSORRT_RTX), (eagle, TENSORRT_RTX), (eagle, TENSORRT)]
+    ("make", "library"),
+    [
+        (eagle, TENSORRT_RTX),
+        *(exhaustive(*one) for one in ((gpt_oss, TENSORRT_RTX), (eagle, TENSORRT))),
+    ],
 )
 def test_caches_with_room_for_a_sink_give_the_cpus_tokens(
     make_pair: PairFactory,

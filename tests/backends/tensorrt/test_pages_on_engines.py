@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dflash_trt.backends.base import ExecutorLimits, StepCall
+from dflash_trt.backends.base import ExecutorLimits
 from dflash_trt.backends.page_bindings import HANDED_BACK
 from dflash_trt.backends.tensorrt.run.executor import TensorRtExecutor
 from dflash_trt.decoding import Generator, Request
@@ -28,7 +28,6 @@ from tests.backends.steps import forward_rows, one_step, random_ids, run_chunks
 from tests.backends.tensorrt.drawing import (
     ENDS,
     GREEDY,
-    PROMPTS,
     SAMPLED,
     Decoding,
     Patient,
@@ -209,30 +208,6 @@ def test_a_step_is_dropped_whose_rows_are_on_other_pages(
     for pages in rebind(OWN if window is None else SEEN):
         executor.bind_pages(0, pages, window)
     assert executor.lookahead.dropped == dropped
-
-
-def test_a_step_of_other_slots_is_passed_by(machine: Machine) -> None:
-    """One binding serves all slots, and these two hold the same: only the slot tells them apart."""
-    executor = machine.open()
-    give_pages(executor, 0, [4 * SIZE] * 2)
-    pair = Decoding.begin(executor, GREEDY, GREEDY, prompts=PROMPTS[:1] * 2)
-    one = Decoding(executor, pair.sampling[:1], pair.anchors[:1], pair.starts[:1])
-    for _ in range(2):
-        one.call()
-    one.call(ahead=True)
-    assert executor.lookahead.started == 1
-    following = replace(one)
-    following.step(ahead=False)
-    assert executor.lookahead.dropped == 1, "the same call again is not the step begun"
-    expected = following.call().choice_ids.copy()
-    one.call(ahead=True)
-    executor.speculate(
-        StepCall(1, following.anchors, following.starts, BLOCK, sampling=following.sampling)
-    )
-    executions = machine.trt.executions
-    np.testing.assert_array_equal(following.call().choice_ids, expected)
-    assert machine.trt.executions == executions, "and this is it"
-    assert executor.lookahead.dropped == 1
 
 
 def test_a_shared_prefix_changes_neither_tokens_nor_acceptance(

@@ -27,8 +27,10 @@ Graphs = tuple[GraphName, ...]
 STEP: Graphs = ("draft", "target")
 """A draft pass, and a verify pass that reads the draft's output where it lies."""
 
-INPUTS = (io.BLOCK_IDS, io.TOKEN_IDS, io.CACHE_START, io.LOGIT_ROWS, io.PAGE_TABLE, io.SAMPLING)
-INPUTS += (io.STATE_START, io.ROWS_END, io.ROWS_SIDE)
+INPUTS: tuple[str, ...] = (
+    *(io.BLOCK_IDS, io.TOKEN_IDS, io.CACHE_START, io.LOGIT_ROWS, io.PAGE_TABLE, io.SAMPLING),
+    *(io.STATE_START, io.ROWS_END, io.ROWS_SIDE),
+)
 COPIED_OUTPUTS = (io.DRAFT_TOKEN_IDS, io.CHOICE_IDS, io.NEXT_BLOCK_IDS, io.NEW_START)
 """What every call copies back."""
 

@@ -11,27 +11,9 @@ from dflash_trt.backends.tensorrt.build.builder import EngineOptions
 from dflash_trt.backends.tensorrt.library import find_arch
 from dflash_trt.building.bundle_writer import BuildOptions
 from dflash_trt.bundle.bundle import Bundle
-from dflash_trt.core.progress import Progress, Unit
 from dflash_trt.graph.form import Precision
 from dflash_trt.models.pair_check import Pair
 from tests.pairs import write_bundle
-
-
-class RecordedProgress:
-    """Remembers the stages and how far each came."""
-
-    def __init__(self) -> None:
-        self.stages: list[tuple[str, int | None, Unit]] = []
-        self.reached: list[int] = []
-
-    def stage(self, name: str, total: int | None, unit: Unit = "bytes") -> None:
-        self.stages.append((name, total, unit))
-        self.reached.append(0)
-
-    def advance(self, count: int) -> None:
-        assert count > 0
-        self.reached[-1] += count
-
 
 BuildEngines = Callable[..., Bundle]
 
@@ -48,10 +30,8 @@ def build(
     pair: Pair,
     precision: Precision,
     arch: str = "sm_120",
-    *,
-    progress: Progress | None = None,
     **limits: int,
 ) -> Bundle:
     options = BuildOptions(engines=EngineOptions(find_arch(arch), precision))
     limits = {"max_batch": 2, "max_seq_len": 256, "prefill_chunk": 64} | limits
-    return write_bundle(pair, folder / "bundle", options, progress, **limits)
+    return write_bundle(pair, folder / "bundle", options, **limits)

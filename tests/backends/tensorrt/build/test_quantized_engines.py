@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-import dflash_trt.backends.tensorrt.build.builder as builder
 from dflash_trt.bundle.memory.estimate import estimate_memory
 from dflash_trt.cli.inspect import describe_bundle
 from dflash_trt.errors import DflashError
@@ -101,21 +100,3 @@ def test_an_architecture_without_the_type_is_refused(
     pair = make_pair(**QWEN3_64, quantize=quantize(algorithm)).pair
     with pytest.raises(DflashError, match=f"quantised in {algorithm}, which {arch} .*{able} can"):
         build_engines(pair, Precision.BFLOAT16, arch)
-
-
-def test_a_product_that_is_not_quantised_is_refused(
-    make_pair: PairFactory, build_engines: BuildEngines, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    real = builder.summarize_network
-
-    def lossy(trt: Any, network: Any) -> Any:
-        summary = real(trt, network)
-        summary.quantized_products["layers.1/mlp/down_proj"] = "FP8"
-        del summary.quantized_products["layers.0/attention/q_proj"]
-        return summary
-
-    monkeypatch.setattr(builder, "summarize_network", lossy)
-    pair = make_pair(**QWEN3_64, quantize=quantize("NVFP4")).pair
-    lost = "no quantised product for layers.0/attention/q_proj, layers.1/mlp/down_proj"
-    with pytest.raises(DflashError, match=lost):
-        build_engines(pair, Precision.BFLOAT16)
