@@ -23,9 +23,8 @@ from dflash_trt.graph.form import GraphForm, Precision
 from dflash_trt.sampling.acceptance import accept_block
 from dflash_trt.sampling.choice import choose_tokens
 from dflash_trt.sampling.params import SamplingParams, pack_sampling
-from tests.graph.builds import build, open_model
 from tests.graph.functions import run_session
-from tests.graph.runner import Arrays
+from tests.graph.runner import Arrays, build, open_model
 from tests.pairs import PairFactory, TinyPair
 from tests.reference.compare import assert_bitwise_equal
 

@@ -91,16 +91,3 @@ def test_float64_bits_are_read_exactly(name: str) -> None:
     }
     (read,) = open_body(1, inner=name).run(None, feeds)
     assert np.array_equal(np.asarray(read)[:, 0, 0], values)
-
-
-def test_rows_that_hold_no_numbers_have_no_token() -> None:
-    """Where choose_tokens raises; the rows beside them are drawn as ever."""
-    logits = np.zeros((2, 5, 20), np.float32)
-    logits[:, 0, 19] = np.nan
-    logits[:, 1, 3] = np.inf
-    logits[:, 2] = -np.inf
-    logits[:, 3, :19] = -np.inf
-    logits[:, 4, 4:] = np.nan
-    params = [SamplingParams(), SamplingParams(temperature=1.0, seed=3, top_k=3, top_p=0.5)]
-    tokens = run(open_body(20), logits, np.zeros((2, 5), np.int64), params)
-    assert tokens.tolist() == [[-1, -1, -1, 19, -1]] * 2

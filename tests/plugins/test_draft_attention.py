@@ -25,7 +25,7 @@ from dflash_trt.backends.onnxruntime.session import open_session
 from dflash_trt.backends.tensorrt.build.plugins import hand_over, hand_over_attention
 from dflash_trt.graph.form import GraphForm, Precision
 from dflash_trt.graph.functions import read_attention_facts
-from tests.graph.builds import build
+from tests.graph.runner import build
 from tests.pairs import PairFactory, TinyPair
 
 BLOCK, BATCH = 8, 2

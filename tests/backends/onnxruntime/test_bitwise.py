@@ -80,15 +80,6 @@ PAIRS: dict[str, dict[str, Any]] = {
             "draft": {"algorithm": "NVFP4", "exclude": []},
         },
     },
-    "llama_fp8": {
-        "family": "llama",
-        "target": {"vocab": 97, "num_layers": 3, "kv_heads": 1, "attention_bias": True},
-        "draft": {"target_layer_ids": [0, 2]},
-        "quantize": {
-            "target": {"algorithm": "FP8"},
-            "draft": {"algorithm": "NVFP4", "exclude": ["fc", "layers.1.*"]},
-        },
-    },
     "gpt_oss": {
         "family": "gpt_oss",
         "target": {

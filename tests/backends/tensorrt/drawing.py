@@ -26,7 +26,7 @@ from dflash_trt.graph.form import GraphForm
 from dflash_trt.sampling.acceptance import accept_block
 from dflash_trt.sampling.params import pack_sampling
 from tests.backends.steps import one_chunk
-from tests.graph.builds import build
+from tests.graph.runner import build
 from tests.pairs import TinyPair
 
 GREEDY = SamplingParams()

@@ -12,16 +12,20 @@ import torch
 from dflash_trt.backends.tensorrt.build.builder import EngineOptions, check_buildable
 from dflash_trt.backends.tensorrt.library import find_arch
 from dflash_trt.bundle.bundle import Bundle, verify_bundle
+from dflash_trt.bundle.memory.estimate import estimate_memory
+from dflash_trt.cli.inspect import describe_bundle
 from dflash_trt.errors import DflashError
 from dflash_trt.graph.form import GraphForm, Precision
 from dflash_trt.models.draft import read_draft
 from dflash_trt.models.pair_check import Pair, check_pair
+from dflash_trt.models.quantized_weights import quantized_linears
 from dflash_trt.models.target import read_target
 from tests.backends.tensorrt.build.conftest import BuildEngines
 from tests.covering import exhaustive
 from tests.pairs import TWO_KINDS, PairFactory
 from tests.reference.deepspec import write_deepspec
 from tests.reference.eagle import write_eagle
+from tests.reference.quantized import Algorithm
 
 TWO_TAPS = {"target_layer_ids": [0, 1]}
 BF16, FP16 = Precision.BFLOAT16, Precision.FLOAT16
@@ -184,6 +188,55 @@ def test_every_kind_of_model_builds(
         assert operations.items() <= engine.operations.items()
     if name == "markov":
         assert found["draft"][1]["layers"]["TOPK"] == pair.draft.block_size - 1
+
+
+QUANTIZED: dict[str, tuple[str, Any, Any, Algorithm, Precision, str]] = {
+    "nvfp4": ("qwen3", {"head_dim": 64, "dtype": "bfloat16"}, {}, "NVFP4", BF16, "sm_120"),
+    "fp8": ("llama", LLAMA, {"heads": 2, "kv_heads": 1}, "FP8", FP16, "sm_89"),
+}
+
+
+def quantize(algorithm: Algorithm) -> dict[str, Any]:
+    target = {"algorithm": algorithm, "kv_cache": True, "exclude": ["model.embed_tokens"]}
+    return {"target": target, "draft": {"algorithm": algorithm, "form": "nested"}}
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("name", QUANTIZED)
+def test_every_quantised_linear_becomes_a_quantised_product(
+    make_pair: PairFactory, build_engines: BuildEngines, name: str
+) -> None:
+    """The target's graph injects what the draft's would, and both read the output head."""
+    family, target, draft, algorithm, precision, arch = QUANTIZED[name]
+    draft = {**TWO_TAPS, **TWO_KINDS, **draft}
+    built = make_pair(family, {"num_layers": 2, **target}, draft, quantize=quantize(algorithm))
+    bundle = build_engines(built.pair, precision, arch)
+    own = quantized_linears(built.pair.target.weights)
+    drafts = quantized_linears(built.pair.draft.weights)
+    injected = [role for role in drafts if role.endswith(("fc", "k_proj", "v_proj"))]
+    expected = {"target": len(own) + len(injected), "target_only": len(own)}
+    expected["draft"] = len(drafts) - ("fc" in drafts) + ("lm_head" in own)
+    for graph, (engine, summary) in summaries(bundle).items():
+        assert engine.quantized_products == {algorithm: expected[graph]}
+        assert engine.fused_attentions == 2
+        assert set(summary["quantized_products"].values()) == {algorithm}
+        kind = "DYNAMIC_QUANTIZE" if algorithm == "NVFP4" else "QUANTIZE"
+        assert summary["layers"][kind] == expected[graph]
+    shown = "\n".join(describe_bundle(bundle.manifest, estimate_memory(bundle.manifest, 1, 1)))
+    assert f"15 linears in {algorithm}; excluded model.embed_tokens; FP8 KV cache not" in shown
+    assert f"{expected['target']} {algorithm} products" in shown
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "arch", "able"),
+    [("FP8", "sm_86", "sm_120, sm_121, sm_89"), ("NVFP4", "sm_89", "sm_120, sm_121")],
+)
+def test_an_architecture_without_the_type_is_refused(
+    make_pair: PairFactory, build_engines: BuildEngines, algorithm: Algorithm, arch: str, able: str
+) -> None:
+    pair = make_pair("qwen3", {"num_layers": 2}, TWO_TAPS, quantize=quantize(algorithm)).pair
+    with pytest.raises(DflashError, match=f"quantised in {algorithm}, which {arch} .*{able} can"):
+        build_engines(pair, BF16, arch)
 
 
 @pytest.mark.parametrize(

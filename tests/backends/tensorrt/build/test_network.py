@@ -14,7 +14,7 @@ from dflash_trt.backends.tensorrt.library import make_logger
 from dflash_trt.errors import DflashError
 from dflash_trt.graph.bindings import GraphName
 from dflash_trt.graph.form import GraphForm, Precision
-from tests.graph.builds import build
+from tests.graph.runner import build
 from tests.pairs import TWO_KINDS, PairFactory, TinyPair
 
 trt = pytest.importorskip("tensorrt_rtx", reason="TensorRT-RTX (the rtx extra) is not installed")
