@@ -56,10 +56,7 @@ class PageBindings:
         return int(self._bound[slot][column]) * self._pool.page_size + place
 
     def check(self, ends: Mapping[int, int], rows: int = 1) -> None:
-        """Raises ValueError unless slots have the pages that `rows` rows each write and see.
-
-        The rows end at `ends`, by slot.
-        """
+        """As WindowBindings has it."""
         for slot, end in ends.items():
             held = self.count(slot) * self._pool.page_size
             if end > held:
@@ -91,11 +88,9 @@ class PageBindings:
         table[table == HANDED_BACK] = self._pool.pages
 
     def move(self, source: int, destination: int) -> None:
-        """Gives `destination` the pages of `source`; no row is copied."""
         self._bound[destination] = self._bound[source]
 
     def clear(self, slot: int) -> None:
-        """Forgets the pages of a slot; their rows stay, for whoever shares them."""
         self._bound[slot] = np.empty(0, np.int32)
 
 
@@ -105,23 +100,26 @@ class WindowBindings:
     def __init__(self, slots: int, pool: PagePool) -> None:
         self._kinds = {window: PageBindings(slots, pool, window) for window in pool.kinds}
 
-    def __getitem__(self, window: int | None) -> PageBindings:
+    def of(self, window: int | None) -> PageBindings:
         """The pages of layers of `window`; ValueError where those have none of their own."""
         if window not in self._kinds:
             raise ValueError(f"layers with a window of {window} have no pages of their own")
         return self._kinds[window]
 
     def check(self, ends: Mapping[int, int], rows: int) -> None:
-        """Raises ValueError unless slots have all pages that `rows` rows each write and see."""
+        """Raises ValueError unless slots have all pages that `rows` rows each write and see.
+
+        The rows end at `ends`, by slot.
+        """
         for bindings in self._kinds.values():
             bindings.check(ends, rows)
 
-    def move(self, source: int, destination: int) -> None:
-        """Gives `destination` the pages of `source`; no row is copied."""
+    def move(self, source: int, destination: int, length: int = 0) -> None:
+        """Gives `destination` the pages of `source`; no row is copied, whatever the `length`."""
         for bindings in self._kinds.values():
             bindings.move(source, destination)
 
-    def clear(self, slot: int) -> None:
+    def clear(self, slot: int, length: int = 0) -> None:
         """Forgets the pages of a slot; their rows stay, for whoever shares them."""
         for bindings in self._kinds.values():
             bindings.clear(slot)

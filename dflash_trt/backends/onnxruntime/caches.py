@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from dflash_trt.backends.base import FloatArray
-from dflash_trt.backends.page_bindings import Int32Array, WindowBindings
+from dflash_trt.backends.page_bindings import WindowBindings
 from dflash_trt.backends.state_positions import StatePositions
 from dflash_trt.core.limits import PagePool
 from dflash_trt.graph.tensors import CacheShape
@@ -101,7 +101,7 @@ class LinearCaches:
         )
 
 
-class PagedCaches:
+class PagedCaches(WindowBindings):
     """The pools [pages + 1, page_size, kv heads, D] of a target and its draft, by graph input name.
 
     Page p holds the same positions in every pool of layers of a window, and in every pool of those
@@ -110,9 +110,9 @@ class PagedCaches:
     """
 
     def __init__(self, shapes: Mapping[str, CacheShape], slots: int, pool: PagePool) -> None:
+        super().__init__(slots, pool)
         self._pool = pool
         self._windows = {name: fixed.window for name, fixed in shapes.items()}
-        self._bindings = WindowBindings(slots, pool)
         self._pools = allocate_zeros(
             {
                 name: (pool.kinds[fixed.window] + 1, pool.page_size, fixed.kv_heads, fixed.head_dim)
@@ -127,7 +127,7 @@ class PagedCaches:
         Raises:
             ValueError: a page or a window that the pool does not have.
         """
-        kept = self._bindings[window].bind(slot, page_ids)
+        kept = self.of(window).bind(slot, page_ids)
         self._reached[slot] = min(self._reached[slot], kept * self._pool.page_size)
 
     def enter(self, ends: Mapping[int, int], rows: int) -> int:
@@ -139,7 +139,7 @@ class PagedCaches:
         Raises:
             ValueError: a slot has not all pages that its rows need; nothing has been touched.
         """
-        self._bindings.check(ends, rows)
+        self.check(ends, rows)
         size = self._pool.page_size
         for slot, end in ends.items():
             column, used = divmod(end, size)
@@ -149,16 +149,6 @@ class PagedCaches:
             self._reached[slot] = max(self._reached[slot], end)
         return self._pool.cover(round_length(max(ends.values())))
 
-    def fill(
-        self,
-        table: Int32Array,
-        slots: Sequence[int],
-        ends: Mapping[int, int],
-        window: int | None = None,
-    ) -> None:
-        """Writes a page table of the layers of `window`, as PageBindings does."""
-        self._bindings[window].fill(table, slots, ends)
-
     def address(self, name: str, first_slot: int) -> int:
         """Address of the named pool: the same for every slot."""
         return int(self._pools[name].ctypes.data)
@@ -166,7 +156,7 @@ class PagedCaches:
     def read_row(self, name: str, slot: int, position: int) -> FloatArray:
         """What the named pool holds of a position of a sequence, [kv heads, D]."""
         pool = self._pools[name]
-        place = self._bindings[self._windows[name]].row(slot, position)
+        place = self.of(self._windows[name]).row(slot, position)
         row: FloatArray = pool.reshape(-1, *pool.shape[2:])[place]
         return row
 
@@ -174,19 +164,17 @@ class PagedCaches:
         """Shape [pages + 1, page_size, kv heads, D] of the named pool, whatever the batch."""
         return list(self._pools[name].shape)
 
-    def move(self, source: int, destination: int, length: int) -> None:
-        """Gives `destination` the pages of `source`; no row is copied."""
-        self._bindings.move(source, destination)
+    def move(self, source: int, destination: int, length: int = 0) -> None:
+        super().move(source, destination)
         self._reached[destination] = self._reached[source]
 
-    def clear(self, slot: int) -> None:
-        """Forgets the pages of a slot; their rows stay, for whoever shares them."""
-        self._bindings.clear(slot)
+    def clear(self, slot: int, length: int = 0) -> None:
+        super().clear(slot)
         self._reached[slot] = 0
 
     def _rows_behind(self, name: str, slot: int, end: int) -> slice:
         """Rows of the named pool that are on the page of a slot's position `end`, from it on."""
-        first = self._bindings[self._windows[name]].row(slot, end)
+        first = self.of(self._windows[name]).row(slot, end)
         return slice(first, first + self._pool.page_size - end % self._pool.page_size)
 
 

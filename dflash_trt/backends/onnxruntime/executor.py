@@ -183,7 +183,7 @@ class OnnxRuntimeExecutor:
             # Behind its end a sequence may have pages whose earlier owner left NaN.
             for window in (None, *self.limits.windows):
                 if (table := bound.arrays.get(io.page_table_input(window))) is not None:
-                    self.caches.fill(table, list(ends), ends, window)
+                    self.caches.of(window).fill(table, list(ends), ends)
         if self.states:
             bound.arrays[io.STATE_START][...] = self.states.state_start[call.slots]
             bound.arrays[io.ROWS_END][...] = self.states.rows_end[call.slots]

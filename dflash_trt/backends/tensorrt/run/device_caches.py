@@ -74,7 +74,7 @@ class DeviceCaches:
             self._device.clear_rows(address, pitch=pitch, width=width, rows=shape.kv_heads)
 
 
-class DevicePages:
+class DevicePages(WindowBindings):
     """Pools [pages + 1, page_size, kv heads, D] of a target and its draft, by graph input name.
 
     A layer has the pages that are its window's in `pool`, which a page table of its own names.
@@ -87,8 +87,8 @@ class DevicePages:
     """
 
     def __init__(self, bundle: EngineBundle, device: Device, pool: PagePool) -> None:
+        super().__init__(bundle.limits.max_batch, pool)
         self._shapes, self._item_bytes = bundle.layout.of(), bundle.form.cache_item_bytes
-        self._bindings = WindowBindings(bundle.limits.max_batch, pool)
         self._windows = {io.page_table_input(window): window for window in pool.kinds}
         page_bytes = {
             name: pool.page_size * fixed.kv_heads * fixed.head_dim * self._item_bytes
@@ -112,31 +112,16 @@ class DevicePages:
         Raises:
             ValueError: a page or a window that the pool does not have.
         """
-        bindings = self._bindings[window]
+        bindings = self.of(window)
         before = bindings.count(slot)
         return bindings.bind(slot, page_ids) == before
-
-    def check(self, ends: Mapping[int, int], rows: int) -> None:
-        """Raises ValueError unless slots have the pages that `rows` rows each write and see.
-
-        The rows end at `ends`, by slot.
-        """
-        self._bindings.check(ends, rows)
 
     def fill(self, name: str, table: Int32Array, slots: Sequence[int], *, first: int = 0) -> None:
         """Writes the pages of `slots` into the page table [B,C] called `name`, from row `first` on.
 
         Elsewhere stands nobody's page.
         """
-        self._bindings[self._windows[name]].fill(table, slots, first=first)
-
-    def move(self, source: int, destination: int, length: int) -> None:
-        """Gives `destination` the pages of `source`; no row is copied."""
-        self._bindings.move(source, destination)
-
-    def clear(self, slot: int, length: int) -> None:
-        """Forgets the pages of a slot; their rows stay, for whoever shares them."""
-        self._bindings.clear(slot)
+        self.of(self._windows[name]).fill(table, slots, first=first)
 
     def address(self, name: str, slot: int) -> int:
         """Device address of the named pool: the same for every slot."""
@@ -146,7 +131,7 @@ class DevicePages:
         """Device addresses of what each KV head [D] has of a position of a sequence."""
         shape = self._shapes[name]
         row, heads = shape.head_dim * self._item_bytes, range(shape.kv_heads)
-        first = self._bindings[shape.window].row(slot, position) * len(heads)
+        first = self.of(shape.window).row(slot, position) * len(heads)
         return [self.address(name, slot) + (first + head) * row for head in heads]
 
     def bound_slot(self, first_slot: int) -> int:

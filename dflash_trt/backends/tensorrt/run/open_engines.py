@@ -10,7 +10,6 @@ from dflash_trt.backends.tensorrt.library import LIBRARIES, load_library
 from dflash_trt.backends.tensorrt.run.engines import EngineBundle, Loader
 from dflash_trt.backends.tensorrt.run.executor import TensorRtExecutor
 from dflash_trt.bundle.bundle import Bundle
-from dflash_trt.bundle.manifest import EngineSet
 from dflash_trt.core.user_cache import user_cache_file
 from dflash_trt.errors import DflashError
 from dflash_trt.graph.bindings import GRAPH_NAMES, GraphName
@@ -26,30 +25,32 @@ def open_device(bundle: Bundle) -> Device:
         DflashError: the library is missing or another version than the engines were built with,
             their plugins have another interface, there is no GPU, or one of another architecture.
     """
-    engines, library = _engines(bundle), LIBRARIES[bundle.manifest.executor]
+    engines, library = bundle.manifest.engines, LIBRARIES[bundle.manifest.executor]
+    assert engines is not None
+
+    def refusal(what: str, fix: str) -> DflashError:
+        return DflashError(what, where=bundle.folder, fix=fix)
+
     installed = str(load_library(library).__version__)
     if installed != engines.library_version:
-        raise DflashError(
+        raise refusal(
             f"built with {library.name} {engines.library_version}, installed is {installed}",
-            where=bundle.folder,
-            fix="engines run with the version that built them; install it, or build again",
+            "engines run with the version that built them; install it, or build again",
         )
     built = engines.plugin_interface
     if engines.has_plugins and built != PLUGIN_INTERFACE:
         known = "an older interface" if built is None else f"interface {built}"
-        raise DflashError(
+        raise refusal(
             f"{bundle.manifest.created_by} built its plugins with {known}, this release's have "
             f"interface {PLUGIN_INTERFACE}: operands differ, or what they mean",
-            where=bundle.folder,
-            fix="build the bundle again",
+            "build the bundle again",
         )
     device = Device()
     if device.arch != engines.arch:
         device.close()
-        raise DflashError(
+        raise refusal(
             f"built for {engines.arch}, this GPU is {device.arch} ({device.name})",
-            where=bundle.folder,
-            fix=f"build with --arch {device.arch}, or with --executor cpu",
+            f"build with --arch {device.arch}, or with --executor cpu",
         )
     return device
 
@@ -63,7 +64,8 @@ def open_engines(
         DflashError: see open_device; or an engine is missing, damaged or unlike its manifest, or
             the device has no room.
     """
-    engines, manifest = _engines(bundle), bundle.manifest
+    manifest, engines = bundle.manifest, bundle.manifest.engines
+    assert engines is not None
     paths = {engine.graph: bundle.folder / engine.path for engine in engines.files}
     missing = [graph for graph in GRAPH_NAMES if graph not in paths]
     if missing:
@@ -74,27 +76,18 @@ def open_engines(
     device = open_device(bundle)
     try:
         library = LIBRARIES[manifest.executor]
-        kernel_cache = user_cache_file(f"kernels-{_fingerprint(bundle, engines)}.cache")
+        # What engines compile at run time follows their content.
+        hashes = {file.path: file.sha256 for file in manifest.files}
+        content = " ".join(str(hashes[engine.path]) for engine in engines.files)
+        name = f"kernels-{hashlib.sha256(content.encode()).hexdigest()[:16]}.cache"
+        kernel_cache = user_cache_file(name) if library.is_rtx else None
         executor = TensorRtExecutor(
             EngineBundle(paths, plugin_caches, limits, layout, manifest.graph_form),
             device,
-            Loader(library, load_library(library), kernel_cache if library.is_rtx else None),
+            Loader(library, load_library(library), kernel_cache),
         )
         executor.preload(graphs)
     except BaseException:
         device.close()
         raise
     return executor
-
-
-def _engines(bundle: Bundle) -> EngineSet:
-    engines = bundle.manifest.engines
-    assert engines is not None
-    return engines
-
-
-def _fingerprint(bundle: Bundle, engines: EngineSet) -> str:
-    """A name for what these engines compile at run time: it follows their content."""
-    hashes = {file.path: file.sha256 for file in bundle.manifest.files}
-    content = " ".join(str(hashes[engine.path]) for engine in engines.files)
-    return hashlib.sha256(content.encode()).hexdigest()[:16]

@@ -90,24 +90,23 @@ class SlotRows:
 
         `rows` and `plain` are as in `Executor.warm_up`.
         """
-        none = np.empty(0, np.int64)
+        none, row = np.empty(0, np.int64), np.empty((0, 1), np.int64)
         sampling = np.empty((0, 4), np.int64) if self._limits.draws else None
 
         def forward(graph: TargetGraph, size: int, *, is_chunk: bool) -> TargetCall:
-            ids, row = np.empty((0, size), np.int64), np.empty((0, 1), np.int64)
+            ids = np.empty((0, size), np.int64)
             return TargetCall(graph, 0, ids, none, row, sampling=sampling, is_chunk=is_chunk)
 
-        calls: dict[tuple[object, ...], tuple[TargetCall | StepCall, int]] = {}
+        calls: dict[tuple[int, str, int], TargetCall | StepCall] = {}
         for batch, count in sorted(rows.items()):
             graph: TargetGraph = plain if count == 1 else "target"
             for size in (1, *self._chunks):
-                calls.setdefault((graph, 1, size), (forward(graph, size, is_chunk=True), 1))
-            padded = self._pad_batch(batch)
+                calls.setdefault((1, graph, size), forward(graph, size, is_chunk=True))
             step = StepCall(0, none, none, count, sampling=sampling)
             call = forward(plain, 1, is_chunk=False) if count == 1 else step
-            calls.setdefault(("step", padded, count), (call, padded))
-        for call, batch in calls.values():
-            frame = self._find_frame(0, batch, call.rows, 0)
+            calls.setdefault((self._pad_batch(batch), "step", count), call)
+        for (padded, *_), call in calls.items():
+            frame = self._find_frame(0, padded, call.rows, 0)
             if frame is not None:
                 yield call, frame
 
