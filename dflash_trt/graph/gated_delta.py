@@ -99,16 +99,7 @@ gated_delta_step {attributes} (new_rows, kernel, time_bias, decay, rows, state, 
     tail = Min (count, most)
     run = Add (longest, count)
     cut = Sub (run, tail)
-    settled_q = Slice (q, first, cut, second)
-    settled_k = Slice (k, first, cut, second)
-    settled_v = Slice (v, first, cut, second)
-    settled_g = Slice (g, first, cut, second)
-    settled_beta = Slice (beta, first, cut, second)
-    open_q = Slice (q, cut, end, second)
-    open_k = Slice (k, cut, end, second)
-    open_v = Slice (v, cut, end, second)
-    open_g = Slice (g, cut, end, second)
-    open_beta = Slice (beta, cut, end, second)
+{parts}
     is_fresh = Equal ({state_start}, zero)
     let state_grid = [-1, 1, 1, 1]
     is_fresh_state = Reshape (is_fresh, state_grid)
@@ -184,8 +175,15 @@ def gated_delta_function(form: GraphForm, sizes: RecurrentSizes) -> onnx.Functio
         lines = {name: f"own_{name}" for name in names}
         lines |= {"attributes": "<replay>", "side": ", side", "room": "room", "settle": _SETTLE}
         lines["select"] = _SELECT.format(room=held - (sizes.kernel - 1))
+    spans = {"settled": "first, cut", "open": "cut, end"}
+    parts = [
+        f"    {name}_{value} = Slice ({value}, {span}, second)"
+        for name, span in spans.items()
+        for value in ("q", "k", "v", "g", "beta")
+    ]
     text = _STEP.format(
         **lines,
+        parts="\n".join(parts),
         reach=sizes.kernel - 1,
         held=held,
         replay=replay,
@@ -194,11 +192,13 @@ def gated_delta_function(form: GraphForm, sizes: RecurrentSizes) -> onnx.Functio
         value_heads=sizes.value_heads,
         head_dim=sizes.head_dim,
     )
-    parts = [sizes.channels, sizes.value_heads, sizes.value_heads]
-    kinds = [keys, keys, sizes.value_elements]
+    splits = {
+        "parts": [sizes.channels, sizes.value_heads, sizes.value_heads],
+        "kinds": [keys, keys, sizes.value_elements],
+    }
     constants = {
         name: onnx.helper.make_tensor(name, onnx.TensorProto.INT64, [3], values)
-        for name, values in (("parts", parts), ("kinds", kinds))
+        for name, values in splits.items()
     }
     return define(text, constants, contrib=True)
 

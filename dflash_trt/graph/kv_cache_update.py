@@ -39,33 +39,19 @@ _CODES = """
     {kv}_quotient = Div ({kv}_exact, {kv}_scale)
     {kv}_codes = Cast <to = 17> ({kv}_quotient)
     {kv}_code_values = Cast <to = 1> ({kv}_codes)"""
-_DECODED = """
-    {kv}_decoded = Mul ({kv}_code_values, {kv}_scale)"""
-_CODES_BEFORE = """
-    {kv}_before = Cast <to = 1> ({kv}_cache)"""
-_CODES_AFTER = """
-    {kv}_cache_out = Cast <to = 17> ({kv}_after)"""
 
-_UPDATE = """
-kv_cache_update{suffix} {attributes} ({inputs}) => (k_cache_out, v_cache_out)
-{{{body}
-}}
-"""
-
-# k_norm and RoPE, then the same.
-_INJECTION = """
-kv_feature_injection{suffix} <{attributes}> ({inputs}) => (k_cache_out, v_cache_out)
-{{{index}
-    {k_normed}
-    k_heads = Transpose <perm = [0, 2, 1, 3]> (k_normed)
-    k_rotated = RotaryEmbedding (k_heads, cos, sin, positions)
-    {by_place}{write}
-}}
-"""
-_K_NORMED = "k_normed = RMSNormalization <axis = -1, epsilon: float = @epsilon> (k, k_norm)"
-_K_NORMED_NARROW = """k_wide = Cast <to = 1> (k)
+# k_norm and RoPE come before an injection's writes.
+_K_NORMED = """
+    k_normed = RMSNormalization <axis = -1, epsilon: float = @epsilon> (k, k_norm)"""
+_K_NORMED_NARROW = """
+    k_wide = Cast <to = 1> (k)
     k_scaled = RMSNormalization <axis = -1, epsilon: float = @epsilon> (k_wide, k_norm)
     k_normed = Cast <to = {onnx_type}> (k_scaled)"""
+_K_ROTATED = """
+    k_heads = Transpose <perm = [0, 2, 1, 3]> (k_normed)
+    k_rotated = RotaryEmbedding (k_heads, cos, sin, positions)"""
+_TURNED = """
+    {after} = Transpose <perm = [0, 2, 1, 3]> ({before})"""
 
 
 @cache
@@ -75,18 +61,13 @@ def kv_cache_update_function(form: GraphForm) -> onnx.FunctionProto:
     k, v [B,H_kv,S,D] after norm and RoPE; positions int64 [B,S]; page_table int32 [B,C] where
     paged; caches, updated in place by the executor's binding; kv_scales float32 [2] where FP8.
     """
-    by_row = ""
+    turned, (k, v) = "", KV
     if form.is_paged:
-        by_row = "".join(f"\n    {kv}_rows = Transpose <perm = [0, 2, 1, 3]> ({kv})" for kv in KV)
-    names = ("k_rows", "v_rows") if form.is_paged else KV
-    return define(
-        _UPDATE.format(
-            suffix=cache_suffix(form),
-            attributes="<page_size>" if form.is_paged else "",
-            inputs=", ".join(["k", "v", "positions", *_cache_operands(form)]),
-            body=by_row + _index_lines(form) + _write_lines(form, *names),
-        )
-    )
+        turned = "".join(_TURNED.format(before=kv, after=f"{kv}_rows") for kv in KV)
+        k, v = "k_rows", "v_rows"
+    body = turned + _index_lines(form) + _write_lines(form, k, v)
+    attributes = "<page_size>" if form.is_paged else ""
+    return _define("kv_cache_update", form, attributes, ["k", "v", "positions"], body)
 
 
 @cache
@@ -97,35 +78,32 @@ def kv_feature_injection_function(form: GraphForm = CPU_FORM) -> onnx.FunctionPr
     [P,D/2]; positions int64 [B,S]; then page_table int32 [B,C], caches and kv_scales float32 [2]
     as `kv_cache_update` has them. The caches are updated in place by the executor's binding.
     """
-    k_normed = _K_NORMED
+    body = _index_lines(form) + _K_NORMED
     if form.precision is not Precision.FLOAT32:
-        k_normed = _K_NORMED_NARROW.format(onnx_type=form.precision.onnx_type)
-    kv, turned = ("k_rows", "v"), "k_rows = Transpose <perm = [0, 2, 1, 3]> (k_rotated)"
-    if not form.is_paged:
-        kv, turned = ("k_rotated", "v_heads"), "v_heads = Transpose <perm = [0, 2, 1, 3]> (v)"
-    operands = ["k", "v", "k_norm", "cos", "sin", "positions", *_cache_operands(form)]
-    return define(
-        _INJECTION.format(
-            suffix=cache_suffix(form),
-            attributes="epsilon, page_size" if form.is_paged else "epsilon",
-            inputs=", ".join(operands),
-            index=_index_lines(form),
-            k_normed=k_normed,
-            by_place=turned,
-            write=_write_lines(form, *kv),
-        )
-    )
+        body = _index_lines(form) + _K_NORMED_NARROW.format(onnx_type=form.precision.onnx_type)
+    if form.is_paged:
+        turned, kv = _TURNED.format(before="k_rotated", after="k_rows"), ("k_rows", "v")
+    else:
+        turned, kv = _TURNED.format(before="v", after="v_heads"), ("k_rotated", "v_heads")
+    body += _K_ROTATED + turned + _write_lines(form, *kv)
+    attributes = "<epsilon, page_size>" if form.is_paged else "<epsilon>"
+    operands = ["k", "v", "k_norm", "cos", "sin", "positions"]
+    return _define("kv_feature_injection", form, attributes, operands, body)
+
+
+def _define(
+    name: str, form: GraphForm, attributes: str, operands: list[str], body: str
+) -> onnx.FunctionProto:
+    """An operation that writes K and V; its last operands are page table, caches and scales."""
+    table, scales = ["page_table"] * form.is_paged, ["kv_scales"] * form.is_fp8
+    inputs = ", ".join([*operands, *table, "k_cache", "v_cache", *scales])
+    head = f"{name}{cache_suffix(form)} {attributes} ({inputs}) => (k_cache_out, v_cache_out)"
+    return define(f"{head}\n{{{body}\n}}")
 
 
 def cache_suffix(form: GraphForm) -> str:
     """What follows the name of an operation over `form`'s caches."""
     return f"{'_paged' * form.is_paged}{'_fp8' * form.is_fp8}"
-
-
-def _cache_operands(form: GraphForm) -> list[str]:
-    """The operands of an operation that writes K and V, from the page table on."""
-    table, scales = ["page_table"] * form.is_paged, ["kv_scales"] * form.is_fp8
-    return [*table, "k_cache", "v_cache", *scales]
 
 
 def _index_lines(form: GraphForm) -> str:
@@ -143,16 +121,16 @@ def _write_lines(form: GraphForm, k: str, v: str) -> str:
         cache, result = f"{kv}_cache", f"{kv}_cache_out"
         if form.is_fp8:
             lines += _CODES.format(kv=kv, at=at, rows=rows)
-            if form.holds_codes:
-                lines += _CODES_BEFORE.format(kv=kv)
-                rows, cache, result = f"{kv}_code_values", f"{kv}_before", f"{kv}_after"
-            else:
-                lines += _DECODED.format(kv=kv)
-                rows = f"{kv}_decoded"
+        if form.holds_codes:
+            lines += f"\n    {kv}_before = Cast <to = 1> ({cache})"
+            rows, cache, result = f"{kv}_code_values", f"{kv}_before", f"{kv}_after"
+        elif form.is_fp8:
+            lines += f"\n    {kv}_decoded = Mul ({kv}_code_values, {kv}_scale)"
+            rows = f"{kv}_decoded"
         if form.is_paged:
             lines += f"\n    {result} = ScatterND ({cache}, index, {rows})"
         else:
             lines += f"\n    {result} = TensorScatter <axis = 2> ({cache}, {rows}, start)"
         if form.holds_codes:
-            lines += _CODES_AFTER.format(kv=kv)
+            lines += f"\n    {kv}_cache_out = Cast <to = 17> ({kv}_after)"
     return lines

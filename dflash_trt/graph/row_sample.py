@@ -233,7 +233,10 @@ def row_sample_function() -> onnx.FunctionProto:
     sampling/params.py packs them. token_ids int64 [B,R]; -1 where a row holds NaN or +inf, or
     nothing but -inf.
     """
-    rounds = "".join(_write_round(number) for number in range(_ROUNDS))
+    rounds = ""
+    for number in range(_ROUNDS):
+        products = {f"product_{c}": _PRODUCT.format(c=c, i=number) for c in (0, 2)}
+        rounds += _ROUND.format(**products, i=number, j=number + 1)
     text = _ROW_SAMPLE.format(
         temperature=_DECODE.format(name="temperature"),
         top_p=_DECODE.format(name="top_p"),
@@ -247,8 +250,3 @@ def row_sample_function() -> onnx.FunctionProto:
     constants["place_steps"] = (places + np.uint64(1)) * np.uint64(_UINT64["key_step_0"])
     constants["powers"] = np.ldexp(1.0, np.maximum(np.arange(0x7FF), 1) - 1075)
     return define(text, {name: numpy_helper.from_array(one) for name, one in constants.items()})
-
-
-def _write_round(number: int) -> str:
-    product_0, product_2 = (_PRODUCT.format(c=c, i=number) for c in (0, 2))
-    return _ROUND.format(product_0=product_0, product_2=product_2, i=number, j=number + 1)
