@@ -61,11 +61,10 @@ def kv_cache_update_function(form: GraphForm) -> onnx.FunctionProto:
     k, v [B,H_kv,S,D] after norm and RoPE; positions int64 [B,S]; page_table int32 [B,C] where
     paged; caches, updated in place by the executor's binding; kv_scales float32 [2] where FP8.
     """
-    turned, (k, v) = "", KV
-    if form.is_paged:
-        turned = "".join(_TURNED.format(before=kv, after=f"{kv}_rows") for kv in KV)
-        k, v = "k_rows", "v_rows"
-    body = turned + _index_lines(form) + _write_lines(form, k, v)
+    suffix = "_rows" * form.is_paged
+    turned = [_TURNED.format(before=kv, after=f"{kv}_rows") for kv in KV if form.is_paged]
+    written = _write_lines(form, f"k{suffix}", f"v{suffix}")
+    body = "".join(turned) + _index_lines(form) + written
     attributes = "<page_size>" if form.is_paged else ""
     return _define("kv_cache_update", form, attributes, ["k", "v", "positions"], body)
 

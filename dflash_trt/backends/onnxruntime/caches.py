@@ -28,8 +28,6 @@ class LinearCaches:
     """The caches [slots, kv heads, M, D] of a target and its draft, by graph input name.
 
     M follows the tokens held. All share it, from FIRST_LENGTH to `max_seq_len` rounded up.
-    Growing or shrinking moves the arrays; `generation` counts the moves, so that whoever holds
-    addresses knows that they are stale.
     """
 
     def __init__(self, shapes: dict[str, CacheShape], slots: int, max_seq_len: int) -> None:
@@ -37,11 +35,12 @@ class LinearCaches:
         self._slots = slots
         self._limit = round_length(max_seq_len)
         self.length = FIRST_LENGTH
-        self.generation = 0
         self._arrays = self._allocate()
 
-    def fit(self, held: Sequence[int]) -> None:
+    def fit(self, held: Sequence[int]) -> bool:
         """Makes M fit the positions `held` per slot: doubles, or halves where a quarter would do.
+
+        Returns whether the arrays moved, so that all addresses are stale.
 
         Raises:
             ValueError: a slot would hold more than max_seq_len allows.
@@ -54,16 +53,16 @@ class LinearCaches:
         while length > FIRST_LENGTH and longest <= length // 4:
             length = _round_up(length // 2)
         if length == self.length:
-            return
+            return False
         kept = min(length, self.length)
         self.length = length
-        self.generation += 1
         occupied = [slot for slot, count in enumerate(held) if count]
         new = self._allocate()
         for name, old in self._arrays.items():
             for slot in occupied:
                 new[name][slot, :, :kept] = old[slot, :, :kept]
         self._arrays = new
+        return True
 
     def address(self, name: str, first_slot: int) -> int:
         """Address of the first byte of `first_slot` in the named cache."""

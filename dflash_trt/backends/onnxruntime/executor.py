@@ -75,16 +75,15 @@ class OnnxRuntimeExecutor:
         self._sessions: dict[GraphName, ort.InferenceSession] = {}
         self._layout = layout
         shapes = layout.of()
+        slots, copies, replay = limits.max_batch, limits.state_copies, limits.block_size
         self.caches: LinearCaches | PagedCaches
         if limits.page_pool is None:
-            self.caches = LinearCaches(shapes, limits.max_batch, limits.max_seq_len)
+            self.caches = LinearCaches(shapes, slots, limits.max_seq_len)
         else:
-            self.caches = PagedCaches(shapes, limits.max_batch, limits.page_pool)
-        slots, copies, replay = limits.max_batch, limits.state_copies, limits.block_size
+            self.caches = PagedCaches(shapes, slots, limits.page_pool)
         self.states = RecurrentStates(layout.states(), slots, copies, replay)
-        self._held = [0] * limits.max_batch
+        self._held = [0] * slots
         self._bindings: OrderedDict[tuple[object, ...], _BoundCall] = OrderedDict()
-        self._generation = 0
         self._closed = False
 
     def warm_up(self, rows: Mapping[int, int], plain: TargetGraph) -> None:
@@ -133,17 +132,12 @@ class OnnxRuntimeExecutor:
         Raises:
             ValueError: a slot's pages end before its rows do; nothing has been touched.
         """
-        columns = 0
-        if isinstance(self.caches, PagedCaches):
-            columns = self.caches.enter(ends, rows)
+        columns = 0 if isinstance(self.caches, LinearCaches) else self.caches.enter(ends, rows)
         for slot, end in ends.items():
             # Rows may be run again behind others that are still needed.
             self._held[slot] = max(self._held[slot], end)
-        if isinstance(self.caches, LinearCaches):
-            self.caches.fit(self._held)
-            if self.caches.generation != self._generation:
-                self._generation = self.caches.generation
-                self._bindings.clear()
+        if isinstance(self.caches, LinearCaches) and self.caches.fit(self._held):
+            self._bindings.clear()
         return columns
 
     def preload(self, graphs: Iterable[GraphName]) -> None:
@@ -226,11 +220,8 @@ class OnnxRuntimeExecutor:
         return bound
 
     def _tensors(self, graph: GraphName) -> tuple[GraphTensor, ...]:
-        pool = self.limits.page_pool
-        form = GraphForm(
-            page_size=None if pool is None else pool.page_size,
-            windows=self.limits.windows,
-        )
+        pool, windows = self.limits.page_pool, self.limits.windows
+        form = GraphForm(page_size=None if pool is None else pool.page_size, windows=windows)
         return graph_tensors(graph, form, self._layout, self.limits.vocab_size)
 
     def _session(self, graph: GraphName) -> ort.InferenceSession:

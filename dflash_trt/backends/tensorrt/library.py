@@ -6,12 +6,11 @@ interfaces are the same for what this project uses, but for what `is_rtx` tells 
 
 from __future__ import annotations
 
-import difflib
 import importlib
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from dflash_trt.errors import DflashError, one_line
+from dflash_trt.errors import DflashError, closest, one_line
 from dflash_trt.hardware.gpus import Arch, arches
 
 EngineExecutor = Literal["tensorrt-rtx", "tensorrt"]
@@ -69,10 +68,10 @@ def find_arch(name: str, library: Library = TENSORRT_RTX) -> Arch:
     known = library_arches(library)
     if name in known:
         return known[name]
-    close = difflib.get_close_matches(name[:40], known, n=1, cutoff=0.3)
-    nearest = f" (nearest: {close[0]!r})" if close else ""
+    close = closest(name, list(known))
+    hint = f" (nearest: {close!r})" if close else ""
     raise DflashError(
-        f"no {library.name} engines for {name[:40]!r}{nearest}",
+        f"no {library.name} engines for {name[:40]!r}{hint}",
         where="--arch",
         fix=f"choose one of {', '.join(known)}",
         usage=True,
@@ -119,16 +118,14 @@ def make_logger(trt: Any) -> Any:
 
 
 class RefusedError(DflashError):
-    """A library did not do what it was asked to; it may have given no `cause`."""
+    """A library did not do what it was asked to; it may have given no `cause`.
 
-    def __init__(self, what: str, cause: str | None, where: str, fix: str | None) -> None:
-        super().__init__(f"{what}: {cause or 'it gives no reason'}", where=where, fix=fix)
-        self.cause = cause
+    The first of its errors is the cause; those after it are its echoes.
+    """
 
-
-def refused(
-    library: Library, doing: str, where: str, errors: list[str], *, fix: str | None = None
-) -> RefusedError:
-    """The first error is the cause; those after it are its echoes."""
-    cause = one_line(errors[0]) if errors else None
-    return RefusedError(f"{library.name} cannot {doing}", cause, where, fix)
+    def __init__(
+        self, library: Library, doing: str, where: str, errors: list[str], *, fix: str | None = None
+    ) -> None:
+        self.cause = one_line(errors[0]) if errors else None
+        what = f"{library.name} cannot {doing}: {self.cause or 'it gives no reason'}"
+        super().__init__(what, where=where, fix=fix)

@@ -40,7 +40,6 @@ from dflash_trt.backends.tensorrt.library import (
     library_arches,
     load_library,
     make_logger,
-    refused,
 )
 from dflash_trt.bundle.manifest import EngineFile
 from dflash_trt.core.files import FileKind, find_file
@@ -239,7 +238,7 @@ def _build_with(
     if not parser.parse(handed.SerializeToString(), str(model_path)):
         raise_callback_failure()
         messages = [parser.get_error(index).desc() for index in range(parser.num_errors)]
-        raise refused(library, "read it", f"{graph}.onnx", messages)
+        raise RefusedError(library, "read it", f"{graph}.onnx", messages)
     summary, caches = summarize_network(trt, network), plugin_caches(handed, plugins)
     check_network(handed, summary, caches)
 
@@ -258,7 +257,7 @@ def _build_with(
         writer.check()
     raise_callback_failure()
     if not succeeded or path.stat().st_size == 0:
-        raise refused(library, "build it", f"{graph}.onnx", logger.errors)
+        raise RefusedError(library, "build it", f"{graph}.onnx", logger.errors)
     if timings is not None:
         timings.save()
     described = {

@@ -15,7 +15,7 @@ from onnx import TensorProto
 
 from dflash_trt.backends.base import ExecutorLimits
 from dflash_trt.backends.tensorrt.build.profiles import Profile
-from dflash_trt.backends.tensorrt.library import Library, make_logger, refused
+from dflash_trt.backends.tensorrt.library import Library, RefusedError, make_logger
 from dflash_trt.core.files import open_file
 from dflash_trt.core.user_cache import read_cache, write_cache
 from dflash_trt.errors import DflashError
@@ -137,7 +137,7 @@ class Loader:
     def failure(self, doing: str, where: str, *, fix: str | None = None) -> DflashError:
         """An error with what the library last said about it."""
         said, self._logger.errors[:] = list(self._logger.errors), []
-        return refused(self.library, doing, where, said, fix=fix)
+        return RefusedError(self.library, doing, where, said, fix=fix)
 
     def save_kernels(self) -> None:
         """Writes the kernel cache, if anything was compiled since it was read."""
