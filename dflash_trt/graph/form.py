@@ -48,7 +48,7 @@ class GraphForm:
         cache_length: M where it is fixed; None leaves the axis to each call.
         observe: one more output per distinct input of the linears, its largest magnitude. The
             model's metadata says which linear reads which.
-        page_size: positions of a page; the caches are then pools of pages (see paged.py).
+        page_size: positions of a page; the caches are then pools of pages (see caches/cpu.py).
         windows: those of layers whose pages have page tables of their own; the others' have one.
         draws: the target's graphs draw tokens themselves, and `target.onnx` settles the step (see
             drawing.py). Without, choices are the argmax, and whoever samples reads logits.

@@ -1,6 +1,6 @@
 """`dflash::kv_cache_update…`, `kv_feature_injection…`: a layer's K and V into its caches.
 
-`_paged` writes to pools of pages (see paged.py), `_fp8` rounds to what E4M3 holds: code =
+`_paged` writes to pools of pages (see caches/cpu.py), `_fp8` rounds to what E4M3 holds: code =
 E4M3(x / scale) of a scale for K and one for V of each layer (quantization/codecs.py). Float32
 caches hold code · scale, narrow ones the codes, which bodies write as float32: ONNX Runtime
 scatters no FP8. Linear caches of the compute type need no operation of ours but `TensorScatter`.

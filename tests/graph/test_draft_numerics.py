@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -118,15 +117,6 @@ def test_layers_that_slide_see_the_window_and_nothing_past_it(
     if is_causal:
         reference = CausalSlidingDraft.load(built.folder / "draft", built.reference)
     check_blocks(built, reference, STARTS, (2, 3, 8))
-
-
-def test_use_swa_slides_every_layer_both_ways(make_pair: PairFactory) -> None:
-    built = make_pair("llama", None, None, dflash={"use_swa": True, "swa_window_size": 11})
-    assert built.pair.draft.layer_windows == (11, 11)
-    plain = make_pair("llama").reference_draft
-    config = replace(plain.config, windows=(11, 11))
-    reference = ReferenceDraft(config, plain.weights, plain.embed, plain.lm_head)
-    check_blocks(built, reference, STARTS, (2, 8))
 
 
 def test_yarn_far_past_the_original_context(make_pair: PairFactory) -> None:
