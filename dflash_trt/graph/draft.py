@@ -39,12 +39,16 @@ def build_draft(
     b = GraphBuilder("draft", locate, form)
     layout = cache_layout(form, target.sizes, draft.sizes)
     declare(b, graph_tensors("draft", form, layout, target.vocab_size))
-    if draft.traits.is_chain:
-        return _build_chain(b, pair, tables)
-    ids = _drafting_slots(b) if draft.anchor_drafts else BLOCK_IDS
+    drops_last = draft.traits.is_chain or draft.anchor_drafts
+    ids = _drafting_slots(b) if drops_last else BLOCK_IDS
     rows = Rows(b, ids, CACHE_START)
     model = ModelBuilder(b, "draft", draft, rows, RopeTables(draft_tables(target, draft), tables))
     head = ModelBuilder(b, "target", target, rows, RopeTables("target", tables))
+    if draft.traits.is_chain:  # an EAGLE-3 head's (arXiv 2503.01840)
+        drafts = EagleChain(model, head, draft, tables).drafts()
+        with b.scope("head"):
+            _write_drafts(b, drafts)
+        return b.finish()
     x = embed(head)
     for index in range(draft.num_layers):
         layer = model.layer(index)
@@ -91,18 +95,6 @@ def _choose_in_turn(model: ModelBuilder, logits: str, vocab_size: int, slots: in
         choices.append(b.node("Unsqueeze", [before, axis], f"column_{slot}"))
     every = b.node("Concat", choices, "every_choice", axis=1)
     return b.node("Slice", [every, zero, rows.count, axis], "choices")
-
-
-def _build_chain(b: GraphBuilder, pair: Pair, tables: Mapping[str, TensorEntry]) -> onnx.ModelProto:
-    """The draft graph of an EAGLE-3 head (arXiv 2503.01840), whose slots are all drafts."""
-    target, draft = pair.target, pair.draft
-    rows = Rows(b, _drafting_slots(b), CACHE_START)
-    base = ModelBuilder(b, "draft", draft, rows, RopeTables(draft_tables(target, draft), tables))
-    head = ModelBuilder(b, "target", target, rows, RopeTables("target", tables))
-    drafts = EagleChain(base, head, draft, tables).drafts()
-    with b.scope("head"):
-        _write_drafts(b, drafts)
-    return b.finish()
 
 
 def _write_drafts(b: GraphBuilder, drafts: str) -> None:

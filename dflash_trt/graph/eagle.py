@@ -154,12 +154,8 @@ class EagleChain:
             anchors = b.node("Slice", [BLOCK_IDS, zero, one, one], "anchors")
             anchors = b.node("Reshape", [anchors, b.integers(-1)], "anchor")
             feature = feature_before(self.base)
-            shape = b.node(
-                "Concat",
-                [self.base.rows.batch, b.integers(sizes.kv_heads, 0, sizes.head_dim)],
-                "no_rows_shape",
-                axis=0,
-            )
+            none = [self.base.rows.batch, b.integers(sizes.kv_heads, 0, sizes.head_dim)]
+            shape = b.node("Concat", none, "no_rows_shape", axis=0)
             nothing = b.constant("eagle.nothing", [1, 1, 0, 1], [])
             nothing = b.node("Expand", [nothing, shape], "no_rows")
             state = [anchors, feature, nothing, nothing]
@@ -173,16 +169,15 @@ class EagleChain:
                 # A turn for each slot of one sequence: loops are bounded by a tensor's size.
                 slots = b.node("Gather", [self.base.rows.ids, zero], "slots", axis=0)
                 trips = b.node("Size", [slots], "trips")
-                *state, every = b.loop(
-                    "steps", trips, carried, lambda number, one: self._step(number, one, attend)
-                )
+                *state, every = b.loop("steps", trips, carried, partial(self._step, attend))
                 tokens = b.node("Transpose", [every], "tokens", perm=[1, 0])
                 k, v = state[2:]
             else:
                 tokens, k, v = self._unrolled(state)
-            layer = self.base.layer(0)
-            store_chain(layer, k, v)
-            self._store_scratch(feature)
+            store_chain(self.base.layer(0), k, v)
+            shape = self.base.rows.shape(self.draft.hidden_size)
+            wide = b.node("Unsqueeze", [feature, one], "feature_row")
+            store_features(self.base, b.node("Expand", [wide, shape], "scratch"))
         return tokens
 
     def _unrolled(self, state: list[str]) -> tuple[str, str, str]:
@@ -196,7 +191,7 @@ class EagleChain:
             with b.scope(f"step_{slot}"):
                 # At the context's end, steps that no draft is of would have no position.
                 number = b.node("Min", [b.integers(slot), last], "number")
-                state = self._step(number, state, attend)
+                state = self._step(attend, number, state)
                 chosen.append(b.node("Unsqueeze", [state[0], one], "column"))
         every = b.node("Concat", chosen, "every_token", axis=1)
         tokens, k, v = (
@@ -222,17 +217,16 @@ class EagleChain:
         around = b.integers(1, 3)
         bias = b.node("Where", [seen, shown, hidden], "bias")
         bias = b.node("Unsqueeze", [bias, around], "score_bias")
-        if (
-            b.form.is_paged
-        ):  # rows not written yet may be an earlier owner's NaN, and 0 · NaN is NaN
+        if b.form.is_paged:
+            # Rows not written yet may be an earlier owner's NaN, and 0 · NaN is NaN.
             held = b.node("Unsqueeze", [seen, around], "rows_held")
             k, v = (
-                b.node("Where", [held, one, shown], f"{one.rpartition(chr(47))[2]}_held")
+                b.node("Where", [held, one, shown], f"{one.rpartition('/')[2]}_held")
                 for one in (k, v)
             )
-        return lambda layer, q, own_k, own_v: self._attend(layer, q, own_k, own_v, (k, v, bias))
+        return partial(_attend_on_cpu, context=(k, v, bias))
 
-    def _step(self, number: str, state: list[str], attend: Attend) -> list[str]:
+    def _step(self, attend: Attend, number: str, state: list[str]) -> list[str]:
         """One token [B] behind the last: `state` is that, its feature [B,H], and K and V so far."""
         b, spec = self.base.b, self.draft
         token, feature, k_before, v_before = state
@@ -260,34 +254,29 @@ class EagleChain:
             choice = b.node("Gather", [ids, choice], "target_token", axis=0)
         return [choice, feature, k, v]
 
-    def _attend(
-        self, layer: LayerBuilder, q: str, k: str, v: str, context: tuple[str, str, str]
-    ) -> str:
-        """See `Attend`: a query's heads are columns, those of one KV head beside each other.
 
-        Keys are the rows of a product, so that nothing as long as the context is transposed.
-        """
-        b, sizes = layer.b, layer.sizes
-        held_k, held_v, bias = context
-        by_group = b.integers(0, sizes.kv_heads, sizes.heads // sizes.kv_heads, sizes.head_dim)
-        q = b.node("Reshape", [q, by_group], "q_groups")
-        q = b.node("Transpose", [q], "q_columns", perm=[0, 1, 3, 2])
-        held = b.node("MatMul", [held_k, q], "held_scores")
-        held = b.node("Add", [held, bias], "held_seen")
-        own = b.node("MatMul", [k, q], "own_scores")
-        scores = b.node("Concat", [held, own], "scores", axis=2)
-        scores = b.node("Transpose", [scores], "scores_by_query", perm=[0, 1, 3, 2])
-        weights = b.node("Softmax", [scores], "wide_weights", axis=3)
-        end = b.node("Shape", [held_k], "context_end", start=2, end=3)
-        axis = b.integers(3)
-        held = b.node("Slice", [weights, b.integers(0), end, axis], "held_weights")
-        own = b.node("Slice", [weights, end, b.integers(2**31 - 1), axis], "own_weights")
-        held = b.node("MatMul", [held, held_v], "held_values")
-        own = b.node("MatMul", [own, v], "own_values")
-        return b.node("Add", [held, own], "attended")
+def _attend_on_cpu(
+    layer: LayerBuilder, q: str, k: str, v: str, context: tuple[str, str, str]
+) -> str:
+    """See `Attend`: a query's heads are columns, those of one KV head beside each other.
 
-    def _store_scratch(self, feature: str) -> None:
-        b, rows = self.base.b, self.base.rows
-        shape = rows.shape(self.draft.hidden_size)
-        wide = b.node("Unsqueeze", [feature, b.integers(1)], "feature_row")
-        store_features(self.base, b.node("Expand", [wide, shape], "scratch"))
+    Keys are the rows of a product, so that nothing as long as the context is transposed.
+    """
+    b, sizes = layer.b, layer.sizes
+    held_k, held_v, bias = context
+    by_group = b.integers(0, sizes.kv_heads, sizes.heads // sizes.kv_heads, sizes.head_dim)
+    q = b.node("Reshape", [q, by_group], "q_groups")
+    q = b.node("Transpose", [q], "q_columns", perm=[0, 1, 3, 2])
+    held = b.node("MatMul", [held_k, q], "held_scores")
+    held = b.node("Add", [held, bias], "held_seen")
+    own = b.node("MatMul", [k, q], "own_scores")
+    scores = b.node("Concat", [held, own], "scores", axis=2)
+    scores = b.node("Transpose", [scores], "scores_by_query", perm=[0, 1, 3, 2])
+    weights = b.node("Softmax", [scores], "wide_weights", axis=3)
+    end = b.node("Shape", [held_k], "context_end", start=2, end=3)
+    axis = b.integers(3)
+    held = b.node("Slice", [weights, b.integers(0), end, axis], "held_weights")
+    own = b.node("Slice", [weights, end, b.integers(2**31 - 1), axis], "own_weights")
+    held = b.node("MatMul", [held, held_v], "held_values")
+    own = b.node("MatMul", [own, v], "own_values")
+    return b.node("Add", [held, own], "attended")

@@ -11,7 +11,6 @@ from collections.abc import Mapping
 from functools import cache
 
 import numpy as np
-import numpy.typing as npt
 import onnx
 from onnx import TensorProto, helper
 
@@ -159,7 +158,9 @@ def linear_function(algorithm: LinearFormat) -> onnx.FunctionProto:
     """`dflash::fp8_linear` or `dflash::nvfp4_linear` in operations that ONNX Runtime has."""
     if algorithm == "FP8":
         return define(_FP8_LINEAR_CPU)
-    name, table = "doubled_codes", _doubled_codes().tobytes()
+    # Twice the two E2M1 values of each byte, low nibble first.
+    doubled = 2 * decode_packed_e2m1(np.arange(256, dtype=np.uint8)[:, None])
+    name, table = "doubled_codes", doubled.astype(np.int8).tobytes()
     tensor = helper.make_tensor(name, TensorProto.INT8, [256, 2], table, raw=True)
     return define(_NVFP4_LINEAR_CPU, {name: tensor})
 
@@ -177,9 +178,3 @@ def tensorrt_function(algorithm: LinearFormat, precision: Precision) -> onnx.Fun
             operands="x_wide, w_wide" if is_wide else "x_hat, w_hat",
         )
     )
-
-
-def _doubled_codes() -> npt.NDArray[np.int8]:
-    """int8 [256,2]: twice the two E2M1 values of each byte, low nibble first."""
-    pairs = decode_packed_e2m1(np.arange(256, dtype=np.uint8)[:, None])
-    return (2 * pairs).astype(np.int8)

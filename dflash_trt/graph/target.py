@@ -64,12 +64,12 @@ def build_target(
         shape = b.node("Shape", [io.LOGIT_ROWS], "logit_shape")
         shape = b.node("Concat", [shape, b.integers(target.vocab_size)], "logits_shape", axis=0)
         logits = _write_logits(b, flat_logits, shape)
-        if form.draws:
+        if not form.draws:
+            _write_choices(b, logits, target.vocab_size)
+        else:
             draw_tokens(b, logits)
             if draft is not None:
                 settle_step(b, draft.mask_token_id)
-        else:
-            _write_choices(b, logits, target.vocab_size)
 
     if draft is not None:
         features = [taps[layer] for layer in draft.target_layer_ids]
@@ -93,6 +93,7 @@ def _inject_features(draft: ModelBuilder, taps: list[str]) -> None:
         feature = draft.rms_norm(feature, "hidden_norm", "hidden_norm", is_wide=True)
         layers = [draft.layer(index) for index in range(draft.spec.num_layers)]
         shapes = [rows.shape(layer.sizes.kv_heads, layer.sizes.head_dim) for layer in layers]
+        function = kv_feature_injection_function(b.form)
         for layer, shape in zip(layers, shapes, strict=True):
             with b.scope(f"draft_layers.{layer.index}"):
                 k, v = layer.linear(feature, "k_proj"), layer.linear(feature, "v_proj")
@@ -100,14 +101,9 @@ def _inject_features(draft: ModelBuilder, taps: list[str]) -> None:
                 v = b.node("Reshape", [v, shape], "v_split")
                 norm = layer.weight("k_norm", Precision.FLOAT32)
                 caches, updated = cache_values(layer)
-                b.call(
-                    kv_feature_injection_function(b.form),
-                    [k, v, norm, *tables.keys(b), rows.positions, *caches],
-                    "inject",
-                    outputs=updated,
-                    epsilon=draft.spec.rms_norm_eps,
-                    **paging(layer),
-                )
+                operands = [k, v, norm, *tables.keys(b), rows.positions, *caches]
+                facts = {"epsilon": draft.spec.rms_norm_eps, **paging(layer)}
+                b.call(function, operands, "inject", outputs=updated, **facts)
 
 
 def _write_logits(b: GraphBuilder, flat_logits: str, shape: str) -> str:
