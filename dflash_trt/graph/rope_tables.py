@@ -112,12 +112,8 @@ class RopeTables:
         """A table of queries, in float32 before it is narrowed, as a stored one is."""
         base = f"rope.{self.owner}.{kind.removeprefix('q_')}"
         entry = self.entries[base]
-        scale = b.node(
-            "Constant",
-            [],
-            f"{kind}_scale",
-            value_float=_scale(2 * entry.shape[1], self.query_scale),
-        )
+        factor = _scale(2 * entry.shape[1], self.query_scale)
+        scale = b.node("Constant", [], f"{kind}_scale", value_float=factor)
         return b.narrow(b.node("Mul", [b.stored(base, entry), scale], f"{kind}_wide"), kind)
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, get_args
@@ -247,7 +247,7 @@ def _build_with(
     built = profiles(graph, limits, library)
     has_states = any(node.op_type == GROUPS for node in handed.graph.node)
     config = _configure(trt, builder, network, options, built, has_states=has_states)
-    timings = None if library.is_rtx else _TimingCache(trt, config, options)
+    save_timings = None if library.is_rtx else _keep_timings(trt, config, options)
     with path.open("wb") as file:
         writer = make_writer(trt, file)
         with held_signals() as held:
@@ -258,8 +258,8 @@ def _build_with(
     raise_callback_failure()
     if not succeeded or path.stat().st_size == 0:
         raise RefusedError(library, "build it", f"{graph}.onnx", logger.errors)
-    if timings is not None:
-        timings.save()
+    if save_timings is not None:
+        save_timings()
     described = {
         "library": f"{library.module} {trt.__version__}",
         "arch": options.arch.name,
@@ -283,22 +283,21 @@ def _build_with(
     )
 
 
-class _TimingCache:
-    """What TensorRT measured of this GPU's tactics, kept between builds."""
+def _keep_timings(trt: Any, config: Any, options: EngineOptions) -> Callable[[], None]:
+    """Gives a build what TensorRT measured of this GPU's tactics; what saves that afterwards."""
+    path = user_cache_file(f"timing-{trt.__version__}-{options.arch.name}.cache")
+    kept = []  # TensorRT wants the cache to outlive the build.
+    # A cache of another GPU or version is refused, and the build starts with an empty one.
+    for data in (read_cache(path), b""):
+        kept.append(config.create_timing_cache(data))
+        if kept[-1] and config.set_timing_cache(kept[-1], ignore_mismatch=False):
+            break
 
-    def __init__(self, trt: Any, config: Any, options: EngineOptions) -> None:
-        name = f"timing-{trt.__version__}-{options.arch.name}.cache"
-        self._path = user_cache_file(name)
-        self._config = config
-        # A cache of another GPU or version is refused, and the build starts with an empty one.
-        for data in (read_cache(self._path), b""):
-            # TensorRT wants the cache to outlive the build.
-            self._cache = config.create_timing_cache(data)
-            if self._cache and config.set_timing_cache(self._cache, ignore_mismatch=False):
-                break
+    def save() -> None:
+        write_cache(path, bytes(config.get_timing_cache().serialize()))
+        kept.clear()
 
-    def save(self) -> None:
-        write_cache(self._path, bytes(self._config.get_timing_cache().serialize()))
+    return save
 
 
 def _configure(
