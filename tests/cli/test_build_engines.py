@@ -12,6 +12,7 @@ import pytest
 
 import dflash_trt.backends.tensorrt.build.builder as builder
 import dflash_trt.backends.tensorrt.library as library
+from dflash_trt.backends.tensorrt.build.monitor import make_monitor
 from tests.cli.conftest import Build, Run, edit_manifest, write_config
 
 RTX = ["--executor", "tensorrt-rtx"]
@@ -125,7 +126,7 @@ def test_an_interrupt_ends_the_build(
         raise KeyboardInterrupt
 
     monkeypatch.setattr(
-        "dflash_trt.backends.tensorrt.build.monitor.PhaseProgress.complete_step", interrupt
+        builder, "make_monitor", lambda trt, advance, held: make_monitor(trt, interrupt, held)
     )
     outcome = build(small, *RTX)
     assert outcome.code == 130 and outcome.err.splitlines()[-1] == "interrupted"

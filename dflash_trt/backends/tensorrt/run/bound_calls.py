@@ -197,7 +197,7 @@ class BoundCall:
 
 
 @dataclass(frozen=True, slots=True)
-class Buffers:
+class CallBuffers:
     """Device addresses of what all calls share, which never moves."""
 
     inputs: int

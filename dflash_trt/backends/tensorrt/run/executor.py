@@ -33,7 +33,7 @@ from dflash_trt.backends.base import (
 from dflash_trt.backends.tensorrt.run.bound_calls import (
     STEP,
     BoundCall,
-    Buffers,
+    CallBuffers,
     Graphs,
     Results,
     Staging,
@@ -99,7 +99,7 @@ class TensorRtExecutor:
         self.lookahead = Lookahead(device, self._inputs, self._results, self._pages)
         rows = max(axes["B"] * axes["R"] for axes in (decode, prefill))
         self._logits = device.allocate(rows * limits.vocab_size * 4, "logits")
-        self._buffers = Buffers(self._inputs.address, self._results.address, self._logits)
+        self._buffers = CallBuffers(self._inputs.address, self._results.address, self._logits)
 
     @property
     def device(self) -> Device:
