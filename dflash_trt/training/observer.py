@@ -60,8 +60,8 @@ class TrainingWatch(Progress, Protocol):
     def warn(self, line: str) -> None:
         """A line about what may be wrong."""
 
-    def show_plan(self, plan: Plan, reasons: dict[str, str]) -> None:
-        """What is going to happen, before it does; why each default is what it is."""
+    def show_plan(self, plan: Plan, chosen: dict[str, str]) -> None:
+        """What is going to happen, before it does; which shape and settings were chosen."""
 
     def show_evaluation(self, evaluation: Evaluation, *, is_best: bool) -> None:
         """A measurement, as it is made."""

@@ -7,7 +7,7 @@ import re
 import pytest
 from transformers import PreTrainedTokenizerFast
 
-from demo_pair.recipe.corpus import HELD_OUT_STREAM, TRAIN_STREAM, document, documents
+from demo_pair.recipe.corpus import TRAIN_STREAM, document, documents
 from demo_pair.recipe.tokenizer import END_ID, MASK_ID, save_tokenizer, train_tokenizer
 
 
@@ -24,13 +24,6 @@ def test_first_document_is_golden() -> None:
         "drivers: ben, ana, leo",
         "parcel #8262 holds wet ram, gold, load 8",
     ]
-
-
-def test_held_out_documents_are_not_in_training() -> None:
-    def headers(stream: str, count: int) -> set[tuple[str, ...]]:
-        return {tuple(text.split("\n", 3)[1:3]) for text in documents(0, stream, count)}
-
-    assert not headers("train/0", 2000) & headers(HELD_OUT_STREAM, 200)
 
 
 def test_ids_count_up_to_the_last_one_of_the_header() -> None:

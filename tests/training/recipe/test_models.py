@@ -9,7 +9,7 @@ import pytest
 import torch
 from transformers import Qwen3ForCausalLM
 
-from demo_pair.recipe.draft import attach_draft, draft_options, tapped_features
+from demo_pair.recipe.draft import attach_draft, tapped_features
 from demo_pair.recipe.evaluate import accepted_lengths, drafts_everywhere
 from demo_pair.recipe.recipe_settings import TrainingRecipe, small_sizes
 from demo_pair.recipe.target import build_target, continue_rows, deepen
@@ -70,20 +70,6 @@ def test_drafts_everywhere_match_one_block_at_a_time(target: Qwen3ForCausalLM) -
             )
             expected = target.lm_head(hidden)[0, 1:].argmax(dim=-1)
         assert together[row, anchor].tolist() == expected.tolist()
-
-
-def test_the_draft_gets_the_recipes_taps_dimensions_and_rope(target: Qwen3ForCausalLM) -> None:
-    pytest.importorskip("modelopt")
-    model = attach_draft(TINY, target)
-    assert model.target_layer_ids == [0, 2, 5]
-    assert model.dflash_module.fc.weight.shape == (32, 96)
-    assert model.dflash_module.layers[0].self_attn.q_proj.weight.shape == (32, 32)
-    assert model.dflash_config.rope_parameters["rope_theta"] == TINY.rope_theta
-    expected = target.model.rotary_emb.inv_freq
-    assert torch.equal(model.dflash_module.rotary_emb.inv_freq, expected)
-    assert draft_options(TINY)["dflash_loss_objective"] == "decay"
-    trained = {name for name, p in model.named_parameters() if p.requires_grad}
-    assert trained and all(name.startswith("dflash_module.") for name in trained)
 
 
 @pytest.mark.parametrize("seed", range(2))
