@@ -43,19 +43,6 @@ class DraftMetrics:
     acceptance_sampled: float
 
 
-def perplexity(target: Qwen3ForCausalLM, ids: Tensor) -> float:
-    """exp(mean cross-entropy) over rows [rows, length] of int64 ids."""
-    with torch.no_grad():
-        losses = [float(target(input_ids=row, labels=row).loss) for row in torch.split(ids, 4)]
-    return math.exp(sum(losses) / len(losses))
-
-
-def distinct_ngrams(rows: Sequence[Sequence[int]], size: int = 8) -> float:
-    """Different ÷ all n-grams of `rows` taken together, 0 when there is none."""
-    grams = [tuple(row[i : i + size]) for row in rows for i in range(len(row) - size + 1)]
-    return len(set(grams)) / len(grams) if grams else 0.0
-
-
 def drafts_everywhere(recipe: TrainingRecipe, model: Any, ids: Tensor, features: Tensor) -> Tensor:
     """The draft's tokens for a block at every position: [rows, length, block - 1] int64.
 
@@ -68,10 +55,8 @@ def drafts_everywhere(recipe: TrainingRecipe, model: Any, ids: Tensor, features:
         for first in range(0, length, ANCHORS_AT_ONCE):
             positions = torch.arange(first, min(first + ANCHORS_AT_ONCE, length))
             context = features[:, : positions[-1]]
-            anchors = positions.expand(rows, -1)
+            anchors, blocks, seen = positions.expand(rows, -1), len(positions), context.shape[1]
             keep = torch.ones_like(anchors, dtype=torch.bool)
-            blocks = len(positions)
-            seen = context.shape[1]
             hidden = model.dflash_module(
                 noise_embedding=model._build_noise_embedding(ids, anchors, keep, blocks),
                 target_hidden=context,
@@ -89,12 +74,7 @@ def drafts_everywhere(recipe: TrainingRecipe, model: Any, ids: Tensor, features:
 def accepted_lengths(row: Sequence[int], drafts: Sequence[Sequence[int]], first: int) -> list[int]:
     """Tokens emitted by each verify step when decoding `row` from its anchor at `first`.
 
-    Args:
-        row: the prompt and the target's tokens.
-        drafts: per position of `row`, the block drafted from that anchor.
-        first: position of the first generated token, the first anchor.
-
-    Steps whose whole block lies inside `row` are counted.
+    `drafts` are the blocks drafted from each anchor. Steps whose block lies inside `row` count.
     """
     steps: list[int] = []
     anchor, size = first, len(drafts[0])
@@ -136,9 +116,12 @@ def evaluate(
     greedy = continue_rows(target, prompts, recipe.new_tokens)
     sampled = continue_rows(target, prompts, recipe.new_tokens, temperature=1.0, seed=recipe.seed)
     outputs = [row[len(prompt) :] for prompt, row in zip(prompts, greedy, strict=True)]
+    grams = [tuple(row[i : i + 8]) for row in outputs for i in range(len(row) - 7)]
+    with torch.no_grad():
+        losses = [float(target(input_ids=r, labels=r).loss) for r in torch.split(held_out, 4)]
     return DraftMetrics(
-        perplexity=perplexity(target, held_out),
-        distinct_8grams=distinct_ngrams(outputs),
+        perplexity=math.exp(sum(losses) / len(losses)),
+        distinct_8grams=len(set(grams)) / len(grams),
         acceptance_greedy=acceptance(recipe, target, draft, prompts, greedy),
         acceptance_sampled=acceptance(recipe, target, draft, prompts, sampled),
     )

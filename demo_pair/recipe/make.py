@@ -9,7 +9,6 @@ import argparse
 import json
 import shutil
 import sys
-import time
 from dataclasses import asdict, replace
 from importlib.metadata import version
 from pathlib import Path
@@ -28,28 +27,16 @@ from demo_pair.recipe.gpt_oss import save_gpt_oss
 from demo_pair.recipe.recipe_settings import DEMO, GPT_OSS, LossReport, TrainingRecipe
 from demo_pair.recipe.target import corpus_rows, train_target
 from demo_pair.recipe.tokenizer import END_ID, save_tokenizer, train_tokenizer
-from dflash_trt.errors import DflashError
 
 PROMPT_TOKENS = (48, 96)
 RECIPES = {"qwen3": DEMO, "gpt-oss": GPT_OSS}
 STEPS_A_LINE = 25
 
 
-class Printer:
-    """Prints the loss and the time left to stderr, every STEPS_A_LINE steps."""
-
-    def __init__(self) -> None:
-        self.what, self.started = "", 0.0
-
-    def __call__(self, what: str, done: int, total: int, loss: float) -> None:
-        if what != self.what:
-            self.what, self.started = what, time.monotonic()
-        if done % STEPS_A_LINE and done != total:
-            return
-        spent = time.monotonic() - self.started
-        left = spent / done * (total - done)
-        line = f"{what}: {done}/{total}, loss {loss:.3f}, {spent:.0f} s, {left:.0f} s left"
-        print(line, file=sys.stderr, flush=True)
+def show(what: str, done: int, total: int, loss: float) -> None:
+    """Prints the loss to stderr, every STEPS_A_LINE steps."""
+    if done % STEPS_A_LINE == 0 or done == total:
+        print(f"{what}: {done}/{total}, loss {loss:.3f}", file=sys.stderr, flush=True)
 
 
 def held_out_prompts(recipe: TrainingRecipe, tokenizer: PreTrainedTokenizerFast) -> list[str]:
@@ -84,24 +71,6 @@ def load_target(directory: Path) -> Qwen3ForCausalLM:
     return target
 
 
-def measure(recipe: TrainingRecipe, directory: Path) -> DraftMetrics:
-    """Evaluate the pair that lies in `directory`, as its files say."""
-    tokenizer = transformers.PreTrainedTokenizerFast.from_pretrained(directory / "target")
-    target = load_target(directory / "target")
-    draft = load_draft(recipe, target, directory / "draft")
-    lines = (directory / "prompts.jsonl").read_text().splitlines()
-    prompts = [tokenizer(json.loads(line)["prompt"])["input_ids"] for line in lines]
-    rows = range(recipe.prompts, 2 * recipe.prompts)
-    held_out = corpus_rows(tokenizer, recipe.seed, HELD_OUT_STREAM, rows, recipe.max_length // 2)
-    return evaluate(recipe, target, draft, prompts, held_out)
-
-
-def library_versions() -> str:
-    """The versions that decide the weights, as one phrase."""
-    names = ("torch", "transformers", "tokenizers", "nvidia-modelopt")
-    return ", ".join(f"{name} {version(name)}" for name in names)
-
-
 def make_demo_pair(recipe: TrainingRecipe, directory: Path, progress: LossReport) -> DraftMetrics:
     """Train the pair, write `directory` in one move, and return its metrics.
 
@@ -115,13 +84,21 @@ def make_demo_pair(recipe: TrainingRecipe, directory: Path, progress: LossReport
     texts = documents(recipe.seed, TRAIN_STREAM, recipe.tokenizer_documents)
     trained = train_tokenizer(texts, recipe.vocab_size)
     tokenizer = save_tokenizer(trained, work / "target", recipe.max_length)
-    prompts = (json.dumps({"prompt": one}) for one in held_out_prompts(recipe, tokenizer))
-    (work / "prompts.jsonl").write_text("".join(f"{line}\n" for line in prompts))
+    prompts = held_out_prompts(recipe, tokenizer)
+    lines = (json.dumps({"prompt": one}) for one in prompts)
+    (work / "prompts.jsonl").write_text("".join(f"{line}\n" for line in lines))
     target = train_target(recipe, tokenizer, progress)
     save_target(target, work / "target")
     export_draft(train_draft(recipe, target, tokenizer, progress), work / "draft")
-    metrics = measure(recipe, work)
-    write_card(recipe, metrics, library_versions(), work)
+    # The pair as its files say it.
+    saved = load_target(work / "target")
+    draft = load_draft(recipe, saved, work / "draft")
+    rows, length = range(recipe.prompts, 2 * recipe.prompts), recipe.max_length // 2
+    held_out = corpus_rows(tokenizer, recipe.seed, HELD_OUT_STREAM, rows, length)
+    ids = [tokenizer(one)["input_ids"] for one in prompts]
+    metrics = evaluate(recipe, saved, draft, ids, held_out)
+    names = ("torch", "transformers", "tokenizers", "nvidia-modelopt")
+    write_card(recipe, metrics, ", ".join(f"{name} {version(name)}" for name in names), work)
     if directory.exists():
         shutil.rmtree(directory)
     for file in work.rglob("*.safetensors"):
@@ -130,18 +107,12 @@ def make_demo_pair(recipe: TrainingRecipe, directory: Path, progress: LossReport
     return metrics
 
 
-def main(arguments: list[str] | None = None) -> int:
-    """The command; returns the process's exit code."""
+def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m demo_pair.recipe", description=__doc__)
     parser.add_argument("--output", type=Path, required=True, help="folder to write the pair to")
     parser.add_argument("--seed", type=int, default=DEMO.seed, help="default: %(default)s")
     parser.add_argument("--family", choices=RECIPES, default="qwen3", help="default: %(default)s")
-    options = parser.parse_args(arguments)
+    options = parser.parse_args()
     recipe = replace(RECIPES[options.family], seed=options.seed)
-    try:
-        metrics = make_demo_pair(recipe, options.output, Printer())
-    except DflashError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return error.exit_code
+    metrics = make_demo_pair(recipe, options.output, show)
     print(json.dumps(asdict(metrics), indent=2))
-    return 0

@@ -207,14 +207,6 @@ def test_sequences_that_cannot_be_used(
     assert not list(tmp_path.iterdir())
 
 
-def test_a_draft_needs_two_tokens(make_pair: PairFactory) -> None:
-    pair = make_pair().pair
-    with pytest.raises(DflashError, match="draft block") as caught:
-        observe_pair(pair, [[1], [2]], SilentProgress())
-    assert caught.value.usage
-    assert observe_target(pair.target, [[1], [2]], SilentProgress())
-
-
 @pytest.mark.parametrize(
     ("part", "tensor", "linears"),
     [

@@ -176,18 +176,6 @@ def test_refused_options(target: TargetSpec, draft: DraftSpec, tmp_path: Path) -
         assert caught.value.usage and not list(tmp_path.iterdir())
 
 
-def test_odd_input_sizes_are_refused_for_nvfp4_only(tmp_path: Path) -> None:
-    folder = write_target(tmp_path / "odd", num_layers=1, intermediate=72, hidden=32, heads=2)
-    spec = read_target(folder)
-    with pytest.raises(DflashError) as caught:
-        quantize(spec, tmp_path / "q")
-    message = str(caught.value)
-    assert '"model.layers.0.mlp.down_proj.weight" has 72 input columns' in message
-    assert "--exclude '*.down_proj'" in message and caught.value.usage
-    quantize(spec, tmp_path / "q", exclude=("*.down_proj",))
-    quantize(spec, tmp_path / "q8", FP8)
-
-
 def test_a_quantised_checkpoint_is_refused(target: TargetSpec, tmp_path: Path) -> None:
     written = quantize(target, tmp_path / "q", FP8)
     with pytest.raises(DflashError, match="quantized"):

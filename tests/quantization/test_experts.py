@@ -17,7 +17,6 @@ from transformers import AutoModelForCausalLM
 from dflash_trt.core.formats import Format
 from dflash_trt.errors import DflashError
 from dflash_trt.models.folder import Checkpoint, open_checkpoint
-from dflash_trt.models.target import read_target
 from dflash_trt.quantization.codecs import dequantize_mxfp4
 from dflash_trt.quantization.experts import convert_experts
 from dflash_trt.quantization.partial import partial_folder
@@ -174,28 +173,3 @@ def test_scales_that_are_no_numbers(source: Path, tmp_path: Path, value: int, me
     with pytest.raises(DflashError, match=message):
         convert_experts(open_checkpoint(broken), NVFP4, tmp_path / "q", Stages())
     assert not (tmp_path / "q").exists() and not partial_folder(tmp_path / "q").exists()
-
-
-@pytest.fixture(scope="module")
-def converted(source: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("converted") / "q"
-    convert_experts(open_checkpoint(source), NVFP4, folder, Stages())
-    return folder
-
-
-@pytest.mark.parametrize(
-    ("suffix", "value", "message"),
-    [
-        ("_weight_scale_2", torch.tensor(0.0), "its value is 0, not a finite number above 0"),
-        ("_weight_scale_2", torch.ones(8), r"gate_up_proj_weight_scale_2\\?\" is \[8\], not \[\]"),
-        ("_weight_scale", torch.ones(8, 4, 192), "its dtype is F32, W4A16_NVFP4 is stored as F8"),
-        ("", torch.zeros(8, 16, 192, dtype=torch.uint8), r"is \[8, 16, 192\], not \[8, 32, 192\]"),
-    ],
-)
-def test_nvfp4_experts_that_do_not_fit(
-    converted: Path, tmp_path: Path, suffix: str, value: torch.Tensor, message: str
-) -> None:
-    broken = shutil.copytree(converted, tmp_path / "broken")
-    edit_tensors(broken / "a.safetensors", {f"{MATRICES[0]}{suffix}": value})
-    with pytest.raises(DflashError, match=message):
-        read_target(broken)

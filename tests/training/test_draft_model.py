@@ -13,7 +13,6 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from dflash_trt.errors import DflashError
 from dflash_trt.models.draft import read_draft
 from dflash_trt.training.draft_blocks import IGNORED, draw_batch, order_rows, tokens_before
 from dflash_trt.training.draft_model import load_draft, new_draft, save_draft
@@ -264,22 +263,6 @@ def test_a_run_that_was_cut_ends_with_the_same_bytes(tmp_path: Path, kind: str) 
     for name, weight in whole.model.state_dict().items():
         assert torch.equal(weight, part.model.state_dict()[name]), name
         assert not torch.equal(weight, begun[name]), f"{name} was not trained"
-
-
-def test_a_draft_that_chooses_among_some_tokens_says_which(tmp_path: Path) -> None:
-    """The commonest of its rows."""
-    trainer = make_trainer(replace(SETTINGS, draft_tokens=10))
-    trainer.export(tmp_path)
-    ids = read_draft(tmp_path).token_ids
-    counts = np.bincount(trainer.store.tokens, minlength=VOCAB)
-    assert ids is not None and len(ids) == 10
-    assert min(counts[list(ids)]) >= sorted(counts)[-10]
-
-
-def test_a_loss_that_is_not_finite_ends_the_run() -> None:
-    trainer = make_trainer(replace(SETTINGS, learning_rate=1e30))
-    with pytest.raises(DflashError, match=r"the loss is (nan|inf) at step \d+"):
-        trainer.train(12)
 
 
 HEAD = KINDS["EAGLE-3"]
