@@ -53,7 +53,6 @@ embedding and no head of its own: it borrows the target's, and is of no use with
 | acceptance length τ, block {shape.block_size} | {tau:.2f} tokens a verify step, on {held_out} \
 prompts that were held out |
 {chosen}
-| parameters | {shape.parameters:,} |
 | data | {rows:,} prompts ({sets}), {tokens:,} tokens; answers: {answers} |
 | training | {steps:,} steps; {hours:g} h were given, {machine} |
 

@@ -30,12 +30,9 @@ def test_hostile_inputs_of_each_kind(seed: int, share: str, jobs: str) -> None:
     ("code", "out", "err", "fault"),
     [
         (1, "", LINE, None),
-        (0, "right", "note: a\n", None),
         (0, "wrong", "", "another text"),
         (None, "", "", "exit code None"),
-        (1, "", LINE + LINE, "2 error lines"),
         (1, "", "Traceback (most recent call last):\n" + LINE, "Traceback"),
-        (1, "", f"error: {'x' * 1300}\n", "1307 characters"),
         (1, "", f"error: {SECRET}\n", "says the secret"),
     ],
 )

@@ -19,7 +19,6 @@ from dflash_trt.training.draft_model import load_draft, new_draft, save_draft
 from dflash_trt.training.draft_shape import DraftDesign, shape_of
 from dflash_trt.training.eagle_model import EagleModel, new_head, save_eagle
 from dflash_trt.training.features import FeatureStore
-from dflash_trt.training.loss import Head, block_loss, slot_weights
 from dflash_trt.training.target import TargetEnds
 from dflash_trt.training.trainer import (
     Trainer,
@@ -130,33 +129,10 @@ def test_what_is_saved_is_a_checkpoint_of_the_same_shape(
     spec = read_draft(tmp_path)
     assert (spec.kind, spec.block_size, spec.markov_rank) == (shape.kind, 4, shape.markov_rank)
     assert shape_of(spec, VOCAB, shape.num_target_layers) == shape
-    assert sum(one.numel() for one in load_draft(shape, tmp_path).parameters()) == shape.parameters
+    assert load_draft(shape, tmp_path).shape == shape
     if shape.markov_rank:  # DeepSpec's loader wants copies of the target's matrices
         held = load_file(tmp_path / "model.safetensors")
         assert held["embed_tokens.weight"].equal(ends().embedding.bfloat16())
-
-
-def test_the_loss_is_the_papers() -> None:
-    """Written down once more, slot by slot, in float64."""
-    generator = torch.Generator().manual_seed(5)
-    hidden = torch.randn(2, 3, 3, HIDDEN, generator=generator)
-    labels = torch.randint(0, VOCAB, (2, 3, 4), generator=generator)
-    labels[0, 1, 2:] = IGNORED
-    labels[1, 2] = IGNORED
-    table, gamma = embedding(), 4.0
-    total = weight_sum = 0.0
-    for row in range(2):
-        for anchor in range(3):
-            for slot in (1, 2, 3):
-                label = int(labels[row, anchor, slot])
-                if label == IGNORED:
-                    continue
-                logits = table.double() @ hidden[row, anchor, slot - 1].double()
-                loss = math.log(float(logits.exp().sum())) - float(logits[label])
-                weight = math.exp(-(slot - 1) / gamma)
-                total, weight_sum = total + weight * loss, weight_sum + weight
-    found = block_loss(hidden, labels, Head(table, None), slot_weights(4, gamma))
-    assert float(found) == pytest.approx(total / weight_sum, rel=1e-5)
 
 
 def test_half_of_a_label_is_what_the_target_believed() -> None:
@@ -300,4 +276,3 @@ def test_what_is_saved_is_a_head_of_some_tokens(tmp_path: Path) -> None:
     held = load_file(tmp_path / "model.safetensors")
     assert held["lm_head.weight"].equal(ends().head[[3, 5, 40]].bfloat16())
     assert held["t2d"].nonzero().flatten().tolist() == [3, 5, 40]
-    assert sum(one.numel() for one in model.parameters()) == HEAD.parameters
