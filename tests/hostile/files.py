@@ -161,27 +161,6 @@ def _add_growth(random: Random, graph: onnx.GraphProto) -> None:
     )
 
 
-def damage_gguf(random: Random, path: Path) -> None:
-    """Changes bytes or numbers of a GGUF file's header; what it says of keys is in there too."""
-    data = path.read_bytes()
-    end = data.rfind(b"blk.") + 200  # the last tensor's entry, and then the data
-    way = random.randrange(4)
-    if way == 0:
-        path.write_bytes(spoil(random, data[:end]) + data[end:])
-        return
-    if way == 1:
-        cut = data[: random.randrange(len(data))]
-        path.write_bytes(random.choice((cut, data + bytes(5), data * 2)))
-        return
-    other = bytearray(data)
-    for _ in range(random.choice((1, 1, 3))):
-        # Lengths, counts, types and offsets are numbers of 8 bytes, and mostly small.
-        small = [at for at in range(4, end - 8) if other[at] and not any(other[at + 1 : at + 8])]
-        value = random.choice((0, 1, 2**16, 2**31, 2**32 - 1, 2**40, 2**62, 2**63, 2**64 - 1))
-        struct.pack_into("<Q", other, random.choice(small), value)
-    path.write_bytes(bytes(other))
-
-
 def note(bundle: Path, path: Path) -> None:
     """Gives the manifest the size and hash that a file of the bundle has now."""
     manifest = bundle / "manifest.json"

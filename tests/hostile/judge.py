@@ -27,7 +27,7 @@ class HostileCase:
 
     Args:
         about: what is hostile, for whoever reads of a fault.
-        needs: what is copied beside it: "pair", "bundle", "hf".
+        needs: what is copied beside it: "pair", "bundle".
         damage: makes the input, in the folder where the commands run.
         is_intact: a text that comes out must be that of the bundle as it was.
     """

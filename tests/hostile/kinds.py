@@ -16,13 +16,9 @@ import click
 import yaml
 
 from tests.cli.bigram import write_bigram_pair
-from tests.hostile.files import damage_gguf, damage_graph, damage_header, damage_tensors, note
+from tests.hostile.files import damage_graph, damage_header, damage_tensors, note
 from tests.hostile.judge import OUTSIDE, SECRET, Command, HostileCase
-from tests.hostile.values import TEXTS, changed, draw_template, encode, odd_value, spoil, spoil_json
-from tests.hostile.values import spoil_tokenizer as spoil_steps
-from tests.importing.files import VOCAB as GGUF_VOCAB
-from tests.importing.files import write_gguf
-from tests.models.conftest import TARGET_CONFIG, merged, target_shapes, write_checkpoint
+from tests.hostile.values import TEXTS, changed, encode, odd_value, spoil, spoil_json
 
 Damage = Callable[[Random, Path], None]
 Make = Callable[[Random], HostileCase]
@@ -48,26 +44,14 @@ _OPENERS: tuple[Command, ...] = (
     ("inspect", "bundle", "--verify", "--gpu", "b200"),
     ("package", "bundle", "-o", "out/r", *THREAD),
 )
-_GGUF_CONFIG = merged(
-    TARGET_CONFIG,
-    {
-        "vocab_size": GGUF_VOCAB,
-        "num_hidden_layers": 2,
-        "model_type": "qwen3",
-        "rope_parameters": {"rope_theta": 10000.0},
-    },
-)
 
 
 def write_base(folder: Path) -> None:
-    """Writes the good files: pair/, its bundle/, and hf/ with m.gguf."""
+    """Writes the good files: pair/, and its bundle/."""
     from dflash_trt.cli.main import main
 
     config = write_bigram_pair(folder / "pair")
     assert main(["build", "--target", str(config), "-o", str(folder / "bundle")]) == 0
-    hf = write_checkpoint(folder / "hf", _GGUF_CONFIG, target_shapes(_GGUF_CONFIG))
-    (hf / "config.json").write_text(json.dumps(_GGUF_CONFIG))
-    write_gguf(hf / "m.gguf", hf)
 
 
 _ROPES = [
@@ -152,26 +136,6 @@ def _damage_list(random: Random, path: Path) -> None:
     ids: list[Any] = sorted(random.sample(range(256), 24))
     odd = ([256], [2**31], [2**63], [-1], [1e3], [True], [ids], ids, [], [odd_value(random)])
     path.write_bytes(encode({"token_ids": ids + random.choice(odd)}))
-
-
-def _damage_template(random: Random, path: Path) -> None:
-    text = draw_template(random)
-    named = [{"name": "default", "template": text}, {"name": odd_value(random)}]
-    template = named if random.random() < 0.5 else text
-    path.write_bytes(encode({"eos_token": "<end>", "chat_template": template}))
-
-
-def _damage_tokenizer(random: Random, path: Path) -> None:
-    data = path.read_bytes()
-    spoilt = spoil_steps(random, json.loads(data))
-    path.write_bytes(spoil_json(random, data) if random.random() < 0.2 else encode(spoilt))
-
-
-def _damage_prompts(random: Random, path: Path) -> None:
-    line = b'{"prompt": "cab"}\n'
-    record = {"prompt": random.choice((*TEXTS, odd_value(random))), "answer": odd_value(random)}
-    odd = (spoil_json(random, line), encode(record), spoil(random, line), random.randbytes(300))
-    path.write_bytes(line + random.choice((*odd, b"\xed\xa0\x80", b"x" * 100_000)) + b"\n" + line)
 
 
 def _of_files(
@@ -304,7 +268,6 @@ def _make_place(random: Random) -> HostileCase:
 _GOOD: dict[str, Command] = {
     "build": BUILD[1:],
     "generate": ("bundle", *PROMPT),
-    "import-gguf": ("hf/m.gguf", "-o", "out/hf"),
     "inspect": ("bundle",),
     "package": ("bundle", "-o", "out/r", *THREAD),
     "quantize": ("--checkpoint", "pair/target", "--precision", "fp8", "-o", "out/q", "--help"),
@@ -320,7 +283,7 @@ _ARGUMENTS = (
     *(one for one in TEXTS if "\0" not in one),
     *("0", "1", "2", "-5", "64", "99999999999999999999", "1e5", "1.5", "inf", "NaN", "0x10"),
     *("٣", "1_0", " 4", "1,2,,3", "a=b", "=", "auto", "none", "all", "--json", "*", "(a+)+$"),
-    *("bundle", "pair", "pair/pair.yaml", "out", "hf/m.gguf", "bundle/manifest.json", ".", "/"),
+    *("bundle", "pair", "pair/pair.yaml", "out", "bundle/manifest.json", ".", "/"),
     *("/dev/null", "/dev/full", "/proc/self/mem", "out/b", "-", "~", "file:///etc/passwd"),
 )
 
@@ -344,7 +307,7 @@ def _make_arguments(random: Random) -> HostileCase:
             option, is_flag = random.choice(texts)
             words += [option] if is_flag else [option, random.choice(_ARGUMENTS)]
     about = " ".join((name, *words))[:150]
-    needs = ("bundle", "pair", "hf")
+    needs = ("bundle", "pair")
     return HostileCase(about, needs, lambda folder: None, ((name, *words),))
 
 
@@ -372,17 +335,8 @@ _PAIR_FILES: dict[str, dict[str, Damage]] = {
         "pair.yaml": _damage_yaml,
         "target/generation_config.json": damage_json(absent=_GENERATION),
     },
-    "tokenizers": {
-        "target/tokenizer.json": _damage_tokenizer,
-        "target/tokenizer_config.json": damage_json(absent=_TOKENS),
-    },
-    "templates": {"target/tokenizer_config.json": _damage_template},
+    "tokenizers": {"target/tokenizer_config.json": damage_json(absent=_TOKENS)},
 }
-_IMPORT: tuple[Command, ...] = (("import-gguf", "hf/m.gguf", "-o", "out/hf"),)
-_READ_PROMPTS: tuple[tuple[Command, ...], ...] = (
-    ((*_ASKED, "--prompt-file", "p.jsonl"),),
-    (("verify", "bundle", "--repeats", "0", "--prompts", "own=p.jsonl", *THREAD),),
-)
 KINDS: dict[str, tuple[int, Make]] = {
     **{
         kind: (
@@ -393,8 +347,6 @@ KINDS: dict[str, tuple[int, Make]] = {
     },
     "bundles": (150, _make_bundle),
     "graphs": (100, _make_graph),
-    "gguf": (100, _of_files(("hf",), {"hf/m.gguf": damage_gguf}, _IMPORT)),
     "files": (150, _make_place),
-    "prompts": (60, _of_files(("bundle",), {"p.jsonl": _damage_prompts}, *_READ_PROMPTS)),
     "arguments": (150, _make_arguments),
 }

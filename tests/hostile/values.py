@@ -1,4 +1,4 @@
-"""Values, bytes, templates and tokenizers that nobody expects, of a seeded generator."""
+"""Values and bytes that nobody expects, drawn from a seeded generator."""
 
 from __future__ import annotations
 
@@ -125,83 +125,3 @@ def spoil(random: Random, data: bytes) -> bytes:
         else:
             del changed_data[at:]
     return bytes(changed_data)
-
-
-_TEMPLATES = (
-    "{{ ''.__class__.__mro__[1].__subclasses__() }}",
-    "{{ cycler.__init__.__globals__.os.popen('id').read() }}",
-    "{{ '{0.__class__.__mro__}'.format(messages) }}",
-    "{{ ('{a.__class__}'|attr('format_map'))({'a': 1}) }}",
-    "{% include '/etc/passwd' %}",
-    "{% import 'os' as os %}",
-    "{{ messages.clear() }}",
-    "{% for i in range(10**9) %}x{% endfor %}",
-    "{% macro f() %}{{ f() }}{{ f() }}{% endmacro %}{{ f() }}",
-    "{{ 9 ** 9 ** 9 ** 9 }}",
-    "{{ 'a' * 10**9 }}",
-    "{{ 'a\\n'|indent(10**9) }}",
-    "{{ '%1000000000d' % 1 }}",
-    "{{ range(10**8)|list }}",
-    "{% set n = namespace(x='ab') %}{% for i in range(60) %}{% set n.x = n.x + n.x %}{% endfor %}",
-    "{{ 'ab'|replace('', 'x' * 10**7) }}",
-    "{{ raise_exception('x' * 100000) }}",
-    "{{ raise_exception('a\\nerror: b\\x1b[31m') }}",
-    "{{ undefined.a.b }}",
-    "{{ strftime_now('%' * 5000) }}",
-    "{% for m in messages %}",
-    "{{ '\\ud800' }}",
-    "{{ messages|tojson(indent=10**7) }}",
-    "{{ 'a'|nothing }}",
-    "{{ " + "(" * 5000 + "1 }}",
-    "{% if 1 %}" * 5000,
-)
-_PATTERNS = (
-    *("(a+)+$", "(a|a)*!", "(\\w+\\s?)*Z", "(?:a|ab)+{2,}\\d{9}", "(.+?)*\\1", "(?=a)*", "(?R)"),
-    *("(", "[", "\\", "a{99999999}", "(?<n>a)\\k<m>", "\\g<0>", "\0", "🙂{0,100000}$"),
-)
-
-
-def draw_template(random: Random) -> str:
-    """A chat template that does harm, or fails; some begin with what works."""
-    good = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
-    if random.random() < 0.1:
-        return spoil(random, good.encode()).decode("utf-8", "replace")
-    return random.choice(("", good)) + random.choice(_TEMPLATES)
-
-
-def spoil_tokenizer(random: Random, document: dict[str, Any]) -> dict[str, Any]:
-    """tokenizer.json with other steps, vocabularies, merges, added tokens or settings."""
-    model, way = document["model"], random.randrange(6)
-    if way <= 1:
-        for part in random.sample(("normalizer", "pre_tokenizer", "decoder"), 2):
-            document[part] = _step(random)
-    elif way == 2:
-        for token in random.sample(sorted(model["vocab"]), random.choice((1, 3, 200))):
-            model["vocab"][token] = random.choice((-1, 2**31, 2**32 - 1, 2**40, 1.5, 0, "1", None))
-    elif way == 3:
-        added = {"content": random.choice((*TEXTS, " ", "a")), "special": True}
-        added |= {"id": random.choice(NUMBERS), "normalized": False, "lstrip": True}
-        document["added_tokens"] += [added] * random.choice((1, 1, 5000))
-    elif way == 4:
-        document["truncation"] = {"max_length": random.choice(NUMBERS), "stride": 2**31}
-        document["padding"] = {"strategy": {"Fixed": random.choice((10**9, 2**63, 4))}}
-    else:
-        return dict(changed(random, document, ("decoder", "unk_token", "byte_fallback")) or {})
-    return document
-
-
-def _step(random: Random) -> Any:
-    """A step of any kind, right or wrong in its place, with odd arguments."""
-    pattern, numbers = {"Regex": random.choice(_PATTERNS)}, random.sample(NUMBERS, 2)
-    steps: tuple[Any, ...] = (
-        {"type": "Replace", "pattern": pattern, "content": random.choice(("", "a" * 900, "\0"))},
-        {"type": "Split", "pattern": pattern, "behavior": "Isolated"},
-        {"type": "Precompiled", "precompiled_charsmap": "CAAAAAAAAAA="},
-        {"type": "Prepend", "prepend": "a" * 50},
-        {"type": "Strip", "content": "a", "start": numbers[0], "stop": numbers[1]},
-        {"type": "Metaspace", "replacement": random.choice(("", "ab", "\u2581")), "split": 1},
-        {"type": "WordPiece", "prefix": "", "cleanup": True},
-        {"type": "Sequence", "normalizers": [{"type": "NFKC"}] * 10_000},
-        *(None, {}, [], {"type": None}, {"type": "Unknown"}),
-    )
-    return random.choice(steps)

@@ -40,7 +40,7 @@ class Campaign:
     """What one run of the mutants was asked for, and the tests found red without any of them."""
 
     pytest_args: list[str]
-    stall_s: float
+    patience_s: float
     red: set[str] = field(default_factory=set)
     green: set[str] = field(default_factory=set)
 
@@ -92,7 +92,7 @@ def _run_stage(
         apply(place, scratch.root)
         try:
             arguments = [*files, *campaign.pytest_args]
-            outcome = scratch.pytest(arguments, campaign.stall_s, without=sorted(campaign.red))
+            outcome = scratch.pytest(arguments, campaign.patience_s, without=sorted(campaign.red))
         finally:
             write_source(path, original)
         if outcome.test is None:
@@ -102,7 +102,7 @@ def _run_stage(
         # What has no test's name is a file, or all of them, that cannot even be collected.
         is_test = "::" in outcome.test
         alone_arguments = [outcome.test] if is_test else [*files, "--collect-only"]
-        alone = scratch.pytest([*alone_arguments, *campaign.pytest_args], campaign.stall_s)
+        alone = scratch.pytest([*alone_arguments, *campaign.pytest_args], campaign.patience_s)
         if alone.test is None:
             campaign.green.add(outcome.test)
             return outcome
@@ -131,7 +131,7 @@ def main() -> None:
     parser.add_argument("--seeded", action="store_true", help="the faults of seeded.json, not "
                         "the mutants that were drawn")  # fmt: skip
     parser.add_argument("--only", default="", help="numbers of mutants or areas, with commas")
-    parser.add_argument("--stall", type=float, default=300, help="seconds until a test hangs")
+    parser.add_argument("--patience", type=float, default=3600, help="seconds for a mutant")
     parser.add_argument("--check", action="store_true", help="only find them; run no test")
     parser.add_argument("pytest_args", nargs="*", help="further arguments of pytest, behind --")
     options = parser.parse_args()
@@ -145,7 +145,7 @@ def main() -> None:
         for mutant, place, how in places:
             print(mutant.number, how, "" if place is None else f"{place.file} {place.name}")
         sys.exit(any(place is None for _, place, _ in places))
-    campaign = Campaign(options.pytest_args, options.stall)
+    campaign = Campaign(options.pytest_args, options.patience)
     with tempfile.TemporaryDirectory(prefix="mutants-") as folder:
         copy_tree(Path.cwd(), Path(folder))
         scratch = Scratch.create(Path(folder))
