@@ -39,16 +39,11 @@ class Evaluation:
 
 @dataclass(frozen=True, slots=True)
 class TrainingCurves:
-    """What a page about a training shows.
-
-    Args:
-        steps: of the schedule.
-        ended: why training ended; None while it goes on.
-    """
+    """What a page about a training shows: `steps` of the schedule, and why it ended."""
 
     evaluations: Sequence[Evaluation]
     steps: int
-    ended: str | None = None
+    ended: str
 
 
 class TrainingWatch(Progress, Protocol):
