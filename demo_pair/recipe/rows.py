@@ -19,20 +19,21 @@ from dflash_trt.pair import LoadedPair
 
 STREAM = "drafts-of-three-kinds"
 PROMPT_CHARACTERS = (100, 240)
+SEED, GREEDY, CORPUS, TOKENS = 0, 128, 256, 192
 
 
-def make_rows(pair: LoadedPair, seed: int, greedy: int, corpus: int, tokens: int) -> list[Any]:
-    """`greedy` rows of the target's own answers, of `tokens`, and `corpus` rows of documents.
+def make_rows(pair: LoadedPair) -> list[Any]:
+    """GREEDY rows of the target's own answers, of TOKENS, and CORPUS rows of documents.
 
     A document's beginning is about as long as the demo pair's prompts.
     """
     split = []
-    for index, text in enumerate(documents(seed, STREAM, greedy + corpus)):
-        cut = text.index(" ", Random(f"{seed}/{STREAM}/{index}").randint(*PROMPT_CHARACTERS))
+    for index, text in enumerate(documents(SEED, STREAM, GREEDY + CORPUS)):
+        cut = text.index(" ", Random(f"{SEED}/{STREAM}/{index}").randint(*PROMPT_CHARACTERS))
         split.append((text[:cut], text[cut:]))
-    answers = pair.generate([prompt for prompt, _ in split[:greedy]], max_tokens=tokens)
+    answers = pair.generate([prompt for prompt, _ in split[:GREEDY]], max_tokens=TOKENS)
     said: list[Any] = [[int(one) for one in answer.token_ids] for answer in answers]
-    said += [rest for _, rest in split[greedy:]]
+    said += [rest for _, rest in split[GREEDY:]]
     return [
         {"prompt": prompt, "answer": answer}
         for (prompt, _), answer in zip(split, said, strict=True)
@@ -42,14 +43,10 @@ def make_rows(pair: LoadedPair, seed: int, greedy: int, corpus: int, tokens: int
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m demo_pair.recipe.rows")
     parser.add_argument("bundle", type=Path, help="of the demo pair")
-    parser.add_argument("--greedy", type=int, default=128, help="default: %(default)s")
-    parser.add_argument("--corpus", type=int, default=256, help="default: %(default)s")
-    parser.add_argument("--tokens", type=int, default=192, help="default: %(default)s")
-    parser.add_argument("--seed", type=int, default=0, help="default: %(default)s")
     parser.add_argument("-o", "--output", type=Path, required=True)
     asked = parser.parse_args()
     with LoadedPair(open_bundle(asked.bundle)) as pair:
-        rows = make_rows(pair, asked.seed, asked.greedy, asked.corpus, asked.tokens)
+        rows = make_rows(pair)
     asked.output.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
 
 
