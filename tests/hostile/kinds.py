@@ -16,9 +16,19 @@ import click
 import yaml
 
 from tests.cli.bigram import write_bigram_pair
-from tests.hostile.files import damage_graph, damage_header, damage_tensors, note
+from tests.hostile.files import (
+    TEXTS,
+    changed,
+    damage_graph,
+    damage_header,
+    damage_tensors,
+    encode,
+    note,
+    odd_value,
+    spoil,
+    spoil_json,
+)
 from tests.hostile.judge import OUTSIDE, SECRET, Command, HostileCase
-from tests.hostile.values import TEXTS, changed, encode, odd_value, spoil, spoil_json
 
 Damage = Callable[[Random, Path], None]
 Make = Callable[[Random], HostileCase]
