@@ -44,15 +44,10 @@ def expert_sizes(sizes: DecoderSizes, window: int = 64) -> DecoderSizes:
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """One stretch of training at a fixed length.
+    """One stretch of training, `rows` of `length` tokens a step; None `layers` adds none.
 
-    Args:
-        layers: depth of the network; identity layers are inserted. None keeps it.
-        length: tokens a row.
-        rows: rows a step.
-        steps: optimizer steps.
-        lr: peak learning rate, after `warmup` steps, falling linearly to `lr * floor`.
-        round_experts: whether experts are rounded to MXFP4 and frozen before this stage.
+    The rate peaks at `lr` after `warmup` steps and falls linearly to `lr * floor`.
+    `round_experts` rounds them to MXFP4 and freezes them first.
     """
 
     length: int
@@ -67,13 +62,8 @@ class Stage:
 
 @dataclass(frozen=True, slots=True)
 class DraftStage(Stage):
-    """A stretch of draft training and the rows it draws from, again and again.
-
-    Args:
-        corpus_rows: rows of the corpus.
-        greedy_rows: greedy continuations, by the target, of the beginnings of other rows.
-        sampled_rows: its continuations at temperature 1.
-    """
+    """A stretch of draft training: rows of the corpus, and the target's own continuations of the
+    beginnings of others, greedy and at temperature 1."""
 
     corpus_rows: int = 0
     greedy_rows: int = 0
@@ -126,11 +116,7 @@ class TrainingRecipe:
     threads: int = 1
 
     def target_fields(self, layers: int) -> dict[str, Any]:
-        """What the transformers configs of both families' targets have in common.
-
-        Args:
-            layers: depth of the network, which grows while it is trained.
-        """
+        """What the transformers configs of both families' targets have in common."""
         sizes = self.target
         return {
             "vocab_size": self.vocab_size,

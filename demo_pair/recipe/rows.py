@@ -9,62 +9,46 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 from pathlib import Path
 from random import Random
 from typing import Any
 
 from demo_pair.recipe.corpus import documents
 from dflash_trt.bundle.bundle import open_bundle
-from dflash_trt.core.publish import replacing
-from dflash_trt.errors import DflashError
 from dflash_trt.pair import LoadedPair
 
 STREAM = "drafts-of-three-kinds"
 PROMPT_CHARACTERS = (100, 240)
+SEED, GREEDY, CORPUS, TOKENS = 0, 128, 256, 192
 
 
-def split_documents(seed: int, count: int) -> list[tuple[str, str]]:
-    """`count` documents as a beginning, about as long as the demo pair's prompts, and the rest."""
-    found = []
-    for index, text in enumerate(documents(seed, STREAM, count)):
-        cut = text.index(" ", Random(f"{seed}/{STREAM}/{index}").randint(*PROMPT_CHARACTERS))
-        found.append((text[:cut], text[cut:]))
-    return found
+def make_rows(pair: LoadedPair) -> list[Any]:
+    """GREEDY rows of the target's own answers, of TOKENS, and CORPUS rows of documents.
 
-
-def make_rows(pair: LoadedPair, seed: int, greedy: int, corpus: int, tokens: int) -> list[Any]:
-    """`greedy` rows of the target's own answers, of `tokens`, and `corpus` rows of documents."""
-    split = split_documents(seed, greedy + corpus)
-    own, rest = split[:greedy], split[greedy:]
-    answers = pair.generate([prompt for prompt, _ in own], max_tokens=tokens)
-    rows: list[Any] = [
-        {"prompt": prompt, "answer": [int(one) for one in answer.token_ids]}
-        for (prompt, _), answer in zip(own, answers, strict=True)
+    A document's beginning is about as long as the demo pair's prompts.
+    """
+    split = []
+    for index, text in enumerate(documents(SEED, STREAM, GREEDY + CORPUS)):
+        cut = text.index(" ", Random(f"{SEED}/{STREAM}/{index}").randint(*PROMPT_CHARACTERS))
+        split.append((text[:cut], text[cut:]))
+    answers = pair.generate([prompt for prompt, _ in split[:GREEDY]], max_tokens=TOKENS)
+    said: list[Any] = [[int(one) for one in answer.token_ids] for answer in answers]
+    said += [rest for _, rest in split[GREEDY:]]
+    return [
+        {"prompt": prompt, "answer": answer}
+        for (prompt, _), answer in zip(split, said, strict=True)
     ]
-    return [*rows, *({"prompt": prompt, "answer": answer} for prompt, answer in rest)]
 
 
-def main(arguments: list[str] | None = None) -> int:
-    """The command; returns the process's exit code."""
+def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m demo_pair.recipe.rows")
     parser.add_argument("bundle", type=Path, help="of the demo pair")
-    parser.add_argument("--greedy", type=int, default=128, help="default: %(default)s")
-    parser.add_argument("--corpus", type=int, default=256, help="default: %(default)s")
-    parser.add_argument("--tokens", type=int, default=192, help="default: %(default)s")
-    parser.add_argument("--seed", type=int, default=0, help="default: %(default)s")
     parser.add_argument("-o", "--output", type=Path, required=True)
-    asked = parser.parse_args(arguments)
-    try:
-        with LoadedPair(open_bundle(asked.bundle)) as pair:
-            rows = make_rows(pair, asked.seed, asked.greedy, asked.corpus, asked.tokens)
-    except DflashError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return error.exit_code
-    with replacing(asked.output) as file:
-        file.write("".join(f"{json.dumps(row)}\n" for row in rows).encode())
-    return 0
+    asked = parser.parse_args()
+    with LoadedPair(open_bundle(asked.bundle)) as pair:
+        rows = make_rows(pair)
+    asked.output.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -20,7 +20,6 @@ from dflash_trt.core.limits import MAX_COUNT
 from dflash_trt.errors import DflashError, nearest, one_line
 from dflash_trt.hardware.cores import AUTO, ThreadChoice, available_cores
 from dflash_trt.text.hub_prompts import EXAMPLE
-from dflash_trt.training.extras import training_module
 from dflash_trt.training.training_request import (
     ANSWER_TOKENS,
     DataOptions,
@@ -28,6 +27,7 @@ from dflash_trt.training.training_request import (
     RecipeOptions,
     ShapeOptions,
     TrainRequest,
+    training_module,
 )
 
 _COUNT = click.IntRange(1, MAX_COUNT)

@@ -32,7 +32,7 @@ class TerminalWatch:
         self._bars = StageBars()
         self._as_json = as_json
         self._plan: Plan | None = None
-        self._reasons: dict[str, str] = {}
+        self._chosen: dict[str, str] = {}
         self._warnings: list[str] = []
         self._has_no_charts = False
 
@@ -63,8 +63,8 @@ class TerminalWatch:
         self._bars.pause()
         click.echo(f"warning: {line}", err=True)
 
-    def show_plan(self, plan: Plan, reasons: dict[str, str]) -> None:
-        self._plan, self._reasons = plan, reasons
+    def show_plan(self, plan: Plan, chosen: dict[str, str]) -> None:
+        self._plan, self._chosen = plan, chosen
         rates, hours = plan.rates, plan.hours * 3600
         self.say(f"plan for {plan.hours:g} h:")
         lines = [
@@ -78,7 +78,7 @@ class TerminalWatch:
             lines[0] += f"; {_minutes(rows)}, {rates.row_s:.2f} s each"
             lines[1] += f"; {_minutes(plan.steps * rates.step_s)}, {rates.step_s:.3f} s each"
             lines.append(f"measurements, build and proof: up to {_minutes(REST_SHARE * hours)}")
-        for line in (*lines, *(f"{name}: {why}" for name, why in reasons.items())):
+        for line in (*lines, *(f"{name}: {value}" for name, value in chosen.items())):
             self.say(f"  {line}")
 
     def show_evaluation(self, evaluation: Evaluation, *, is_best: bool) -> None:
@@ -118,7 +118,7 @@ class TerminalWatch:
         """Everything that was shown."""
         told: dict[str, Any] = {
             "plan": None if self._plan is None else self._plan.to_json(),
-            "reasons": self._reasons,
+            "chosen": self._chosen,
             "warnings": self._warnings,
         }
         if pair is not None:

@@ -94,13 +94,8 @@ def check_space(
     where: Path,
     what: str = "needs",
     fix: str = "free some space",
-    *,
-    more: int = 0,
 ) -> None:
-    """Raises DflashError at `where` unless `size` bytes fit into `folder`.
-
-    `more` bytes beside those that are free will be given back.
-    """
-    free = shutil.disk_usage(folder).free + more
+    """Raises DflashError at `where` unless `size` bytes fit into `folder`."""
+    free = shutil.disk_usage(folder).free
     if size > free:
         raise DflashError(f"{what} {size:,} bytes, {free:,} are free", where=where, fix=fix)

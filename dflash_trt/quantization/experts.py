@@ -193,14 +193,10 @@ def find_experts(checkpoint: Checkpoint) -> dict[str, LayerExperts]:
         scales = checkpoint.tensors.get(name + SCALES)
         if scales is None:
             raise entry.error(f"{quoted(name + SCALES)} is missing", _FIX)
-        if entry.dtype != "U8" or len(entry.shape) != 4 or entry.shape[3] != MX_BLOCK // 2:
-            wanted = f"U8 [E, out, in/32, {MX_BLOCK // 2}]"
-            raise entry.error(f"it is {entry.dtype} {list(entry.shape)}, not {wanted}", _FIX)
-        if scales.dtype != "U8" or scales.shape != entry.shape[:3]:
-            wanted = f"U8 {list(entry.shape[:3])}"
-            raise scales.error(f"it is {scales.dtype} {list(scales.shape)}, not {wanted}", _FIX)
-        if not entry.length:
-            raise entry.error("it is empty", _FIX)
+        for one, wanted in ((entry, (*scales.shape, MX_BLOCK // 2)), (scales, entry.shape[:3])):
+            if one.dtype != "U8" or one.shape != wanted or len(wanted) < 3 or not one.length:
+                what = f"it is {one.dtype} {list(one.shape)}, not U8 {list(wanted)}"
+                raise one.error(what, _FIX)
         found[entry.name] = LayerExperts(name, entry, scales)
     if not found:
         raise DflashError(

@@ -189,17 +189,14 @@ def _exclude_experts(spec: DecoderSpec, patterns: Iterable[str]) -> list[str]:
 
 def _wanted_outside_layers(spec: DecoderSpec, options: QuantizeOptions) -> list[str]:
     """The roles outside the layers that were asked for."""
-    if options.quantize_lm_head:
-        if not isinstance(spec, TargetSpec):
-            raise _no_such("--quantize-lm-head", "a draft borrows the target's lm_head")
-        if spec.tie_word_embeddings:
-            what = "the lm_head is tied to the embedding, which stays in high precision"
-            raise _no_such("--quantize-lm-head", what)
-    return [LM_HEAD] if options.quantize_lm_head else []
-
-
-def _no_such(option: str, what: str) -> DflashError:
-    return DflashError(what, where=option, fix="leave it out", usage=True)
+    if not options.quantize_lm_head:
+        return []
+    what = "a draft borrows the target's lm_head"
+    if isinstance(spec, TargetSpec):
+        if not spec.tie_word_embeddings:
+            return [LM_HEAD]
+        what = "the lm_head is tied to the embedding, which stays in high precision"
+    raise DflashError(what, where="--quantize-lm-head", fix="leave it out", usage=True)
 
 
 def _group(role: str) -> str:

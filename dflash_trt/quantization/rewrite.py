@@ -161,9 +161,16 @@ def rewrite_checkpoint(
     parts = {"version": __version__, "source": checkpoint_key(checkpoint), **rewriting.key}
     with partial_checkpoint(destination, _digest(parts), overwrite=overwrite) as partial:
         finished = {shard.name for shard in shards if partial.is_finished(shard.name)}
-        _announce(partial, len(finished), len(shards), progress)
+        if partial.origin == "continued":
+            progress.stage(
+                f"continuing: {len(finished)} of {len(shards)} shards are finished", None
+            )
+        elif partial.origin == "restarted":
+            progress.stage("starting over: the checkpoint or the options have changed", None)
         pending = [shard for shard in shards if shard.name not in finished]
-        _check_space(pending, copied, partial.folder, destination)
+        for shard in pending:  # a half-written one is written again from its start
+            (partial.folder / shard.name).unlink(missing_ok=True)
+        check_space(_needed_bytes(pending, copied), partial.folder, destination)
         rewriting.prepare(partial, progress)
         progress.stage(rewriting.stage, sum(shard.source_bytes for shard in pending))
         for shard in pending:
@@ -246,21 +253,6 @@ def _files_to_copy(folder: Path) -> list[Path]:
     )
 
 
-def _announce(partial: PartialCheckpoint, finished: int, count: int, progress: Progress) -> None:
-    if partial.origin == "continued":
-        progress.stage(f"continuing: {finished} of {count} shards are finished", None)
-    elif partial.origin == "restarted":
-        progress.stage("starting over: the checkpoint or the options have changed", None)
-
-
-def _check_space(pending: list[_Shard], copied: list[Path], folder: Path, shown: Path) -> None:
-    size = _needed_bytes(pending, copied)
-    # A half-written shard is written again from its start.
-    torn = [folder / shard.name for shard in pending]
-    more = sum(path.stat().st_size for path in torn if path.exists())
-    check_space(size, folder, shown, more=more)
-
-
 def _needed_bytes(shards: list[_Shard], copied: list[Path]) -> int:
     size = sum(shard_bytes(shard.layout) for shard in shards)
     return size + sum(path.stat().st_size for path in copied)
@@ -277,8 +269,7 @@ def _write_shard(
                 copy_tensor(entry, writer, progress.advance)
             elif layout:
                 written = rewriting.write(entry, writer, progress.advance)
-                if written is not None:
-                    reports[written[0]] = written[1]
+                reports |= {} if written is None else dict([written])
             else:
                 progress.advance(entry.length)
     partial.finish(shard.name, reports)

@@ -2,84 +2,62 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Self
 
 import numpy as np
 
 from dflash_trt.backends.base import TargetCall, hold_positions
+from dflash_trt.bundle.bundle import Bundle
 from dflash_trt.decoding import Request, TokenEvent
 from dflash_trt.decoding.loops import LOOP_TOKENS, is_looping, loop_end
 from dflash_trt.decoding.scores import sampling_input
+from dflash_trt.errors import DflashError
 from dflash_trt.pair import LoadedPair
 from dflash_trt.sampling.params import SamplingParams
-from dflash_trt.training.json_lines import JsonLines
-from dflash_trt.training.render import RenderedRow
+from dflash_trt.training.endpoint import AnswerOptions, AnswerServer
+from dflash_trt.training.features import TokenRow
+from dflash_trt.training.observer import TrainingWatch
+from dflash_trt.training.preparation import Preparation
+from dflash_trt.training.rows import RenderedRow, RenderedRows
+from dflash_trt.training.work_folder import JsonLines, WorkFolder
 
-# Requests that are submitted together: enough that slots stay full while some end.
+CHECKED_PROMPTS, CHECKED_TOKENS = 4, 16
+LEAST_AGREEMENT = 0.8
+"""Of an endpoint's greedy tokens that must be the target's: rounding and ties part few."""
+DOUBTED_ROWS = 8
+DOUBTED_AGREEMENT = 0.9
+"""Below, answers are called a stranger's; sampled ones are compared with half of it."""
+LEAST_MEASURED = 8
+"""Held-out answers without a loop: with fewer, those with one are measured as well."""
 _ROUND = 4
+"""Requests a slot that are submitted together: enough that slots stay full while some end."""
 
 
 @dataclass(frozen=True, slots=True)
-class AnswerOptions:
-    """How answers are made.
+class LocalAnswerer:
+    """The bundle in this process."""
 
-    Args:
-        answer_tokens: most tokens of one.
-        max_length: most tokens of a prompt and its answer.
-        seed: with the row, the seed of its sampling.
-    """
-
-    answer_tokens: int
-    max_length: int
-    temperature: float
-    seed: int
-
-    def room(self, row: RenderedRow) -> int:
-        """Most tokens of this row's answer."""
-        return min(self.answer_tokens, self.max_length - len(row.prompt_ids))
-
-    def sampling(self, row: RenderedRow) -> SamplingParams:
-        """Depends on nothing but the row and the seed, so that a resumed run says the same."""
-        seed = (int(row.row_id, 16) ^ self.seed) & (2**63 - 1)
-        return SamplingParams(temperature=self.temperature, seed=seed)
-
-
-class Answerer(Protocol):
-    """Says what the target answers."""
+    pair: LoadedPair
+    options: AnswerOptions
 
     @property
     def round_rows(self) -> int:
         """How many rows are worth asking for together."""
-        ...
+        return _ROUND * self.pair.bundle.manifest.limits.max_batch
 
     def answer(
         self, rows: Sequence[RenderedRow], on_answer: Callable[[int, Sequence[int]], None]
     ) -> None:
         """Calls `on_answer(index, token_ids)` for each row, in any order; the token that ended an
         answer is its last."""
-        ...
-
-
-class LocalAnswerer:
-    """The bundle in this process."""
-
-    def __init__(self, pair: LoadedPair, options: AnswerOptions) -> None:
-        self._pair, self._options = pair, options
-
-    @property
-    def round_rows(self) -> int:
-        return _ROUND * self._pair.bundle.manifest.limits.max_batch
-
-    def answer(
-        self, rows: Sequence[RenderedRow], on_answer: Callable[[int, Sequence[int]], None]
-    ) -> None:
         requests = [
             Request(
                 prompt_ids=row.prompt_ids,
-                max_tokens=self._options.room(row),
-                sampling=self._options.sampling(row),
+                max_tokens=self.options.room(row),
+                sampling=self.options.sampling(row),
             )
             for row in rows
         ]
@@ -98,7 +76,7 @@ class LocalAnswerer:
             looked_at[index] = len(ids)
             return is_looping(ids)
 
-        self._pair.run(requests, hear)
+        self.pair.run(requests, hear)
 
 
 class AnswerStore:
@@ -125,18 +103,17 @@ class AnswerStore:
     def fill(
         self,
         rows: Sequence[RenderedRow],
-        answerer: Answerer,
+        answerer: LocalAnswerer | AnswerServer,
         on_tokens: Callable[[int], None],
         has_time: Callable[[], bool] = lambda: True,
     ) -> int:
         """Asks for what is missing of `rows`, in order, while there is time; returns how many of
         them, from the first on, are answered."""
         missing = [row for row in rows if row not in self]
-        size = answerer.round_rows
-        for first in range(0, len(missing), size):
+        for first in range(0, len(missing), answerer.round_rows):
             if not has_time():
                 break
-            some = missing[first : first + size]
+            some = missing[first : first + answerer.round_rows]
 
             def keep(index: int, ids: Sequence[int], some: Sequence[RenderedRow] = some) -> None:
                 row_id = some[index].row_id
@@ -174,3 +151,127 @@ def agreement(pair: LoadedPair, prompt_ids: Sequence[int], answer_ids: Sequence[
     executor.release_slots(0)
     said = np.concatenate(choices)[len(prompt_ids) - 1 :]
     return float((said == ids[len(prompt_ids) :]).mean())
+
+
+class AnswerStage:
+    """Answers to prompts to train on and to those held out; closed by `with`.
+
+    Attributes:
+        store: what is known so far, on disk.
+    """
+
+    def __init__(
+        self,
+        preparation: Preparation,
+        work: WorkFolder,
+        bundle: Bundle,
+        rows: RenderedRows,
+        watch: TrainingWatch,
+    ) -> None:
+        self._preparation, self._watch, self._rows = preparation, watch, rows.train
+        self._request = preparation.request
+        self._pair = LoadedPair(
+            bundle,
+            threads=self._request.threads,
+            speculation=self._request.start is not None,
+            graphs=("target_only",),
+        )
+        stage = work.stage("answers", preparation.answer_parts())
+        self._lines = JsonLines(stage.folder / "answers.jsonl")
+        self.store = AnswerStore(self._lines, [*rows.train, *rows.held_out])
+        self._answerer: LocalAnswerer | AnswerServer | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._pair.close()
+        self._lines.__exit__()
+
+    def token_row(self, row: RenderedRow) -> TokenRow:
+        return TokenRow(row.prompt_ids, self.store[row])
+
+    def measure(self) -> float:
+        """Answers the first prompts that have no answer; returns the seconds that one takes.
+
+        Raises:
+            DflashError: what answers is not the target.
+        """
+        batch = self._pair.bundle.manifest.limits.max_batch
+        count = max(batch, self._preparation.settings.rows)
+        missing = [row for row in self._rows if row not in self.store][:count]
+        if not missing:
+            return 0.0
+        answerer = self._open()
+        self._watch.stage("answering the first prompts", None)
+        started = time.perf_counter()
+        self.store.fill(missing, answerer, lambda tokens: None)
+        return (time.perf_counter() - started) / len(missing)
+
+    def answer(self, rows: Sequence[RenderedRow], has_time: Callable[[], bool]) -> int:
+        """Answers what is missing; returns how many of `rows`, from the first on, are answered."""
+        missing = [row for row in rows if row not in self.store]
+        if not missing:
+            return len(rows)
+        answerer = self._open()
+        room = sum(self._preparation.answers.room(row) for row in missing)
+        self._watch.stage(f"answering {len(missing):,} prompts", room, "tokens")
+        return self.store.fill(rows, answerer, self._watch.advance, has_time)
+
+    def warn_of_strangers(self, rows: Sequence[RenderedRow]) -> None:
+        """Warns where answers that were not made here are not what the target would say."""
+        if not self._request.data.given_answers and self._request.endpoint.url is None:
+            return
+        self._watch.stage("comparing answers with the target", None)
+        share = self._agreement([(row, self.store[row]) for row in rows[:DOUBTED_ROWS]])
+        is_greedy = self._request.data.temperature == 0
+        if share < DOUBTED_AGREEMENT * (1 if is_greedy else 0.5):
+            self._watch.warn(
+                f"only {100 * share:.0f} % of the answers' tokens are the target's own choice: a "
+                "draft learns them, but serving will not say them; leave the answers out, and the "
+                "target gives its own"
+            )
+
+    def choose_measured(self, rows: Sequence[RenderedRow]) -> list[RenderedRow]:
+        """Those of the held-out `rows` that a draft is measured on: not those whose answers repeat
+        themselves, which any draft foresees, unless there are few others."""
+        others = [row for row in rows if not is_looping(self.store[row])]
+        measured = others if len(others) >= min(len(rows), LEAST_MEASURED) else list(rows)
+        if len(others) < len(rows):
+            self._watch.say(
+                f"{len(rows) - len(others)} of {len(rows)} held-out answers repeat themselves, "
+                f"which any draft foresees: {len(measured)} answers are measured on"
+            )
+        return measured
+
+    def _agreement(self, said: Sequence[tuple[RenderedRow, Sequence[int]]]) -> float:
+        shares = [agreement(self._pair, row.prompt_ids, ids) for row, ids in said]
+        return sum(shares) / len(shares)
+
+    def _open(self) -> LocalAnswerer | AnswerServer:
+        """What answers, once it has proved to be the target."""
+        if self._answerer is not None:
+            return self._answerer
+        preparation, url = self._preparation, self._request.endpoint.url
+        if url is None:
+            self._answerer = LocalAnswerer(self._pair, preparation.answers)
+            return self._answerer
+        endpoint = AnswerServer(
+            self._request.endpoint,
+            preparation.answers,
+            preparation.target.open_tokenizer(),
+            preparation.renderer.variables,
+            preparation.target.spec.eos_token_ids,
+        )
+        self._watch.stage("asking the server who it is", None)
+        asked = self._rows[:CHECKED_PROMPTS]
+        share = self._agreement([(one, endpoint.ask(one, CHECKED_TOKENS)) for one in asked])
+        if share < LEAST_AGREEMENT:
+            raise DflashError(
+                f"serves another model: of its greedy tokens on {len(asked)} prompts only "
+                f"{100 * share:.0f} % are the target's",
+                where=url,
+                fix="serve the target, or pass what is served as --target",
+            )
+        self._answerer = endpoint
+        return endpoint

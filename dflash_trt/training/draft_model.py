@@ -18,7 +18,7 @@ from torch.nn import functional
 
 from dflash_trt.models.deepspec import COPIES
 from dflash_trt.training.draft_shape import DraftDesign
-from dflash_trt.training.target_head import TargetEnds
+from dflash_trt.training.target import TargetEnds
 
 WEIGHTS_NAME = "model.safetensors"
 UNSEEN = -1e30

@@ -66,18 +66,6 @@ class DraftDesign:
         `Replay.features` tells them."""
         return self.hidden_size * (len(self.target_layer_ids) + 1)
 
-    @property
-    def parameters(self) -> int:
-        """Trained numbers."""
-        hidden, size = self.hidden_size, self.head_dim
-        taps = hidden * hidden * len(self.target_layer_ids)
-        if self.is_chain:
-            attention = hidden * size * (3 * self.heads + 4 * self.kv_heads)
-            return attention + 3 * hidden * self.intermediate_size + 4 * hidden + taps
-        attention = 2 * hidden * size * (self.heads + self.kv_heads) + 2 * size
-        layer = attention + 3 * hidden * self.intermediate_size + 2 * hidden
-        return self.layers * layer + taps + 2 * hidden + 2 * self.vocab_size * self.markov_rank
-
     def config(self) -> dict[str, Any]:
         """config.json in z-lab's layout, which vLLM, SGLang and TensorRT-LLM read too; of DSpark
         in DeepSpec's."""

@@ -21,7 +21,7 @@ from dflash_trt.training.draft_model import (
     write_checkpoint,
 )
 from dflash_trt.training.draft_shape import DraftDesign
-from dflash_trt.training.target_head import TargetEnds
+from dflash_trt.training.target import TargetEnds
 
 ChainRows = tuple[Tensor, Tensor]
 """K and V [R, A, kv, s, D] of a chain's rows so far."""

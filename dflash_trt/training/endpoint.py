@@ -4,19 +4,45 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
+from dataclasses import dataclass
 from typing import Any
 
 from dflash_trt.errors import DflashError, one_line
+from dflash_trt.sampling.params import SamplingParams
 from dflash_trt.serving.client.openai_chat import OpenAiConnection
 from dflash_trt.text.tokenizer import BundleTokenizer
-from dflash_trt.training.answers import AnswerOptions
-from dflash_trt.training.render import RenderedRow
+from dflash_trt.training.rows import RenderedRow
 from dflash_trt.training.training_request import EndpointOptions
 
 _QUESTION_S, _ANSWER_S = 20.0, 900.0
 _CONCURRENCY = 32
 """Prompts asked at a time: what fills a server's batch; it queues what is more."""
 _ROUND = 4
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerOptions:
+    """How answers are made.
+
+    Args:
+        answer_tokens: most tokens of one.
+        max_length: most tokens of a prompt and its answer.
+        seed: with the row, the seed of its sampling.
+    """
+
+    answer_tokens: int
+    max_length: int
+    temperature: float
+    seed: int
+
+    def room(self, row: RenderedRow) -> int:
+        """Most tokens of this row's answer."""
+        return min(self.answer_tokens, self.max_length - len(row.prompt_ids))
+
+    def sampling(self, row: RenderedRow) -> SamplingParams:
+        """Depends on nothing but the row and the seed, so that a resumed run says the same."""
+        seed = (int(row.row_id, 16) ^ self.seed) & (2**63 - 1)
+        return SamplingParams(temperature=self.temperature, seed=seed)
 
 
 class AnswerServer:
@@ -53,7 +79,7 @@ class AnswerServer:
     def answer(
         self, rows: Sequence[RenderedRow], on_answer: Callable[[int, Sequence[int]], None]
     ) -> None:
-        """See `Answerer`.
+        """See `LocalAnswerer`.
 
         Raises:
             DflashError: the server fails, or reads other tokens than serving would send.
@@ -67,7 +93,7 @@ class AnswerServer:
                 pool.shutdown(wait=False, cancel_futures=True)
                 raise
 
-    def ask(self, row: RenderedRow, *, greedy_tokens: int | None = None) -> list[int]:
+    def ask(self, row: RenderedRow, greedy_tokens: int | None = None) -> list[int]:
         """The answer's tokens; of `greedy_tokens` likeliest ones where that is given."""
         options = self._answers
         body: dict[str, Any] = {
@@ -93,11 +119,10 @@ class AnswerServer:
             said = choice.get("message", choice)
             text, reason = said.get("content", said.get("text")) or "", choice["finish_reason"]
             read = reply["usage"]["prompt_tokens"]
+            ids = self._tokenizer.encode(text, special=False)
         except (KeyError, IndexError, TypeError, AttributeError) as error:
             what = f"its reply has no answer or no usage ({one_line(repr(error), 60)})"
             raise DflashError(what, where=self._base) from error
-        if not isinstance(text, str):
-            raise DflashError(f"answers with a {type(text).__name__}", where=self._base)
         if said.get("reasoning_content") or said.get("reasoning"):
             fix = "start it without a reasoning parser, so that answers come as they were said"
             raise DflashError("takes the reasoning out of answers", where=self._base, fix=fix)
@@ -108,7 +133,6 @@ class AnswerServer:
                 where=self._base,
                 fix="start it with the target's, and give --template-option as it is served",
             )
-        ids = self._tokenizer.encode(text, special=False)
         return [*ids, *self._end_ids[:1]] if reason == "stop" else ids or list(self._end_ids[:1])
 
     def _find_model(self, wanted: str | None) -> str:

@@ -4,27 +4,77 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections import Counter
 from collections.abc import Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any
+
+import torch
 
 from dflash_trt.backends.registry import open_executor
 from dflash_trt.bundle.bundle import Bundle
 from dflash_trt.core.files import resolved
+from dflash_trt.core.machine import processor
 from dflash_trt.core.publish import staged_folder
 from dflash_trt.decoding import Request
 from dflash_trt.errors import DflashError
+from dflash_trt.models.draft_kinds import TRAITS
+from dflash_trt.models.folder import Checkpoint
+from dflash_trt.models.safetensors_header import header_sha256
 from dflash_trt.proof.verification import Mode, measure_speed, verify
-from dflash_trt.training.card import DraftRecord, write_card
-from dflash_trt.training.json_lines import write_lines
+from dflash_trt.training.draft_shape import DraftDesign
+from dflash_trt.training.features import TokenRow
 from dflash_trt.training.observer import Evaluation, TrainingCurves, TrainingWatch
 from dflash_trt.training.pair_bundle import PairBuilder
 from dflash_trt.training.preparation import RECORD_NAME, TRAINED, Preparation
-from dflash_trt.training.render import RenderedRow
-from dflash_trt.training.train_stage import CURVES_NAME, TrainedDraft
+from dflash_trt.training.rows import RenderedRow, RenderedRows
+from dflash_trt.training.train_stage import TrainedDraft
+from dflash_trt.training.training_request import TrainRequest
+from dflash_trt.training.work_folder import digest, write_lines
 
+CURVES_NAME = "curves.html"
 _PROOF_PROMPTS, _PROOF_TOKENS, _SPEED_RUNS = 4, 48, 1
+_CARD = """\
+---
+library_name: dflash
+pipeline_tag: text-generation
+tags: [speculative-decoding, dflash, draft]
+---
+
+# {name}
+
+{title} (arXiv {paper}) for **{target}**, trained with `dflash-trt train-draft`. It has no
+embedding and no head of its own: it borrows the target's, and is of no use with another target.
+
+| | |
+|---|---|
+| acceptance length τ, block {shape.block_size} | {tau:.2f} tokens a verify step, on {held_out} \
+prompts that were held out |
+{chosen}
+| data | {rows:,} prompts ({sets}), {tokens:,} tokens; answers: {answers} |
+| training | {steps:,} steps; {hours:g} h were given, {machine} |
+
+τ was measured through the graphs that serve, by replaying the target's own answers. Training ended
+by {ended}.
+
+| slot | accepted, given all before | answer among the 16 likeliest |
+|---|---|---|
+{slots}
+
+## Data
+
+{hashes}
+
+## Serving
+
+{serving}The checkpoint has {layout}; here:
+
+```
+dflash-trt build --target-checkpoint TARGET --draft-checkpoint DRAFT
+```
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,13 +114,13 @@ def finish(
     builder: PairBuilder,
     trained: TrainedDraft,
     held_out: Sequence[RenderedRow],
-    record: DraftRecord,
+    record: dict[str, Any],
     watch: TrainingWatch,
     *,
     overwrite: bool,
     seconds: float,
 ) -> TrainedPair:
-    """Builds and proves the pair of `trained`, then publishes draft and bundle.
+    """Builds and proves the pair of `trained`, then publishes draft and bundle with `record`.
 
     Raises:
         DflashError: speculation changes an answer, or a disk refuses.
@@ -84,18 +134,20 @@ def finish(
     with staged_folder(output, overwrite=overwrite, kind=TRAINED) as folder:
         for file in sorted(trained.folder.iterdir()):
             shutil.copyfile(file, folder / file.name)
-        text = json.dumps(record.to_json(), indent=2, sort_keys=True)
+        text = json.dumps(record, indent=2, sort_keys=True)
         (folder / RECORD_NAME).write_text(f"{text}\n", "utf-8")
         write_lines(folder / "epochs.jsonl", (one.to_json() for one in trained.evaluations))
-        curves = TrainingCurves(trained.evaluations, trained.steps, trained.ended)
-        page = watch.draw(curves)
+        page = watch.draw(TrainingCurves(trained.evaluations, trained.steps, trained.ended))
         if page is not None:
             (folder / CURVES_NAME).write_text(page, "utf-8")
-        card = write_card(record, output.name, curves=None if page is None else CURVES_NAME)
+        card = write_card(record, preparation.shape, output.name)
         (folder / "README.md").write_text(card, "utf-8")
-    bundle = builder.build(
-        output, resolved(preparation.bundle), prompts=prompts_of(held_out), overwrite=overwrite
-    )
+    # What `verify` and `generate` may be given: the last user's message, or the text itself.
+    asked = [
+        next((one["content"] for one in reversed(row.messages) if one["role"] == "user"), row.text)
+        for row in held_out
+    ]
+    bundle = builder.build(output, resolved(preparation.bundle), prompts=asked, overwrite=overwrite)
     return TrainedPair(
         draft=preparation.request.output,
         bundle=bundle.folder,
@@ -114,17 +166,17 @@ def prove(bundle: Bundle, rows: Sequence[RenderedRow], most: int, threads: int) 
         DflashError: a bit of a logit differs.
     """
     manifest = bundle.manifest
+    block, eos = manifest.limits.block_size, manifest.target.eos_token_ids
     requests = [
         Request(prompt_ids=row.prompt_ids, max_tokens=most) for row in rows[:_PROOF_PROMPTS]
     ]
-    eos = manifest.target.eos_token_ids
     with closing(
         open_executor(bundle, threads=threads, graphs=("target", "draft", "target_only"))
     ) as executor:
         (report,) = verify(
             executor,
             requests,
-            [Mode(speculation=True, batch=1, block_size=manifest.limits.block_size)],
+            [Mode(speculation=True, batch=1, block_size=block)],
             eos_token_ids=eos,
             prefill_chunk=manifest.limits.prefill_chunk,
         )
@@ -134,25 +186,108 @@ def prove(bundle: Bundle, rows: Sequence[RenderedRow], most: int, threads: int) 
                 where=bundle.folder,
                 fix="this is a fault of dflash-trt: please report it; nothing was published",
             )
-        timing = measure_speed(
-            executor,
-            requests,
-            block_size=manifest.limits.block_size,
-            repeats=_SPEED_RUNS,
-            eos_token_ids=eos,
-        )
-    speed = timing.speed()
-    return Proof(
-        tokens=report.tokens,
-        logits=report.logits,
-        speedup=speed.speedup if speed.ratios else None,
+        speed = measure_speed(
+            executor, requests, block_size=block, repeats=_SPEED_RUNS, eos_token_ids=eos
+        ).speed()
+    speedup = speed.speedup if speed.ratios else None
+    return Proof(tokens=report.tokens, logits=report.logits, speedup=speedup)
+
+
+def make_record(
+    preparation: Preparation,
+    trained: TrainedDraft,
+    rows: RenderedRows,
+    train: Sequence[TokenRow],
+    source: str,
+) -> dict[str, Any]:
+    """What training.json holds: everything that decided the weights, and what came of it."""
+    request = preparation.request
+    target_hash = target_sha256(preparation.target.spec.checkpoint)
+    return {
+        "target": preparation.target.name,
+        "hashes": preparation.hashes | {"the target's headers and config": target_hash},
+        "sets": dict(sorted(Counter(row.set_name for row in rows.train[: len(train)]).items())),
+        "rows": len(train),
+        "held_out": len(rows.held_out),
+        "tokens": sum(len(row.token_ids) for row in train),
+        "answers": _describe_answers(request),
+        "hours": request.hours,
+        "machine": _describe_machine(preparation),
+        "system_prompt": request.data.system_prompt,
+        "template_options": preparation.renderer.variables,
+        "shape": preparation.shape.config(),
+        "settings": asdict(replace(preparation.settings, steps=trained.steps)),
+        "chosen": {**preparation.chosen, "features": source},
+        "evaluations": [one.to_json() for one in trained.evaluations],
+        "best": trained.best.to_json(),
+        "ended": trained.ended,
+        "start": None if request.start is None else resolved(request.start).name,
+    }
+
+
+def target_sha256(checkpoint: Checkpoint) -> str:
+    """Hash of a checkpoint's config and its shards' headers; not of where or when it was saved."""
+    headers = [header_sha256(file) for file in checkpoint.files]
+    return digest({"config": checkpoint.config, "headers": headers})
+
+
+def _describe_answers(request: TrainRequest) -> str:
+    data = request.data
+    if data.given_answers:
+        return "given with the prompts"
+    how = "greedy" if data.temperature == 0 else f"at temperature {data.temperature:g}"
+    by = "dflash-trt" if request.endpoint.url is None else "an OpenAI-compatible server"
+    return f"the target's own, {how}, from {by}, {data.answer_tokens} tokens at most"
+
+
+def _describe_machine(preparation: Preparation) -> str:
+    """What trains."""
+    threads = preparation.request.threads
+    cpu = f"{processor()}, {threads} thread{'s' * (threads > 1)}"
+    what = cpu if preparation.device == "cpu" else torch.cuda.get_device_name()
+    return f"{what}, torch {torch.__version__}"
+
+
+def write_card(record: dict[str, Any], shape: DraftDesign, name: str) -> str:
+    """README.md of the draft in a folder `name`; `record` is what training.json holds."""
+    best, traits = record["best"], TRAITS[shape.kind]
+    slots = zip(best["conditional_acceptance"], best["recall_at_16"], strict=True)
+    serving = [f"- {key}: `{value}`" for key, value in record["template_options"].items()]
+    if record["system_prompt"] is not None:
+        serving += [f"- system prompt: {record['system_prompt']!r}"]
+    if serving:
+        first = "It was trained on answers to prompts rendered so; others are accepted less:"
+        serving = [first, "", *serving, "", ""]
+    hashes = {name: value for name, value in record["hashes"].items() if value}
+    drafts = shape.block_size - 1
+    layouts = {
+        "EAGLE-3": "EAGLE's layout, which others serve as EAGLE-3",
+        "DSpark": "DeepSpec's layout, copies of the target's matrices included",
+        "DFlash": f"z-lab's layout, which vLLM (`num_speculative_tokens` {drafts}), SGLang "
+        f"(`--speculative-num-draft-tokens {shape.block_size}`) and TensorRT-LLM "
+        f"(`max_draft_len` {drafts}) describe as theirs (none of the three has loaded a draft of "
+        "`train-draft` so far)",
+    }
+    return _CARD.format(
+        **{key: record[key] for key in ("target", "held_out", "rows", "tokens", "answers")},
+        **{key: record[key] for key in ("hours", "machine", "ended")},
+        name=name,
+        title=traits.title[0].upper() + traits.title[1:],
+        paper=traits.paper,
+        shape=shape,
+        tau=best["acceptance_length"],
+        chosen="\n".join(f"| {key} | {value} |" for key, value in record["chosen"].items()),
+        sets=", ".join(f"{name} {count:,}" for name, count in record["sets"].items()),
+        steps=record["settings"]["steps"],
+        slots="\n".join(
+            f"| {slot} | {_percent(accepted)} | {_percent(recall)} |"
+            for slot, (accepted, recall) in enumerate(slots, start=1)
+        ),
+        hashes="\n".join(f"- SHA-256 of {name}: `{value}`" for name, value in hashes.items()),
+        serving="\n".join(serving),
+        layout=layouts[shape.kind],
     )
 
 
-def prompts_of(rows: Sequence[RenderedRow]) -> list[str]:
-    """What `verify` and `generate` may be given: the last user's message, or the text itself."""
-    said = []
-    for row in rows:
-        users = [one["content"] for one in row.messages if one["role"] == "user"]
-        said.append(users[-1] if users else row.text)
-    return said
+def _percent(value: float | None) -> str:
+    return "–" if value is None else f"{100 * value:.1f} %"

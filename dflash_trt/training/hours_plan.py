@@ -8,11 +8,9 @@ from typing import Any
 
 from dflash_trt.errors import DflashError
 
-ANSWER_SHARE = 0.35
-"""Of the hours, for answers and features: more data helps less than more training."""
-TRAINING_SHARE = 0.45
-REST_SHARE = 0.20
-"""Of the hours, for measurements (half of it), the build, the proof and a machine slowed down."""
+ANSWER_SHARE, TRAINING_SHARE, REST_SHARE = 0.35, 0.45, 0.20
+"""Of the hours: for answers and features, for training (which helps more than more data), and for
+measurements (half of it), the build, the proof and a machine slowed down."""
 MAX_EPOCHS = 40
 LEAST_MEASUREMENTS, MOST_MEASUREMENTS = 4, 20
 """Of a training, however short: else nothing could be chosen from."""
@@ -35,26 +33,6 @@ class Rates:
     @property
     def row_s(self) -> float:
         return self.answer_s + self.features_s
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PlanInput:
-    """What a plan is made of, beside the rates.
-
-    Args:
-        available: prompts to train on.
-        held_out: prompts to measure on; `keeps_held_out` takes all of them.
-        batch_rows: rows of a step.
-        rows, steps: where they were given.
-    """
-
-    hours: float
-    available: int
-    held_out: int
-    keeps_held_out: bool
-    batch_rows: int
-    rows: int | None
-    steps: int | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,26 +62,45 @@ class Plan:
         return {**asdict(self), "epochs": self.epochs}
 
 
-def make_plan(rates: Rates | None, asked: PlanInput) -> Plan:
-    """The plan; without `rates` rows and steps must have been given.
+def make_plan(
+    rates: Rates | None,
+    *,
+    hours: float,
+    available: int,
+    held_out: int,
+    keeps_held_out: bool,
+    batch_rows: int,
+    rows: int | None,
+    steps: int | None,
+) -> Plan:
+    """The plan; without `rates`, `rows` and `steps` must have been given.
+
+    Args:
+        available, held_out: prompts to train on, and to measure on.
+        keeps_held_out: measure on all of them.
+        batch_rows: rows of a step.
 
     Raises:
         DflashError: the hours pay for nothing; says how many would do.
     """
-    budget = asked.hours * 3600
-    if asked.rows is None and asked.steps is None:
-        assert rates is not None
-        _check_hours(rates, asked.hours)
-    answered = asked.rows or asked.available
-    if asked.rows is None and rates is not None:
-        answered = min(int(ANSWER_SHARE * budget / rates.row_s), asked.available + asked.held_out)
-    held_out = asked.held_out
-    if not asked.keeps_held_out:
+    budget = hours * 3600
+    if rates is not None and rows is None and steps is None:
+        least_rows = (LEAST_ROWS + LEAST_HELD_OUT) * rates.row_s / ANSWER_SHARE
+        needed = max(least_rows, LEAST_STEPS * rates.step_s / TRAINING_SHARE) / 3600
+        if needed > hours:
+            raise DflashError(
+                f"{hours:g} h are too few on this machine: {LEAST_ROWS} prompts and {LEAST_STEPS} "
+                f"steps would take {needed:.2g} h",
+                where="--hours",
+                fix="give more, shorten --answer-tokens, or set rows and steps yourself (--set)",
+            )
+    answered = rows or available
+    if rows is None and rates is not None:
+        answered = min(int(ANSWER_SHARE * budget / rates.row_s), available + held_out)
+    if not keeps_held_out:
         held_out = min(held_out, max(LEAST_HELD_OUT, round(HELD_OUT_SHARE * answered)))
-    rows = asked.rows or max(answered - held_out, LEAST_ROWS)
-    rows = min(rows, asked.available)
-    per_epoch = math.ceil(rows / asked.batch_rows)
-    steps, measurements = asked.steps, MOST_MEASUREMENTS
+    rows = min(rows or max(answered - held_out, LEAST_ROWS), available)
+    per_epoch, measurements = math.ceil(rows / batch_rows), MOST_MEASUREMENTS
     if rates is not None:
         paid = int(TRAINING_SHARE * budget / rates.step_s)
         steps = steps or max(min(paid, MAX_EPOCHS * per_epoch), LEAST_STEPS)
@@ -113,24 +110,12 @@ def make_plan(rates: Rates | None, asked: PlanInput) -> Plan:
     assert steps is not None
     measurements = max(min(measurements, steps // per_epoch), LEAST_MEASUREMENTS)
     return Plan(
-        hours=asked.hours,
+        hours=hours,
         rows=rows,
-        available=asked.available,
+        available=available,
         held_out=held_out,
         steps=steps,
         steps_per_epoch=per_epoch,
         evaluation_steps=math.ceil(steps / measurements),
         rates=rates,
     )
-
-
-def _check_hours(rates: Rates, hours: float) -> None:
-    least_rows = (LEAST_ROWS + LEAST_HELD_OUT) * rates.row_s / ANSWER_SHARE
-    needed = max(least_rows, LEAST_STEPS * rates.step_s / TRAINING_SHARE) / 3600
-    if needed > hours:
-        raise DflashError(
-            f"{hours:g} h are too few on this machine: {LEAST_ROWS} prompts and {LEAST_STEPS} "
-            f"steps would take {needed:.2g} h",
-            where="--hours",
-            fix="give more, shorten --answer-tokens, or set rows and steps yourself (--set)",
-        )

@@ -9,7 +9,6 @@ Shapes: R rows, A anchors, S slots, H hidden, V vocabulary, K of it that are loo
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -62,21 +61,6 @@ class Head:
         return logits if self._cap is None else self._cap * torch.tanh(logits / self._cap)
 
 
-@dataclass(frozen=True, slots=True)
-class BlockLoss:
-    """A batch's loss.
-
-    Args:
-        value: the mean over labels, weighted by slot; a scalar.
-        hits: [S - 1], labels that were the argmax.
-        counts: [S - 1], labels.
-    """
-
-    value: Tensor
-    hits: Tensor
-    counts: Tensor
-
-
 def block_loss(
     hidden: Tensor,
     labels: Tensor,
@@ -87,8 +71,9 @@ def block_loss(
     believed: Tensor | None = None,
     soft: float = 0.0,
     markov: tuple[Callable[[Tensor, Tensor | slice], Tensor], Tensor] | None = None,
-) -> BlockLoss:
-    """The loss of hidden states [R, A, S - 1, H] against labels [R, A, S], slot 0 unused.
+) -> Tensor:
+    """The loss of hidden states [R, A, S - 1, H] against labels [R, A, S], slot 0 unused: a scalar,
+    the mean over labels, weighted by slot.
 
     Args:
         weights: [S - 1], see `slot_weights`.
@@ -115,10 +100,4 @@ def block_loss(
             truth.scatter_add_(1, indices[:, None], hard)
         losses = functional.cross_entropy(logits, truth, reduction="none")
     share = weights.to(losses.device)[slots]
-    hit = (logits.detach().argmax(-1) == indices).to(losses.dtype)
-    zeros = torch.zeros(wanted.shape[-1], device=losses.device)
-    return BlockLoss(
-        value=(losses * share).sum() / share.sum(),
-        hits=zeros.index_add(0, slots, hit),
-        counts=zeros.index_add(0, slots, torch.ones_like(hit)),
-    )
+    return (losses * share).sum() / share.sum()

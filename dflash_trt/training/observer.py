@@ -39,16 +39,11 @@ class Evaluation:
 
 @dataclass(frozen=True, slots=True)
 class TrainingCurves:
-    """What a page about a training shows.
-
-    Args:
-        steps: of the schedule.
-        ended: why training ended; None while it goes on.
-    """
+    """What a page about a training shows: `steps` of the schedule, and why it ended."""
 
     evaluations: Sequence[Evaluation]
     steps: int
-    ended: str | None = None
+    ended: str
 
 
 class TrainingWatch(Progress, Protocol):
@@ -60,8 +55,8 @@ class TrainingWatch(Progress, Protocol):
     def warn(self, line: str) -> None:
         """A line about what may be wrong."""
 
-    def show_plan(self, plan: Plan, reasons: dict[str, str]) -> None:
-        """What is going to happen, before it does; why each default is what it is."""
+    def show_plan(self, plan: Plan, chosen: dict[str, str]) -> None:
+        """What is going to happen, before it does; which shape and settings were chosen."""
 
     def show_evaluation(self, evaluation: Evaluation, *, is_best: bool) -> None:
         """A measurement, as it is made."""

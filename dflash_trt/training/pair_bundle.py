@@ -19,8 +19,8 @@ from dflash_trt.models.build_config import BuildConfig, CheckpointSource
 from dflash_trt.models.draft import DraftSpec, read_draft
 from dflash_trt.models.pair_check import check_pair
 from dflash_trt.models.target import TargetSpec, read_target
-from dflash_trt.training.json_lines import write_lines
-from dflash_trt.training.target_source import TrainingTarget
+from dflash_trt.training.target import TrainingTarget
+from dflash_trt.training.work_folder import write_lines
 
 MAX_BATCH = 16
 _GIB = 1 << 30
@@ -69,16 +69,9 @@ class PairBuilder:
         if file is not None:
             write_lines(file, ({"prompt": text} for text in prompts))
         options = BuildOptions(overwrite=overwrite, cache_dtype=self.target.cache_dtype)
+        told, name = progress or SilentProgress(), self.target.name
         try:
-            build_bundle(
-                pair,
-                config,
-                self.target.name,
-                destination,
-                options,
-                progress or SilentProgress(),
-                prompts=file,
-            )
+            build_bundle(pair, config, name, destination, options, told, prompts=file)
         finally:
             if file is not None:
                 file.unlink(missing_ok=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
+from functools import cached_property
 from itertools import permutations
 from pathlib import Path
 from typing import Any
@@ -10,20 +11,17 @@ from typing import Any
 from dflash_trt.core.files import file_sha256, resolved
 from dflash_trt.core.publish import StagedKind, check_destination
 from dflash_trt.errors import DflashError
-from dflash_trt.models.folder import Checkpoint
-from dflash_trt.models.safetensors_header import header_sha256
 from dflash_trt.quantization.rewrite import checkpoint_key
-from dflash_trt.training.answers import AnswerOptions
-from dflash_trt.training.extras import training_module
-from dflash_trt.training.recipe_choice import ChosenRecipe, Scale, choose_recipe
-from dflash_trt.training.render import LEAST_ANSWER, PromptRenderer
-from dflash_trt.training.shape_choice import ChosenShape, choose_shape
-from dflash_trt.training.target_source import TrainingTarget, find_target
-from dflash_trt.training.training_request import TrainRequest
-from dflash_trt.training.training_rows import SplitRows, read_sets, split_rows
-from dflash_trt.training.work_folder import digest, work_folder
+from dflash_trt.training.draft_shape import DraftDesign
+from dflash_trt.training.endpoint import AnswerOptions
+from dflash_trt.training.recipe import choose_settings, choose_shape, describe
+from dflash_trt.training.rows import LEAST_ANSWER, PromptRenderer, SplitRows, read_sets, split_rows
+from dflash_trt.training.target import TrainingTarget, find_target
+from dflash_trt.training.trainer import TrainerSettings
+from dflash_trt.training.training_request import TrainRequest, training_module
+from dflash_trt.training.work_folder import work_folder
 
-VERSION = 3
+VERSION = 4
 """Of what stages write: work of another version is not gone on with."""
 
 RECORD_NAME = "training.json"
@@ -31,11 +29,12 @@ TRAINED = StagedKind("draft that was trained here", RECORD_NAME)
 """The file by which a draft that was trained here is known, and replaced."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Preparation:
     """A training that could begin.
 
     Args:
+        settings: all but the number of steps, which is 0.
         hashes: SHA-256 of every set of prompts, of tokenizer.json and of the template.
         max_length: most tokens of a row.
         device: what trains, as PyTorch calls it.
@@ -44,8 +43,8 @@ class Preparation:
     request: TrainRequest
     target: TrainingTarget
     renderer: PromptRenderer
-    chosen: ChosenShape
-    recipe: ChosenRecipe
+    shape: DraftDesign
+    settings: TrainerSettings
     rows: SplitRows
     hashes: dict[str, str | None]
     max_length: int
@@ -59,11 +58,6 @@ class Preparation:
         )
 
     @property
-    def width(self) -> int:
-        """Numbers that the features of a token are."""
-        return self.chosen.shape.feature_width
-
-    @property
     def work(self) -> Path:
         return self.request.work or work_folder(resolved(self.request.output))
 
@@ -72,25 +66,18 @@ class Preparation:
         """Where the pair's bundle goes."""
         return _bundle_beside(self.request.output)
 
-    @property
-    def reasons(self) -> dict[str, str]:
-        """Why each value that was not given is what it is."""
-        return {**self.chosen.reasons, **self.recipe.reasons}
-
-    def target_parts(self) -> dict[str, Any]:
-        """What the target's answers and features depend on."""
-        return {
-            "version": VERSION,
-            "target": checkpoint_key(self.target.spec.checkpoint),
-            "kv_dtype": self.target.cache_dtype.value,
-            "max_length": self.max_length,
-        }
+    @cached_property
+    def chosen(self) -> dict[str, str]:
+        """Shape and settings, for whoever reads the plan."""
+        return describe(self.shape, self.settings)
 
     def answer_parts(self) -> dict[str, Any]:
         """What the answers depend on: the target, the rendered prompts, and how they are asked."""
         data = self.request.data
         return {
-            **self.target_parts(),
+            "version": VERSION,
+            "target": checkpoint_key(self.target.spec.checkpoint),
+            "kv_dtype": self.target.cache_dtype.value,
             **asdict(self.answers),
             "hashes": self.hashes,
             "system_prompt": data.system_prompt,
@@ -100,32 +87,17 @@ class Preparation:
             "endpoint": asdict(self.request.endpoint),
         }
 
-    def draft_parts(self) -> dict[str, Any]:
-        """What the draft begins as."""
-        start = self.request.start
-        weights = None if start is None else file_sha256(start / "model.safetensors")
-        return {
-            **self.target_parts(),
-            "shape": self.chosen.shape.config(),
-            "start": weights,
-            "seed": self.request.seed,
-        }
-
     def training_parts(self) -> dict[str, Any]:
-        """What the draft becomes depends on, beside rows and steps."""
-        return {
-            **self.draft_parts(),
-            "settings": asdict(self.recipe.settings),
-            "threads": self.request.threads,
-            "device": self.device,
-        }
-
-    def plan_parts(self) -> dict[str, Any]:
-        """What the plan depends on."""
+        """What the draft becomes depends on."""
         request = self.request
+        start = request.start
         return {
             **self.answer_parts(),
-            **self.training_parts(),
+            "shape": self.shape.config(),
+            "start": None if start is None else file_sha256(start / "model.safetensors"),
+            "settings": asdict(self.settings),
+            "threads": request.threads,
+            "device": self.device,
             "hours": request.hours,
             "rows": request.data.rows,
             "steps": request.recipe.steps,
@@ -142,8 +114,7 @@ def prepare(request: TrainRequest) -> Preparation:
     if not 0 < request.hours <= 10_000:
         raise DflashError(f"{request.hours:g} is no time", where="--hours", usage=True)
     _check_apart(request)
-    torch = training_module("torch")
-    device = "cuda" if torch.cuda.is_available() else "cpu"
+    is_cpu = not training_module("torch").cuda.is_available()
     target = find_target(request.target)
     data = request.data
     prompts, held_out = read_sets(data.prompts), read_sets(data.held_out)
@@ -153,38 +124,34 @@ def prepare(request: TrainRequest) -> Preparation:
     )
     if data.given_answers:
         _check_given(rows, target.spec.vocab_size)
-    scale = Scale(request.hours, is_cpu=device == "cpu")
-    chosen = choose_shape(request, target, scale)
-    positions = min(target.spec.max_position_embeddings, chosen.shape.max_position_embeddings)
+    shape = choose_shape(request, target, is_cpu=is_cpu)
+    positions = min(target.spec.max_position_embeddings, shape.max_position_embeddings)
     max_length = min(data.max_length, positions)
-    if max_length < LEAST_ANSWER + chosen.shape.block_size:
+    if max_length < LEAST_ANSWER + shape.block_size:
         what = f"{max_length} tokens hold no prompt, answer and block"
         raise DflashError(what, where="--set max-length", usage=True)
-    tokenizer = target.open_tokenizer()
     renderer = PromptRenderer(
-        tokenizer, data, target.template_options, target.spec.eos_token_ids, max_length
-    )
-    hashes: dict[str, str | None] = {f"prompts {one.name}": one.sha256 for one in prompts}
-    hashes |= {f"held-out prompts {one.name}": one.sha256 for one in held_out}
-    hashes["tokenizer.json"] = file_sha256(target.tokenizer_folder / "tokenizer.json")
-    hashes["chat template"] = renderer.template_sha256
-    recipe = choose_recipe(
-        request,
-        chosen.shape.block_size,
-        target.spec.vocab_size,
-        scale,
-        is_markov=chosen.shape.markov_rank > 0,
+        target.open_tokenizer(),
+        data,
+        target.template_options,
+        target.spec.eos_token_ids,
+        max_length,
     )
     return Preparation(
         request=request,
         target=target,
         renderer=renderer,
-        chosen=chosen,
-        recipe=recipe,
+        shape=shape,
+        settings=choose_settings(request, shape, is_cpu=is_cpu),
         rows=rows,
-        hashes=hashes,
+        hashes={
+            **{f"prompts {one.name}": one.sha256 for one in prompts},
+            **{f"held-out prompts {one.name}": one.sha256 for one in held_out},
+            "tokenizer.json": file_sha256(target.tokenizer_folder / "tokenizer.json"),
+            "chat template": renderer.template_sha256,
+        },
         max_length=max_length,
-        device=device,
+        device="cpu" if is_cpu else "cuda",
     )
 
 
@@ -203,7 +170,7 @@ def _check_apart(request: TrainRequest) -> None:
 
 
 def _check_given(rows: SplitRows, vocab_size: int) -> None:
-    """Raises DflashError (usage) where no answer was given, or one that the target cannot say."""
+    """Raises DflashError (usage) where an answer is missing, or cannot be the target's."""
     if not any(row.answer is not None for row in rows.train):
         what = 'no prompt has an "answer"'
         raise DflashError(what, where="--given-answers", fix="leave it out", usage=True)
@@ -226,9 +193,3 @@ def check_outputs(preparation: Preparation, *, overwrite: bool) -> None:
         if other is not None and resolved(other) in (output, *output.parents):
             what = f"lies in {other}"
             raise DflashError(what, where=output, fix="choose another -o", usage=True)
-
-
-def target_sha256(checkpoint: Checkpoint) -> str:
-    """Hash of a checkpoint's config and its shards' headers; not of where or when it was saved."""
-    headers = [header_sha256(file) for file in checkpoint.files]
-    return digest({"config": checkpoint.config, "headers": headers})

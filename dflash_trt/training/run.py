@@ -6,41 +6,51 @@ what an unfinished one has written, the next run of the same command goes on wit
 
 from __future__ import annotations
 
+import tempfile
 import time
-from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, replace
 from functools import cached_property
+from itertools import accumulate
+from pathlib import Path
 from typing import Any
 
 import torch
 
 from dflash_trt.bundle.bundle import Bundle, open_bundle
-from dflash_trt.core.files import resolved
-from dflash_trt.core.machine import processor
 from dflash_trt.core.strict_json import read_json_object
-from dflash_trt.decoding.replay import Answer, Replay
+from dflash_trt.decoding.replay import Acceptance, Answer, Replay
 from dflash_trt.models.draft import read_draft
-from dflash_trt.training.answer_stage import AnswerStage
-from dflash_trt.training.card import DraftRecord
-from dflash_trt.training.features import NoSpaceError, TokenRow, check_space
-from dflash_trt.training.finish import TrainedPair, finish
-from dflash_trt.training.hours_plan import ANSWER_SHARE, Plan, PlanInput, Rates, make_plan
-from dflash_trt.training.learner import Learner
+from dflash_trt.training.answers import AnswerStage
+from dflash_trt.training.features import (
+    Features,
+    FeatureStore,
+    Teacher,
+    TokenRow,
+    capture,
+    check_space,
+    find_teacher,
+    online_store,
+    open_store,
+)
+from dflash_trt.training.finish import TrainedPair, finish, make_record
+from dflash_trt.training.hours_plan import ANSWER_SHARE, Plan, Rates, make_plan
 from dflash_trt.training.observer import TrainingWatch
 from dflash_trt.training.pair_bundle import PairBuilder, choose_batch, join_target
-from dflash_trt.training.preparation import Preparation, check_outputs, prepare, target_sha256
-from dflash_trt.training.render import RenderedRow, RenderedRows, render_rows
-from dflash_trt.training.target_head import load_ends
-from dflash_trt.training.teacher import find_source
-from dflash_trt.training.train_stage import TrainedDraft
-from dflash_trt.training.trainer import start_draft, write_draft
+from dflash_trt.training.preparation import Preparation, check_outputs, prepare
+from dflash_trt.training.rows import RenderedRow, RenderedRows, render_rows
+from dflash_trt.training.target import load_ends
+from dflash_trt.training.train_stage import TrainedDraft, TrainStage
+from dflash_trt.training.trainer import Trainer, start_draft, write_draft
 from dflash_trt.training.training_request import TrainRequest
 from dflash_trt.training.work_folder import StageFolder, WorkFolder, digest, open_work, write_json
 
 _PLAN, _PUBLISHING = "plan.json", "publishing"
 _ANSWERS_END, _TRAINING_ENDS = ANSWER_SHARE + 0.10, 0.95
 """Shares of the hours after which a stage ends, even if it has not come as far as planned."""
+_WARM_STEPS, _TIMED_STEPS = 2, 8
+_MEASURED_TOKENS = 4096
 
 
 def train_draft(
@@ -53,6 +63,7 @@ def train_draft(
     """
     watch.stage("reading prompts and target", None)
     preparation = prepare(request)
+    torch.set_num_threads(request.threads)
     with open_work(preparation.work) as work:
         # A run that was killed while it published may find its own draft.
         overwrite = request.overwrite or (work.root / _PUBLISHING).exists()
@@ -67,22 +78,21 @@ class _Run:
         self._preparation, self._work, self._watch = preparation, work, watch
         self._request = preparation.request
         self._started = time.monotonic()
+        self._parts = preparation.training_parts()
 
     def run(self, *, only_plan: bool, overwrite: bool) -> TrainedPair | None:
-        preparation = self._preparation
-        rows = render_rows(preparation.renderer, preparation.rows, self._request.data, self._watch)
-        bundle = self._begin()
-        with AnswerStage(preparation, self._work, bundle, rows, self._watch) as stage:
-            noted = self._note(rows, bundle, stage)
-            learner = self._learner(bundle, noted)
+        preparation, watch = self._preparation, self._watch
+        rows = render_rows(preparation.renderer, preparation.rows, self._request.data, watch)
+        with AnswerStage(preparation, self._work, self._bundle, rows, watch) as stage:
+            noted = self._note(rows, stage)
             plan = self._plan(rows, noted)
             if only_plan:
                 return None
             count = self._answer(stage, rows, plan, noted)
             rows.held_out = stage.choose_measured(rows.held_out[: plan.held_out])
             train = [stage.token_row(row) for row in rows.train[:count]]
-            held_out = [_known_answer(row, stage) for row in rows.held_out]
-        trained = learner.learn(train, held_out, plan, self._has_time(_TRAINING_ENDS))
+            held_out = [_known_answer(row, stage.store[row]) for row in rows.held_out]
+        trained = self._learn(train, held_out, plan, noted["source"])
         publishing = self._work.root / _PUBLISHING
         publishing.touch()
         pair = finish(
@@ -90,14 +100,14 @@ class _Run:
             self._builder,
             trained,
             rows.held_out,
-            self._record(trained, rows, train, noted["why"]),
-            self._watch,
+            make_record(preparation, trained, rows, train, noted["source"]),
+            watch,
             overwrite=overwrite,
             seconds=time.monotonic() - self._started,
         )
         for path in (publishing, self._work.root / _PLAN):
             path.unlink()
-        self._work.keep_only("answers")  # what else is there is published, or large
+        self._work.keep_answers()  # what else is there is published, or large
         return pair
 
     def _has_time(self, share: float) -> Callable[[], bool]:
@@ -106,68 +116,82 @@ class _Run:
         return lambda: time.monotonic() < end
 
     @cached_property
+    def _begin_stage(self) -> StageFolder:
+        return self._work.stage("begin", self._parts)
+
+    @cached_property
     def _builder(self) -> PairBuilder:
         """Builds bundles of the target; its folder lies in the stage that begins."""
-        preparation, stage = self._preparation, self._begin_stage
+        target, most, stage = (
+            self._preparation.target,
+            self._preparation.max_length,
+            self._begin_stage,
+        )
         return PairBuilder(
-            target=preparation.target,
-            folder=join_target(preparation.target, stage.folder / "target"),
-            max_seq_len=preparation.max_length,
-            max_batch=choose_batch(
-                preparation.target.spec, read_draft(stage.folder / "draft"), preparation.max_length
-            ),
+            target=target,
+            folder=join_target(target, stage.folder / "target"),
+            max_seq_len=most,
+            max_batch=choose_batch(target.spec, read_draft(stage.folder / "draft"), most),
         )
 
     @cached_property
-    def _begin_stage(self) -> StageFolder:
-        return self._work.stage("begin", self._preparation.draft_parts())
-
-    def _begin(self) -> Bundle:
+    def _bundle(self) -> Bundle:
         """A bundle of the target and the draft as it begins: what cannot be served ends here."""
         stage, preparation = self._begin_stage, self._preparation
         folder = stage.folder / "bundle"
         if stage.record is None:
             draft = stage.folder / "draft"
             draft.mkdir(exist_ok=True)
-            model = start_draft(preparation.chosen.shape, self._request.start, self._request.seed)
+            model = start_draft(preparation.shape, self._request.start, self._request.seed)
             write_draft(model, draft, load_ends(preparation.target.spec))
             started = time.perf_counter()
             self._builder.build(draft, folder, progress=self._watch)
             stage.finish({"build_s": time.perf_counter() - started})
         return open_bundle(folder)
 
-    def _learner(self, bundle: Bundle, noted: dict[str, Any]) -> Learner:
-        return Learner(
-            self._preparation, self._work, self._watch, bundle, self._builder, noted["source"]
-        )
-
-    def _note(self, rows: RenderedRows, bundle: Bundle, stage: AnswerStage) -> dict[str, Any]:
+    def _note(self, rows: RenderedRows, stage: AnswerStage) -> dict[str, Any]:
         """What plan.json holds: who computes features, and how fast this machine is."""
-        path, key = self._work.root / _PLAN, digest(self._preparation.plan_parts())
+        path, key, preparation = self._work.root / _PLAN, digest(self._parts), self._preparation
         noted = read_json_object(path) if path.is_file() else {}
         if noted.get("key") == key:
             return noted
         self._watch.stage("measuring this machine", None)
-        with Replay(bundle, threads=self._request.threads) as replay:
-            some = [row.prompt_ids for row in rows.train]
-            source, why = find_source(self._preparation, some, replay)
-        noted = {"key": key, "source": source, "why": why, "rates": None, "used": None}
+        taps, some = preparation.shape.target_layer_ids, [row.prompt_ids for row in rows.train]
+        with Replay(self._bundle, threads=self._request.threads) as replay:
+            teacher = find_teacher(
+                preparation.target, taps, preparation.device, some, replay.features
+            )
+        source = "graphs" if teacher is None else "transformers"
+        noted = {"key": key, "source": source, "rates": None, "used": None}
         if self._request.data.rows is None or self._request.recipe.steps is None:
-            noted["rates"] = asdict(self._measure(rows, stage, self._learner(bundle, noted)))
+            noted["rates"] = asdict(self._measure(rows, stage, source))
         write_json(path, noted)
         return noted
 
-    def _measure(self, rows: RenderedRows, stage: AnswerStage, learner: Learner) -> Rates:
+    def _measure(self, rows: RenderedRows, stage: AnswerStage, source: str) -> Rates:
+        """Answers some prompts, computes some features, and trains ten steps."""
         answer_s = stage.measure()
         self._watch.stage("measuring this machine", None)
         answered = [stage.token_row(row) for row in rows.train if row in stage.store]
-        features_s, step_s = learner.measure(answered)
+        ends = list(accumulate(len(row.token_ids) for row in answered))
+        enough = sum(end < _MEASURED_TOKENS for end in ends) + 1
+        some = answered[: max(enough, self._preparation.settings.rows)]
+        with tempfile.TemporaryDirectory(prefix="measured-", dir=self._work.root) as name:
+            with self._features(source) as compute:
+                compute(some[0].token_ids)  # what a first call takes, it takes once
+                started = time.perf_counter()
+                store = capture(some, self._preparation.shape.feature_width, compute, Path(name))
+                features_s = (time.perf_counter() - started) / len(some)
+            trainer = self._trainer(store, _WARM_STEPS + _TIMED_STEPS)
+            trainer.train(_WARM_STEPS)
+            started = time.perf_counter()
+            trainer.train(_WARM_STEPS + _TIMED_STEPS)
         return Rates(
             answer_s=answer_s,
             features_s=features_s,
-            step_s=step_s,
+            step_s=(time.perf_counter() - started) / _TIMED_STEPS,
             build_s=(self._begin_stage.record or {})["build_s"],
-            row_tokens=sum(len(row.token_ids) for row in answered) / len(answered),
+            row_tokens=ends[-1] / len(answered),
         )
 
     def _plan(self, rows: RenderedRows, noted: dict[str, Any]) -> Plan:
@@ -175,25 +199,19 @@ class _Run:
         rates = None if noted["rates"] is None else Rates(**noted["rates"])
         plan = make_plan(
             rates,
-            PlanInput(
-                hours=request.hours,
-                available=len(rows.train),
-                held_out=len(rows.held_out),
-                keeps_held_out=bool(request.data.held_out),
-                batch_rows=preparation.recipe.settings.rows,
-                rows=request.data.rows,
-                steps=request.recipe.steps,
-            ),
+            hours=request.hours,
+            available=len(rows.train),
+            held_out=len(rows.held_out),
+            keeps_held_out=bool(request.data.held_out),
+            batch_rows=preparation.settings.rows,
+            rows=request.data.rows,
+            steps=request.recipe.steps,
         )
-        self._watch.show_plan(plan, {**preparation.reasons, "features": noted["why"]})
+        self._watch.show_plan(plan, {**preparation.chosen, "features": noted["source"]})
         if not request.online and noted["used"] is None:
             least = sum(len(row.prompt_ids) for row in rows.train[: plan.rows])
             tokens = least if rates is None else round(plan.rows * rates.row_tokens)
-            try:
-                check_space(tokens, preparation.width, self._work.root)
-            except NoSpaceError:
-                self._work.is_refused = True
-                raise
+            check_space(tokens, preparation.shape.feature_width, self._work.root)
         return plan
 
     def _answer(
@@ -212,53 +230,76 @@ class _Run:
         write_json(self._work.root / _PLAN, noted | {"used": count})
         return count
 
-    def _record(
-        self, trained: TrainedDraft, rows: RenderedRows, train: list[TokenRow], features: str
-    ) -> DraftRecord:
-        preparation, request = self._preparation, self._request
-        sets = Counter(row.set_name for row in rows.train[: len(train)])
-        return DraftRecord(
-            target=preparation.target.name,
-            target_sha256=target_sha256(preparation.target.spec.checkpoint),
-            hashes=preparation.hashes,
-            sets=dict(sorted(sets.items())),
-            rows=len(train),
-            held_out=len(rows.held_out),
-            tokens=sum(len(row.token_ids) for row in train),
-            answers=_describe_answers(preparation),
-            hours=request.hours,
-            machine=_describe_machine(preparation),
-            system_prompt=request.data.system_prompt,
-            template_options=preparation.renderer.variables,
-            shape=preparation.chosen.shape,
-            settings=replace(preparation.recipe.settings, steps=trained.steps),
-            reasons={**preparation.reasons, "features": features},
-            evaluations=trained.evaluations,
-            best=trained.best,
-            ended=trained.ended,
-            start=None if request.start is None else resolved(request.start).name,
-        )
+    def _learn(
+        self, train: Sequence[TokenRow], held_out: Sequence[Answer], plan: Plan, source: str
+    ) -> TrainedDraft:
+        """The best draft of a training on `train`, measured on `held_out`."""
+        answers = [[*row.prompt_ids, -1, *row.answer_ids] for row in train]
+        parts = self._parts | {"answers": answers, "source": source}
+        with self._open_store(train, parts, source) as store:
+            trainer = self._trainer(store, plan.steps)
+            parts |= {
+                "plan": [plan.steps, plan.evaluation_steps],
+                "held_out": [[*one.prompt_ids, -1, *map(int, one.token_ids)] for one in held_out],
+            }
+            folder = self._work.stage("train", parts).folder
+
+            def measure(draft: Path) -> Acceptance:
+                bundle = self._builder.build(draft, folder / "bundle")
+                with Replay(bundle, threads=self._request.threads) as replay:
+                    return replay.measure(held_out, self._watch)
+
+            return TrainStage(
+                folder,
+                trainer,
+                measure,
+                self._watch,
+                evaluation_steps=plan.evaluation_steps,
+                has_time=self._has_time(_TRAINING_ENDS),
+                is_fixed=self._request.recipe.steps is not None,
+                measures_start=self._request.start is not None,
+            ).run()
+
+    @contextmanager
+    def _open_store(
+        self, train: Sequence[TokenRow], parts: dict[str, Any], source: str
+    ) -> Iterator[FeatureStore]:
+        """The features of `train`: computed as they are used, or captured unless they are there."""
+        stage = None if self._request.online else self._work.stage("features", parts)
+        if stage is not None and stage.record is not None:
+            yield open_store(stage.folder)
+            return
+        with self._features(source) as compute:
+            if stage is None:
+                yield online_store(train, compute)
+                return
+            tokens = sum(len(row.token_ids) for row in train)
+            self._watch.stage("capturing features", tokens, "tokens")
+            width = self._preparation.shape.feature_width
+            store = capture(train, width, compute, stage.folder, self._watch.advance)
+        stage.finish({"tokens": tokens})
+        yield store
+
+    @contextmanager
+    def _features(self, source: str) -> Iterator[Features]:
+        """What computes the features of a row."""
+        preparation = self._preparation
+        if source == "transformers":
+            taps = preparation.shape.target_layer_ids
+            yield Teacher(preparation.target.folder, taps, preparation.device).features
+            return
+        with Replay(self._bundle, threads=self._request.threads) as replay:
+            yield replay.features
+
+    def _trainer(self, store: FeatureStore, steps: int) -> Trainer:
+        """A trainer at step 0, on its device."""
+        preparation = self._preparation
+        settings = replace(preparation.settings, steps=steps)
+        model = start_draft(preparation.shape, self._request.start, settings.seed)
+        ends = load_ends(preparation.target.spec)
+        return Trainer(model.to(preparation.device), ends, store, settings)
 
 
-def _known_answer(row: RenderedRow, stage: AnswerStage) -> Answer:
+def _known_answer(row: RenderedRow, answer: Sequence[int]) -> Answer:
     tags = () if row.category is None else (row.category,)
-    return Answer(row.prompt_ids, stage.store[row], row.set_name, tags)
-
-
-def _describe_answers(preparation: Preparation) -> str:
-    data, endpoint = preparation.request.data, preparation.request.endpoint
-    if data.given_answers:
-        return "given with the prompts"
-    how = "greedy" if data.temperature == 0 else f"at temperature {data.temperature:g}"
-    by = "dflash-trt" if endpoint.url is None else "an OpenAI-compatible server"
-    return f"the target's own, {how}, from {by}, {data.answer_tokens} tokens at most"
-
-
-def _describe_machine(preparation: Preparation) -> str:
-    """What trains."""
-    if preparation.device == "cpu":
-        threads, name = preparation.request.threads, processor()
-        what = f"{name}, {threads} thread{'s' * (threads > 1)}"
-    else:
-        what = torch.cuda.get_device_name()
-    return f"{what}, torch {torch.__version__}"
+    return Answer(row.prompt_ids, answer, row.set_name, tags)

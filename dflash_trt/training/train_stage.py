@@ -12,20 +12,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from dflash_trt.core.publish import replace_file
 from dflash_trt.decoding.replay import Acceptance
 from dflash_trt.errors import DflashError
-from dflash_trt.training.json_lines import JsonLines
-from dflash_trt.training.observer import (
-    Evaluation,
-    TrainingCurves,
-    TrainingWatch,
-    best_of,
-    read_evaluation,
-)
+from dflash_trt.training.observer import Evaluation, TrainingWatch, best_of, read_evaluation
 from dflash_trt.training.trainer import Trainer
+from dflash_trt.training.work_folder import JsonLines
 
-CURVES_NAME = "curves.html"
 _EVALUATIONS = "epochs.jsonl"
 PATIENCE = 5
 """Evaluations without a new best after which training ends: fewer are noise."""
@@ -121,10 +113,6 @@ class TrainStage:
         assert best is not None
         return best
 
-    @property
-    def _is_over_time(self) -> bool:
-        return not (self._is_fixed or self._has_time())
-
     def _ended(self) -> str | None:
         """Why training is over; None while it is not."""
         trainer, evaluations = self._trainer, self._evaluations
@@ -135,7 +123,7 @@ class TrainStage:
         stale = len(evaluations) - 1 - evaluations.index(self._best)
         if stale >= PATIENCE and evaluations[-1].step == trainer.step and not self._is_fixed:
             return f"acceptance has not risen in {stale} evaluations"
-        if self._is_over_time:
+        if not self._is_fixed and not self._has_time():
             return f"the hours were over at step {trainer.step} of {trainer.settings.steps}"
         return None
 
@@ -145,7 +133,9 @@ class TrainStage:
             return False
         if step == 0:
             return self._measures_start
-        is_last = self._trainer.is_done or (not self._evaluations and self._is_over_time)
+        is_last = self._trainer.is_done or (
+            not (self._evaluations or self._is_fixed or self._has_time())
+        )
         return is_last or step % self._every == 0
 
     def _train_on(self) -> None:
@@ -182,19 +172,7 @@ class TrainStage:
             if other != self._draft_folder(self._best.step):
                 shutil.rmtree(other, ignore_errors=True)
         self._watch.show_evaluation(evaluation, is_best=self._best is evaluation)
-        self._draw()
         self._begin_bar()
-
-    def _draw(self) -> None:
-        """Renews the page by which a training is watched, and says at first where it is."""
-        curves = TrainingCurves(self._evaluations, self._trainer.settings.steps)
-        page = self._watch.draw(curves)
-        if page is None:
-            return
-        path = self._folder / CURVES_NAME
-        replace_file(path, page.encode())  # a browser that watches never reads half of it
-        if len(self._evaluations) == 1:
-            self._watch.say(f"curves: {path}")
 
     def _draft_folder(self, step: int) -> Path:
         return self._folder / "drafts" / f"step-{step:07}"

@@ -1,14 +1,28 @@
-"""What one may ask of `train-draft`. A default that is None is chosen from the target and the
-budget, and says why (shape_choice.py, plan.py)."""
+"""What one may ask of `train-draft`. A default that is None is chosen: recipe.py, hours_plan.py."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from importlib import import_module
 from pathlib import Path
+from typing import Any
+
+from dflash_trt.errors import DflashError
 
 ANSWER_TOKENS = 512
 MAX_LENGTH = 3072
+
+
+def training_module(name: str) -> Any:
+    """Import `name`, or raise a DflashError that says how to install the `train` extra."""
+    try:
+        return import_module(name)
+    except ImportError as error:
+        raise DflashError(
+            f"training needs {name}, which cannot be imported ({error})",
+            fix="pip install 'dflash-trt[train]'",
+        ) from error
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,9 +33,7 @@ class DataOptions:
         prompts: sets, [NAME=]FILE or an address on the hub; a line has a "prompt" or "messages".
         held_out: sets that are measured on; without one some are split off `prompts`.
         given_answers: the lines' "answer" is the target's own, so that it need not be asked.
-        system_prompt: stands before every conversation.
-        template_options: variables of the chat template, `enable_thinking` say; they replace the
-            configuration's.
+        template_options: variables of the chat template, which replace the configuration's.
         raw: prompts go to the target without the chat template.
         max_length: tokens of a row, prompt and answer; the target's positions may be fewer.
         answer_tokens: most tokens of an answer.
@@ -54,8 +66,7 @@ class EndpointOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShapeOptions:
-    """The draft's shape; None is chosen. `kind` is "dflash", "dspark" or "eagle3"; `markov_rank`
-    is of DSpark's head."""
+    """The draft's shape; `kind` is "dflash", "dspark" or "eagle3"."""
 
     kind: str | None = None
     layers: int | None = None
@@ -66,9 +77,9 @@ class ShapeOptions:
     markov_rank: int | None = None
 
     @property
-    def given(self) -> dict[str, object]:
-        """Those that are not left to be chosen, by the option's name."""
-        values = {
+    def by_option(self) -> dict[str, object]:
+        """The values by the option's name."""
+        return {
             "--kind": self.kind,
             "--layers": self.layers,
             "--block-size": self.block_size,
@@ -77,12 +88,11 @@ class ShapeOptions:
             "--set mask-token-id": self.mask_token_id,
             "--set markov-rank": self.markov_rank,
         }
-        return {name: value for name, value in values.items() if value is not None}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecipeOptions:
-    """How the draft is trained; None is chosen.
+    """How the draft is trained.
 
     Args:
         anchors: blocks of a row at each step.
@@ -90,7 +100,7 @@ class RecipeOptions:
         learning_rate: of the schedule's top.
         batch_rows: rows of a step.
         draft_tokens: how many tokens the draft chooses among, the commonest; 0 is all.
-        steps: of the whole schedule, all of which are trained; None is what the budget allows.
+        steps: of the whole schedule, all of which are trained.
     """
 
     anchors: int | None = None

@@ -11,10 +11,10 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from dflash_trt.core import publish
 from dflash_trt.core.files import resolved
@@ -22,9 +22,8 @@ from dflash_trt.core.strict_json import read_json_object
 from dflash_trt.errors import DflashError
 
 _MANIFEST = "stage.json"
-_KEY_CHARACTERS = 12
-_STAGE = re.compile(rf"([a-z]+)-[0-9a-f]{{{_KEY_CHARACTERS}}}")
-_GONE = ".gone-"
+_STAGE = re.compile(r"([a-z]+)-[0-9a-f]{12}")
+_GONE = ".gone"
 
 
 def digest(parts: Mapping[str, Any]) -> str:
@@ -37,21 +36,66 @@ def write_json(path: Path, value: Any) -> None:
     publish.replace_file(path, (json.dumps(value, indent=2) + "\n").encode(), durable=True)
 
 
+class JsonLines:
+    """The records in `path` and a way to add to them; closed by `with`.
+
+    What follows the last whole line is dropped: a kill tore it.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.records: list[dict[str, Any]] = []
+        whole = 0
+        for line in path.read_bytes().splitlines(keepends=True) if path.is_file() else ():
+            try:
+                record = json.loads(line) if line.endswith(b"\n") else None
+            except ValueError:
+                break
+            if not isinstance(record, dict):
+                break
+            self.records.append(record)
+            whole += len(line)
+        self._file = path.open("ab")
+        self._file.truncate(whole)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._file.close()
+
+    def append(self, record: Mapping[str, Any]) -> None:
+        """Writes a line; it is the system's at once, and the disk's after `sync`."""
+        self.records.append(dict(record))
+        self._file.write(_encode(record))
+        self._file.flush()
+
+    def sync(self) -> None:
+        """Waits until the disk has all of it."""
+        os.fsync(self._file.fileno())
+
+
+def write_lines(path: Path, records: Iterable[Mapping[str, Any]]) -> None:
+    """Writes a file of lines, whole or not at all."""
+    publish.replace_file(path, b"".join(map(_encode, records)), durable=True)
+
+
+def _encode(record: Mapping[str, Any]) -> bytes:
+    return json.dumps(record, ensure_ascii=False, separators=(",", ":")).encode() + b"\n"
+
+
 class StageFolder:
     """A stage's folder, where it works and where its result stays; `key` decides the result."""
 
     def __init__(self, root: Path, name: str, key: str) -> None:
         self.key = key
-        self.folder = root / f"{name}-{key[:_KEY_CHARACTERS]}"
+        self.folder = root / f"{name}-{key[:12]}"
         self.folder.mkdir(exist_ok=True)
 
     @property
     def record(self) -> dict[str, Any] | None:
         """What `finish` noted; None for a stage that is not finished."""
         path = self.folder / _MANIFEST
-        if not path.is_file():
-            return None
-        record = read_json_object(path)
+        record = read_json_object(path) if path.is_file() else {}
         return record if record.get("key") == self.key else None
 
     def finish(self, record: Mapping[str, Any]) -> None:
@@ -60,41 +104,32 @@ class StageFolder:
 
 
 class WorkFolder:
-    """The folder of one output's training; see `open_work`.
-
-    Attributes:
-        is_refused: set where the plan cannot be carried out; what a new folder holds goes then.
-    """
+    """The folder of one output's training; see `open_work`."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
-        self.is_refused = False
-        for gone in root.glob(f"{_GONE}*"):
-            shutil.rmtree(gone, ignore_errors=True)
 
-    def stage(
-        self, name: str, parts: Mapping[str, Any], *, keep_others: bool = False
-    ) -> StageFolder:
-        """The stage `name` of `parts`; what it left for other parts goes, unless `keep_others`."""
+    def stage(self, name: str, parts: Mapping[str, Any]) -> StageFolder:
+        """The stage `name` of `parts`; what it left for other parts goes, except answers."""
         stage = StageFolder(self.root, name, digest(parts))
-        if not keep_others:
-            for other in self._stages():
-                if _stage_name(other) == name and other != stage.folder:
-                    self._remove(other)
+        for other, kind in self._stages():
+            if name != "answers" and kind == name and other != stage.folder:
+                self._remove(other)
         return stage
 
-    def keep_only(self, *names: str) -> None:
-        """Removes every stage but those; what somebody else put here stays."""
-        for folder in self._stages():
-            if _stage_name(folder) not in names:
+    def keep_answers(self) -> None:
+        """Removes every other stage; what somebody else put here stays."""
+        for folder, kind in self._stages():
+            if kind != "answers":
                 self._remove(folder)
 
-    def _stages(self) -> list[Path]:
-        return [one for one in self.root.iterdir() if one.is_dir() and _stage_name(one)]
+    def _stages(self) -> list[tuple[Path, str]]:
+        found = [(one, _STAGE.fullmatch(one.name)) for one in self.root.iterdir() if one.is_dir()]
+        return [(folder, match[1]) for folder, match in found if match is not None]
 
     def _remove(self, folder: Path) -> None:
         """Removes a stage: a kill meanwhile leaves no half of it under its name."""
-        gone = self.root / f"{_GONE}{folder.name}"
+        gone = self.root / _GONE
         shutil.rmtree(gone, ignore_errors=True)
         folder.rename(gone)
         shutil.rmtree(gone, ignore_errors=True)
@@ -106,12 +141,6 @@ class WorkFolder:
         return not any(answers) and next(self.root.glob(f"features-*/{_MANIFEST}"), None) is None
 
 
-def _stage_name(folder: Path) -> str | None:
-    """The stage whose folder that may be; None for others."""
-    found = _STAGE.fullmatch(folder.name)
-    return None if found is None else found[1]
-
-
 def work_folder(output: Path) -> Path:
     """Where the training of `output` works if nothing is said."""
     return output.parent / f".{output.name}.work"
@@ -121,17 +150,16 @@ def work_folder(output: Path) -> Path:
 def open_work(root: Path) -> Iterator[WorkFolder]:
     """Makes or opens a work folder, for one process at a time.
 
-    What ends before the first answer, or is refused, leaves nothing; later, the work stays.
+    What ends before the first answer leaves nothing; later, the work stays.
 
     Raises:
         DflashError: it cannot be written, is something else, or is in use.
     """
     root = resolved(root)
     created = publish.missing_folders(root)
-    if root.exists() and not root.is_dir():
-        raise DflashError("is a file, not a folder", where=root, usage=True)
-    if root.is_dir() and any(root.iterdir()) and not (root / "lock").exists():
-        fix = "pass an empty or a new one"
+    is_other = root.is_dir() and any(root.iterdir()) and not (root / "lock").exists()
+    if is_other or (root.exists() and not root.is_dir()):
+        fix = "pass an empty or a new folder"
         raise DflashError("is no work folder of a training", where=root, fix=fix, usage=True)
     try:
         root.mkdir(parents=True, exist_ok=True)
@@ -147,7 +175,7 @@ def open_work(root: Path) -> Iterator[WorkFolder]:
     except OSError as error:
         raise publish.file_error(error, Path(error.filename or root)) from error
     finally:
-        if created and (work.is_refused or work.is_worthless):
+        if created and work.is_worthless:
             shutil.rmtree(root, ignore_errors=True)
             publish.remove_empty(created)
         os.close(lock)

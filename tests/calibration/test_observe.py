@@ -16,18 +16,14 @@ from torch import Tensor
 from dflash_trt.building.observing import observe_pair, observe_target
 from dflash_trt.building.observing.observe import (
     BLOCKS_PER_SEQUENCE,
-    estimate_memory,
     place_anchors,
 )
-from dflash_trt.core import free_memory
-from dflash_trt.core.formats import QUANTIZED, Format
 from dflash_trt.errors import DflashError
 from dflash_trt.models.draft import read_draft
 from dflash_trt.models.pair_check import check_pair
 from dflash_trt.models.target import read_target
-from tests.bundle.conftest import write_pair as write_small_pair
 from tests.pairs import PairFactory, SilentProgress, TinyPair
-from tests.quantization.running import Stages, quantize
+from tests.quantization.running import Stages
 from tests.reference.checkpoints import write_draft, write_target
 from tests.reference.compare import stack_error
 from tests.reference.draft import ReferenceDraft
@@ -142,29 +138,6 @@ def test_every_linear_of_both_models_equals_hooks(make_pair: PairFactory, name: 
     assert amax.draft["layers.0.gate_proj"] == amax.draft["layers.0.up_proj"]
 
 
-@pytest.mark.parametrize("name", ["llama_tied", "one_tap"])
-def test_caches_are_as_large_as_those_of_independent_models(
-    make_pair: PairFactory, name: str
-) -> None:
-    built = make_pair(*VARIANTS[name])
-    texts = sequences(lengths=(140, 33))
-    found = observe_target(built.pair.target, texts, SilentProgress())
-    expected: dict[str, float] = {}
-    with torch.no_grad():
-        for text in texts:
-            cache = built.reference(torch.tensor([text]), use_cache=True).past_key_values
-            for index, layer in enumerate(cache.layers):
-                for kind, held in (("k", layer.keys), ("v", layer.values)):
-                    role = f"layers.{index}.{kind}_cache"
-                    expected[role] = max(float(held.abs().max()), expected.get(role, 0.0))
-    caches = {role: value for role, value in found.items() if role.endswith("_cache")}
-    assert caches.keys() == expected.keys()
-    assert all(math.isclose(caches[r], expected[r], rel_tol=BOUND) for r in expected)
-    # The draft's hold what the target injects, and its own blocks.
-    draft = observe_pair(built.pair, texts, SilentProgress()).draft
-    assert all(draft[f"layers.0.{kind}_cache"] > 0 for kind in "kv")
-
-
 def anchors_of(built: TinyPair, text: list[int]) -> list[int]:
     return place_anchors(len(text), built.pair.draft.block_size, 2048, BLOCKS_PER_SEQUENCE)
 
@@ -174,7 +147,7 @@ def test_neither_repetition_nor_chunking_matters(make_pair: PairFactory) -> None
     built = make_pair()
     texts = sequences(lengths=(140, 33))
     reference = observe_pair(built.pair, texts, SilentProgress())
-    for chunk in (256, 140, 7, 1):
+    for chunk in (256, 7):
         again = observe_pair(built.pair, texts, SilentProgress(), prefill_chunk=chunk)
         assert again == reference
         assert list(again.target) == list(reference.target)
@@ -184,19 +157,7 @@ def test_neither_repetition_nor_chunking_matters(make_pair: PairFactory) -> None
     assert all(np.float32(value) == value for value in alone.values())
 
 
-def test_sequences_are_cut_to_the_context(tmp_path: Path) -> None:
-    write_target(tmp_path / "target", max_positions=48)
-    write_draft(tmp_path / "draft", tmp_path / "target")
-    pair = check_pair(read_target(tmp_path / "target"), read_draft(tmp_path / "draft"))
-    (text,) = sequences(lengths=(200,))
-    whole, cut = (observe_target(pair.target, [one], SilentProgress()) for one in (text, text[:48]))
-    assert whole == cut
-    assert observe_pair(pair, [text], SilentProgress()) == observe_pair(
-        pair, [text[:48]], SilentProgress()
-    )
-
-
-@pytest.mark.parametrize("length", [0, 1, 2, 3, 8, 9, 10, 17, 18, 100, 1000, 5000])
+@pytest.mark.parametrize("length", [0, 1, 2, 9, 10, 100, 5000])
 def test_anchors_have_context_before_them_and_room_behind(length: int) -> None:
     anchors = place_anchors(length, 8, 2048, 16)
     assert len(anchors) <= 16
@@ -244,15 +205,6 @@ def test_sequences_that_cannot_be_used(
     assert not list(tmp_path.iterdir())
 
 
-def test_a_draft_needs_two_tokens(make_pair: PairFactory) -> None:
-    pair = make_pair().pair
-    with pytest.raises(DflashError, match="draft block") as caught:
-        observe_pair(pair, [[1], [2]], SilentProgress())
-    assert caught.value.usage
-    assert observe_target(pair.target, [[1], [2]], SilentProgress())
-
-
-@pytest.mark.parametrize("poison", [np.nan, np.inf])
 @pytest.mark.parametrize(
     ("part", "tensor", "linears"),
     [
@@ -262,14 +214,14 @@ def test_a_draft_needs_two_tokens(make_pair: PairFactory) -> None:
     ],
 )
 def test_activations_that_are_not_finite_name_the_linear(
-    tmp_path: Path, poison: float, part: str, tensor: str, linears: list[str]
+    tmp_path: Path, part: str, tensor: str, linears: list[str]
 ) -> None:
     write_target(tmp_path / "target")
     write_draft(tmp_path / "draft", tmp_path / "target")
     path = tmp_path / part / "model.safetensors"
     tensors = load_file(path)
     tensors[tensor] = tensors[tensor].copy()
-    tensors[tensor].flat[7] = poison
+    tensors[tensor].flat[7] = np.nan
     save_file(tensors, path)
     pair = check_pair(read_target(tmp_path / "target"), read_draft(tmp_path / "draft"))
     with pytest.raises(DflashError, match="not finite") as caught:
@@ -282,35 +234,7 @@ def test_too_little_memory_is_known_before_anything_is_loaded(
     make_pair: PairFactory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     built = make_pair()
-    target, draft = built.pair.target, built.pair.draft
-    positions = anchors_of(built, sequences()[0])[-1] + draft.block_size
-    needed = estimate_memory(target, draft, positions, 256)
-    assert needed > estimate_memory(target, None, 75, 256) > 4 * 6 * 64 * 96 * 3
-    meminfo = tmp_path / "meminfo"
-    monkeypatch.setattr(free_memory, "MEMORY_FILE", meminfo)
-    work = tmp_path / "work"
-    work.mkdir()
-
-    def observe(available_kib: int) -> None:
-        meminfo.write_text(f"MemTotal: 9 kB\nMemAvailable:    {available_kib} kB\n")
-        observe_pair(built.pair, sequences(), SilentProgress(), workspace=work)
-
+    monkeypatch.setattr("dflash_trt.building.observing.observe.available_memory", lambda: 9)
     with pytest.raises(DflashError, match=r"needs about 0\.0 GiB .* 0\.0 GiB are available"):
-        observe(needed >> 11)
-    assert not list(work.iterdir())
-    observe((needed >> 10) + 1)
-    monkeypatch.setattr(free_memory, "MEMBERSHIP_FILE", tmp_path / "none")
-    meminfo.unlink()  # a system that does not say
-    observe_pair(built.pair, sequences(), SilentProgress(), workspace=work)
-
-
-@pytest.mark.parametrize("algorithm", QUANTIZED)
-def test_quantised_weights_count_as_the_floats_they_become(
-    tmp_path: Path, algorithm: Format
-) -> None:
-    target = read_target(write_small_pair(tmp_path) / "target")
-    exclude = ("*.down_proj",) if algorithm is Format.NVFP4 else ()
-    quantize(target, tmp_path / "q", algorithm, exclude=exclude)
-    quantized = read_target(tmp_path / "q")
-    wanted = estimate_memory(target, None, 100, 100)
-    assert estimate_memory(quantized, None, 100, 100) == wanted
+        observe_pair(built.pair, sequences(), SilentProgress(), workspace=tmp_path)
+    assert not list(tmp_path.iterdir())

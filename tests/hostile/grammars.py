@@ -10,27 +10,19 @@ HostileGrammar = tuple[str, str, str]
 
 _EXPRESSIONS = {
     "a product of repeats": "(a{1000}){1000}",
-    "a product of ranges": "((a{0,100}){0,100}){0,100}",
     "optionals that nest": "(" * 500 + "a" + ")?" * 500,
     "repeats that nest": "(" * 60 + "a" + "+)+" * 60,
     "what backtracks": "(x+x+)+y",
-    "what backtracks in turn": "(a|a)*" * 500 + "b",
     "a distance that doubles states": "(a|b)*a(a|b){30}",
-    "three alternatives and a count": "(a|b|ab)*c{999}",
     "any characters, counted": ".{60000}",
-    "counted classes of Unicode": "[\\p{L}&&[^a]]{3000}",
     "classes without case": "(?i)[\\p{L}]{2000}x(?i)[\\p{L}]{2000}",
     "a count past all": "a{4294967296}",
     "ten thousand alternatives": "|".join(f"word{one}" for one in range(6000)),
     "a lookahead": "(?=a)b",
     "a back reference": "(a+)\\1",
     "recursion": "(?R)",
-    "a condition": "(a)?(?(1)b|c)",
-    "an open group": "(",
     "an escape of no character": "\\x{110000}",
-    "a NUL": "a\0b",
     "what nothing follows": "[^\\s\\S]",
-    "word borders": "(\\b\\w+\\b)" * 3000,
     "a class of all planes": "[\\u{0}-\\u{10FFFF}]{5000}",
 }
 
@@ -63,10 +55,8 @@ def _products(levels: int) -> Any:
 
 _SCHEMAS: dict[str, Any] = {
     "a large divisor": {"multipleOf": 999983},
-    "a divisor of nothing": {"type": "integer", "multipleOf": 0},
     "divisors that multiply": {"allOf": [{"multipleOf": one} for one in (97, 89, 83, 79, 73)]},
     "bounds of many digits": {"type": "number", "minimum": 1e-300, "maximum": 1.0000000001e-300},
-    "bounds that cross": {"type": "integer", "minimum": 5, "maximum": 4},
     "a text of a length": {"type": "string", "minLength": 30_000, "maxLength": 60_000},
     "items past all": {"type": "array", "items": {}, "minItems": 10**9},
     "unique items": {"type": "array", "items": {"enum": [*range(3000)]}, "uniqueItems": True},
@@ -99,8 +89,6 @@ _SCHEMAS: dict[str, Any] = {
     },
     "a list of a thousand kinds": {"type": "array", "prefixItems": [_nested(3)] * 1000},
     "negation": {"not": {"not": {"not": {"type": "string"}}}},
-    "false": False,
-    "no schema": [1, 2],
     "objects sixty deep": _objects(60),
 }
 _TEXTS = {
@@ -109,7 +97,6 @@ _TEXTS = {
     "objects in objects": '{"properties":{"a":' * 1500 + "true" + "}}" * 1500,
     "half of a schema": '{"type": "obj',
     "no JSON": "\0" * 100,
-    "a number of many digits": '{"minimum": ' + "9" * 60_000 + "}",
     "the same name again": '{"type":"object",' + '"type":"string",' * 3000 + '"title":"x"}',
 }
 

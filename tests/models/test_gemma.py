@@ -11,7 +11,7 @@ import torch
 from dflash_trt.models.config_fields import ConfigFields
 from dflash_trt.models.rope import RopeSpec, YarnScaling, read_ropes_by_kind
 from dflash_trt.models.target import read_target
-from dflash_trt.training.target_head import load_ends
+from dflash_trt.training.target import load_ends
 from tests.models.helpers import edit_json, refused
 from tests.reference.checkpoints import write_target
 from tests.reference.compare import max_relative_error

@@ -8,18 +8,15 @@ mutant: one that fails there as well kills nothing and is left out from then on.
 from __future__ import annotations
 
 import argparse
-import json
+import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
-import time
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
-from queue import SimpleQueue
-from typing import Any
 
 from tests.mutation.mutants import (
     Mutant,
@@ -30,11 +27,83 @@ from tests.mutation.mutants import (
     locate,
     write_source,
 )
-from tests.mutation.scratch import Outcome, Scratch
+
+_FAILED = re.compile(r"^(?:FAILED|ERROR) (\S+?\.py(?:::.*?)?)(?: - (.*))?$", re.MULTILINE)
+_FOLDERS = re.compile(r"(?:/[\w.-]+){2,}/")
+_ENDS_WITHOUT_TESTS = 5
+_LONGEST_HOW = 160
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How a run of pytest ended: the test that failed or hung, and how; None when all passed."""
+
+    test: str | None = None
+    how: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Scratch:
+    """A copy of the tree with a virtual environment in it, which finds the copy's code first."""
+
+    root: Path
+
+    @classmethod
+    def create(cls, root: Path) -> Scratch:
+        """Makes the virtual environment; other packages are those of the running Python."""
+        venv = root / ".venv"
+        subprocess.run([sys.executable, "-m", "venv", "--without-pip", venv], check=True)
+        (site,) = venv.glob("lib/python*/site-packages")
+        packages = [path for path in sys.path if path.endswith(("site-packages", "dist-packages"))]
+        paths = [str(root), str(root / "perf"), str(root / "plugins"), *packages]
+        (site / "00-scratch.pth").write_text("".join(f"{path}\n" for path in paths))
+        script = venv / "bin" / "dflash-trt"
+        script.write_text(f'#!/bin/sh\nexec "{venv}/bin/python" -m dflash_trt "$@"\n')
+        script.chmod(0o755)
+        (root / "build").mkdir(exist_ok=True)
+        return cls(root)
+
+    def pytest(
+        self, arguments: list[str], patience_s: float, *, without: list[str] | None = None
+    ) -> Outcome:
+        """Runs tests until one fails, for `patience_s` seconds at most."""
+        command = [str(self.root / ".venv/bin/python"), "-m", "pytest", "-x", "-vv", "-rfE"]
+        command += ["--tb=line", "-p", "no:cacheprovider", "--color=no", *arguments]
+        command += [f"--deselect={test}" for test in without or []]
+        # The same examples at every run; a wide line, since pytest cuts its summary to it.
+        environment = os.environ | {"CI": "1", "COLUMNS": "400"}
+        for name in ("PYTHONPATH", "VIRTUAL_ENV"):
+            environment.pop(name, None)
+        process = subprocess.Popen(
+            command,
+            cwd=self.root,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+            start_new_session=True,
+        )
+        try:
+            text, _ = process.communicate(timeout=patience_s)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            text, _ = process.communicate()
+            started = [line for line in text.splitlines() if line.startswith("tests/")]
+            test = started[-1].split(" ")[0] if started else "collection"
+            return Outcome(test, f"hangs for {patience_s:.0f} s")
+        if process.returncode in (0, _ENDS_WITHOUT_TESTS):
+            return Outcome()
+        if match := _FAILED.search(text):
+            how = _FOLDERS.sub("…/", (match[2] or "").strip())
+            return Outcome(match[1].strip(), how[:_LONGEST_HOW])
+        return Outcome("collection", " ".join(text.split())[-_LONGEST_HOW:])
+
 
 # Tried before the other files are so much as collected.
 _MOST_TELLING = 3
-# Besides the folders that mirror the mutant's package, unless all are asked for.
+# Besides the folders that mirror the mutant's package.
 _USUAL = {"lossless", "cli"}
 # What an area's mutants are tried on besides.
 _RELATED = {"executors": ["backends"], "quantization": ["checkpoints"]}
@@ -44,14 +113,13 @@ _RELATED = {"executors": ["backends"], "quantization": ["checkpoints"]}
 class Campaign:
     """What one run of the mutants was asked for, and the tests found red without any of them."""
 
-    is_full: bool
     pytest_args: list[str]
-    stall_s: float
+    patience_s: float
     red: set[str] = field(default_factory=set)
     green: set[str] = field(default_factory=set)
 
 
-def ordered_files(mutant: Mutant, place: Place, root: Path, is_full: bool) -> list[str]:
+def ordered_files(mutant: Mutant, place: Place, root: Path) -> list[str]:
     """Test files of the folders in question: those that mirror where the mutant stands first.
 
     Among them those come first that speak of its function or module. Behind the most telling ones
@@ -68,38 +136,24 @@ def ordered_files(mutant: Mutant, place: Place, root: Path, is_full: bool) -> li
         return path.parts[1] not in mirrors, -spoken - 2 * (stem in path.stem), len(text)
 
     paths = [path.relative_to(root) for path in root.glob("tests/*/**/test_*.py")]
-    wanted = [path for path in paths if is_full or path.parts[1] in mirrors | _USUAL]
+    wanted = [path for path in paths if path.parts[1] in mirrors | _USUAL]
     ranked = sorted(wanted, key=rank)
     folders = list(dict.fromkeys(path.parts[1] for path in ranked[_MOST_TELLING:]))
     rest = sorted(ranked[_MOST_TELLING:], key=lambda path: (folders.index(path.parts[1]), path))
     return [str(path) for path in [*ranked[:_MOST_TELLING], *rest]]
 
 
-def try_mutant(mutant: Mutant, scratch: Scratch, campaign: Campaign) -> dict[str, Any]:
+def try_mutant(mutant: Mutant, scratch: Scratch, campaign: Campaign) -> str:
     """What became of one mutant."""
     place, how = locate(mutant, scratch.root)
-    result: dict[str, Any] = {
-        "number": mutant.number,
-        "kind": mutant.kind,
-        "before": mutant.before,
-        "after": mutant.after,
-        "file": mutant.file if place is None else place.file,
-        "name": mutant.name if place is None else place.name,
-        "found": how,
-    }
     if place is None:
-        return result | {"result": "does not apply"}
-    started = time.monotonic()
-    files = ordered_files(mutant, place, scratch.root, campaign.is_full)
+        return f"does not apply: {how}"
+    files = ordered_files(mutant, place, scratch.root)
     meant = [] if mutant.meant is None else [mutant.meant]
     for stage in (meant, files[:_MOST_TELLING], files[_MOST_TELLING:]):
         if stage and (killer := _run_stage(place, stage, scratch, campaign)) is not None:
-            result |= {"result": "killed", "by": killer.test, "how": killer.how}
-            break
-    else:
-        suites = sorted({Path(file).parts[1] for file in files})
-        result |= {"result": "survived", "suites": suites}
-    return result | {"seconds": round(time.monotonic() - started, 1)}
+            return f"killed by {killer.test}: {killer.how}"
+    return f"survived {', '.join(sorted({Path(file).parts[1] for file in files}))}"
 
 
 def _run_stage(
@@ -112,7 +166,7 @@ def _run_stage(
         apply(place, scratch.root)
         try:
             arguments = [*files, *campaign.pytest_args]
-            outcome = scratch.pytest(arguments, campaign.stall_s, without=sorted(campaign.red))
+            outcome = scratch.pytest(arguments, campaign.patience_s, without=sorted(campaign.red))
         finally:
             write_source(path, original)
         if outcome.test is None:
@@ -122,7 +176,7 @@ def _run_stage(
         # What has no test's name is a file, or all of them, that cannot even be collected.
         is_test = "::" in outcome.test
         alone_arguments = [outcome.test] if is_test else [*files, "--collect-only"]
-        alone = scratch.pytest([*alone_arguments, *campaign.pytest_args], campaign.stall_s)
+        alone = scratch.pytest([*alone_arguments, *campaign.pytest_args], campaign.patience_s)
         if alone.test is None:
             campaign.green.add(outcome.test)
             return outcome
@@ -146,72 +200,31 @@ def copy_tree(source: Path, target: Path) -> None:
             shutil.copy2(source / name, path)
 
 
-def write(
-    path: Path, known: list[Mutant], results: dict[str, dict[str, Any]], campaign: Campaign
-) -> None:
-    """The table as JSON; mutants in the order of `known`."""
-    ordered = [results[mutant.number] for mutant in known if mutant.number in results]
-    record = {"red_without_mutants": sorted(campaign.red), "mutants": ordered}
-    path.write_text(json.dumps(record, indent=1, ensure_ascii=False) + "\n")
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m tests.mutation.run", description=__doc__)
-    parser.add_argument("--tree", type=Path, default=Path.cwd(), help="the tree to try them on")
     parser.add_argument("--seeded", action="store_true", help="the faults of seeded.json, not "
                         "the mutants that were drawn")  # fmt: skip
     parser.add_argument("--only", default="", help="numbers of mutants or areas, with commas")
-    parser.add_argument("--full", action="store_true", help="every folder of tests/, not only "
-                        "those of the mutant's package and a few")  # fmt: skip
-    parser.add_argument("--workers", type=int, default=1, help="mutants at a time")
-    parser.add_argument("--stall", type=float, default=300, help="seconds until a test hangs")
+    parser.add_argument("--patience", type=float, default=3600, help="seconds for a mutant")
     parser.add_argument("--check", action="store_true", help="only find them; run no test")
-    parser.add_argument("--output", type=Path, default=Path("build/mutants.json"))
-    parser.add_argument("--again", action="store_true", help="those too that --output has already")
     parser.add_argument("pytest_args", nargs="*", help="further arguments of pytest, behind --")
     options = parser.parse_args()
     wanted = set(filter(None, options.only.split(",")))
     known = load_seeded() if options.seeded else load_drawn()
     mutants = [m for m in known if not wanted or {m.number, m.area} & wanted]
-    if unknown := wanted - {name for one in known for name in (one.number, one.area)}:
-        parser.error(f"no mutant and no area is called {', '.join(sorted(unknown))}")
+    if not mutants:
+        parser.error(f"no mutant and no area is called {', '.join(sorted(wanted))}")
     if options.check:
-        if options.pytest_args:
-            parser.error("--check runs no test; pytest's arguments stand behind --")
-        gone = 0
-        for mutant in mutants:
-            place, how = locate(mutant, options.tree)
+        places = [(mutant, *locate(mutant, Path.cwd())) for mutant in mutants]
+        for mutant, place, how in places:
             print(mutant.number, how, "" if place is None else f"{place.file} {place.name}")
-            gone += place is None
-        sys.exit(gone > 0)
-    campaign = Campaign(options.full, options.pytest_args, options.stall)
-    results: dict[str, dict[str, Any]] = {}
-    if options.output.exists() and not options.again:
-        stored = json.loads(options.output.read_text())
-        results = {record["number"]: record for record in stored["mutants"]}
-        campaign.red |= set(stored["red_without_mutants"])
-    options.output.parent.mkdir(parents=True, exist_ok=True)
+        sys.exit(any(place is None for _, place, _ in places))
+    campaign = Campaign(options.pytest_args, options.patience)
     with tempfile.TemporaryDirectory(prefix="mutants-") as folder:
-        idle: SimpleQueue[Scratch] = SimpleQueue()
-        for index in range(options.workers):
-            root = Path(folder) / str(index)
-            copy_tree(options.tree.resolve(), root)
-            idle.put(Scratch.create(root))
-
-        def run(mutant: Mutant) -> dict[str, Any]:
-            scratch = idle.get()
-            try:
-                return try_mutant(mutant, scratch, campaign)
-            finally:
-                idle.put(scratch)
-
-        left = [mutant for mutant in mutants if mutant.number not in results]
-        with ThreadPoolExecutor(options.workers) as pool:
-            for result in pool.map(run, left):
-                results[result["number"]] = result
-                what = result.get("by") or ", ".join(result.get("suites", [])) or result["found"]
-                print(result["number"], result["result"], what, result.get("seconds"), flush=True)
-                write(options.output, known, results, campaign)
+        copy_tree(Path.cwd(), Path(folder))
+        scratch = Scratch.create(Path(folder))
+        for mutant in mutants:
+            print(mutant.number, try_mutant(mutant, scratch, campaign), flush=True)
 
 
 if __name__ == "__main__":

@@ -12,7 +12,6 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
@@ -158,21 +157,6 @@ def test_fused_linears_share_scales(draft: DraftSpec, tmp_path: Path, algorithm:
             assert tensors[f"{module}.input_scale"] == inputs / (448 if algorithm is FP8 else 2688)
 
 
-def test_a_draft_keeps_fc(draft: DraftSpec, tmp_path: Path) -> None:
-    quantize(draft, tmp_path / "plain")
-    # ModelOpt's own export of drafts has neither: no method, and the base model's module names.
-    stated = read_json(tmp_path / "plain" / "config.json")["quantization_config"]
-    assert stated["quant_method"] == "modelopt" and stated["ignore"] == ["fc"]
-    assert "layers.0.self_attn.q_proj.weight_scale" in read_tensors(tmp_path / "plain")
-    assert read_tensors(tmp_path / "plain")["fc.weight"].dtype is torch.float32
-
-
-def test_a_target_keeps_its_head_unless_asked(target: TargetSpec, tmp_path: Path) -> None:
-    written = quantize(target, tmp_path / "q", FP8, quantize_lm_head=True)
-    assert written.kept == ("model.embed_tokens",)
-    assert read_tensors(tmp_path / "q")["lm_head.weight"].dtype is torch.float8_e4m3fn
-
-
 def test_a_tied_head_is_kept(models: Path, tmp_path: Path) -> None:
     tied = read_target(models / "tied")
     with pytest.raises(DflashError, match="--quantize-lm-head: the lm_head is tied") as caught:
@@ -195,13 +179,13 @@ def test_refused_options(target: TargetSpec, draft: DraftSpec, tmp_path: Path) -
 def test_odd_input_sizes_are_refused_for_nvfp4_only(tmp_path: Path) -> None:
     folder = write_target(tmp_path / "odd", num_layers=1, intermediate=72, hidden=32, heads=2)
     spec = read_target(folder)
-    with pytest.raises(DflashError) as caught:
+    wanted = r'down_proj.weight" has 72 input columns.*--exclude .\*\.down_proj'
+    with pytest.raises(DflashError, match=wanted):
         quantize(spec, tmp_path / "q")
-    message = str(caught.value)
-    assert '"model.layers.0.mlp.down_proj.weight" has 72 input columns' in message
-    assert "--exclude '*.down_proj'" in message and caught.value.usage
     quantize(spec, tmp_path / "q", exclude=("*.down_proj",))
     quantize(spec, tmp_path / "q8", FP8)
+    with pytest.raises(DflashError, match="overlaps the checkpoint"):
+        quantize(spec, tmp_path, FP8, overwrite=True)
 
 
 def test_a_quantised_checkpoint_is_refused(target: TargetSpec, tmp_path: Path) -> None:
@@ -217,32 +201,15 @@ def test_a_quantised_checkpoint_is_refused(target: TargetSpec, tmp_path: Path) -
         quantize(replace(target, weights=narrow), tmp_path / "again")
 
 
-@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
-def test_weights_that_are_not_finite(models: Path, tmp_path: Path, value: float) -> None:
+def test_weights_that_are_not_finite(models: Path, tmp_path: Path) -> None:
     spec = read_draft(shutil.copytree(models / "draft", tmp_path / "draft"))
     name = "layers.1.mlp.up_proj.weight"
     weight = read_tensors(spec.checkpoint.path)[name]
-    weight[5, 7] = value
+    weight[5, 7] = float("nan")
     edit_tensors(spec.checkpoint.files[0], {name: weight})
     with pytest.raises(DflashError, match=r'"layers.1.mlp.up_proj.weight" holds NaN or inf'):
         quantize(spec, tmp_path / "q")
     quantize(spec, tmp_path / "q", exclude=("layers.1.mlp.*",))
-
-
-def test_a_weight_of_zeros(models: Path, tmp_path: Path) -> None:
-    spec = read_draft(shutil.copytree(models / "draft", tmp_path / "draft"))
-    tensors = read_tensors(spec.checkpoint.path)
-    factors = {"layers.1.self_attn.o_proj.weight": 0, "layers.0.self_attn.o_proj.weight": 1e-42}
-    small = {name: tensors[name].abs() * factor for name, factor in factors.items()}
-    edit_tensors(spec.checkpoint.files[0], small)
-    for algorithm in QUANTIZED:
-        written = quantize(spec, tmp_path / algorithm, algorithm)
-        result = read_tensors(tmp_path / algorithm)
-        assert written.errors["layers.1.self_attn.o_proj"] == 0
-        assert not raw(result["layers.1.self_attn.o_proj.weight"]).any()
-        for name, tensor in result.items():
-            if name.endswith("scale_2") or (name.endswith("scale") and tensor.ndim == 0):
-                assert 0 < tensor < np.inf, name
 
 
 @pytest.mark.parametrize(
@@ -262,16 +229,6 @@ def test_inputs_that_calibration_did_not_see(
     assert not list(tmp_path.iterdir())
 
 
-def test_destinations(target: TargetSpec, models: Path, tmp_path: Path) -> None:
-    with pytest.raises(DflashError, match="overlaps the checkpoint"):
-        quantize(target, models, overwrite=True)  # around it; tests/frozen has the other two
-    quantize(target, tmp_path / "new" / "q")
-    before = read_tensors(tmp_path / "new" / "q")
-    quantize(target, tmp_path / "new" / "q", FP8, overwrite=True)
-    assert read_tensors(tmp_path / "new" / "q").keys() != before.keys()
-    assert [path.name for path in (tmp_path / "new").iterdir()] == ["q"]
-
-
 def test_a_disk_that_is_too_small(
     target: TargetSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -282,16 +239,11 @@ def test_a_disk_that_is_too_small(
 
 
 @pytest.mark.parametrize("algorithm", QUANTIZED)
-@pytest.mark.parametrize("elements", [1, 40, 1 << 20])
 def test_chunks_of_rows_change_nothing(
-    draft: DraftSpec,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    algorithm: Format,
-    elements: int,
+    draft: DraftSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, algorithm: Format
 ) -> None:
     quantize(draft, tmp_path / "whole", algorithm)
-    monkeypatch.setattr(rows_module, "CHUNK_ELEMENTS", elements)
+    monkeypatch.setattr(rows_module, "CHUNK_ELEMENTS", 40)
     quantize(draft, tmp_path / "chunks", algorithm)
     files = [(tmp_path / name / "model.safetensors").read_bytes() for name in ("whole", "chunks")]
     assert files[0] == files[1]
@@ -310,16 +262,3 @@ def test_memory_is_a_few_chunks(tmp_path: Path) -> None:
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert peak < largest / 2
-
-
-def test_symlinked_shards_as_in_a_hub_cache(target: TargetSpec, tmp_path: Path) -> None:
-    snapshot, blobs = tmp_path / "snapshots" / "1234", tmp_path / "blobs"
-    snapshot.mkdir(parents=True)
-    shutil.copytree(target.checkpoint.path, blobs)
-    for file in blobs.iterdir():
-        (snapshot / file.name).symlink_to(file.rename(blobs / f"hash-{file.stem}"))
-    quantize(read_target(snapshot), tmp_path / "q")
-    quantize(target, tmp_path / "plain")
-    for file in (tmp_path / "plain").iterdir():
-        copy = tmp_path / "q" / file.name
-        assert not copy.is_symlink() and copy.read_bytes() == file.read_bytes()

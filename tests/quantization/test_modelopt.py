@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import io
 from dataclasses import dataclass
-from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,7 @@ from dflash_trt.core.formats import Format
 from dflash_trt.models.target import read_target
 from dflash_trt.quantization.scales import Activations
 from tests.covering import exhaustive
-from tests.quantization.reading import raw, read_json, read_tensors
+from tests.quantization.reading import raw, read_tensors
 from tests.quantization.running import quantize
 from tests.reference.checkpoints import Storage, write_target
 
@@ -107,21 +106,3 @@ def test_every_tensor_has_the_same_bytes(exported: Exported) -> None:
             assert differing < 0.06
         else:
             np.testing.assert_array_equal(raw(ours), raw(theirs), name)
-
-
-def test_the_configs_have_the_same_fields(exported: Exported) -> None:
-    theirs = read_json(exported.their_folder / "config.json")["quantization_config"]
-    ours = read_json(exported.our_folder / "config.json")["quantization_config"]
-    their_quant = read_json(exported.their_folder / "hf_quant_config.json")
-    our_quant = read_json(exported.our_folder / "hf_quant_config.json")
-    assert ours.pop("producer").keys() == theirs.pop("producer").keys()
-    assert our_quant.pop("producer").keys() == their_quant.pop("producer").keys()
-    ignored = ours.pop("ignore")
-    assert ignored == our_quant["quantization"].pop("exclude_modules")
-    patterns = theirs.pop("ignore")
-    their_quant["quantization"].pop("exclude_modules")
-    assert ours == theirs and our_quant == their_quant
-    # ModelOpt shortens names to patterns; the modules that they mean are the same.
-    modules = {name.removesuffix(".weight") for name in exported.source if "norm" not in name}
-    meant = {m for m in modules if any(fnmatchcase(m, pattern) for pattern in patterns)}
-    assert set(ignored) == meant

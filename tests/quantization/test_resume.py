@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 
-from dflash_trt.core.formats import Format
 from dflash_trt.errors import DflashError
 from dflash_trt.models.target import TargetSpec, read_target
 from dflash_trt.quantization.partial import partial_checkpoint, partial_folder
@@ -102,16 +101,6 @@ def test_a_killed_run_is_continued(source: Path, tmp_path: Path) -> None:
     assert written.errors == whole.errors and whole.resumed_shards == 0
 
 
-def test_an_interruption_before_the_first_shard(source: Path, tmp_path: Path) -> None:
-    spec = read_target(source)
-    with pytest.raises(KeyboardInterrupt):
-        quantize(spec, tmp_path / "q", progress=Failing(KeyboardInterrupt(), "reading weights"))
-    activations, workspaces = _observed(spec)
-    written = quantize(spec, tmp_path / "q", activations=activations)
-    assert written.resumed_shards == 0 and len(workspaces) == 1
-    assert _names(tmp_path) == ["q", "source"]
-
-
 def _starts_over(source: Path, folder: Path, **options: Any) -> Stages:
     """Nothing of an interrupted run gets into what the next one writes; its progress."""
     spec, stages = read_target(source), Stages()
@@ -124,9 +113,7 @@ def _starts_over(source: Path, folder: Path, **options: Any) -> Stages:
 @pytest.mark.parametrize(
     "change",
     [
-        {"algorithm": Format.FP8},
         {"exclude": ("*.o_proj",)},
-        {"quantize_lm_head": True},
         {"activations": "other"},
     ],
     ids=lambda change: next(iter(change)),
@@ -191,35 +178,3 @@ def test_an_error_leaves_nothing(source: Path, tmp_path: Path, error: Exception)
         )
     assert ".quantizing" not in str(caught.value)
     assert _names(tmp_path) == ["source"]
-
-
-def test_a_replacement_that_fails_leaves_the_old_one(source: Path, tmp_path: Path) -> None:
-    spec = read_target(source)
-    quantize(spec, tmp_path / "q", Format.FP8)
-    old = _contents(tmp_path / "q")
-    with pytest.raises(RuntimeError):
-        quantize(
-            spec, tmp_path / "q", overwrite=True, progress=Failing(RuntimeError("odd"), QUANTIZING)
-        )
-    assert _contents(tmp_path / "q") == old and _names(tmp_path) == ["q", "source"]
-
-
-def test_a_source_that_shrinks_meanwhile(source: Path, tmp_path: Path) -> None:
-    spec = read_target(source)
-
-    class Shrinking(Stages):
-        def stage(self, name: str, total: int | None, unit: Any = "bytes") -> None:
-            super().stage(name, total, unit)
-            if name == QUANTIZING:
-                os.truncate(spec.checkpoint.files[-1], 2000)
-
-    with pytest.raises(DflashError, match="ends inside tensor"):
-        quantize(spec, tmp_path / "q", progress=Shrinking())
-    assert _names(tmp_path) == ["source"]
-
-
-def test_a_folder_that_cannot_be_made() -> None:
-    making = partial_checkpoint(Path("/proc/quantized"), "key", overwrite=False)
-    with pytest.raises(DflashError) as caught, making:
-        pass
-    assert "another process" not in str(caught.value)

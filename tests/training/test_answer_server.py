@@ -14,9 +14,8 @@ import pytest
 
 from dflash_trt.errors import DflashError
 from dflash_trt.text.tokenizer import BundleTokenizer
-from dflash_trt.training.answers import AnswerOptions
-from dflash_trt.training.endpoint import AnswerServer
-from dflash_trt.training.render import RenderedRow
+from dflash_trt.training.endpoint import AnswerOptions, AnswerServer
+from dflash_trt.training.rows import RenderedRow
 from dflash_trt.training.training_request import EndpointOptions
 from tests.frozen.command_line import run
 from tests.training.prompts import TARGET, command, write_prompts
@@ -38,10 +37,8 @@ def completion(text: object, prompt_tokens: int, reason: str = "length") -> dict
 
 
 @contextmanager
-def openai_server(
-    answer: Answer, models: tuple[str, ...] = ("target",), key: str | None = None
-) -> Iterator[str]:
-    """Its address; without the `key` it answers 401."""
+def openai_server(answer: Answer, models: tuple[str, ...] = ("target",)) -> Iterator[str]:
+    """Its address."""
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
@@ -55,8 +52,6 @@ def openai_server(
             pass
 
         def _reply(self, value: dict[str, Any]) -> None:
-            if key is not None and self.headers["Authorization"] != f"Bearer {key}":
-                value = {"status": 401, "error": {"message": "no such key"}}
             content = json.dumps(value).encode()
             self.send_response(value.get("status", 200))
             self.send_header("Content-Length", str(len(content)))
@@ -79,12 +74,12 @@ def tokenizer() -> BundleTokenizer:
     return BundleTokenizer(TARGET)
 
 
-def rendered(tokenizer: BundleTokenizer, text: str, *, chat: bool = False) -> RenderedRow:
+def rendered(tokenizer: BundleTokenizer, text: str) -> RenderedRow:
     return RenderedRow(
         row_id="0f",
         set_name="all",
         category=None,
-        messages=({"role": "user", "content": text},) if chat else (),
+        messages=(),
         text=text,
         prompt_ids=tuple(tokenizer.encode(text)),
         answer_ids=None,
@@ -116,23 +111,6 @@ def test_a_prompt_is_sent_as_it_is_and_its_answer_tokenised(tokenizer: BundleTok
     ]
 
 
-def test_a_conversation_brings_the_templates_variables(tokenizer: BundleTokenizer) -> None:
-    row, bodies = rendered(tokenizer, "hello", chat=True), []
-
-    def answer(path: str, body: dict[str, Any]) -> dict[str, Any]:
-        bodies.append((path, body["messages"], body["chat_template_kwargs"]))
-        message = {"role": "assistant", "content": "yes"}
-        return {
-            "choices": [{"message": message, "finish_reason": "length"}],
-            "usage": {"prompt_tokens": len(row.prompt_ids)},
-        }
-
-    with openai_server(answer) as url:
-        connect(url, tokenizer).ask(row)
-    messages = [{"role": "user", "content": "hello"}]
-    assert bodies == [("/chat/completions", messages, {"thinking": False})]
-
-
 REASONED = {"message": {"reasoning_content": "hm"}, "finish_reason": "stop"}
 
 
@@ -141,7 +119,7 @@ REASONED = {"message": {"reasoning_content": "hm"}, "finish_reason": "stop"}
     [
         (completion("a", 99), "reads 99 tokens where serving sends "),
         ({"choices": []}, "its reply has no answer or no usage"),
-        (completion({"a": 1}, 1), "answers with a dict"),
+        (completion({"a": 1}, 1), "its reply has no answer or no usage"),
         ({"status": 500, "error": "broken\n"}, "answers 500 to /completions"),
         (completion("", 1) | {"choices": [REASONED]}, "takes the reasoning out of answers"),
     ],
@@ -175,20 +153,7 @@ def test_a_server_of_another_model_is_found_out(tmp_path: Path, tokenizer: Bundl
 
     prompts = write_prompts(tmp_path / "prompts.jsonl", 24)
     before = sorted(tmp_path.rglob("*"))
-    served: Answer = stranger
-    with openai_server(served) as url:
+    with openai_server(stranger) as url:
         outcome = run(*command(prompts, tmp_path / "draft", "--answers-from", url))
     outcome.fails(1, url, "serves another model: of its greedy tokens on 4 prompts only")
     assert sorted(tmp_path.rglob("*")) == before
-
-
-def test_the_key_of_the_environment_opens_a_server(
-    tokenizer: BundleTokenizer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    row = rendered(tokenizer, "shift #2001")
-    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
-    with openai_server(lambda *_: completion(" in", len(row.prompt_ids)), key="s3") as url:
-        with pytest.raises(DflashError, match=r"answers 401 to /models: .*; set OPENAI_API_KEY"):
-            connect(url, tokenizer)
-        monkeypatch.setenv("OPENAI_API_KEY", "s3")
-        assert connect(url, tokenizer).ask(row) == tokenizer.encode(" in", special=False)

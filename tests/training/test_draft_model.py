@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from dataclasses import replace
-from itertools import accumulate, chain, pairwise
+from itertools import accumulate, chain
 from pathlib import Path
 
 import numpy as np
@@ -13,17 +13,19 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from dflash_trt.errors import DflashError
 from dflash_trt.models.draft import read_draft
-from dflash_trt.training.draft_blocks import IGNORED, Batch, draw_batch, order_rows, tokens_before
+from dflash_trt.training.draft_blocks import IGNORED, draw_batch, order_rows, tokens_before
 from dflash_trt.training.draft_model import load_draft, new_draft, save_draft
 from dflash_trt.training.draft_shape import DraftDesign, shape_of
 from dflash_trt.training.eagle_model import EagleModel, new_head, save_eagle
 from dflash_trt.training.features import FeatureStore
-from dflash_trt.training.loss import Head, block_loss, slot_weights
-from dflash_trt.training.muon import orthogonal
-from dflash_trt.training.target_head import TargetEnds
-from dflash_trt.training.trainer import Trainer, TrainerSettings, learning_rate, start_draft
+from dflash_trt.training.target import TargetEnds
+from dflash_trt.training.trainer import (
+    Trainer,
+    TrainerSettings,
+    orthogonal,
+    start_draft,
+)
 from tests.reference.deepspec import DeepSpecDraft
 from tests.reference.draft import DraftConfig, ReferenceDraft
 from tests.reference.eagle import ReferenceEagle
@@ -127,37 +129,10 @@ def test_what_is_saved_is_a_checkpoint_of_the_same_shape(
     spec = read_draft(tmp_path)
     assert (spec.kind, spec.block_size, spec.markov_rank) == (shape.kind, 4, shape.markov_rank)
     assert shape_of(spec, VOCAB, shape.num_target_layers) == shape
-    assert sum(one.numel() for one in load_draft(shape, tmp_path).parameters()) == shape.parameters
+    assert load_draft(shape, tmp_path).shape == shape
     if shape.markov_rank:  # DeepSpec's loader wants copies of the target's matrices
         held = load_file(tmp_path / "model.safetensors")
         assert held["embed_tokens.weight"].equal(ends().embedding.bfloat16())
-
-
-def test_the_loss_is_the_papers() -> None:
-    """Written down once more, slot by slot, in float64."""
-    generator = torch.Generator().manual_seed(5)
-    hidden = torch.randn(2, 3, 3, HIDDEN, generator=generator)
-    labels = torch.randint(0, VOCAB, (2, 3, 4), generator=generator)
-    labels[0, 1, 2:] = IGNORED
-    labels[1, 2] = IGNORED
-    table, gamma = embedding(), 4.0
-    total = weight_sum = 0.0
-    hits = np.zeros(3)
-    for row in range(2):
-        for anchor in range(3):
-            for slot in (1, 2, 3):
-                label = int(labels[row, anchor, slot])
-                if label == IGNORED:
-                    continue
-                logits = table.double() @ hidden[row, anchor, slot - 1].double()
-                loss = math.log(float(logits.exp().sum())) - float(logits[label])
-                weight = math.exp(-(slot - 1) / gamma)
-                total, weight_sum = total + weight * loss, weight_sum + weight
-                hits[slot - 1] += int(logits.argmax()) == label
-    found = block_loss(hidden, labels, Head(table, None), slot_weights(4, gamma))
-    assert float(found.value) == pytest.approx(total / weight_sum, rel=1e-5)
-    assert found.hits.tolist() == hits.tolist()
-    assert found.counts.tolist() == [5, 4, 4]
 
 
 def test_half_of_a_label_is_what_the_target_believed() -> None:
@@ -180,7 +155,7 @@ def test_half_of_a_label_is_what_the_target_believed() -> None:
         losses = -(table @ hidden[row, anchor, slot - 1]).log_softmax(0)
         weight = math.exp(-(slot - 1) / trainer.settings.gamma)
         total, weight_sum = total + weight * float(losses @ label), weight_sum + weight
-    assert float(trainer.loss(batch).value.detach()) == pytest.approx(total / weight_sum, rel=1e-5)
+    assert float(trainer.loss(batch).detach()) == pytest.approx(total / weight_sum, rel=1e-5)
 
 
 def test_a_matrix_is_made_orthogonal() -> None:
@@ -193,16 +168,6 @@ def test_a_matrix_is_made_orthogonal() -> None:
     torch.testing.assert_close(u @ torch.diag(values) @ v, found, atol=1e-4, rtol=0)
     narrow = orthogonal(matrix.T.contiguous(), torch.bfloat16)
     torch.testing.assert_close(narrow, found.T, atol=0.1, rtol=0)
-
-
-def test_a_cut_head_keeps_every_label_and_its_logits() -> None:
-    table = embedding()
-    labels = torch.tensor([3, 49, 3, 20])
-    rows, places, _ids = Head(table, torch.tensor([0, 1, 2]), drawn=4).select(labels, seed=1)
-    assert torch.equal(rows[places], table[labels])
-    assert 6 <= len(rows) <= 10  # 3 common, 3 labels, up to 4 others
-    other, _, _ = Head(table, torch.tensor([0, 1, 2]), drawn=4).select(labels, seed=2)
-    assert rows.shape != other.shape or not torch.equal(rows, other)
 
 
 def test_anchors_lie_in_answers_and_labels_are_the_tokens_behind_them() -> None:
@@ -276,37 +241,6 @@ def test_a_run_that_was_cut_ends_with_the_same_bytes(tmp_path: Path, kind: str) 
         assert not torch.equal(weight, begun[name]), f"{name} was not trained"
 
 
-def test_a_draft_that_chooses_among_some_tokens_says_which(tmp_path: Path) -> None:
-    """The commonest of its rows."""
-    trainer = make_trainer(replace(SETTINGS, draft_tokens=10))
-    trainer.export(tmp_path)
-    ids = read_draft(tmp_path).token_ids
-    counts = np.bincount(trainer.store.tokens, minlength=VOCAB)
-    assert ids is not None and len(ids) == 10
-    assert min(counts[list(ids)]) >= sorted(counts)[-10]
-
-
-def test_a_loss_that_is_not_finite_ends_the_run() -> None:
-    trainer = make_trainer(replace(SETTINGS, learning_rate=1e30))
-    with pytest.raises(DflashError, match=r"the loss is (nan|inf) at step \d+"):
-        trainer.train(12)
-
-
-def test_the_rate_rises_and_falls() -> None:
-    settings = TrainerSettings(steps=100, learning_rate=1.0, warmup=0.1, floor=0.05)
-    rates = [learning_rate(settings, step) for step in range(100)]
-    assert rates[:10] == pytest.approx([0.1 * (i + 1) for i in range(10)])
-    assert all(a >= b for a, b in pairwise(rates[10:]))
-    assert rates[-1] == pytest.approx(0.05, abs=0.01)
-
-
-def test_bfloat16_computes_about_the_same() -> None:
-    plain, narrow = (make_trainer(replace(SETTINGS, is_bf16=is_bf16)) for is_bf16 in (False, True))
-    batch: Batch = draw_batch(plain.store, [0, 1, 2], 4, SHAPE.block_size, 0, 0)
-    losses = [float(one.loss(batch).value.detach()) for one in (plain, narrow)]
-    assert losses[1] == pytest.approx(losses[0], rel=0.02)
-
-
 HEAD = KINDS["EAGLE-3"]
 
 
@@ -342,4 +276,3 @@ def test_what_is_saved_is_a_head_of_some_tokens(tmp_path: Path) -> None:
     held = load_file(tmp_path / "model.safetensors")
     assert held["lm_head.weight"].equal(ends().head[[3, 5, 40]].bfloat16())
     assert held["t2d"].nonzero().flatten().tolist() == [3, 5, 40]
-    assert sum(one.numel() for one in model.parameters()) == HEAD.parameters

@@ -32,8 +32,7 @@ def render_training(name: str, curves: TrainingCurves) -> str:
             "training.html.j2",
             charts,
             name=name,
-            is_running=curves.ended is None,
-            state=f"{done}; " + ("running" if curves.ended is None else f"ended by {curves.ended}"),
+            state=f"{done}; ended by {curves.ended}",
             headline=f"Acceptance length {best.acceptance_length:.2f} on held-out prompts, "
             f"at step {best.step:,}",
             table=_table(evaluations, best),

@@ -9,10 +9,9 @@ import pytest
 
 from dflash_trt.errors import DflashError
 from dflash_trt.text.tokenizer import BundleTokenizer
-from dflash_trt.training.render import LEAST_ANSWER, PromptRenderer
+from dflash_trt.training.rows import LEAST_ANSWER, PromptRenderer, PromptRow, read_sets, split_rows
 from dflash_trt.training.training_request import DataOptions
-from dflash_trt.training.training_rows import PromptRow, read_sets
-from tests.training.prompts import TARGET, write_rows
+from tests.training.prompts import TARGET, write_prompts, write_rows
 
 TEMPLATE = (
     "{% for message in messages %}<{{ message.role }}>{{ message.content }}{% endfor %}"
@@ -53,8 +52,8 @@ def test_a_prompt_is_what_serving_sends(
     tmp_path: Path, tokenizer: BundleTokenizer, options: dict[str, object], text: str
 ) -> None:
     rendering = renderer(tokenizer, **options)
-    (row,), too_long = rendering.render(rows(tmp_path, {"prompt": "hello"}))
-    assert (row.text, too_long) == (text, 0)
+    (row,) = rendering.render(rows(tmp_path, {"prompt": "hello"}))
+    assert row.text == text
     assert list(row.prompt_ids) == tokenizer.encode(text, special=False)
     assert bool(row.messages) is not ("raw" in options)
     assert (rendering.template_sha256 is None) is ("raw" in options)
@@ -64,9 +63,9 @@ def test_an_answer_is_used_when_it_is_said_to_be_the_targets(
     tmp_path: Path, tokenizer: BundleTokenizer
 ) -> None:
     given = rows(tmp_path, {"prompt": "a", "answer": "b c"}, {"prompt": "d", "answer": [7, 8]})
-    rendered, _ = renderer(tokenizer).render(given)
+    rendered = renderer(tokenizer).render(given)
     assert [row.answer_ids for row in rendered] == [None, None]
-    rendered, _ = renderer(tokenizer, given_answers=True).render(given)
+    rendered = renderer(tokenizer, given_answers=True).render(given)
     said = (*tokenizer.encode("b c", special=False), END)
     assert [row.answer_ids for row in rendered] == [said, (7, 8)]
 
@@ -77,8 +76,7 @@ def test_a_prompt_that_leaves_no_room_is_left_out(
     frame = len(tokenizer.encode("<user><assistant>", special=False))
     most = 80 - LEAST_ANSWER - frame
     some = rows(tmp_path, {"prompt": "#" * most}, {"prompt": "#" * (most + 40)})
-    rendered, too_long = renderer(tokenizer).render(some)
-    assert (len(rendered), too_long) == (1, 1)
+    assert len(renderer(tokenizer).render(some)) == 1
 
 
 @pytest.mark.parametrize(
@@ -87,12 +85,7 @@ def test_a_prompt_that_leaves_no_room_is_left_out(
         ({"template_options": {"thinking": True}}, {"prompt": "a"}, "knows no thinking"),
         (
             {"system_prompt": "be brief"},
-            {
-                "messages": [
-                    {"role": "system", "content": "x"},
-                    {"role": "user", "content": "y"},
-                ]
-            },
+            {"messages": [{"role": "system", "content": "x"}, {"role": "user", "content": "y"}]},
             "begins with a system prompt of its own",
         ),
         (
@@ -100,7 +93,6 @@ def test_a_prompt_that_leaves_no_room_is_left_out(
             {"messages": [{"role": "user", "content": "y"}]},
             "a conversation needs a chat template",
         ),
-        ({}, {"prompt": "a", "prompt_ids": [1]}, "are not what serving sends"),
     ],
 )
 def test_what_cannot_be_rendered(
@@ -113,3 +105,48 @@ def test_what_cannot_be_rendered(
     with pytest.raises(DflashError, match=what) as caught:
         renderer(tokenizer, **options).render(rows(tmp_path, line))
     assert caught.value.exit_code == 2
+
+
+def test_rows_are_split_by_hash_and_never_twice(tmp_path: Path) -> None:
+    first = write_prompts(tmp_path / "first.jsonl", 500)
+    (given,) = read_sets([str(first)])
+    split = split_rows([*given.rows, *given.rows[:10]], None)
+    assert (len(split.held_out), len(split.train), split.repeated) == (25, 475, 10)
+    again = split_rows(reversed(given.rows), None)
+    assert [row.row_id for row in again.held_out] == [row.row_id for row in split.held_out]
+    assert not {row.row_id for row in split.train} & {row.row_id for row in split.held_out}
+    (own,) = read_sets([f"own={write_prompts(tmp_path / 'b.jsonl', 30, first=490)}"])
+    assert {row.set_name for row in own.rows} == {"own"}
+    split = split_rows(given.rows, own.rows)
+    assert (len(split.held_out), len(split.train)) == (30, 490)
+    assert len(split_rows(own.rows[:8], given.rows[:120]).held_out) == 100
+
+
+def test_a_conversations_last_answer_is_given(tmp_path: Path) -> None:
+    messages = [
+        {"role": "system", "content": "be brief"},
+        {"role": "user", "content": "hello"},
+        {"role": "assistant", "content": "yes"},
+    ]
+    file = write_rows(tmp_path / "a.jsonl", [{"messages": messages, "category": "chat"}])
+    ((row,),) = (one.rows for one in read_sets([str(file)]))
+    assert [one["role"] for one in row.messages] == ["system", "user"]
+    assert (row.answer, row.category, row.text) == ("yes", "chat", None)
+
+
+@pytest.mark.parametrize(
+    ("row", "what"),
+    [
+        ({"prompt": "  "}, "its prompt has no text"),
+        ({"prompt": 3}, 'must be an object with a text "prompt"'),
+        ({"messages": [{"role": "nobody", "content": "a"}]}, '"messages" of role and content'),
+        ({"messages": [{"role": "system", "content": "a"}]}, "its prompt has no text"),
+        ({"prompt": "a", "answer": [-1]}, 'its "answer" is neither a text nor token ids'),
+        ({"prompt": "\ud800"}, "is not Unicode text at character 0"),
+    ],
+)
+def test_a_row_that_asks_nothing(tmp_path: Path, row: object, what: str) -> None:
+    prompts = write_rows(tmp_path / "prompts.jsonl", [{"prompt": "hello"}, row])
+    with pytest.raises(DflashError, match=what) as caught:
+        read_sets([str(prompts)])
+    assert caught.value.exit_code == 2 and str(caught.value).startswith(f"{prompts}:2")
