@@ -101,7 +101,7 @@ def command(
     tokenizer = load_tokenizer(opened)
     limit = prompts.limit_prompts or PROMPTS
     sets = dataclasses.replace(prompts, limit_prompts=limit).read(opened.prompts)
-    form = _form(tokenizer, raw=prompts.raw, thinking=thinking)
+    form = _form(tokenizer, thinking)
     chosen = choose_threads(threads, opened.manifest.target.parameters)
     service = Serving(form=form, sampling=sampling, max_tokens=max_tokens, threads=chosen)
     questions = [
@@ -137,10 +137,10 @@ def command(
         print_diagnosis(opened, diagnosis)
 
 
-def _form(tokenizer: BundleTokenizer, *, raw: bool, thinking: str | None) -> Form:
+def _form(tokenizer: BundleTokenizer, thinking: str | None) -> Form:
     if thinking is None:
-        return Form(raw=raw or tokenizer.chat_template is None)
-    renderer = None if raw else tokenizer.open_renderer()
+        return Form(raw=tokenizer.chat_template is None)
+    renderer = tokenizer.open_renderer()
     if renderer is None or not renderer.knows(THINKING):
         what = "the prompts have no chat template" if renderer is None else "it has no such switch"
         raise DflashError(what, where="--thinking", fix="leave it out", usage=True)

@@ -19,7 +19,6 @@ from dflash_trt.cli.options import (
     FOLDER,
     PromptOptions,
     block_schedule_option,
-    drafter_option,
     json_option,
     name_threads,
     option_group,
@@ -28,11 +27,12 @@ from dflash_trt.cli.options import (
     sampling_options,
     show_hint,
     show_thread_note,
+    speculation_option,
     threads_option,
 )
 from dflash_trt.core.strict_json import read_json_object
 from dflash_trt.decoding import Request, SamplingParams
-from dflash_trt.decoding.drafter_kinds import DFLASH, DrafterKind
+from dflash_trt.decoding.drafter_kinds import DFLASH, NOBODY, Drafting
 from dflash_trt.decoding.request import ContinuationOptions
 from dflash_trt.decoding.tuning.break_even import (
     DraftedSteps,
@@ -52,8 +52,7 @@ from dflash_trt.text.thoughts import AnswerFormat, TokenReader, open_answer
 
 MAX_TOKENS = 128
 PROMPT_OPTIONS = {"prompt", "prompt_file", "raw", "view", "as_json"}
-LOCAL_OPTIONS = {"bundle", "block_size", "block_schedule", "no_speculation", "view"}
-LOCAL_OPTIONS |= {"drafter", "threads"}
+LOCAL_OPTIONS = {"bundle", "block_schedule", "view", "drafter", "threads"}
 STRUCTURE = {"json_schema", "regex"}
 """The parameters of `structure_options`."""
 
@@ -116,10 +115,8 @@ structure_options = option_group(
 @click.option("--stop", "stops", multiple=True, help="Text that ends the output; repeatable.")
 @structure_options
 @click.option("--ignore-eos", is_flag=True, help="Go on past the end-of-sequence token.")
-@click.option("--block-size", type=click.IntRange(2), help="Rows of every verify step.")
 @block_schedule_option
-@drafter_option
-@click.option("--no-speculation", is_flag=True, help="Plain decoding, with the baseline graph.")
+@speculation_option
 @click.option(
     "--view", is_flag=True, help="Colour accepted drafts (green) and the target's own (yellow)."
 )
@@ -137,10 +134,8 @@ def command(
     stops: tuple[str, ...],
     structure: StructureOptions,
     ignore_eos: bool,
-    block_size: int | None,
     block_schedule: str,
-    drafter: DrafterKind,
-    no_speculation: bool,
+    drafter: Drafting,
     view: bool,
     threads: ThreadChoice,
     as_json: bool,
@@ -153,16 +148,8 @@ def command(
     """
     if view and as_json:
         raise DflashError("--view and --json exclude each other", usage=True)
-    if no_speculation and block_size is not None:
-        raise DflashError("--block-size needs speculation; drop --no-speculation", usage=True)
-    if no_speculation:
-        refuse_given(context, {"drafter"}, "does not go with --no-speculation")
-    if (block_size is not None or no_speculation) and block_schedule not in (AUTO, NONE):
-        raise DflashError(
-            "does not go with --block-size or --no-speculation",
-            where="--block-schedule",
-            usage=True,
-        )
+    if drafter == NOBODY and block_schedule not in (AUTO, NONE):
+        raise DflashError("needs speculation", where="--block-schedule", usage=True)
     is_grpc_chat = is_chat and url is not None and url.startswith("grpc:")
     if url is not None:
         local = LOCAL_OPTIONS - {"bundle"} if is_grpc_chat else LOCAL_OPTIONS
@@ -204,10 +191,9 @@ def command(
     pair = LoadedPair(
         opened,
         threads=threads,
-        speculation=not no_speculation,
-        block_size=block_size,
+        speculation=drafter != NOBODY,
         block_schedule=block_schedule,
-        drafter=drafter,
+        drafter=DFLASH if drafter == NOBODY else drafter,
     )
     show_thread_note(pair.schedule, pair.threads)
     if is_chat:
@@ -233,7 +219,7 @@ def command(
     writer.end(results, wall_s, name_threads(pair.bundle.manifest, pair.threads))
     steps = DraftedSteps(*(result.statistics for result in results))
     if steps.count and drafter == DFLASH:
-        schedule = pair.schedule or own_schedule(pair.bundle)
+        schedule = own_schedule(pair.bundle) if block_schedule.isdecimal() else pair.schedule
         show_hint(low_acceptance(steps, schedule_break_even(schedule, steps.block), str(bundle)))
 
 

@@ -8,7 +8,6 @@ from typing import Any
 
 import click
 
-from dflash_trt.backends.base import TargetGraph
 from dflash_trt.backends.registry import executor_limits
 from dflash_trt.bundle.bundle import Bundle, bound_memory, detach_file, open_bundle
 from dflash_trt.cli.bars import StageBars
@@ -44,7 +43,6 @@ from dflash_trt.decoding.tuning.block_times import (
     candidate_blocks,
     derive_schedule,
     measure,
-    settle_fallback,
 )
 from dflash_trt.decoding.tuning.bundle_schedule import (
     NONE,
@@ -56,12 +54,6 @@ from dflash_trt.errors import DflashError
 from dflash_trt.graph.bindings import GRAPH_NAMES
 from dflash_trt.hardware.cores import ThreadChoice
 from dflash_trt.pair import LoadedPair
-
-FALLBACKS: dict[str, TargetGraph | None] = {
-    "auto": None,
-    "target": "target",
-    "target_only": "target_only",
-}
 
 
 @click.command("tune")
@@ -75,13 +67,6 @@ FALLBACKS: dict[str, TargetGraph | None] = {
 )
 @click.option(
     "--batch", "batches", help="Batches to time, as 1,4.  [default: powers of two to the limit]"
-)
-@click.option(
-    "--fallback",
-    type=click.Choice(list(FALLBACKS)),
-    default="auto",
-    help="How to decode without drafts: target keeps the drafter fed, target_only is faster but "
-    "holds the target once more.",
 )
 @click.option("--remove", is_flag=True, help="Take BUNDLE's schedule out of it; measures nothing.")
 @threads_option
@@ -99,7 +84,6 @@ def command(
     drafter: DrafterKind,
     blocks: str | None,
     batches: str | None,
-    fallback: str,
     remove: bool,
     threads: ThreadChoice,
     as_json: bool,
@@ -118,7 +102,6 @@ def command(
         _remove(opened, drafter, context)
         return
     manifest, limits = opened.manifest, executor_limits(opened)
-    settled = settle_fallback(FALLBACKS[fallback], limits, drafter)
     bound_memory(opened)
     graphs = GRAPH_NAMES if drafter == DFLASH else ()
     pair = LoadedPair(opened, threads=threads, block_schedule=NONE, drafter=drafter, graphs=graphs)
@@ -145,7 +128,6 @@ def command(
         limits,
         executor=manifest.executor,
         bundle=fingerprint(manifest),
-        fallback=settled,
         drafter=drafter,
     )
     written = output or bundle / schedule_name(drafter)

@@ -126,8 +126,8 @@ class AnswerStage:
                 self._watch.say(f"{looping}, which any draft foresees: they are not measured on")
             return others
         self._watch.warn(
-            f"{looping}, which any draft foresees: acceptance lengths will read high; shorten "
-            "--answer-tokens"
+            f"{looping}, which any draft foresees: acceptance lengths will read high; "
+            "lower --set answer-tokens"
         )
         return list(rows)
 

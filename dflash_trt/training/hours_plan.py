@@ -132,5 +132,5 @@ def _check_hours(rates: Rates, hours: float) -> None:
             f"{hours:g} h are too few on this machine: {LEAST_ROWS} prompts and {LEAST_STEPS} "
             f"steps would take {needed:.2g} h",
             where="--hours",
-            fix="give more, shorten --answer-tokens, or set rows and steps yourself (--set)",
+            fix="give more, or --set answer-tokens lower, or rows and steps yourself",
         )

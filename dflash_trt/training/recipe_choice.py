@@ -74,7 +74,7 @@ def choose_recipe(
             tokens, tokens_why = DRAFT_TOKENS, "all tokens' head costs a CPU more than the draft"
     if is_markov and given.draft_tokens:
         what = "is for DFlash drafts: a Markov head has all tokens"
-        raise DflashError(what, where="--draft-tokens", fix="leave it out", usage=True)
+        raise DflashError(what, where="--set draft-tokens", fix="leave it out", usage=True)
     tokens = reasons.choose("draft_tokens", given.draft_tokens, tokens, tokens_why)
     gamma = next((value for most, value in GAMMAS if block_size <= most), PAPER_GAMMA)
     rate, rate_why = default.learning_rate, "Muon's, as measured"

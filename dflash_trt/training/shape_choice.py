@@ -104,7 +104,7 @@ def _choose_size(
     """Layers, and rows of a block: of an EAGLE-3 head one, and its chain's steps."""
     if is_chain:
         refuse_options(
-            {"--layers": given.layers, "--set mask-token-id": given.mask_token_id},
+            {"--set layers": given.layers, "--set mask-token-id": given.mask_token_id},
             "is for blocks of masks: an EAGLE-3 head is one layer, and drafts token by token",
             "leave it out",
         )

@@ -70,7 +70,7 @@ class ShapeOptions:
         """Those that are not left to be chosen, by the option's name."""
         values = {
             "--kind": self.kind,
-            "--layers": self.layers,
+            "--set layers": self.layers,
             "--block-size": self.block_size,
             "--set taps": self.taps,
             "--set ffn": self.intermediate_size,

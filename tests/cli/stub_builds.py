@@ -15,18 +15,6 @@ from tests.pairs import TinyPair
 KERNELS = ("--executor", "tensorrt", "--precision", "bf16", "--plugins")
 
 
-def build_stub(pair: TinyPair, output: Path, *, largest: int = 256) -> Path:
-    """A bundle of stub engines of the pair, where no kernel has heads of more than `largest`."""
-    from tests.standins.stub_builder import StubBuilder
-
-    options = ["--executor", "tensorrt-rtx", "--arch", "sm_120", "--max-seq-len", "128"]
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("tensorrt_rtx.Builder", StubBuilder)
-        patch.setattr(native, "FUSED_HEAD_DIMS", range(16, largest + 1, 8))
-        assert main(["build", *_checkpoints(pair), *options, "-o", str(output)]) == 0
-    return output
-
-
 def build_with_kernels(
     pair: TinyPair, folder: Path, *options: str, largest: int = 256
 ) -> dict[str, dict[str, str]]:

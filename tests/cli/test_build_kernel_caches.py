@@ -6,7 +6,6 @@ kernels and engines have not run on a GPU.
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import onnx
@@ -161,14 +160,3 @@ def test_scales_of_the_checkpoint_are_in_the_graph(
     assert fixed["target_kv_scales_2"] == pytest.approx([0.01, 0.01])
     assert fixed["draft_kv_scales_1"] == [1, 1]
     assert "KV cache not used" not in run("inspect", build.folder).out
-
-
-@pytest.mark.parametrize("caches", CACHES)
-def test_a_head_size_without_kernels_is_refused(
-    build: Build, engine_config: Path, full: PluginTensorRt, caches: str
-) -> None:
-    """The shipped demo pairs have one too, 32."""
-    for config, size in ((engine_config, 16), ("demo", 32)):
-        piece = f"head size {size} has no kernel over paged or FP8 caches"
-        build(config, *FULL, *CACHES[caches], "--plugins").fails(2, piece, "64, 128, 256, 512")
-    assert not full.handed

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import onnx
@@ -14,7 +12,7 @@ import pytest
 from dflash_plugins.table import operations
 from onnx import helper
 
-from dflash_trt.backends.tensorrt.build import builder, plugins
+from dflash_trt.backends.tensorrt.build import builder
 from dflash_trt.backends.tensorrt.build.plugins import (
     hand_over,
     operation_forms,
@@ -29,7 +27,7 @@ from tests.cli.bigram import write_bigram_pair
 from tests.cli.conftest import Build, Run, edit_manifest, split_short_caches
 from tests.standins.cuda import FakeCuda
 from tests.standins.plugin_tensorrt import FULL, PluginBuilder, PluginTensorRt
-from tests.standins.stub_builder import FullBuilder, FullTensorRt
+from tests.standins.stub_builder import FullBuilder
 
 PLUGINS = [*FULL, "--plugins"]
 DRAWN = ["row_groups", "row_sample"]
@@ -110,17 +108,6 @@ def test_the_drafts_blocks_attend_by_plugins(
 
 
 @pytest.mark.usefixtures("full")
-def test_without_the_option_bodies_stay(
-    run: Run, build: Build, engine_config: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(sys.modules, "tensorrt", FullTensorRt())
-    build.well(engine_config, *FULL)
-    text = run("inspect", build.folder).out
-    assert "kv_feature_injection function" in text
-    assert "row_sample" not in text and "tokens are drawn" not in text
-
-
-@pytest.mark.usefixtures("full")
 def test_ptx_is_tried_where_machine_code_is_refused(
     build: Build, engine_config: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -146,22 +133,6 @@ def test_ptx_is_tried_where_machine_code_is_refused(
         assert {one["kernel_code"] for one in summaries} == {"ptx"}
         taken.clear()
         build(engine_config, *PLUGINS, "--overwrite").fails(1, "target.onnx: TensorRT cannot build")
-
-
-def test_an_exception_of_a_callback_reaches_the_user(
-    build: Build, engine_config: Path, full: PluginTensorRt, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """TensorRT catches what Python raises in a callback and only says that it failed."""
-
-    def raise_inside(*arguments: Any) -> bool:
-        *_, registration = plugins._registrations.values()
-        tune = registration._tuner(operations()["accept"])
-        with contextlib.suppress(DflashError):
-            tune(*(SimpleNamespace(dtype="INT4") for _ in range(4)), [])
-        return False
-
-    monkeypatch.setattr(PluginBuilder, "build_serialized_network_to_stream", raise_inside)
-    build(engine_config, *PLUGINS).fails(1, "no kernel reads tensors of INT4")
 
 
 @pytest.mark.usefixtures("full")

@@ -181,12 +181,6 @@ def test_with_a_hostile_server(
         run("generate", "--chat", "--url", url).fails(1, "lists a model by the name")
 
 
-def test_a_message_without_end(run: Run, talker: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dflash_trt.cli.chat._MOST_CHARACTERS", 1000)
-    _type(monkeypatch, "x" * 1001)
-    run("generate", talker, "--chat").fails(2, "stdin", "more than 1,000 characters")
-
-
 def test_in_a_terminal(talker: Path) -> None:
     """Colours and their legend; Ctrl-C ends an answer and not the chat, Ctrl-D ends that."""
     ours, theirs = pty.openpty()

@@ -6,12 +6,9 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
-from unittest.mock import Mock
 
 import pytest
 
-from dflash_trt.bundle.bundle import open_bundle
-from dflash_trt.errors import DflashError
 from dflash_trt.models.build_config import data_folder
 from tests.cli.conftest import Outcome
 from tests.diagnosis.pairs import build
@@ -84,17 +81,3 @@ def test_what_it_refuses(run: Run, good: Path, tmp_path: Path) -> None:
     rows = tmp_path / "rows.jsonl"
     rows.write_text('{"prompt": "a", "answer": [464]}\n', encoding="utf-8")
     run("diagnose", good, "--prompts", rows, "--known-answers").fails(2, "token id 464")
-
-
-def test_known_answers_ask_the_target_nothing(
-    run: Run, good: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Not even the prompts that came with the pair, with which others are compared."""
-    assert open_bundle(good).prompts is not None
-    rows = tmp_path / "rows.jsonl"
-    rows.write_text('{"prompt": "a", "answer": [5, 6]}\n', encoding="utf-8")
-    said = DflashError("was asked")
-    monkeypatch.setattr(f"{MODULE}.answer_questions", Mock(side_effect=said))
-    monkeypatch.setattr(f"{MODULE}.diagnose", Mock(side_effect=DflashError("was judged")))
-    run("diagnose", good, "--prompts", rows, *SMALL).fails(1, "was asked")
-    run("diagnose", good, "--prompts", rows, "--known-answers", *SMALL).fails(1, "was judged")

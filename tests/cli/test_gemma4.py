@@ -7,11 +7,10 @@ from pathlib import Path
 import pytest
 
 from dflash_trt.cli.main import main
-from dflash_trt.models.build_config import data_folder
 from dflash_trt.models.quantized_weights import quantized_linears
 from dflash_trt.models.target import read_target
 from tests.cli.bigram import write_tokenizer
-from tests.cli.stub_builds import build_stub, build_with_kernels
+from tests.cli.stub_builds import build_with_kernels
 from tests.covering import exhaustive
 from tests.pairs import PairFactory, TinyPair
 
@@ -31,17 +30,6 @@ def test_inspect_shows_both_kinds_of_heads(
     assert "those that see everything have heads 4/1 × 32, K and V of one projection" in shown
     token = 2 * 4 * (2 * 2 * 16 + 1 * 32)  # K and V, float32, two layers and one
     assert f"cache   {token:,} + " in shown
-
-
-def test_inspect_says_what_engines_decompose(
-    pair: TinyPair, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Where no kernel has heads of 32."""
-    bundle = build_stub(pair, tmp_path / "bundle", largest=16)
-    assert main(["inspect", str(bundle)]) == 0
-    shown = capsys.readouterr().out
-    assert "one projection, their attention decomposed (no fused kernel has such heads)" in shown
-    assert "decomposed_attention_4_1_32 function" in shown
 
 
 @pytest.mark.parametrize("layout", ["linear", exhaustive("paged")])
@@ -71,13 +59,3 @@ def test_quantize_takes_every_linear(pair: TinyPair, capfd: pytest.CaptureFixtur
     assert main(command) == 0
     found = quantized_linears(read_target(output).weights)
     assert len(found) == 3 * 7 - 1 and "layers.2.v_proj" not in found
-
-
-def test_a_deployment_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    published = (data_folder("build_configs") / "gemma-4-31b.yaml").read_text()
-    (tmp_path / "pair.yaml").write_text(published + "profiles: {h100x1: {gpu: h100}}\n")
-    command = ["build", "--target", str(tmp_path / "pair.yaml"), "--executor", "trtllm"]
-    assert main([*command, "--profile", "h100x1", "-o", str(tmp_path / "out")]) == 2
-    refusal = capsys.readouterr().err
-    assert "TensorRT-LLM documents no DFlash for Gemma 4" in refusal
-    assert "neither 1.3.0rc27 nor 1.4.0rc1 does" in refusal

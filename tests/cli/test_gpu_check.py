@@ -171,23 +171,6 @@ def test_ctrl_c_keeps_what_was_found(
     assert bench.runs == ["kernels: accept", "TensorRT-RTX: demo pair", "speed: accept"]
 
 
-def test_what_the_budget_leaves_is_not_run(
-    run: Run, bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    real, hours = time.monotonic, iter(range(100))
-    monkeypatch.setattr(check, "BUDGET_SECONDS", 3 * 3600)
-    with monkeypatch.context() as patch:
-        patch.setattr(check.time, "monotonic", lambda: real() + 3600 * (next(hours) // 2))
-        run.well("doctor", "--gpu-check", "-o", tmp_path)
-    parts = read(tmp_path)["parts"]
-    late = [name for name, part in parts.items() if part["status"] == "not run"]
-    assert late and late == list(parts)[-len(late) :] and len(late) < 4
-    assert parts[late[0]]["reason"] == "out of time"
-    bench.runs = []
-    run.well("doctor", "--gpu-check", "-o", tmp_path)
-    assert bench.runs == late
-
-
 def test_what_the_budget_cut_gets_its_own_time(
     run: Run, bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

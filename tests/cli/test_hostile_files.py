@@ -55,17 +55,6 @@ def test_a_checkpoint_with_a_link_is_not_built(
     assert SECRET not in build(own_pair).fails(1, Path(name).name, LINKED)
 
 
-def test_a_checkpoint_with_a_link_is_not_quantised(
-    run: Run, own_pair: Path, tmp_path: Path
-) -> None:
-    """Not even where the link is one of the files that are only copied."""
-    _replace_by_link(own_pair.parent / "target" / "LICENSE", tmp_path / "outside")
-    folder, texts = own_pair.parent / "target", own_pair.parent / "prompts.jsonl"
-    options = ["--precision", "fp8", "--calibration", texts, "-o", tmp_path / "q"]
-    run("quantize", "--checkpoint", folder, *options).fails(1, "LICENSE", LINKED)
-    assert not (tmp_path / "q").exists()
-
-
 @pytest.fixture
 def copy(bundle: Path, tmp_path: Path) -> Path:
     return shutil.copytree(bundle, tmp_path / "copy")
@@ -91,12 +80,6 @@ def test_a_bundle_with_a_link_is_not_used(
     assert not (tmp_path / "r").exists()
 
 
-def test_a_bundle_whose_folder_is_a_link_is_not_used(run: Run, copy: Path, tmp_path: Path) -> None:
-    (copy / "tokenizer").rename(tmp_path / "outside")
-    (copy / "tokenizer").symlink_to(tmp_path / "outside")
-    run("package", copy, "-o", tmp_path / "r").fails(1, "tokenizer", LINKED)
-
-
 @pytest.mark.parametrize(
     ("make", "piece"),
     [
@@ -113,16 +96,6 @@ def test_prompts_that_never_end(
     make(path)
     run("generate", bundle, "--prompt-file", path).fails(2, "prompts.txt", piece)
     run("verify", bundle, "--prompts", path).fails(2, "prompts.txt", piece)
-
-
-@pytest.mark.parametrize(
-    "name", ["tokenizer.json", "chat_template.jinja", "tokenizer_config.json", "config.json"]
-)
-def test_a_checkpoint_with_a_sparse_file_is_not_built(
-    build: Build, own_pair: Path, name: str
-) -> None:
-    _truncate(own_pair.parent / "target" / name, 5 << 29)
-    build(own_pair).fails(1, name, "too large for")
 
 
 def test_a_pipe_is_not_inspected(run: Run, tmp_path: Path) -> None:
@@ -159,18 +132,6 @@ def _note(manifest: dict[str, Any], bundle: Path, end: str) -> None:
             file |= {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
 
 
-def test_a_graph_without_outputs(run: Run, copy: Path) -> None:
-    """In a bundle whose manifest has the hash of that graph."""
-    for path in copy.glob("*.onnx"):
-        model = onnx.load(path, load_external_data=False)
-        del model.graph.output[:]
-        path.write_bytes(model.SerializeToString())
-
-    edit_manifest(copy, lambda manifest: _note(manifest, copy, ".onnx"))
-    for command, *options in (["verify"], ["generate", "--prompt", "a"]):
-        run(command, copy, *options).fails(1, "target", ".onnx: its caches are not")
-
-
 def test_a_graph_that_takes_all_memory(
     run: Run, copy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -193,14 +154,9 @@ def test_a_graph_that_takes_all_memory(
     before = resource.getrlimit(resource.RLIMIT_DATA)
     monkeypatch.setattr("dflash_trt.core.free_memory._ours", before[0])
     try:
-        run("generate", copy, "--prompt", "a", "--no-speculation").fails(1, "alloc")
+        run("generate", copy, "--prompt", "a", "--drafter", "none").fails(1, "alloc")
     finally:
         resource.setrlimit(resource.RLIMIT_DATA, before)
-
-
-def test_a_stop_that_is_not_unicode(run: Run, bundle: Path) -> None:
-    line = run("generate", bundle, "--prompt", "cab", "--stop", "a\ud800").fails(2, "not Unicode")
-    assert "a\\ud800" in line
 
 
 @pytest.mark.parametrize("name", ["a\ud800", "a\0b"])

@@ -97,14 +97,6 @@ def test_what_cannot_run_is_refused_in_one_line(
     assert cuda.is_clean and trt.executions == 0
 
 
-def test_a_missing_library(run: Run, rtx_bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "tensorrt_rtx", None)
-    run("generate", rtx_bundle, "--prompt", "b").fails(1, "TensorRT-RTX is not installed")
-    monkeypatch.undo()
-    monkeypatch.setitem(sys.modules, "cuda.bindings.runtime", None)
-    run("verify", rtx_bundle, "--prompt", "b").fails(1, "cuda-python is not installed")
-
-
 FULL = ["--executor", "tensorrt", "--precision", "fp16", "--max-seq-len", "100"]
 
 

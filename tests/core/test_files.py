@@ -153,11 +153,6 @@ def test_yaml_is_bounded(text: str, message: str) -> None:
         parse_yaml(text, "pair.yaml")
 
 
-def test_yaml_of_a_usual_size() -> None:
-    few = "\n".join(f"k{number}: 1" for number in range(MOST_VALUES // 20))
-    assert len(parse_yaml(few, "pair.yaml")) == MOST_VALUES // 20
-
-
 class Reply(io.BytesIO):
     def __init__(self, content: bytes | HTTPException) -> None:
         super().__init__(content if isinstance(content, bytes) else b"")
@@ -191,9 +186,3 @@ def test_what_no_reply_may_be(content: bytes | HTTPException, what: str) -> None
         read_reply(cast(HTTPResponse, reply), "http://a/v1")
     assert caught.value.where == "http://a/v1" and "download" not in caught.value.message
     assert reply.read_bytes <= MAX_BYTES + 1
-
-
-def test_a_reply() -> None:
-    assert read_reply(cast(HTTPResponse, Reply(b'{"data": [{"id": "m"}]}')), "a") == {
-        "data": [{"id": "m"}]
-    }

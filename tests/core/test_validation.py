@@ -8,7 +8,7 @@ from typing import Annotated, Any, ClassVar, Literal
 import pytest
 from pydantic import BaseModel, ConfigDict, Field
 
-from dflash_trt.core.validation import known_keys, validate
+from dflash_trt.core.validation import validate
 from dflash_trt.errors import DflashError
 
 
@@ -55,12 +55,6 @@ def _refusal(**changed: Any) -> str:
     return error.what
 
 
-def test_what_is_right_is_the_record() -> None:
-    animal = {"kind": "dog", "tricks": ["sit"]}
-    household = validate(Household, {**GOOD, "animal": animal}, "f.yaml")
-    assert household.animal == Dog(kind="dog", tricks=("sit",))
-
-
 def test_all_mistakes_in_one_line() -> None:
     assert _refusal(name=3, home={"rooms": "two"}, ages={"a": -1}) == (
         "3 errors: name: Input should be a valid string, got 3; home.rooms: Input should be a "
@@ -99,12 +93,6 @@ def test_many_mistakes_are_told_by_their_keys() -> None:
     said = _refusal(**{f"key{number}": 0 for number in range(30)})
     assert said.startswith("30 errors: unknown key 'key0'")
     assert "; and 24 more: key6, key7" in said
-
-
-def test_known_keys() -> None:
-    assert known_keys(Household, ("animal", "dog")) == ["kind", "tricks"]
-    assert known_keys(Household, ("animal",)) == ["kind", "lives", "kind", "tricks"]
-    assert known_keys(Household, ("home",)) == ["rooms"]
 
 
 def test_many_unknown_keys_are_counted_and_not_compared() -> None:

@@ -101,8 +101,8 @@ def test_a_given_answer_that_the_target_cannot_say(tmp_path: Path) -> None:
             ["--kind", "eagle3", "--set", "markov-rank=8"],
             ["--set markov-rank: is of DSpark's head"],
         ),
-        (["--kind", "dspark", "--draft-tokens", "9"], ["a Markov head has all tokens"]),
-        (["--kind", "eagle3", "--layers", "2"], ["--layers", "is one layer"]),
+        (["--kind", "dspark", "--set", "draft-tokens=9"], ["a Markov head has all tokens"]),
+        (["--kind", "eagle3", "--set", "layers=2"], ["--set layers", "is one layer"]),
         (["--kind", "eagle3", "--block-size", "9"], ["--block-size", "2 … 8, for a chain"]),
         (["--given-answers"], ["--given-answers", 'no prompt has an "answer"']),
         (["--from", "nowhere"], ["nowhere", "no such folder"]),
@@ -150,7 +150,7 @@ def test_a_disk_that_is_too_small(tmp_path: Path, prompts: Path) -> None:
     usage = shutil._ntuple_diskusage(1 << 20, 1 << 20, 4096)  # type: ignore[attr-defined]
     with mock.patch("dflash_trt.training.features.shutil.disk_usage", return_value=usage):
         words = command(prompts, tmp_path / "draft")
-        refused(tmp_path, words, 1, "features of", "tokens take", "4,096 are free", "--online")
+        refused(tmp_path, words, 1, "features of", "tokens take", "4,096 are free", "online=true")
 
 
 def test_features_that_were_begun_are_mostly_a_hole(tmp_path: Path) -> None:
@@ -165,17 +165,17 @@ def test_features_that_were_begun_are_mostly_a_hole(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("more", "pieces"),
+    ("work", "pieces"),
     [
-        (["--work", "draft"], ["--output", "the folder of --work"]),
-        (["--work", "."], ["--output", "lies in, the folder of --work"]),
-        (["--work", "draft-bundle/work"], ["--work", "lies in, the folder of the bundle"]),
+        ("draft", ["--output", "the folder of --set work"]),
+        (".", ["--output", "lies in, the folder of --set work"]),
+        ("draft-bundle/work", ["--set work", "lies in, the folder of the bundle"]),
     ],
 )
 def test_folders_that_would_be_written_over(
-    tmp_path: Path, prompts: Path, more: list[str], pieces: list[str]
+    tmp_path: Path, prompts: Path, work: str, pieces: list[str]
 ) -> None:
-    words = command(prompts, tmp_path / "draft", more[0], tmp_path / more[1])
+    words = command(prompts, tmp_path / "draft", "--set", f"work={tmp_path / work}")
     refused(tmp_path, words, 2, *pieces, "keep the three apart")
 
 
