@@ -115,21 +115,6 @@ def test_without_speculation_only_the_baseline_graph_opens(folder: Path, pair: L
     assert [one.token_ids for one in drafted] == [one.token_ids for one in plain]
 
 
-def test_streams_share_steps(pair: LoadedPair) -> None:
-    streams = [pair.stream(text, max_tokens=9) for text in ("cab", "9")]
-    assert pair.used_slots == 0  # nothing runs before it is asked for
-    texts, last = ["", ""], [None, None]
-    while not all(last):
-        for index, stream in enumerate(streams):
-            for event in stream:
-                texts[index] += event.text
-                last[index] = event.result  # type: ignore[call-overload]
-                break
-    assert texts == ["ababababa", "012345678"]
-    assert [one.text for one in last if one] == texts
-    assert [list(stream) for stream in streams] == [[], []]
-
-
 def test_a_listener_ends_a_request_and_not_its_neighbours(pair: LoadedPair) -> None:
     """What it has said by then is a beginning of what it would have said."""
     requests = [pair.request(prompt, max_tokens=9) for prompt in ("cab", "9")]
@@ -144,20 +129,6 @@ def test_a_listener_ends_a_request_and_not_its_neighbours(pair: LoadedPair) -> N
     assert ended.finish_reason == "cancelled" and len(ended.token_ids) < 9
     assert list(ended.token_ids) == said == list(whole[0].token_ids[: len(said)])
     assert neighbour.text == whole[1].text == "012345678"
-    assert pair.used_slots == 0
-
-
-def test_closing_a_stream_frees_its_slot(pair: LoadedPair) -> None:
-    streams = [pair.stream("cab", max_tokens=50) for _ in range(4)]
-    for stream in streams:
-        next(stream)
-    streams[0].close()
-    assert pair.used_slots == 3
-    (result,) = pair.generate(["9"], max_tokens=3)
-    assert result.text == "012"
-    for _ in streams[1]:
-        break  # and dropping the last reference does the same
-    del streams[1:], stream
     assert pair.used_slots == 0
 
 
@@ -242,20 +213,6 @@ def test_what_cannot_run_is_refused(
         pair.generate(prompts, **options)
     assert refusal.value.usage and all(piece in refusal.value.message for piece in pieces)
     assert pair.used_slots == 0
-
-
-@pytest.mark.parametrize(
-    ("options", "piece"),
-    [
-        ({"threads": 0}, "threads"),
-        ({"block_size": 99}, "block_size"),
-        ({"block_schedule": "none.json"}, "none.json"),
-        ({"folder": None}, "folder: "),
-    ],
-)
-def test_what_cannot_be_loaded_is_refused(folder: Path, options: Any, piece: str) -> None:
-    with pytest.raises(DflashError, match=piece):
-        dflash_trt.load(**{"folder": folder} | options)
 
 
 def test_a_closed_pair_says_so(folder: Path) -> None:

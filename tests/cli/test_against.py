@@ -154,16 +154,6 @@ def test_bounds(run: Run, twins: Twins) -> None:
     ]
 
 
-def test_a_loss_that_was_not_measured_is_no_pass(run: Run, twins: Twins) -> None:
-    """A prompt that leaves room for one token alone: no step, no draft."""
-    common = ["verify", twins.bundle, "--against", twins.twin, "--prompt", "a" * 95]
-    outcome = run.well(*common)
-    assert [line.split()[2:4] for line in outcome.out.splitlines()[6:]] == [["-", "-"]] * 4
-    outcome = run(*common, "--max-tau-loss", 50)
-    assert outcome.code == 1
-    assert "no draft was verified (greedy)" in outcome.out
-
-
 def test_bundles_that_are_no_twins(run: Run, twins: Twins, bundle: Path, tmp_path: Path) -> None:
     run("verify", twins.bundle, "--against", bundle).fails(
         2,

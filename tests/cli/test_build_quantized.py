@@ -8,11 +8,7 @@ from typing import Any
 
 import pytest
 
-from dflash_trt.building.recipe import choose_recipe, precision_places
-from dflash_trt.building.spec import BuildSpec, PrecisionOptions
-from dflash_trt.core.formats import Format
-from dflash_trt.graph.form import Precision
-from dflash_trt.models.build_config import PrecisionName, load_config
+from dflash_trt.models.build_config import load_config
 from tests.cli.bigram import write_tokenizer
 from tests.cli.conftest import Build, Run, write_config
 
@@ -135,42 +131,3 @@ def test_the_configuration_has_a_recipe(build: Build, own_pair: Path) -> None:
     build(own_pair, "--overwrite").fails(2, "nothing is left to quantize")
     own_pair.write_text(text + "precision: bf16\n")
     build(own_pair, "--overwrite").fails(2, f"{own_pair}, precision: 'bf16' is for engines", "fp32")
-
-
-@pytest.mark.exhaustive
-def test_engines_with_quantised_products(run: Run, build: Build, llama: Path) -> None:
-    pytest.importorskip("tensorrt_rtx", reason="TensorRT-RTX is not installed")
-    built = build.well(llama, *RTX, "--precision", "nvfp4", "--draft-precision", "fp8")
-    assert "target in NVFP4, draft in FP8, weights quantized" in built.out
-    assert "engines for sm_120 in bfloat16: target " in built.out
-    files = run("inspect", build.folder, "--json").json["engines"]["files"]
-    products = {file["graph"]: file["quantized_products"] for file in files}
-    # The target graph also fills the draft's cache, by its k_proj and v_proj.
-    assert products == {
-        "target": {"NVFP4": 14, "FP8": 2},
-        "draft": {"FP8": 7},
-        "target_only": {"NVFP4": 14},
-    }
-
-
-@pytest.mark.parametrize(
-    ("names", "compute", "algorithms"),
-    [
-        ((None, None), Precision.BFLOAT16, {}),
-        (("fp16", None), Precision.FLOAT16, {}),
-        (("fp8", None), Precision.BFLOAT16, {"target": Format.FP8, "draft": Format.FP8}),
-        (("nvfp4", "fp16"), Precision.FLOAT16, {"target": Format.NVFP4}),
-        (("fp16", "fp8"), Precision.FLOAT16, {"draft": Format.FP8}),
-    ],
-)
-def test_what_engines_compute_in(
-    names: tuple[PrecisionName | None, PrecisionName | None],
-    compute: Precision,
-    algorithms: dict[str, Format],
-) -> None:
-    config, path = load_config("demo")
-    precision, draft_precision = names
-    options = PrecisionOptions(precision=precision, draft_precision=draft_precision)
-    places = precision_places(options, path)
-    recipe = choose_recipe(BuildSpec(precision=options).apply(config), places, "tensorrt")
-    assert recipe.compute is compute and recipe.algorithms == algorithms

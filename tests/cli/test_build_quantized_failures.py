@@ -10,7 +10,6 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
@@ -39,11 +38,6 @@ sys.exit(main(sys.argv[2:]))
 """
 
 
-def test_a_target_without_a_tokenizer(build: Build, own_pair: Path) -> None:
-    (own_pair.parent / "target" / "tokenizer.json").unlink()
-    build(own_pair, *FP8).fails(1, "has no tokenizer.json, which calibration texts need")
-
-
 @pytest.mark.parametrize(
     ("owner", "fix"),
     [("target", "leave out --precision"), ("draft", "add --draft-precision bf16")],
@@ -51,15 +45,6 @@ def test_a_target_without_a_tokenizer(build: Build, own_pair: Path) -> None:
 def test_what_is_quantised_already(build: Build, own_pair: Path, owner: str, fix: str) -> None:
     folder = quantize_in_place(own_pair, owner)
     build(own_pair, *FP8).fails(1, f"{folder}: is quantized already", fix)
-
-
-def test_a_disk_that_is_too_small(
-    build: Build, own_pair: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    usage = SimpleNamespace(disk_usage=lambda folder: SimpleNamespace(free=1000))
-    monkeypatch.setattr("dflash_trt.core.links.shutil", usage)
-    line = build(own_pair, *FP8).fails(1, "the quantized weights need", "1,000 are free")
-    assert f"{build.folder}: " in line and "building-" not in line
 
 
 def test_a_failed_write_is_about_the_bundle(

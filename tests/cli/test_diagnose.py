@@ -53,25 +53,6 @@ def test_a_cause_is_named_and_the_answers_are_kept(
     assert verdict["findings"][0]["cause"] == "mask token"
 
 
-@pytest.mark.exhaustive
-def test_answers_are_replayed_by_another_bundle(
-    run: Run, wrong_mask: Path, good: Path, tmp_path: Path
-) -> None:
-    """They are the target's, whatever its draft."""
-    output = tmp_path / "found"
-    assert (
-        run("diagnose", wrong_mask, "--prompts", f"own={PROMPTS}", *SMALL, "-o", output).code == 0
-    )
-    kept = output / "answers" / "own.jsonl"
-    outcome = run("diagnose", good, "--prompts", kept, "--known-answers", "--json", *SMALL)
-    assert outcome.code == 0, outcome.err
-    found = outcome.json
-    assert found["verdict"]["kind"] == "nothing is wrong"
-    assert found["acceptance"]["tokens"] == 6 * 24
-    assert found["acceptance"]["acceptance_length"] > 4
-    assert len(found["acceptance"]["recall_at_16"]) == 7
-
-
 def test_what_it_refuses(run: Run, good: Path, tmp_path: Path) -> None:
     own = ["--prompts", PROMPTS]
     run("diagnose", good, *own, "--known-answers").fails(2, 'prompt 1 has no "answer"')

@@ -21,17 +21,6 @@ def pair(make_pair: PairFactory) -> TinyPair:
     return make_pair("gemma4", target, {"target_layer_ids": [0, 2]}, max_seq_len=128)
 
 
-def test_inspect_shows_both_kinds_of_heads(
-    pair: TinyPair, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["inspect", str(pair.bundle.folder)]) == 0
-    shown = capsys.readouterr().out
-    assert "heads 4/2 × 16" in shown and "2 of 3 layers see 24 positions" in shown
-    assert "those that see everything have heads 4/1 × 32, K and V of one projection" in shown
-    token = 2 * 4 * (2 * 2 * 16 + 1 * 32)  # K and V, float32, two layers and one
-    assert f"cache   {token:,} + " in shown
-
-
 @pytest.mark.parametrize("layout", ["linear", exhaustive("paged")])
 def test_engines_with_kernels_attend_by_ours(
     pair: TinyPair, tmp_path: Path, capsys: pytest.CaptureFixture[str], layout: str

@@ -17,7 +17,7 @@ import pytest
 
 import dflash_trt.cli.options as shared_options
 from dflash_trt.decoding import Generator
-from tests.cli.bigram import END, token, write_tokenizer
+from tests.cli.bigram import token, write_tokenizer
 from tests.cli.conftest import Build, Run
 from tests.waiting import PATIENCE_S
 
@@ -48,16 +48,6 @@ def test_json_of_a_known_text(run: Run, bundle: Path) -> None:
     assert rate == pytest.approx(1 / answer["time_per_output_token_s"])
     seconds = answer["end_to_end_s"] - answer["time_to_first_token_s"]
     assert rate == pytest.approx(8 / seconds)
-
-
-def test_text_stops_at_the_end_token(run: Run, bundle: Path) -> None:
-    answer = run("generate", bundle, "--prompt", "x", "--json").json
-    assert (answer["text"], answer["finish_reason"]) == ("yz", "stop")
-    assert answer["token_ids"] == [token("y"), token("z"), END]
-    arguments = ["--max-tokens", 5, "--ignore-eos", "--json"]
-    further = run("generate", bundle, "--prompt", "x", *arguments).json
-    assert further["token_ids"] == [token("y"), token("z"), END, END, END]
-    assert further["finish_reason"] == "length"
 
 
 def test_outputs_that_follow_something(run: Run, bundle: Path, tmp_path: Path) -> None:

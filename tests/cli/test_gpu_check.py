@@ -171,21 +171,6 @@ def test_ctrl_c_keeps_what_was_found(
     assert bench.runs == ["kernels: accept", "TensorRT-RTX: demo pair", "speed: accept"]
 
 
-def test_what_the_budget_cut_gets_its_own_time(
-    run: Run, bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Each part has 30 s of its own, of which the budget leaves less."""
-    with monkeypatch.context() as patch:
-        patch.setattr(check, "BUDGET_SECONDS", 25)
-        outcome = run.well("doctor", "--gpu-check", "-o", tmp_path)
-    assert read(tmp_path)["parts"]["speed: accept"]["reason"] == "the ten minutes were up"
-    assert outcome.out.endswith("the same command goes on with what is unfinished\n")
-    bench.runs = []
-    run.well("doctor", "--gpu-check", "-o", tmp_path)
-    assert bench.runs == ["speed: accept"]
-    assert read(tmp_path)["parts"]["speed: accept"]["status"] == "out of time"
-
-
 def test_records_are_not_mixed(
     run: Run, bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

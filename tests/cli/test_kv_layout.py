@@ -6,7 +6,6 @@ Pools that cannot be, and manifests that state them, are refused in tests/frozen
 from __future__ import annotations
 
 import json
-import shutil
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +16,7 @@ from safetensors.numpy import load_file, save_file
 from dflash_trt.cli.main import main
 from dflash_trt.models.quantized_weights import read_kv_scales
 from dflash_trt.models.target import read_target
-from tests.cli.conftest import Build, Run, edit_manifest
+from tests.cli.conftest import Build, Run
 
 OPTIONS = ("--kv-layout", "paged", "--page-size", "8", "--kv-pages", "12")
 
@@ -135,12 +134,3 @@ def test_a_scale_that_is_none_is_told_before_anything_is_written(
             'v_proj.v_scale": its value is inf',
             "leave out --kv-dtype fp8",
         )
-
-
-@pytest.mark.parametrize("pool", [None, {"page_size": 16, "pages": 12}])
-def test_graphs_of_another_layout(
-    run: Run, paged: Path, tmp_path: Path, pool: dict[str, int] | None
-) -> None:
-    copy = shutil.copytree(paged, tmp_path / "copy")
-    edit_manifest(copy, lambda manifest: manifest.update(page_pool=pool))
-    run("generate", copy, "--prompt", "a").fails(1, ".onnx", "its caches are not the ones")

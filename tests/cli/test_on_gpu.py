@@ -91,12 +91,6 @@ def test_a_pair_that_is_too_large_says_what_it_takes(run: Run, put_gpu: PutGpu) 
     ]
 
 
-def test_an_architecture_that_nobody_knows(run: Run, put_gpu: PutGpu) -> None:
-    put_gpu(FakeCuda((7, 5), name="Tesla T4"))
-    shown = run.well("targets", "--gpu", "here").out
-    assert "nothing is known of sm_75" in shown and "dflash-trt build" not in shown
-
-
 def test_doctor_says_what_its_gpu_can_run(run: Run, put_gpu: PutGpu) -> None:
     put_gpu(FakeCuda(**H100, count=8))
     found = {one["capability"]: one for one in run("doctor", "--json").json}
@@ -111,24 +105,6 @@ def test_doctor_says_what_its_gpu_can_run(run: Run, put_gpu: PutGpu) -> None:
         "GPU: kernels of this project": True,
         "GPU: quantised products": True,
     }
-
-
-@pytest.mark.parametrize(
-    ("cuda", "pieces"),
-    [
-        ({"driver": 12080}, ["supports CUDA 12.8, but cuda-python", "needs 13.0", "newer"]),
-        ({"count": 0}, ["no CUDA device: none is visible"]),
-    ],
-)
-def test_doctor_names_what_keeps_a_gpu_from_use(
-    run: Run, put_gpu: PutGpu, cuda: dict[str, int], pieces: list[str]
-) -> None:
-    put_gpu(FakeCuda(**cuda))
-    found = {one["capability"]: one for one in run("doctor", "--json").json}
-    gpu = found["NVIDIA GPU"]
-    assert not gpu["ready"] and all(piece in gpu["detail"] for piece in pieces)
-    # A GPU is judged whatever its driver: TensorRT-LLM's container brings packages of its own.
-    assert ("GPU: TensorRT-LLM deployments" in found) == ("driver" in cuda)
 
 
 @pytest.mark.usefixtures("no_gpu")

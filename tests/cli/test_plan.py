@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from pathlib import Path
 
 import pytest
@@ -58,25 +57,6 @@ def test_a_page_and_a_picture(run: Run, tmp_path: Path) -> None:
     picture = tmp_path / "plan.png"
     run.well(*QWEN, "-o", picture)
     assert picture.read_bytes().startswith(b"\x89PNG")
-
-
-def test_without_an_interactivity_the_whole_fronts(run: Run, tmp_path: Path) -> None:
-    asked = ("plan", "--target", "qwen3-8b", "--gpu", "h100")
-    shown = run.well(*asked, "--precision", "nvfp4")
-    assert "DFlash's configuration" in shown.out and "depends on parameters" not in shown.out
-    assert "note: H100 SXM does not multiply nvfp4" in shown.out
-    plan = run.well(*asked, "--json").json
-    assert plan["interactivity"] is plan["answers"] is None and plan["notes"] == []
-    assert len(plan["fronts"]["DFlash"]) > 5
-    pytest.importorskip("matplotlib", reason="the perf extra is not installed")
-    page = tmp_path / "plan.html"
-    run.well(*asked, "-o", page)
-    text = page.read_text(encoding="utf-8")
-    assert "Rings mark" not in text
-    assert re.search(
-        r'"headline">For one user, DFlash gives the most: [\d,]+ tokens/s per user', text
-    )
-    assert "For many, " in text
 
 
 def test_acceptance_is_what_other_commands_write(run: Run, bundle: Path, tmp_path: Path) -> None:

@@ -11,13 +11,10 @@ pytest.importorskip("tensorrt_rtx", reason="TensorRT-RTX (the rtx extra) is not 
 pytest.importorskip("cuda.bindings", reason="cuda-python (the rtx extra) is not installed")
 pytest.importorskip("triton", reason="Triton language (the plugins extra) is not installed")
 
-from dflash_trt.bundle.bundle import open_bundle
-from dflash_trt.bundle.memory.engine_bytes import LOGITS_ITEM_BYTES, RUNTIME_BYTES
-from dflash_trt.bundle.memory.estimate import bundle_memory
 from dflash_trt.cli.main import main
 from dflash_trt.core.limits import MAX_COUNT
 from tests.cli.bigram import write_bigram_pair
-from tests.cli.conftest import Build, Run, edit_manifest, split_short_caches
+from tests.cli.conftest import Run, edit_manifest, split_short_caches
 from tests.standins.cuda import FakeCuda
 from tests.standins.engines import stand_in
 from tests.standins.plugin_tensorrt import stand_in_builder
@@ -52,53 +49,6 @@ def run_on(monkeypatch: pytest.MonkeyPatch, folder: Path) -> FakeTensorRt:
     trt = stand_in(monkeypatch, folder, FakeCuda())
     trt.version = "11.4.0"
     return trt
-
-
-def test_workspace_counts_the_shares(
-    run: Run,
-    build: Build,
-    fp8: Path,
-    config: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    split_short_caches(monkeypatch, SPLIT)
-    manifest = open_bundle(fp8).manifest
-    heads, rows = manifest.target.heads, manifest.limits.max_batch * manifest.limits.block_size
-    shares = bundle_memory(manifest).shares
-    # Decode steps split 128 positions in two; a chunk's rows are not split, but for a few.
-    assert shares >= 2 * heads * rows * (64 + 1) * 4
-    inspect = ["inspect", fp8, "--gpu", "b200", "--json"]
-    with_shares = run(*inspect).json["fit"]["workspace"]
-    logits = rows * manifest.target.vocab_size * LOGITS_ITEM_BYTES
-    assert with_shares - shares == RUNTIME_BYTES + logits + bundle_memory(manifest).scores
-    stand_in_builder(monkeypatch, tmp_path)
-    built = build.well(config, *ENGINES, *CACHES)
-    assert "paged caches " in built.out and "(21 × 16 positions, allocated whole)" in built.out
-    assert ", shares of split attention " in built.out
-
-
-@pytest.mark.parametrize(
-    ("options", "pieces"),
-    [
-        (
-            ("--kv-pages", "1000000", "--page-size", "256"),
-            ["of paged caches (1000000 × 256", "exceed the largest", "lower --kv-pages or --max"],
-        ),
-        (("--max-batch", "16000000"), ["of attention's shares exceed the largest sm_120 device"]),
-    ],
-)
-def test_what_cannot_fit_is_refused_before_anything_is_written(
-    build: Build,
-    config: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    options: tuple[str, ...],
-    pieces: list[str],
-) -> None:
-    split_short_caches(monkeypatch, 4)  # 32 shares
-    stand_in_builder(monkeypatch, tmp_path)
-    build(config, *ENGINES, *CACHES, *options).fails(2, *pieces)
 
 
 def test_a_manifest_that_lies_is_refused_in_one_line(

@@ -73,16 +73,6 @@ def test_what_it_measures_and_writes(run: Run, tuned: Path) -> None:
     assert run("inspect", tuned, "--json").json["block_schedule"] == schedule.to_json()
 
 
-def test_the_table(run: Run, mine: Path, quick: list[str]) -> None:
-    shown = run.well("tune", mine, *quick)
-    head, *rows = shown.out.splitlines()[2:5]
-    assert head.split() == ["batch", "target_only", "fed", "block", "2", "block", "4"]
-    assert [row.split()[0] for row in rows] == ["1", "4"]
-    assert all(row.count("*") == 1 and len(row) == len(head) for row in rows)
-    assert "schedule: " in shown.out and "TensorRT-LLM: " in shown.out
-    assert shown.out.splitlines()[-1] == f"written to {mine / SCHEDULE_NAME}"
-
-
 def test_sets_of_prompts(run: Run, bundle: Path, tmp_path: Path) -> None:
     """Each has its own line; the schedule is that of all of them together."""
     (tmp_path / "letters.jsonl").write_text('{"prompt": "a"}\n')
@@ -169,20 +159,6 @@ def test_every_drafter_has_its_own(run: Run, mine: Path, quick: list[str], tmp_p
     assert not file.exists() and (mine / SCHEDULE_NAME).read_bytes() == before
 
 
-def test_another_number_of_threads_is_noted(run: Run, mine: Path, tmp_path: Path) -> None:
-    measured = json.loads((mine / SCHEDULE_NAME).read_text())["measured"]
-    other = _force(mine, 2, 2, 2, 2, measured={**measured, "threads": 2})
-    note = "note: the block schedule was measured with --threads 2, not 1: `dflash-trt tune"
-    generate = ["generate", mine, "--prompt", "a", "--max-tokens", 3]
-    assert note in run(*generate, "--block-schedule", other).err
-    assert note not in run(*generate, "--block-schedule", other, "--threads", 2).err
-    assert "note:" not in run(*generate).err
-    package = ["package", mine, "--overwrite", "-o", tmp_path / "r"]
-    assert note in run(*package, "--block-schedule", other).err
-    assert "note:" not in run(*package, "--block-schedule", other, "--threads", 2).err
-    assert "note:" not in run(*package, "--drafter", "none").err
-
-
 def test_it_can_be_removed(run: Run, mine: Path) -> None:
     removed = run("tune", mine, "--remove")
     assert (removed.code, removed.out) == (0, f"removed {mine / SCHEDULE_NAME}\n")
@@ -208,10 +184,3 @@ def test_package_takes_it_along(run: Run, mine: Path, tmp_path: Path) -> None:
         verify_bundle(opened, lambda count: None)
     assert BlockSchedule.read(mine / SCHEDULE_NAME).blocks[0].block_size in (1, 2, 4)
     verify_bundle(open_bundle(mine), lambda count: None)
-
-
-def test_a_block_that_was_not_measured_is_refused(run: Run, mine: Path) -> None:
-    forced = _force(mine, 3, 3, 3, 3)
-    run("generate", mine, "--prompt", "a", "--block-schedule", forced).fails(
-        2, "block 3 is not among those measured", "tune"
-    )

@@ -6,7 +6,6 @@ Comparing is tested in tests/lossless/test_verification.py; options are refused 
 from __future__ import annotations
 
 import itertools
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -138,15 +137,6 @@ def test_answers_that_loop_are_not_in_the_figures(run: Run, bundle: Path, sets: 
         assert one["speedup"] == pytest.approx(rates[0] / rates[1])
 
 
-def test_sets_that_are_refused(run: Run, bundle: Path, sets: list[str], tmp_path: Path) -> None:
-    run("verify", bundle, *sets, "--prompt", "a").fails(2, "give --prompts or --prompt, not both")
-    run("verify", bundle, *sets, *sets).fails(2, "--prompts: two sets are named 'letters'")
-    run("verify", bundle, "--prompts", tmp_path / "no.jsonl").fails(2, "no.jsonl: no such file")
-    (tmp_path / "long.jsonl").write_text('{"prompt": "a"}\n' + json.dumps({"prompt": "a" * 400}))
-    refused = run("verify", bundle, *sets, "--prompts", tmp_path / "long.jsonl")
-    refused.fails(2, "long, prompt 2: 400 tokens do not fit")
-
-
 def test_low_acceptance_points_to_diagnose(run: Run, bundle: Path, slow_drafts: Path) -> None:
     options = ["--max-tokens", 48, "--batch", 1]
     # What this run timed: two passes for a token, where the baseline has one.
@@ -201,17 +191,6 @@ def test_a_wrong_token_with_right_logits(run: Run, bundle: Path, doctor: Doctor)
         "first difference, DFlash block 8, batch 1: prompt 0, output token 1: "
         f"token {token('!')}, the baseline has {token('b')}"
     )
-
-
-def test_differences_that_json_has_no_number_for(run: Run, bundle: Path, doctor: Doctor) -> None:
-    def poison(number: int, output: SpeculationOutput) -> None:
-        if output.logits is not None:
-            output.logits[0, 0, 3] = -np.inf
-
-    doctor(poison)
-    outcome = run("verify", bundle, *SHORT, "--json")
-    assert outcome.code == 1
-    assert outcome.json["modes"][1]["difference"]["actual_logit"] == "-inf"
 
 
 def test_no_prompts_anywhere(run: Run, build: Build, own_pair: Path) -> None:
