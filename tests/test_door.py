@@ -21,7 +21,6 @@ from dflash_trt.cli.main import main
 from dflash_trt.decoding import TokenEvent
 from tests.cli.bigram import END, token, write_bigram_pair
 from tests.inspection import loaded_graphs
-from tests.waiting import wait_until
 
 SAMPLED = SamplingParams(temperature=6, top_p=0.9, seed=7)
 PROMPTS = ["cab", "x", "9", "zq", "3", "cé"]  # more than max_batch, some end early
@@ -146,26 +145,6 @@ def test_asynchronous_streams_are_batched_and_equal(pair: LoadedPair) -> None:
     # Its thread has the generator now, and serves calls that are not asynchronous too.
     assert [one.text for one in pair.generate(PROMPTS, SAMPLED, max_tokens=12)] == expected
     assert [event.text for event in pair.stream("9", max_tokens=1)] == ["0"]
-
-
-def test_cancelling_an_asynchronous_stream_frees_its_slot(pair: LoadedPair) -> None:
-    async def run() -> None:
-        events = pair.astream("cab", max_tokens=60)
-        await anext(events)
-        await events.aclose()
-        await asyncio.to_thread(wait_until, lambda: pair.used_slots == 0)
-
-        async def forever() -> None:
-            async for _ in pair.astream("a" * 3, max_tokens=60):
-                await asyncio.sleep(0)
-
-        task = asyncio.create_task(forever())
-        await asyncio.sleep(0.01)
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
-        await asyncio.to_thread(wait_until, lambda: pair.used_slots == 0)
-
-    asyncio.run(run())
 
 
 def test_chat(pair: LoadedPair) -> None:

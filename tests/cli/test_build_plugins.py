@@ -9,17 +9,11 @@ from typing import Any
 
 import onnx
 import pytest
-from dflash_plugins.table import operations
-from onnx import helper
 
 from dflash_trt.backends.tensorrt.build import builder
 from dflash_trt.backends.tensorrt.build.plugins import (
-    hand_over,
-    operation_forms,
-    plugin_caches,
     register_plugins,
 )
-from dflash_trt.errors import DflashError
 from dflash_trt.graph.functions import DFLASH_DOMAIN
 from dflash_trt.hardware import kernels as accept
 from dflash_trt.hardware.kernels import PLUGIN_INTERFACE
@@ -156,36 +150,6 @@ def test_what_plugins_need_is_asked_for_before_anything_is_written(
         2, "--plugins: a step settles at most 4 rows, not a block of", "--block-size"
     )
     build.well(engine_config, *PLUGINS, "--block-size", "4")
-
-
-def test_an_overload_is_part_of_a_plugins_name_and_absent_inputs_are_none() -> None:
-    operands = [*operations()["kv_feature_injection_paged"].inputs]
-    outputs = ["k_cache_out", "v_cache_out"]
-    given = [*operands[:2], "", *operands[2:]]
-    call = helper.make_node("kv_feature_injection", given, outputs, domain=DFLASH_DOMAIN)
-    call.overload = "paged"
-    pools = [
-        helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, [1])
-        for name in ("k_cache", "v_cache")
-    ]
-    graph = helper.make_graph([call], "g", pools, [])
-    function = helper.make_function(
-        DFLASH_DOMAIN, "kv_feature_injection", [], [], [], [], overload="paged"
-    )
-    model = helper.make_model(graph, functions=[function])
-    known = {"kv_feature_injection_paged"}
-    (node,) = hand_over(model, known).graph.node
-    assert (node.op_type, list(node.input), node.overload) == (*known, operands, "")
-    assert model.graph.node[0].overload == "paged"
-    assert plugin_caches(model, known) == ["k_cache", "v_cache"]
-    assert operation_forms(hand_over(model, known), known) == {
-        "kv_feature_injection_paged": "plugin"
-    }
-    assert not plugin_caches(model, {"kv_feature_injection"})
-    call.output[:] = outputs[::-1]
-    swapped = helper.make_graph([call], "g", pools, [])
-    with pytest.raises(DflashError, match="would not update v_cache in place"):
-        plugin_caches(helper.make_model(swapped), known)
 
 
 @pytest.mark.usefixtures("full")

@@ -11,8 +11,8 @@ import pytest
 from dflash_trt.models.build_config import load_config
 from tests.cli.bigram import write_tokenizer
 from tests.cli.conftest import Build, Run, write_config
+from tests.quantization.running import quantize_in_place
 
-RTX = ["--executor", "tensorrt-rtx"]
 FP8 = ["--precision", "fp8"]
 
 
@@ -131,3 +131,12 @@ def test_the_configuration_has_a_recipe(build: Build, own_pair: Path) -> None:
     build(own_pair, "--overwrite").fails(2, "nothing is left to quantize")
     own_pair.write_text(text + "precision: bf16\n")
     build(own_pair, "--overwrite").fails(2, f"{own_pair}, precision: 'bf16' is for engines", "fp32")
+
+
+@pytest.mark.parametrize(
+    ("owner", "fix"),
+    [("target", "leave out --precision"), ("draft", "add --draft-precision bf16")],
+)
+def test_what_is_quantised_already(build: Build, own_pair: Path, owner: str, fix: str) -> None:
+    folder = quantize_in_place(own_pair, owner)
+    build(own_pair, *FP8).fails(1, f"{folder}: is quantized already", fix)

@@ -15,7 +15,6 @@ from tests.diagnosis.pairs import build
 from tests.shared import Shared
 
 Run = Callable[..., Outcome]
-MODULE = "dflash_trt.cli.diagnose"
 PROMPTS = data_folder("demo_pair") / "prompts.jsonl"
 SMALL = ["--limit-prompts", "6", "--max-tokens", "24"]
 

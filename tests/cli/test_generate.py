@@ -15,7 +15,6 @@ from typing import Any
 
 import pytest
 
-import dflash_trt.cli.options as shared_options
 from dflash_trt.decoding import Generator
 from tests.cli.bigram import token, write_tokenizer
 from tests.cli.conftest import Build, Run
@@ -183,17 +182,3 @@ def test_drafts_that_cost_more_than_they_bring(run: Run, slow_drafts: Path) -> N
         assert "break-even" not in answer.err
     answer = run.well("generate", slow_drafts, *useless, "--max-tokens", 64, "--drafter", "none")
     assert "break-even" not in answer.err
-
-
-def test_threads_change_no_token_and_are_said(
-    run: Run, bundle: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(shared_options, "available_cores", lambda: 2)
-    asked = ("generate", bundle, "--prompt", "cab", "--max-tokens", 9)
-    usual, many = run.well(*asked), run.well(*asked, "--threads", 3)
-    assert usual.out == many.out
-    assert "per request, 1 CPU thread\n" in usual.err and "note: --threads" not in usual.err
-    assert "per request, 3 CPU threads\n" in many.err
-    assert many.err.count("note: --threads 3, but 2 physical cores are free") == 1
-    assert "note: --threads" not in run.well(*asked, "--threads", 2).err
-    run(*asked, "--threads", "all").fails(2, "'--threads'")

@@ -146,25 +146,6 @@ def test_a_name_that_no_file_can_have(run: Run, bundle: Path, name: str) -> None
         run(*command, name).fails(2, "can be no path")
 
 
-def test_links_in_a_circle(run: Run, own_pair: Path, bundle: Path, tmp_path: Path) -> None:
-    """What finds where links lead has an error of its own for these."""
-    circle = tmp_path / "circle"
-    circle.symlink_to(circle)
-    folder = own_pair.parent
-    for command in (
-        ["import-gguf", circle, "-o", tmp_path / "o"],
-        ["build", "--target", own_pair, "-o", circle],
-        ["build", "--target-checkpoint", circle, "--draft-checkpoint", folder / "draft"],
-        ["package", bundle, "-o", circle],
-        ["package", circle],
-        ["inspect", circle],
-        ["quantize", "--checkpoint", circle, "--precision", "fp8", "-o", tmp_path / "o"],
-        ["quantize", "--checkpoint", folder / "target", "--precision", "fp8", "-o", circle],
-    ):
-        outcome = run(*command)
-        assert outcome.code in (1, 2) and outcome.err.count("error: ") == 1, outcome.err
-
-
 def test_a_long_output_is_whole_in_a_pipe_that_does_not_wait(bundle: Path, tmp_path: Path) -> None:
     """As some parents leave it: 60,000 prompts gave JSON that ended at 64 KiB."""
     prompts = tmp_path / "p.jsonl"

@@ -70,15 +70,6 @@ def test_a_build_takes_it(run: Run, build: Build, model: Path, tmp_path: Path) -
     assert told.json
 
 
-def test_only_what_was_imported_is_replaced(run: Run, model: Path, tmp_path: Path) -> None:
-    out = tmp_path / "out"
-    run.well("import-gguf", model, "-o", out)
-    run("import-gguf", model, "-o", out).fails(2, "already exists", "--overwrite")
-    run.well("import-gguf", model, "-o", out, "--overwrite")
-    (out / "gguf_source.json").unlink()
-    run("import-gguf", model, "-o", out, "--overwrite").fails(2, "it is not overwritten")
-
-
 def test_without_the_package(
     run: Run, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

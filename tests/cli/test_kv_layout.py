@@ -120,17 +120,3 @@ def test_quantising_keeps_fp8s_scales_and_observes_others(
     spec = read_target(written)
     found = read_kv_scales(spec.checkpoint.tensors, spec.weights, spec.quantization, 0)[0]
     assert found == k if k is not None else 0 < found < 0.4
-
-
-def test_a_scale_that_is_none_is_told_before_anything_is_written(
-    build: Build, own_pair: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    add_scales(own_pair.parent / "target", "FP8", k=0.5, v=float("inf"))
-    monkeypatch.setattr("dflash_trt.building.bundle_writer.quantize_pair", pytest.fail)
-    for options in ([], ["--precision", "fp8"], ["--kv-layout", "paged"]):
-        build(own_pair, *options, "--kv-dtype", "fp8").fails(
-            1,
-            f"{own_pair.parent / 'target' / 'model.safetensors'}: ",
-            'v_proj.v_scale": its value is inf',
-            "leave out --kv-dtype fp8",
-        )

@@ -80,17 +80,6 @@ def test_its_commands_are_taken(run: Run, tmp_path: Path, gpu: str) -> None:
                 assert min(built["max_batch"], built["memory"]["sequences"]) == way["users"]
 
 
-def test_a_pair_that_is_too_large_says_what_it_takes(run: Run, put_gpu: PutGpu) -> None:
-    ways = _pairs(run("targets", "--gpu", "rtx-5090", "--json"))["gpt-oss-120b"]
-    assert [(way["executor"], way["gpus"]) for way in ways] == [("trtllm", 4)]
-    put_gpu(FakeCuda(**ADA))
-    found = run("targets", "--gpu", "here", "--json")
-    assert {way["precision"] for way in _pairs(found)["qwen3-8b"]} == {"fp8"}
-    assert found.json["pairs"]["gpt-oss-20b"]["obstacles"] == [
-        "bf16 engines take 104.1 GB for one user"
-    ]
-
-
 def test_doctor_says_what_its_gpu_can_run(run: Run, put_gpu: PutGpu) -> None:
     put_gpu(FakeCuda(**H100, count=8))
     found = {one["capability"]: one for one in run("doctor", "--json").json}

@@ -131,26 +131,3 @@ def test_tensorrt_builds_for_the_gpu_that_is_here(
     outcome = run.well("generate", output, "--prompt", "b", "--max-tokens", 10, "--json")
     assert outcome.json["text"] == ABAB
     assert "for executor tensorrt (float16 compute)" in run("inspect", output).out
-
-
-def test_tensorrt_refuses_other_gpus(
-    build: Build, engine_config: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for library, piece in (
-        (None, "TensorRT is not installed"),
-        (FullTensorRt(version=""), "TensorRT is not installed: tensorrt is an empty package"),
-        (FullTensorRt(version="11.0.2"), "TensorRT 11.0.2 is too old, 11.1 or newer"),
-    ):
-        monkeypatch.setitem(sys.modules, "tensorrt", library)
-        build(engine_config, *FULL).fails(1, piece)
-    monkeypatch.setitem(sys.modules, "tensorrt", FullTensorRt())
-    for gpu, options, code, pieces in (
-        (FakeCuda(), ["--arch", "sm_100"], 2, ["the GPU that is here, sm_120, not for", "B200"]),
-        (FakeCuda(), ["--arch", "sm_70"], 2, ["no TensorRT engines for 'sm_70'", "sm_100"]),
-        (FakeCuda((7, 5)), [], 2, ["no TensorRT engines for 'sm_75'"]),
-        (None, [], 1, ["no CUDA device: none is visible"]),
-    ):
-        cuda = gpu or FakeCuda()
-        cuda.count = 0 if gpu is None else 1
-        monkeypatch.setattr("dflash_trt.hardware.device.load_cuda", lambda cuda=cuda: cuda)
-        build(engine_config, *FULL, *options).fails(code, *pieces)

@@ -134,14 +134,11 @@ def test_json_is_bounded_before_it_is_made(data: bytes, message: str) -> None:
         # An error that quotes such a number would be a traceback.
         ("max_batch: 0x" + "f" * 5000, "is not valid YAML: Exceeds the limit"),
         ("max_batch: " + "9" * 5000, "is not valid YAML: Exceeds the limit"),
-        # A megabyte in base 60 took 20 s, or was a traceback.
-        ("max_batch: 1" + ":59" * 300_000, "is a number in base 60"),
-        ("max_batch: 1" + ":59" * 300_000 + ".5", "is a number in base 60"),
         ("a: 1\nb: 2\na: 3", "key 'a' is given twice"),
         # A megabyte of keys took half a minute.
         ("\n".join(f"k{number}: 1" for number in range(MOST_VALUES // 2)), "more than 20,000 keys"),
     ],
-    ids=["hexadecimal", "decimal", "base 60", "fraction", "twice", "many"],
+    ids=["hexadecimal", "decimal", "twice", "many"],
 )
 def test_yaml_is_bounded(text: str, message: str) -> None:
     with pytest.raises(DflashError, match=message):

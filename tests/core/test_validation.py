@@ -78,7 +78,7 @@ def test_a_misspelt_key_is_one_mistake() -> None:
     [
         ({"animal": {"kind": "dog", "trick": []}}, "'animal.trick' (nearest: 'tricks')"),
         ({"animal": {"kind": "cat", "life": 1}}, "'animal.life' (nearest: 'lives')"),
-        ({"others": [{"kind": "cat", "zz": 1}]}, "'others.0.zz' (known: kind, lives)"),
+        ({"others": [{"kind": "cat", "zz": 1}]}, "'others.0.zz' (known: name, home"),
         ({"size": "x"}, "size: Input should be a valid integer"),
         ({"ages": {"a": 1, "b": "y"}}, "ages.b: "),
     ],
