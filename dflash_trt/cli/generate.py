@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import click
 
 from dflash_trt.bundle.bundle import bound_memory, load_tokenizer, open_bundle
 from dflash_trt.cli.chat import PairSpeaker, ServedSpeaker, hold_chat
-from dflash_trt.cli.generate_remote import generate_remote, parse_url
-from dflash_trt.cli.generation_output import TextWriter
+from dflash_trt.cli.generation_output import TextWriter, showable
 from dflash_trt.cli.options import (
     FILE,
     FOLDER,
@@ -31,7 +33,7 @@ from dflash_trt.cli.options import (
     threads_option,
 )
 from dflash_trt.core.strict_json import read_json_object
-from dflash_trt.decoding import Request, SamplingParams
+from dflash_trt.decoding import Request, RequestResult, SamplingParams
 from dflash_trt.decoding.drafter_kinds import DFLASH, NOBODY, Drafting
 from dflash_trt.decoding.request import ContinuationOptions
 from dflash_trt.decoding.tuning.break_even import (
@@ -44,13 +46,16 @@ from dflash_trt.decoding.tuning.bundle_schedule import AUTO, NONE
 from dflash_trt.errors import DflashError
 from dflash_trt.hardware.cores import ThreadChoice
 from dflash_trt.pair import LoadedPair
-from dflash_trt.serving.client.client import GenerationRequest
+from dflash_trt.serving.client.client import GenerationRequest, ServedModel
 from dflash_trt.serving.client.grpc_chat import GrpcChat
 from dflash_trt.serving.client.openai_chat import OpenAiChat
 from dflash_trt.text.grammar import Grammar, schema_text
 from dflash_trt.text.thoughts import AnswerFormat, TokenReader, open_answer
 
 MAX_TOKENS = 128
+DEFAULT_GRPC_PORT = 8001
+# As many as keep a server busy; a queue is the server's own and may be short.
+MAX_IN_FLIGHT = 16
 PROMPT_OPTIONS = {"prompt", "prompt_file", "raw", "view", "as_json"}
 LOCAL_OPTIONS = {"bundle", "block_schedule", "view", "drafter", "threads"}
 STRUCTURE = {"json_schema", "regex"}
@@ -177,12 +182,12 @@ def command(
             {"system", "template_options"},
             "does not go with --url: chats go to its OpenAI port",
         )
-        address = parse_url(url)
+        address = _parse_url(url)
         remote = [
             GenerationRequest(prompt=text, sampling=sampling, grammar=grammar, **common)
             for text in prompts.read()
         ]
-        generate_remote(address, remote, raw=prompts.raw, as_json=as_json)
+        _generate_remote(address, remote, raw=prompts.raw, as_json=as_json)
         return
     if bundle is None:
         raise DflashError("no model", fix="pass a BUNDLE, or the --url of a server", usage=True)
@@ -239,7 +244,7 @@ def _open_server(
         fix = "pass the BUNDLE that is served: its chat template is used"
         raise DflashError("a chat over gRPC needs a template", fix=fix, usage=True)
     return GrpcChat(
-        parse_url(url),
+        _parse_url(url),
         load_tokenizer(open_bundle(bundle)),
         sampling,
         max_tokens=most,
@@ -251,3 +256,68 @@ def _open_server(
 def _open_answer(form: AnswerFormat, requests: Sequence[Request], index: int) -> TokenReader:
     request = requests[index]
     return open_answer(form, request.stop_strings, request.prompt_ids)
+
+
+def _generate_remote(
+    address: str, requests: list[GenerationRequest], *, raw: bool, as_json: bool
+) -> None:
+    """Runs `requests` on the server at `address` (host:port) and shows what came of them.
+
+    Raises:
+        DflashError: no server, a chat template without `raw`, or a request that failed.
+    """
+    writer = TextWriter(view=False, quiet=as_json, count=len(requests))
+    started = time.perf_counter()
+    results = asyncio.run(_run_remote(address, requests, writer, raw))
+    writer.end(results, time.perf_counter() - started)
+
+
+def _parse_url(url: str) -> str:
+    """The address (host:port) in `grpc://HOST[:PORT]`.
+
+    Raises:
+        DflashError: another kind of URL (usage).
+    """
+    try:
+        parts = urlsplit(url)
+        host, port = parts.hostname, parts.port
+    except ValueError:
+        host = port = None
+    if not host or url.rstrip("/") != f"grpc://{parts.netloc}" or "@" in parts.netloc:
+        raise DflashError(f"{url!r} is not of the form grpc://HOST:PORT", where="--url", usage=True)
+    shown = f"[{host}]" if ":" in host else host
+    return f"{shown}:{DEFAULT_GRPC_PORT if port is None else port}"
+
+
+async def _run_remote(
+    address: str, requests: list[GenerationRequest], writer: TextWriter, raw: bool
+) -> list[RequestResult]:
+    """Results in the order of `requests`; the first failure ends all of them."""
+    model = ServedModel(address)
+    turn = asyncio.Semaphore(MAX_IN_FLIGHT)
+
+    async def run_one(index: int, request: GenerationRequest) -> RequestResult:
+        async with turn, aclosing(model.stream(request)) as deltas:
+            async for delta in deltas:
+                writer.write(index, showable(delta.text), finished=delta.result is not None)
+                result = delta.result
+        assert result is not None
+        return result
+
+    try:
+        if not raw and await model.has_chat_template():
+            raise DflashError(
+                "the served model has a chat template, which is not known here",
+                where=address,
+                fix="--raw sends the prompt as it is; chats go to its OpenAI port",
+                usage=True,
+            )
+        async with asyncio.TaskGroup() as group:
+            tasks = [
+                group.create_task(run_one(index, request)) for index, request in enumerate(requests)
+            ]
+    except* DflashError as errors:
+        raise errors.exceptions[0] from None
+    finally:
+        await model.close()
+    return [task.result() for task in tasks]
