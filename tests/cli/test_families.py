@@ -1,4 +1,4 @@
-"""A hybrid pair on the command line: what is shown of it, and what is refused, in a line each."""
+"""Hybrids and Gemma 4 on the command line: what is shown of them, and what is refused."""
 
 from __future__ import annotations
 
@@ -6,15 +6,45 @@ from pathlib import Path
 
 import pytest
 
+from dflash_trt.backends.tensorrt.build import builder
 from dflash_trt.bundle.bundle import open_bundle
 from dflash_trt.cli.main import main
+from dflash_trt.graph.caches import native
 from dflash_trt.models.quantized_weights import quantized_linears, read_scalar
 from dflash_trt.models.target import read_target
 from dflash_trt.quantization.linears import ALL_EXPERTS, LAYER_LINEARS
 from tests.cli.bigram import write_tokenizer
-from tests.cli.stub_builds import build_with_kernels
 from tests.covering import exhaustive
 from tests.pairs import PairFactory, TinyPair
+
+KERNELS = ("--executor", "tensorrt", "--precision", "bf16", "--plugins")
+
+
+def build_with_kernels(
+    pair: TinyPair, folder: Path, *options: str, largest: int = 256
+) -> dict[str, dict[str, str]]:
+    """A bundle of stub engines with kernels, in `folder`/bundle; by graph, how operations run.
+
+    No kernel of TensorRT's has heads of more than `largest`, ours have any.
+    """
+    from tests.standins.plugin_tensorrt import stand_in_builder
+
+    output = folder / "bundle"
+    with pytest.MonkeyPatch.context() as patch:
+        stand_in_builder(patch, folder)
+        patch.setattr(native, "FUSED_HEAD_DIMS", range(16, largest + 1, 8))
+        for module in (native, builder):
+            patch.setattr(module, "HEAD_DIMS", (16, 32))
+        command = ["build", *_checkpoints(pair), *KERNELS, "--max-seq-len", "128", *options]
+        assert main([*command, "-o", str(output)]) == 0
+    engines = open_bundle(output).manifest.engines
+    assert engines is not None
+    return {str(one.graph): dict(one.operations) for one in engines.files}
+
+
+def _checkpoints(pair: TinyPair) -> list[str]:
+    folders = ("target", "draft")
+    return [part for one in folders for part in (f"--{one}-checkpoint", str(pair.folder / one))]
 
 
 @pytest.fixture(scope="module")
@@ -101,3 +131,38 @@ def test_experts_stay_as_they_are_where_that_is_said(
     layer = "model.layers.0.mlp"
     stay = {f"{layer}.gate", f"{layer}.shared_expert_gate", ALL_EXPERTS}
     assert stay <= {*spec.quantization.excluded}
+
+
+@pytest.fixture(scope="module")
+def gemma(make_pair: PairFactory) -> TinyPair:
+    target = {"vocab": 300, "num_layers": 3, "tie": True}
+    return make_pair("gemma4", target, {"target_layer_ids": [0, 2]}, max_seq_len=128)
+
+
+@pytest.mark.parametrize("layout", ["linear", exhaustive("paged")])
+def test_engines_with_kernels_attend_by_ours(
+    gemma: TinyPair, tmp_path: Path, capsys: pytest.CaptureFixture[str], layout: str
+) -> None:
+    """Where TensorRT has no kernel for heads of 32; over pages in every layer."""
+    found = build_with_kernels(gemma, tmp_path, "--kv-layout", layout, largest=16)
+    kernel = "block_attention" + "_paged" * (layout == "paged")
+    for graph in ("target", "target_only"):
+        assert found[graph][kernel] == "plugin"
+        is_native = "native" in found[graph].values()
+        assert is_native == (layout == "linear")
+    assert main(["inspect", str(tmp_path / "bundle")]) == 0
+    assert "one projection, their attention by a kernel of ours" in capsys.readouterr().out
+
+
+def test_quantize_takes_every_linear(gemma: TinyPair, capfd: pytest.CaptureFixture[str]) -> None:
+    """What K and V share is one; an FP8 cache of it has no scales."""
+    output, texts = gemma.folder / "quantised", gemma.folder / "texts.jsonl"
+    texts.write_text('{"prompt": "calibrate"}\n')
+    write_tokenizer(gemma.folder / "target")
+    command = ["quantize", "--checkpoint", str(gemma.folder / "target"), "--precision", "fp8"]
+    command += ["--calibration", str(texts), "-o", str(output)]
+    assert main([*command, "--kv-scales"]) == 2
+    assert "K and V of some layers are one projection" in capfd.readouterr().err
+    assert main(command) == 0
+    found = quantized_linears(read_target(output).weights)
+    assert len(found) == 3 * 7 - 1 and "layers.2.v_proj" not in found
