@@ -21,7 +21,7 @@ demo: $(VENV)/.installed
 	$(BIN)/dflash-trt generate $(BUNDLE) --prompt-file build/first-prompt.jsonl --view
 	$(BIN)/dflash-trt verify $(BUNDLE) --limit-prompts 8 --repeats 3
 	$(BENCH) served-demo $(BUNDLE) --output-dir build/served --runs 1 --concurrency 1,4 --osl 64 --blocks 8
-	$(BIN)/dflash-trt plan --target gpt-oss-120b --gpu b300 --gpus 8 --interactivity 500
+	$(BIN)/dflash-trt plan --target gpt-oss-120b --gpu b300x8 --interactivity 500
 	$(BIN)/dflash-trt build --target gpt-oss-120b --executor trtllm --profile b300x8 --overwrite -o build/gpt-oss-120b-b300x8
 	@echo 'open build/served/report.html; make demo-all shows quantised pairs, tuning and three kinds of drafts'
 

@@ -5,13 +5,10 @@ from __future__ import annotations
 import asyncio
 import inspect
 import json
-import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
-from dataclasses import replace
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
@@ -20,16 +17,10 @@ import pytest
 
 import dflash_trt
 from dflash_trt import CacheOptions, DflashError, LoadedPair, SamplingParams
-from dflash_trt.bundle.bundle import open_bundle
 from dflash_trt.cli.main import main
-from dflash_trt.decoding import GeneratorOptions, TokenEvent
-from dflash_trt.decoding.schedule import BlockSchedule, merge_ranges
-from dflash_trt.decoding.tuning.bundle_schedule import write_schedule
-from dflash_trt.text.harmony import HarmonyFormat
+from dflash_trt.decoding import TokenEvent
 from tests.cli.bigram import END, token, write_bigram_pair
-from tests.inspection import is_live, loaded_graphs
-from tests.text.harmony import encode, make_harmony
-from tests.waiting import wait_until
+from tests.inspection import loaded_graphs
 
 SAMPLED = SamplingParams(temperature=6, top_p=0.9, seed=7)
 PROMPTS = ["cab", "x", "9", "zq", "3", "cé"]  # more than max_batch, some end early
@@ -114,26 +105,6 @@ def test_results_are_the_commands(
     assert [one.token_ids for one in again] == [one.token_ids for one in results]
 
 
-def test_drafts_are_watched_where_nothing_says_when_to_draft(folder: Path, tmp_path: Path) -> None:
-    ways: list[dict[str, Any]] = [
-        {},
-        {"block_schedule": "none"},
-        {"block_size": 4},
-        {"speculation": False},
-    ]
-    watched = []
-    for way in ways:
-        with LoadedPair(open_bundle(folder), **way) as pair:
-            watched.append(is_live(pair.open_runner().generator))
-            assert not is_live(pair.make_generator(GeneratorOptions())), "a measurement's"
-    assert watched == [True, False, False, False]
-    tuned = open_bundle(shutil.copytree(folder, tmp_path / "tuned", symlinks=True))
-    blocks = merge_ranges([4] * tuned.manifest.limits.max_batch)
-    tuned = write_schedule(tuned, BlockSchedule(blocks=blocks, executor="cpu"))
-    with LoadedPair(tuned) as pair:
-        assert not is_live(pair.open_runner().generator), "it has a schedule of its own"
-
-
 def test_without_speculation_only_the_baseline_graph_opens(folder: Path, pair: LoadedPair) -> None:
     with dflash_trt.load(folder, speculation=False) as baseline:
         plain = baseline.generate(PROMPTS, SAMPLED, max_tokens=20)
@@ -141,21 +112,6 @@ def test_without_speculation_only_the_baseline_graph_opens(folder: Path, pair: L
     assert all(one.statistics.drafted_tokens == 0 for one in plain)
     drafted = pair.generate(PROMPTS, SAMPLED, max_tokens=20)
     assert [one.token_ids for one in drafted] == [one.token_ids for one in plain]
-
-
-def test_streams_share_steps(pair: LoadedPair) -> None:
-    streams = [pair.stream(text, max_tokens=9) for text in ("cab", "9")]
-    assert pair.used_slots == 0  # nothing runs before it is asked for
-    texts, last = ["", ""], [None, None]
-    while not all(last):
-        for index, stream in enumerate(streams):
-            for event in stream:
-                texts[index] += event.text
-                last[index] = event.result  # type: ignore[call-overload]
-                break
-    assert texts == ["ababababa", "012345678"]
-    assert [one.text for one in last if one] == texts
-    assert [list(stream) for stream in streams] == [[], []]
 
 
 def test_a_listener_ends_a_request_and_not_its_neighbours(pair: LoadedPair) -> None:
@@ -175,20 +131,6 @@ def test_a_listener_ends_a_request_and_not_its_neighbours(pair: LoadedPair) -> N
     assert pair.used_slots == 0
 
 
-def test_closing_a_stream_frees_its_slot(pair: LoadedPair) -> None:
-    streams = [pair.stream("cab", max_tokens=50) for _ in range(4)]
-    for stream in streams:
-        next(stream)
-    streams[0].close()
-    assert pair.used_slots == 3
-    (result,) = pair.generate(["9"], max_tokens=3)
-    assert result.text == "012"
-    for _ in streams[1]:
-        break  # and dropping the last reference does the same
-    del streams[1:], stream
-    assert pair.used_slots == 0
-
-
 def test_asynchronous_streams_are_batched_and_equal(pair: LoadedPair) -> None:
     expected = [one.text for one in pair.generate(PROMPTS, SAMPLED, max_tokens=12)]
 
@@ -203,49 +145,6 @@ def test_asynchronous_streams_are_batched_and_equal(pair: LoadedPair) -> None:
     # Its thread has the generator now, and serves calls that are not asynchronous too.
     assert [one.text for one in pair.generate(PROMPTS, SAMPLED, max_tokens=12)] == expected
     assert [event.text for event in pair.stream("9", max_tokens=1)] == ["0"]
-
-
-def test_an_asynchronous_stream_takes_over_from_one_that_waits(pair: LoadedPair) -> None:
-    waiting = pair.stream("cab", max_tokens=30)
-    text = next(waiting).text
-
-    async def read() -> str:
-        with pytest.raises(DflashError, match="sampling: it must be SamplingParams"):
-            await anext(pair.astream("9", {"temperature": 1}))  # type: ignore[arg-type]
-        return "".join([event.text async for event in pair.astream("9", max_tokens=4)])
-
-    assert asyncio.run(read()) == "0123"
-    assert text + "".join(event.text for event in waiting) == "ab" * 15
-
-
-def test_cancelling_an_asynchronous_stream_frees_its_slot(pair: LoadedPair) -> None:
-    async def run() -> None:
-        events = pair.astream("cab", max_tokens=60)
-        await anext(events)
-        await events.aclose()
-        await asyncio.to_thread(wait_until, lambda: pair.used_slots == 0)
-
-        async def forever() -> None:
-            async for _ in pair.astream("a" * 3, max_tokens=60):
-                await asyncio.sleep(0)
-
-        task = asyncio.create_task(forever())
-        await asyncio.sleep(0.01)
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
-        await asyncio.to_thread(wait_until, lambda: pair.used_slots == 0)
-
-    asyncio.run(run())
-
-
-def test_threads_share_a_pair(pair: LoadedPair) -> None:
-    expected = [one.text for one in pair.generate(PROMPTS, SAMPLED, max_tokens=20)]
-
-    def work(prompt: str) -> str | None:
-        return pair.generate([prompt], SAMPLED, max_tokens=20)[0].text
-
-    with ThreadPoolExecutor(len(PROMPTS)) as pool:
-        assert list(pool.map(work, PROMPTS)) == expected
 
 
 def test_chat(pair: LoadedPair) -> None:
@@ -265,24 +164,6 @@ def test_chat(pair: LoadedPair) -> None:
     for wrong in (lambda: pair.chat("cab"), lambda: pair.chat([5, 6])):
         with pytest.raises(DflashError, match="messages: "):
             wrong()
-
-
-def test_a_chat_tells_reasoning_from_the_answer(
-    pair: LoadedPair, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    written = encode(
-        "<|channel|>analysis<|message|>Hm.<|end|>"
-        "<|start|>assistant<|channel|>final<|message|>Four.<|return|>"
-    )
-    real = pair.run
-
-    def run(requests: Any, on_event: Any = None) -> Any:
-        return [replace(one, token_ids=tuple(written)) for one in real(requests, on_event)]
-
-    monkeypatch.setattr(pair, "run", run)
-    pair.__dict__["answer_format"] = HarmonyFormat.find(make_harmony())
-    answer = pair.chat([{"role": "user", "content": "ab"}], max_tokens=1)
-    assert (answer.text, answer.reasoning) == ("Four.", "Hm.")
 
 
 @pytest.mark.parametrize(
@@ -311,20 +192,6 @@ def test_what_cannot_run_is_refused(
         pair.generate(prompts, **options)
     assert refusal.value.usage and all(piece in refusal.value.message for piece in pieces)
     assert pair.used_slots == 0
-
-
-@pytest.mark.parametrize(
-    ("options", "piece"),
-    [
-        ({"threads": 0}, "threads"),
-        ({"block_size": 99}, "block_size"),
-        ({"block_schedule": "none.json"}, "none.json"),
-        ({"folder": None}, "folder: "),
-    ],
-)
-def test_what_cannot_be_loaded_is_refused(folder: Path, options: Any, piece: str) -> None:
-    with pytest.raises(DflashError, match=piece):
-        dflash_trt.load(**{"folder": folder} | options)
 
 
 def test_a_closed_pair_says_so(folder: Path) -> None:

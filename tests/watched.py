@@ -1,13 +1,15 @@
 """`python -m tests.watched LOG MODULE …` runs a module and writes each call on the network to LOG.
 
-`tests/offline.py` kills whoever opens a socket, which a server does. Here the kernel asks before
-each `connect`, and each `sendto` that names an address: this machine's own are let through, and a
-line is written for others and for whatever asks a name server, which may be on this machine too.
+Native code looks names up past everything that Python could replace, so the kernel asks before each
+`connect`, and each `sendto` that names an address, of threads and child processes too: this
+machine's own are let through, and a line is written for others and for whatever asks a name
+server, which may be on this machine too.
 """
 
 from __future__ import annotations
 
 import array
+import ctypes
 import errno
 import fcntl
 import ipaddress
@@ -19,13 +21,15 @@ import signal
 import socket
 import struct
 import sys
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-
-from tests.offline import Instruction, set_filter
+from typing import ClassVar
 
 _CONNECT = {"x86_64": 42, "aarch64": 203}
 _SENDTO = {"x86_64": 44, "aarch64": 206}
+_SECCOMP = {"x86_64": 317, "aarch64": 277}
+_NO_NEW_PRIVILEGES, _SET_FILTER, _NEW_LISTENER = 38, 1, 8
 _LOAD, _JUMP_IF_EQUAL, _RETURN = 0x20, 0x15, 0x06
 _ASK, _ALLOW = 0x7FC00000, 0x7FFF0000
 _NUMBER_AT, _ADDRESS_AT = 0, 16 + 8 * 4
@@ -33,6 +37,35 @@ _RECEIVE, _SEND = 0xC0502100, 0xC0182101
 _QUESTION, _REPLY = struct.Struct("QII iIQ6Q"), struct.Struct("QqiI")
 _GO_ON = 1
 _NAME_SERVER = 53
+UNSET = {"ORT_DISABLE_TELEMETRY", "XDG_CACHE_HOME", "HF_HOME", "HF_HUB_OFFLINE"}
+"""What a user who is to be kept local might have set."""
+
+
+class _Instruction(ctypes.Structure):
+    _fields_: ClassVar = [
+        ("code", ctypes.c_ushort),
+        ("if_true", ctypes.c_ubyte),
+        ("if_false", ctypes.c_ubyte),
+        ("value", ctypes.c_uint32),
+    ]
+
+
+class _Program(ctypes.Structure):
+    _fields_: ClassVar = [("length", ctypes.c_ushort), ("first", ctypes.POINTER(_Instruction))]
+
+
+def _set_filter(steps: Sequence[_Instruction]) -> int:
+    """The kernel does as `steps` say, here and in children; the descriptor at which it asks."""
+    program = _Program(len(steps), (_Instruction * len(steps))(*steps))
+    library = ctypes.CDLL(None, use_errno=True)
+    failed = library.prctl(_NO_NEW_PRIVILEGES, 1, 0, 0, 0)
+    set_mode = _SECCOMP[platform.machine()]
+    found = -1
+    if not failed:
+        found = library.syscall(set_mode, _SET_FILTER, _NEW_LISTENER, ctypes.byref(program))
+    if found < 0:
+        raise OSError(ctypes.get_errno(), "the kernel takes no filter")
+    return int(found)
 
 
 def _ask_before_calls() -> int:
@@ -47,7 +80,7 @@ def _ask_before_calls() -> int:
         (_RETURN, 0, 0, _ALLOW),
         (_RETURN, 0, 0, _ASK),
     ]
-    return set_filter([Instruction(*step) for step in steps], asks=True)
+    return _set_filter([_Instruction(*step) for step in steps])
 
 
 def _answer(listener: int, log: int) -> None:

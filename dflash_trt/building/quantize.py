@@ -85,7 +85,7 @@ def plan_quantization(pair: Pair, wanted: PairQuantization) -> QuantizationPlan:
         if not any(pattern in patterns for patterns in matched.values()):
             raise DflashError(
                 f"{pattern!r} matches no linear of {' or '.join(specs)}",
-                where="--exclude",
+                where="exclude",
                 fix="names look like 'model.layers.0.mlp.up_proj', a draft's have no 'model.'",
                 usage=True,
             )

@@ -78,7 +78,7 @@ def check_idle_options(recipe: PrecisionRecipe, options: PrecisionOptions) -> No
     what = "does nothing without a precision to quantize to"
     fix = "add --precision fp8 or nvfp4, or leave it out"
     if not recipe.algorithms:
-        given = {"--calibration": options.calibration, "--exclude": options.exclude}
+        given = {"--calibration": options.calibration, "exclude": options.exclude}
         refuse_options(given, what, fix)
     if "target" not in recipe.algorithms:
         refuse_options({"--quantize-lm-head": options.quantize_lm_head}, what, fix)

@@ -75,12 +75,6 @@ _precision = option_group(
         help='Texts to quantize with: .jsonl with a "prompt" each.  [default: the target\'s '
         "prompts]",
     ),
-    click.option(
-        "--exclude",
-        multiple=True,
-        metavar="PATTERN",
-        help="Quantize all but these modules, as in '*.self_attn.*'; repeatable.",
-    ),
     click.option("--quantize-lm-head", is_flag=True, help="Quantize the target's lm_head too."),
 )
 _limits = option_group(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -10,7 +11,6 @@ import click
 
 from dflash_trt.bundle.bundle import Bundle, bound_memory, load_tokenizer, open_bundle
 from dflash_trt.cli.bars import StageBars
-from dflash_trt.cli.diagnosis_output import print_diagnosis, write_diagnosis
 from dflash_trt.cli.options import (
     FILE,
     FOLDER,
@@ -23,22 +23,28 @@ from dflash_trt.cli.options import (
     temperature_option,
     threads_option,
 )
+from dflash_trt.core.publish import file_error, replace_file
 from dflash_trt.decoding import SamplingParams
 from dflash_trt.decoding.replay import Answer
 from dflash_trt.errors import DflashError
 from dflash_trt.hardware.cores import ThreadChoice, choose_threads
 from dflash_trt.proof.diagnosis.diagnose import (
+    Diagnosis,
     Reference,
     Serving,
     answer_questions,
     diagnose,
 )
+from dflash_trt.proof.diagnosis.evidence import Evidence
 from dflash_trt.proof.diagnosis.question import THINKING, Form, Question, encode
+from dflash_trt.proof.diagnosis.verdict import show_gain
 from dflash_trt.text.prompts import PromptRecord, read_records
 from dflash_trt.text.tokenizer import BundleTokenizer
 
 PROMPTS = 32
 """Prompts of each set, unless more are asked for: enough to tell 3 % from chance."""
+SHOWN = 12
+"""Changes that are printed, the best first; JSON has all."""
 
 
 @click.command("diagnose")
@@ -101,7 +107,7 @@ def command(
     tokenizer = load_tokenizer(opened)
     limit = prompts.limit_prompts or PROMPTS
     sets = dataclasses.replace(prompts, limit_prompts=limit).read(opened.prompts)
-    form = _form(tokenizer, raw=prompts.raw, thinking=thinking)
+    form = _form(tokenizer, thinking)
     chosen = choose_threads(threads, opened.manifest.target.parameters)
     service = Serving(form=form, sampling=sampling, max_tokens=max_tokens, threads=chosen)
     questions = [
@@ -130,17 +136,17 @@ def command(
         )
     if output is not None:
         names = [one.name for one in sets for _ in one.prompts]
-        write_diagnosis(output, opened, diagnosis, questions, names)
+        _write_diagnosis(output, opened, diagnosis, questions, names)
     if as_json:
         print_json(diagnosis.to_json())
     else:
-        print_diagnosis(opened, diagnosis)
+        _print_diagnosis(opened, diagnosis)
 
 
-def _form(tokenizer: BundleTokenizer, *, raw: bool, thinking: str | None) -> Form:
+def _form(tokenizer: BundleTokenizer, thinking: str | None) -> Form:
     if thinking is None:
-        return Form(raw=raw or tokenizer.chat_template is None)
-    renderer = None if raw else tokenizer.open_renderer()
+        return Form(raw=tokenizer.chat_template is None)
+    renderer = tokenizer.open_renderer()
     if renderer is None or not renderer.knows(THINKING):
         what = "the prompts have no chat template" if renderer is None else "it has no such switch"
         raise DflashError(what, where="--thinking", fix="leave it out", usage=True)
@@ -197,3 +203,99 @@ def _known(
 
 def _tags(record: PromptRecord) -> tuple[str, ...]:
     return () if record.category is None else (record.category,)
+
+
+def _print_diagnosis(bundle: Bundle, diagnosis: Diagnosis) -> None:
+    """Prints figures, then the verdict."""
+    evidence = diagnosis.evidence
+    base = evidence.base
+    click.echo(
+        f"{bundle.folder}: {base.answers} answers, {base.tokens:,} tokens, {base.steps:,} steps"
+    )
+    low, high = evidence.expected
+    if base.acceptance_length is not None:
+        click.echo(
+            f"acceptance length {base.acceptance_length:.2f} ({low:.2f} to {high:.2f}); "
+            f"break-even {evidence.break_even:.2f}; with the best of each slot's 16 likeliest "
+            f"{evidence.oracle_length:.2f}"
+        )
+    _print_slots(evidence)
+    _print_groups(evidence)
+    click.echo("changed, one thing at a time:")
+    for trial in evidence.tried[:SHOWN]:
+        known = trial.acceptance_length is not None
+        length = f"{trial.acceptance_length:5.2f}" if known else f"{'-':>5}"
+        click.echo(f"  {trial.change:<52} {length}  {show_gain(trial.gain)}")
+    if len(evidence.tried) > SHOWN:
+        click.echo(f"  … and {len(evidence.tried) - SHOWN} that lose more")
+    click.echo("")
+    click.echo(f"verdict: {diagnosis.verdict.text}")
+    for finding in diagnosis.verdict.findings:
+        click.echo(f"- {finding.cause.value}: {finding.evidence}")
+        click.echo(f"  what to do: {finding.cause.fix}")
+
+
+def _print_slots(evidence: Evidence) -> None:
+    base = evidence.base
+    rows = {
+        "accepted": base.conditional_acceptance,
+        "in the 16 likeliest": base.recall_at_16,
+        "confidence": base.confidence,
+    }
+    width = len(base.recall_at_16)
+    click.echo(f"  {'slot':<20}" + "".join(f"{slot:>6}" for slot in range(1, width + 1)))
+    for name, values in rows.items():
+        click.echo(f"  {name:<20}" + "".join(map(_share, values)))
+    if evidence.slots is not None:
+        agreement = evidence.slots.agreement
+        click.echo(
+            f"  agreement with the token before, at and behind a slot's place: "
+            f"{agreement[-1]:.1%}, {agreement[0]:.1%}, {agreement[1]:.1%}"
+        )
+
+
+def _print_groups(evidence: Evidence) -> None:
+    groups = [*evidence.groups, *([evidence.reference] if evidence.reference else [])]
+    for group in groups:
+        length = group.acceptance.acceptance_length or 0.0
+        recall = group.acceptance.recall_at_16[0]
+        click.echo(
+            f"  {group.name:<36} {length:5.2f} tokens a step, slot 1 in the 16 likeliest "
+            f"{'-' if recall is None else f'{recall:.0%}'}, against the others "
+            f"{show_gain(group.gain)}"
+        )
+
+
+def _write_diagnosis(
+    folder: Path,
+    bundle: Bundle,
+    diagnosis: Diagnosis,
+    questions: Sequence[Question],
+    set_names: Sequence[str],
+) -> None:
+    """Writes diagnosis.html, diagnosis.json, and answers/SET.jsonl for `--known-answers`.
+
+    Raises:
+        DflashError: the folder cannot be written to, or the perf extra is missing.
+    """
+    from dflash_perf.report.diagnosis import render_diagnosis
+
+    page = render_diagnosis(str(bundle.folder), diagnosis)
+    answers: dict[str, list[str]] = {}
+    for question, answer, name in zip(questions, diagnosis.answers, set_names, strict=True):
+        record = {"prompt": question.text, "answer": list(answer.token_ids)}
+        record |= {"category": question.tags[0]} if question.tags else {}
+        answers.setdefault(name, []).append(json.dumps(record) + "\n")
+    try:
+        (folder / "answers").mkdir(parents=True, exist_ok=True)
+        for name, lines in answers.items():
+            replace_file(folder / "answers" / f"{name}.jsonl", "".join(lines).encode())
+        figures = json.dumps(diagnosis.to_json(), indent=1) + "\n"
+        replace_file(folder / "diagnosis.json", figures.encode())
+        replace_file(folder / "diagnosis.html", page.encode())
+    except OSError as error:
+        raise file_error(error, folder) from error
+
+
+def _share(value: float | None) -> str:
+    return f"{'-':>6}" if value is None else f"{value:>6.0%}"

@@ -2,24 +2,25 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import click
 
 from dflash_trt.bundle.bundle import bound_memory, load_tokenizer, open_bundle
 from dflash_trt.cli.chat import PairSpeaker, ServedSpeaker, hold_chat
-from dflash_trt.cli.generate_remote import generate_remote, parse_url
-from dflash_trt.cli.generation_output import TextWriter
+from dflash_trt.cli.generation_output import TextWriter, showable
 from dflash_trt.cli.options import (
     FILE,
     FOLDER,
     PromptOptions,
     block_schedule_option,
-    drafter_option,
     json_option,
     name_threads,
     option_group,
@@ -28,11 +29,12 @@ from dflash_trt.cli.options import (
     sampling_options,
     show_hint,
     show_thread_note,
+    speculation_option,
     threads_option,
 )
 from dflash_trt.core.strict_json import read_json_object
-from dflash_trt.decoding import Request, SamplingParams
-from dflash_trt.decoding.drafter_kinds import DFLASH, DrafterKind
+from dflash_trt.decoding import Request, RequestResult, SamplingParams
+from dflash_trt.decoding.drafter_kinds import DFLASH, NOBODY, Drafting
 from dflash_trt.decoding.request import ContinuationOptions
 from dflash_trt.decoding.tuning.break_even import (
     DraftedSteps,
@@ -44,16 +46,18 @@ from dflash_trt.decoding.tuning.bundle_schedule import AUTO, NONE
 from dflash_trt.errors import DflashError
 from dflash_trt.hardware.cores import ThreadChoice
 from dflash_trt.pair import LoadedPair
-from dflash_trt.serving.client.client import GenerationRequest
+from dflash_trt.serving.client.client import GenerationRequest, ServedModel
 from dflash_trt.serving.client.grpc_chat import GrpcChat
 from dflash_trt.serving.client.openai_chat import OpenAiChat
 from dflash_trt.text.grammar import Grammar, schema_text
 from dflash_trt.text.thoughts import AnswerFormat, TokenReader, open_answer
 
 MAX_TOKENS = 128
+DEFAULT_GRPC_PORT = 8001
+# As many as keep a server busy; a queue is the server's own and may be short.
+MAX_IN_FLIGHT = 16
 PROMPT_OPTIONS = {"prompt", "prompt_file", "raw", "view", "as_json"}
-LOCAL_OPTIONS = {"bundle", "block_size", "block_schedule", "no_speculation", "view"}
-LOCAL_OPTIONS |= {"drafter", "threads"}
+LOCAL_OPTIONS = {"bundle", "block_schedule", "view", "drafter", "threads"}
 STRUCTURE = {"json_schema", "regex"}
 """The parameters of `structure_options`."""
 
@@ -116,10 +120,8 @@ structure_options = option_group(
 @click.option("--stop", "stops", multiple=True, help="Text that ends the output; repeatable.")
 @structure_options
 @click.option("--ignore-eos", is_flag=True, help="Go on past the end-of-sequence token.")
-@click.option("--block-size", type=click.IntRange(2), help="Rows of every verify step.")
 @block_schedule_option
-@drafter_option
-@click.option("--no-speculation", is_flag=True, help="Plain decoding, with the baseline graph.")
+@speculation_option
 @click.option(
     "--view", is_flag=True, help="Colour accepted drafts (green) and the target's own (yellow)."
 )
@@ -137,10 +139,8 @@ def command(
     stops: tuple[str, ...],
     structure: StructureOptions,
     ignore_eos: bool,
-    block_size: int | None,
     block_schedule: str,
-    drafter: DrafterKind,
-    no_speculation: bool,
+    drafter: Drafting,
     view: bool,
     threads: ThreadChoice,
     as_json: bool,
@@ -153,16 +153,8 @@ def command(
     """
     if view and as_json:
         raise DflashError("--view and --json exclude each other", usage=True)
-    if no_speculation and block_size is not None:
-        raise DflashError("--block-size needs speculation; drop --no-speculation", usage=True)
-    if no_speculation:
-        refuse_given(context, {"drafter"}, "does not go with --no-speculation")
-    if (block_size is not None or no_speculation) and block_schedule not in (AUTO, NONE):
-        raise DflashError(
-            "does not go with --block-size or --no-speculation",
-            where="--block-schedule",
-            usage=True,
-        )
+    if drafter == NOBODY and block_schedule not in (AUTO, NONE):
+        raise DflashError("needs speculation", where="--block-schedule", usage=True)
     is_grpc_chat = is_chat and url is not None and url.startswith("grpc:")
     if url is not None:
         local = LOCAL_OPTIONS - {"bundle"} if is_grpc_chat else LOCAL_OPTIONS
@@ -190,12 +182,12 @@ def command(
             {"system", "template_options"},
             "does not go with --url: chats go to its OpenAI port",
         )
-        address = parse_url(url)
+        address = _parse_url(url)
         remote = [
             GenerationRequest(prompt=text, sampling=sampling, grammar=grammar, **common)
             for text in prompts.read()
         ]
-        generate_remote(address, remote, raw=prompts.raw, as_json=as_json)
+        _generate_remote(address, remote, raw=prompts.raw, as_json=as_json)
         return
     if bundle is None:
         raise DflashError("no model", fix="pass a BUNDLE, or the --url of a server", usage=True)
@@ -204,10 +196,9 @@ def command(
     pair = LoadedPair(
         opened,
         threads=threads,
-        speculation=not no_speculation,
-        block_size=block_size,
+        speculation=drafter != NOBODY,
         block_schedule=block_schedule,
-        drafter=drafter,
+        drafter=DFLASH if drafter == NOBODY else drafter,
     )
     show_thread_note(pair.schedule, pair.threads)
     if is_chat:
@@ -233,7 +224,7 @@ def command(
     writer.end(results, wall_s, name_threads(pair.bundle.manifest, pair.threads))
     steps = DraftedSteps(*(result.statistics for result in results))
     if steps.count and drafter == DFLASH:
-        schedule = pair.schedule or own_schedule(pair.bundle)
+        schedule = own_schedule(pair.bundle) if block_schedule.isdecimal() else pair.schedule
         show_hint(low_acceptance(steps, schedule_break_even(schedule, steps.block), str(bundle)))
 
 
@@ -253,7 +244,7 @@ def _open_server(
         fix = "pass the BUNDLE that is served: its chat template is used"
         raise DflashError("a chat over gRPC needs a template", fix=fix, usage=True)
     return GrpcChat(
-        parse_url(url),
+        _parse_url(url),
         load_tokenizer(open_bundle(bundle)),
         sampling,
         max_tokens=most,
@@ -265,3 +256,68 @@ def _open_server(
 def _open_answer(form: AnswerFormat, requests: Sequence[Request], index: int) -> TokenReader:
     request = requests[index]
     return open_answer(form, request.stop_strings, request.prompt_ids)
+
+
+def _generate_remote(
+    address: str, requests: list[GenerationRequest], *, raw: bool, as_json: bool
+) -> None:
+    """Runs `requests` on the server at `address` (host:port) and shows what came of them.
+
+    Raises:
+        DflashError: no server, a chat template without `raw`, or a request that failed.
+    """
+    writer = TextWriter(view=False, quiet=as_json, count=len(requests))
+    started = time.perf_counter()
+    results = asyncio.run(_run_remote(address, requests, writer, raw))
+    writer.end(results, time.perf_counter() - started)
+
+
+def _parse_url(url: str) -> str:
+    """The address (host:port) in `grpc://HOST[:PORT]`.
+
+    Raises:
+        DflashError: another kind of URL (usage).
+    """
+    try:
+        parts = urlsplit(url)
+        host, port = parts.hostname, parts.port
+    except ValueError:
+        host = port = None
+    if not host or url.rstrip("/") != f"grpc://{parts.netloc}" or "@" in parts.netloc:
+        raise DflashError(f"{url!r} is not of the form grpc://HOST:PORT", where="--url", usage=True)
+    shown = f"[{host}]" if ":" in host else host
+    return f"{shown}:{DEFAULT_GRPC_PORT if port is None else port}"
+
+
+async def _run_remote(
+    address: str, requests: list[GenerationRequest], writer: TextWriter, raw: bool
+) -> list[RequestResult]:
+    """Results in the order of `requests`; the first failure ends all of them."""
+    model = ServedModel(address)
+    turn = asyncio.Semaphore(MAX_IN_FLIGHT)
+
+    async def run_one(index: int, request: GenerationRequest) -> RequestResult:
+        async with turn, aclosing(model.stream(request)) as deltas:
+            async for delta in deltas:
+                writer.write(index, showable(delta.text), finished=delta.result is not None)
+                result = delta.result
+        assert result is not None
+        return result
+
+    try:
+        if not raw and await model.has_chat_template():
+            raise DflashError(
+                "the served model has a chat template, which is not known here",
+                where=address,
+                fix="--raw sends the prompt as it is; chats go to its OpenAI port",
+                usage=True,
+            )
+        async with asyncio.TaskGroup() as group:
+            tasks = [
+                group.create_task(run_one(index, request)) for index, request in enumerate(requests)
+            ]
+    except* DflashError as errors:
+        raise errors.exceptions[0] from None
+    finally:
+        await model.close()
+    return [task.result() for task in tasks]

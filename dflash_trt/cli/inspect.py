@@ -45,18 +45,9 @@ from dflash_trt.hardware.gpus import find_gpu
 @click.command("inspect")
 @bundle_argument
 @click.option("--verify", is_flag=True, help="Check all recorded hashes, large files' too.")
-@click.option("--batch", type=click.IntRange(1), help="Sequences to estimate memory for.")
-@click.option("--context", type=click.IntRange(1), help="Tokens per sequence to estimate for.")
 @click.option("--gpu", help="Also say how many users fit on it, as b200.")
 @json_option
-def command(
-    bundle: Path,
-    verify: bool,
-    batch: int | None,
-    context: int | None,
-    gpu: str | None,
-    as_json: bool,
-) -> None:
+def command(bundle: Path, verify: bool, gpu: str | None, as_json: bool) -> None:
     """Show what BUNDLE holds, what it needs, and whether its files are whole.
 
     BUNDLE may be a TensorRT-LLM deployment.
@@ -67,8 +58,7 @@ def command(
     opened = open_bundle(bundle)
     manifest = opened.manifest
     schedules = {kind: choose_schedule(opened, AUTO, kind) for kind in DRAFTERS}
-    batch = batch or manifest.limits.max_batch
-    context = context or manifest.limits.max_seq_len
+    batch, context = manifest.limits.max_batch, manifest.limits.max_seq_len
     fit = None if gpu is None else fit_bundle(manifest, find_gpu(gpu), context)
     checks = _verify(opened) if verify else None
     if as_json:
@@ -190,7 +180,7 @@ def _dims(dims: ModelDims) -> str:
 def _inspect_deployment(folder: Path, *, as_json: bool) -> None:
     """Shows a deployment and checks its YAML files, which may have been edited."""
     what = "is about bundles; this is a TensorRT-LLM deployment"
-    refuse_given(click.get_current_context(), {"verify", "batch", "context", "gpu"}, what)
+    refuse_given(click.get_current_context(), {"verify", "gpu"}, what)
     deployment = read_deployment(folder)
     checked = check_deployment(folder, deployment)
     if as_json:

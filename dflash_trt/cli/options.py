@@ -14,7 +14,7 @@ import click
 from click.core import ParameterSource
 
 from dflash_trt.core.limits import MAX_THREADS
-from dflash_trt.decoding.drafter_kinds import DFLASH, DRAFTERS
+from dflash_trt.decoding.drafter_kinds import DFLASH, DRAFTERS, NOBODY
 from dflash_trt.decoding.schedule import BlockSchedule
 from dflash_trt.errors import DflashError
 from dflash_trt.hardware.cores import AUTO, ThreadChoice, available_cores
@@ -151,7 +151,6 @@ class TaskOptions:
     prompt: str | None
     sources: tuple[str, ...]
     limit_prompts: int | None
-    raw: bool
 
     @property
     def are_named(self) -> bool:
@@ -160,7 +159,7 @@ class TaskOptions:
 
     def encode(self, tokenizer: BundleTokenizer, default: Path | None = None) -> list[Task]:
         """The prompts of all sets as token ids, those of the file `default` if none are given."""
-        return encode_tasks(tokenizer, self.read(default), raw=self.raw)
+        return encode_tasks(tokenizer, self.read(default))
 
     def read(self, default: Path | None = None) -> list[TaskSet]:
         """The sets as text, likewise."""
@@ -187,7 +186,6 @@ class TaskOptions:
                 raise DflashError(error.what, where=task.label, fix=fix, usage=usage) from error
 
 
-_RAW = click.option("--raw", is_flag=True, help="Do not apply the chat template.")
 sets_option = click.option(
     "--prompts",
     "sources",
@@ -214,7 +212,7 @@ prompt_options = option_group(
     ),
     click.option("--system", help="A system message before every prompt."),
     template_option(""),
-    _RAW,
+    click.option("--raw", is_flag=True, help="Do not apply the chat template."),
 )
 task_options = option_group(
     "prompts",
@@ -222,7 +220,6 @@ task_options = option_group(
     click.option("--prompt", help="The prompt's text."),
     sets_option,
     limit_option,
-    _RAW,
 )
 _TEMPERATURE = click.option("--temperature", type=float, default=0.0, help="0 is greedy.")
 sampling_options = option_group(
@@ -267,25 +264,44 @@ threads_option = click.option(
     help="CPU threads per step; auto: the physical cores that this process may use, one where "
     "the target is too small to split. No bit of a result depends on it.",
 )
+_WHO = (
+    "Who fills a block: the bundle's draft, or what followed the same tokens before, in prompt or "
+    "answer (vLLM's ngram)"
+)
 drafter_option = click.option(
+    "--drafter", type=click.Choice(list(DRAFTERS)), default=DFLASH, help=f"{_WHO}."
+)
+speculation_option = click.option(
     "--drafter",
-    type=click.Choice(list(DRAFTERS)),
+    type=click.Choice([*DRAFTERS, NOBODY]),
     default=DFLASH,
-    help="Who fills a block: the bundle's draft, or what followed the same tokens before, in "
-    "prompt or answer (vLLM's ngram).",
+    help=f"{_WHO}; none: plain decoding, the target alone.",
 )
 block_schedule_option = click.option(
     "--block-schedule",
-    metavar="auto|none|FILE",
+    metavar="auto|none|N|FILE",
     default="auto",
     help="Block size by batch: the bundle's own from `tune` (without one, no drafts while they "
-    "cost more than they bring), none: the trained block always, or that in a file.",
+    "cost more than they bring), none: the trained block always, N: that block always, or a "
+    "file's.",
 )
 
 
 def print_json(value: Any) -> None:
     """Prints `value` as JSON, which has no NaN and no infinity: their names instead."""
     click.echo(json.dumps(_finite(value), indent=2))
+
+
+def columns(rows: Sequence[Sequence[str]], words: int = 1) -> list[str]:
+    """The lines of a table: the first `words` columns begin together, the others end together."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return [
+        "  ".join(
+            cell.ljust(width) if number < words else cell.rjust(width)
+            for number, (cell, width) in enumerate(zip(row, widths, strict=True))
+        )
+        for row in rows
+    ]
 
 
 def refuse_given(context: click.Context, names: Collection[str], what: str) -> None:

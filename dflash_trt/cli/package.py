@@ -12,9 +12,9 @@ from dflash_trt.cli.options import (
     FOLDER,
     block_schedule_option,
     bundle_argument,
-    drafter_option,
     option_group,
     show_thread_note,
+    speculation_option,
     threads_option,
 )
 from dflash_trt.core.files import resolved
@@ -30,21 +30,12 @@ from dflash_trt.serving.server.repository import (
 )
 
 _DEFAULTS = RepositoryOptions()
-_NO_SPECULATION = "--no-speculation"
 
 packaging_options = option_group(
     "packaging",
     RepositoryOptions,
-    click.option(
-        _NO_SPECULATION,
-        "speculation",
-        is_flag=True,
-        flag_value=False,
-        default=_DEFAULTS.speculation,
-        help="Serve the autoregressive baseline, the target alone.",
-    ),
     block_schedule_option,
-    drafter_option,
+    speculation_option,
     click.option(
         "--max-queue-size",
         type=click.IntRange(0, 1 << 20),
@@ -98,8 +89,7 @@ def command(
 def refuse_packaging(given: RepositoryOptions) -> None:
     """Raises DflashError (usage) where an option asks for what a repository has decided."""
     for field in fields(given):
-        option = f"--{field.name.replace('_', '-')}"
-        name = _NO_SPECULATION if field.name == "speculation" else option
+        name = f"--{field.name.replace('_', '-')}"
         differs = getattr(given, field.name) != getattr(_DEFAULTS, field.name)
         refuse_options(
             {name: differs},

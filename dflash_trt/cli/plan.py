@@ -31,6 +31,8 @@ from dflash_trt.hardware.chosen_gpu import Card, choose_card
 from dflash_trt.hardware.gpus import Gpu, gpu_names
 
 _COUNT = click.IntRange(1, 1 << 20)
+MOST_GPUS = 72
+"""Of an NVL72, the largest domain of NVLink."""
 
 
 @click.command("plan")
@@ -39,8 +41,11 @@ _COUNT = click.IntRange(1, 1 << 20)
     required=True,
     help="A public pair, as gpt-oss-120b; a YAML file or a folder as for `build`.",
 )
-@click.option("--gpu", help=f"One of {', '.join(gpu_names())}.  [default: the one that is here]")
-@click.option("--gpus", type=click.IntRange(1, 72), default=1)
+@click.option(
+    "--gpu",
+    help=f"One of {', '.join(gpu_names())}, or several, as b200x8.  [default: the one that is "
+    "here]",
+)
 @click.option(
     "--interactivity",
     help="Tokens/s per user to answer at, as 500.  [default: the whole fronts]",
@@ -85,7 +90,6 @@ _COUNT = click.IntRange(1, 1 << 20)
 def command(
     target: str,
     gpu: str | None,
-    gpus: int,
     interactivity: str | None,
     input_tokens: int,
     output_tokens: int,
@@ -104,7 +108,8 @@ def command(
     on every layout of the GPUs: bytes, FLOPs and overheads, calibrated on published measurements.
     No figure of it is measured.
     """
-    card, chosen = _find_gpu(gpu)
+    name, gpus = _split_count(gpu)
+    card, chosen = _find_gpu(name)
     pair = _find_pair(target)
     if precision is not None:
         pair = replace(pair, target=pair.target.in_format(Format(precision)))
@@ -139,6 +144,17 @@ def command(
         _print_ways(judged)
     elif precision is not None and not chosen.multiplies(Format(precision)):
         click.echo(f"\nnothing here runs it so: builds for {chosen.title} refuse {precision}")
+
+
+def _split_count(gpu: str | None) -> tuple[str | None, int]:
+    """The name and the number of GPUs in NAMExN; names themselves have no x before a number."""
+    name, times, count = (gpu or "").rpartition("x")
+    if not times or not count.isdecimal():
+        return gpu, 1
+    if not 1 <= int(count) <= MOST_GPUS:
+        what = f"{one_line(count, 20)} GPUs are not from 1 to {MOST_GPUS}"
+        raise DflashError(what, where="--gpu", usage=True)
+    return name, int(count)
 
 
 def _find_gpu(name: str | None) -> tuple[Card, Gpu]:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -13,25 +14,25 @@ import click
 
 from dflash_trt.building.observing import observe_pair, observe_target
 from dflash_trt.cli.bars import StageBars, format_size
-from dflash_trt.cli.convert_experts import convert, describe_files, interruption_note
 from dflash_trt.cli.options import FILE, FOLDER, json_option, print_json
 from dflash_trt.core.files import resolved
 from dflash_trt.core.formats import QUANTIZED, Format
-from dflash_trt.errors import DflashError, first_few
+from dflash_trt.errors import DflashError, first_few, refuse_options
 from dflash_trt.models.decoder import DecoderSpec
 from dflash_trt.models.draft import DraftSpec, read_draft
 from dflash_trt.models.folder import read_config
 from dflash_trt.models.pair_check import check_pair
 from dflash_trt.models.target import TargetSpec, read_target
 from dflash_trt.quantization.checkpoint import quantize_checkpoint
-from dflash_trt.quantization.experts import has_mxfp4_experts
+from dflash_trt.quantization.experts import convert_experts, has_mxfp4_experts
 from dflash_trt.quantization.linears import QuantizeOptions, select_linears
-from dflash_trt.quantization.partial import check_destination
+from dflash_trt.quantization.partial import check_destination, partial_folder
 from dflash_trt.quantization.rewrite import Rewritten, checkpoint_key
 from dflash_trt.quantization.scales import Activations
 from dflash_trt.text.prompts import encode_calibration
 
-MODULES_SHOWN = 4
+EXPERT_FORMATS = (Format.NVFP4, Format.BF16)
+MODULES_SHOWN, TENSORS_SHOWN = 4, 8
 
 
 @click.command("quantize")
@@ -90,16 +91,51 @@ def command(
     to be quantized again are counted.
     """
     check_destination(resolved(output), overwrite=overwrite)
-    if target_checkpoint is None and has_mxfp4_experts(read_config(checkpoint)):
-        given = {
-            "--calibration": calibration,
-            "--exclude": exclude,
-            "--quantize-lm-head": quantize_lm_head,
-            "--kv-scales": kv_scales,
-        }
-        convert(checkpoint, precision, given, output, overwrite=overwrite, as_json=as_json)
-        return
-    if precision == Format.BF16:
+    converts = target_checkpoint is None and has_mxfp4_experts(read_config(checkpoint))
+    with StageBars() as bars, _interruption_note(output):
+        if converts:
+            given = {
+                "--calibration": calibration,
+                "--exclude": exclude,
+                "--quantize-lm-head": quantize_lm_head,
+                "--kv-scales": kv_scales,
+            }
+            _check_conversion(checkpoint, precision, given)
+            source = read_target(checkpoint).checkpoint
+            written = convert_experts(source, Format(precision), output, bars, overwrite=overwrite)
+        else:
+            options = QuantizeOptions(
+                Format(precision), exclude, quantize_lm_head, kv_scales, overwrite
+            )
+            written = _quantize(checkpoint, target_checkpoint, calibration, options, output, bars)
+    if as_json:
+        print_json(_to_json(written, precision if converts else None))
+    else:
+        click.echo(_describe_experts(written, precision) if converts else _describe(written))
+
+
+def _check_conversion(checkpoint: Path, precision: str, given: Mapping[str, object]) -> None:
+    """Raises DflashError (usage) for what only a calibrated quantisation has."""
+    if precision not in EXPERT_FORMATS:
+        raise DflashError(
+            f"{checkpoint} has MXFP4 experts, which become {' or '.join(EXPERT_FORMATS)}",
+            where="--precision",
+            fix="quantizing them again to fp8 takes more space and is no more exact",
+            usage=True,
+        )
+    what = "is not for a checkpoint whose experts are MXFP4: nothing else of it is quantized"
+    refuse_options(given, what, "leave it out")
+
+
+def _quantize(
+    checkpoint: Path,
+    target_checkpoint: Path | None,
+    calibration: Path | None,
+    options: QuantizeOptions,
+    output: Path,
+    bars: StageBars,
+) -> Rewritten:
+    if options.form is Format.BF16:
         raise DflashError(
             "is in floating point, or in a format that is not decoded",
             where=checkpoint,
@@ -110,27 +146,34 @@ def command(
         raise DflashError(
             "input scales come from texts", where="--calibration", fix="pass a file", usage=True
         )
-    options = QuantizeOptions(Format(precision), exclude, quantize_lm_head, kv_scales, overwrite)
-    with StageBars() as bars:
-        bars.stage("reading checkpoints", None)
-        spec: DecoderSpec
-        if target_checkpoint is None:
-            spec = target = read_target(checkpoint)
-        else:
-            spec, target = read_draft(checkpoint), read_target(target_checkpoint)
-            if not spec.traits.is_quantised:
-                what = f"is {spec.traits.title}, which is not quantised yet"
-                raise DflashError(what, where=checkpoint, fix="quantize the target", usage=True)
-        select_linears(spec, options)  # refusals come before texts are read
-        activations = _activations(
-            spec, target, encode_calibration(target.checkpoint.path, calibration), bars
-        )
-        with interruption_note(output):
-            written = quantize_checkpoint(spec, options, activations, output, bars)
-    if as_json:
-        print_json(_to_json(written))
+    bars.stage("reading checkpoints", None)
+    spec: DecoderSpec
+    if target_checkpoint is None:
+        spec = target = read_target(checkpoint)
     else:
-        click.echo(_describe(written))
+        spec, target = read_draft(checkpoint), read_target(target_checkpoint)
+        if not spec.traits.is_quantised:
+            what = f"is {spec.traits.title}, which is not quantised yet"
+            raise DflashError(what, where=checkpoint, fix="quantize the target", usage=True)
+    select_linears(spec, options)  # refusals come before texts are read
+    texts = encode_calibration(target.checkpoint.path, calibration)
+    activations = _activations(spec, target, texts, bars)
+    return quantize_checkpoint(spec, options, activations, output, bars)
+
+
+@contextmanager
+def _interruption_note(output: Path) -> Iterator[None]:
+    """Says, when the user interrupts, where the work is that the same command continues."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        if partial_folder(resolved(output)).is_dir():
+            click.echo(
+                f"note: what is finished stays in {partial_folder(output)}; the same command "
+                "continues from there",
+                err=True,
+            )
+        raise
 
 
 def _activations(
@@ -158,15 +201,59 @@ def _describe(written: Rewritten) -> str:
     )
 
 
-def _to_json(written: Rewritten) -> dict[str, Any]:
-    worst = max(written.errors, key=written.errors.__getitem__)
+def _describe_experts(written: Rewritten, precision: str) -> str:
+    reports = written.reports
+    changed = {name: report for name, report in reports.items() if report.requantized}
+    lines = [
+        f"{written.folder}: experts in {precision}, {format_size(written.source_bytes)} → "
+        f"{format_size(written.bytes)}; {len(reports)} tensors, "
+        f"{sum(report.exact for report in reports.values()):,} blocks of 16 exact, "
+        f"{sum(report.requantized for report in changed.values()):,} quantized again"
+    ]
+    worst = sorted(changed.items(), key=lambda one: -one[1].requantized)
+    for name, report in worst[:TENSORS_SHOWN]:
+        lines.append(
+            f"  {name}: {report.requantized:,} of {report.exact + report.requantized:,} blocks "
+            f"quantized again (their relative error {report.error:.4f})"
+        )
+    if len(worst) > TENSORS_SHOWN:
+        lines.append(f"  and {len(worst) - TENSORS_SHOWN} more tensors; --json has them all")
+    return "\n".join(lines)
+
+
+def _to_json(written: Rewritten, experts: str | None) -> dict[str, Any]:
+    """`experts` is the format that experts were converted to; None: linears were quantised."""
+    files = {
+        "output": str(written.folder),
+        **({"algorithm": written.algorithm} if experts is None else {"precision": experts}),
+        "source_bytes": written.source_bytes,
+        "bytes": written.bytes,
+        "shards": written.shards,
+        "resumed_shards": written.resumed_shards,
+    }
+    if experts is None:
+        worst = max(written.errors, key=written.errors.__getitem__)
+        return {
+            **files,
+            "linears": len(written.errors),
+            "kept": list(written.kept),
+            "relative_error": {
+                "median": median(written.errors.values()),
+                "max": written.errors[worst],
+                "max_module": worst,
+            },
+        }
+    reports = written.reports
     return {
-        **describe_files(written, algorithm=written.algorithm),
-        "linears": len(written.errors),
-        "kept": list(written.kept),
-        "relative_error": {
-            "median": median(written.errors.values()),
-            "max": written.errors[worst],
-            "max_module": worst,
+        **files,
+        "exact_blocks": sum(report.exact for report in reports.values()),
+        "requantized_blocks": sum(report.requantized for report in reports.values()),
+        "tensors": {
+            name: {
+                "exact_blocks": report.exact,
+                "requantized_blocks": report.requantized,
+                "relative_error_of_requantized": report.error,
+            }
+            for name, report in sorted(reports.items())
         },
     }

@@ -41,7 +41,7 @@ from dflash_trt.serving.server.addresses import (
 from dflash_trt.serving.server.launcher import ServerOptions
 from dflash_trt.serving.server.repository import BUNDLE_FOLDER, RepositoryOptions, write_repository
 from dflash_trt.serving.server.service import Service
-from dflash_trt.serving.server.supervisor import WINDOW_S, Restart, SupervisionOptions, Supervisor
+from dflash_trt.serving.server.supervisor import WINDOW_S, SupervisionOptions, Supervisor
 
 PORT = click.IntRange(0, 65535)
 COUNT = click.IntRange(1, MAX_COUNT)
@@ -58,10 +58,10 @@ _FRONT_ONLY = {
 @click.argument("source", metavar="REPO|BUNDLE", type=FOLDER)
 @click.option("--host", default=LOOPBACK, help="Address of all ports but HTTP's.")
 @click.option(
-    "--http-host",
-    help="Address of Triton server's own HTTP.  [default: --host if it is a loopback address]",
+    "--expose-http",
+    is_flag=True,
+    help="Triton server's own HTTP too is at --host, at a risk: otherwise on a loopback address.",
 )
-@click.option("--expose-http", is_flag=True, help="Let others reach --http-host, at a risk.")
 @click.option("--grpc-port", type=PORT, default=8001, help="0: any free one.")
 @click.option("--http-port", type=PORT, default=8000)
 @click.option("--metrics-port", type=PORT, default=8002)
@@ -107,28 +107,16 @@ _FRONT_ONLY = {
     "supervision",
     SupervisionOptions,
     click.option(
-        "--restart",
-        type=click.Choice(get_args(Restart)),
-        default=SupervisionOptions().restart,
-        help="What to do about a server that has failed.",
-    ),
-    click.option(
         "--max-restarts",
         type=click.IntRange(0),
         default=SupervisionOptions().max_restarts,
-        help=f"Failures within {WINDOW_S / 60:g} minutes, after which to give up.",
-    ),
-    click.option(
-        "--hang-seconds",
-        type=click.FloatRange(1),
-        default=SupervisionOptions().hang_seconds,
-        help="Restart the server after this long without progress; above its longest step.",
+        help="Start a failed server again, until more than so many have failed within "
+        f"{WINDOW_S / 60:g} minutes; 0: never.",
     ),
 )
 def command(
     source: Path,
     host: str,
-    http_host: str | None,
     expose_http: bool,
     grpc_port: int,
     http_port: int,
@@ -145,7 +133,7 @@ def command(
     Runs until SIGINT, SIGTERM or SIGHUP, after which requests in flight may end (a second signal
     cuts them off), and exits with the server's code. A server that fails is started again.
     """
-    http_host = choose_http_host(host, http_host, expose=expose_http)
+    http_host = choose_http_host(host, expose=expose_http)
     _check_ports(
         {
             "--grpc-port": (host, grpc_port),
@@ -161,7 +149,6 @@ def command(
         options = ServerOptions(
             repository=repository,
             host=host,
-            http_host=http_host,
             expose_http=expose_http,
             grpc_port=grpc_port,
             http_port=http_port,

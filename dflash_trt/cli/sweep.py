@@ -34,26 +34,21 @@ _COUNT = click.IntRange(1)
     help="YAML with `configurations`, `baseline`, `goodput`, `temperature` and more "
     "(docs/measuring.md), and any option below; options win.",
 )
-@click.option("--name", help="One configuration without YAML: what to call it.  [default: model]")
-@click.option("--url", help="…where it is served: gRPC host:port, or an OpenAI endpoint's URL.")
-@click.option("--model", help="…its name there.  [default: tensorrt_llm]")
 @click.option(
-    "--kind",
-    type=click.Choice(["llm-api", "completions", "chat"]),
-    help="…the LLM-API contract of a Triton server, over gRPC, or OpenAI's.  [default: llm-api]",
+    "--url",
+    help="One configuration without YAML: where it is served, gRPC's host:port or the URL of an "
+    "OpenAI endpoint, which is asked for chats.",
 )
+@click.option("--model", help="…its name there.  [default: tensorrt_llm]")
 @sets_option
 @limit_option
 @click.option("--osl", type=_COUNT, help="Most output tokens.  [default: 128]")
-@click.option("--ignore-eos", is_flag=True, default=None, help="Always --osl output tokens.")
 @click.option("--concurrency", help="Closed loop: streams, as 1,2,4.  [default: 1,2,4,8,16]")
-@click.option("--request-rate", help="Open loop: requests/s at Poisson arrivals, as 0.5,2.")
-@click.option("--request-count", type=_COUNT, help="Per run.  [default: 10 × concurrency]")
-@click.option("--repeats", type=_COUNT, help="Runs of every point.  [default: 3]")
 @click.option(
-    "--interactivity", help="Also say the throughput at so many tokens/s per user, as 100,500."
+    "--interactivity",
+    help="Also say the throughput at so many tokens/s per user, as 100,500, and measure more "
+    "concurrencies around them.",
 )
-@click.option("--refine", is_flag=True, help="…and measure more concurrencies around them.")
 @click.option(
     "-o",
     "--output-dir",
@@ -66,7 +61,6 @@ def command(
     config: Path | None,
     output_dir: Path,
     interactivity: str | None,
-    refine: bool,
     as_json: bool,
     **given: Any,
 ) -> None:
@@ -83,11 +77,9 @@ def command(
     from dflash_trt.cli.sweep_progress import SweepView
 
     targets = [] if interactivity is None else parse_numbers(interactivity, "--interactivity")
-    if refine and not targets:
-        raise DflashError("--refine needs an --interactivity to refine around", usage=True)
     settings = read_sweep_config(config, _collect(given))
     with SweepView() as view:
-        store = run_sweep(settings, output_dir, view, _command_line(), targets if refine else [])
+        store = run_sweep(settings, output_dir, view, _command_line(), targets)
     points = store.points()
     answers = [answer(points, target, settings.baseline_name) for target in targets]
     if as_json:
@@ -103,20 +95,18 @@ def command(
 def _collect(given: dict[str, Any]) -> dict[str, Any]:
     """The sweep's keys that the command line sets."""
     flags = {key: value for key, value in given.items() if value not in (None, ())}
-    one = {key: flags.pop(key) for key in ("name", "url", "model", "kind") if key in flags}
+    one = {key: flags.pop(key) for key in ("url", "model") if key in flags}
     if "sources" in flags:
         flags["prompts"] = name_sources(flags.pop("sources"))
     if "concurrency" in flags:
         flags["concurrency"] = [
             _whole(number) for number in parse_numbers(flags["concurrency"], "--concurrency")
         ]
-    if "request_rate" in flags:
-        flags["request_rate"] = parse_numbers(flags["request_rate"], "--request-rate")
     if one:
         if "url" not in one:
             raise DflashError("a configuration needs its --url", usage=True)
-        name = one.get("name", one.get("model", "tensorrt_llm"))
-        flags["configurations"] = [{**one, "name": name}]
+        kind = "chat" if one["url"].startswith("http") else "llm-api"
+        flags["configurations"] = [{**one, "name": one.get("model", "tensorrt_llm"), "kind": kind}]
     return flags
 
 

@@ -21,7 +21,6 @@ from dflash_trt.errors import DflashError, nearest, one_line
 from dflash_trt.hardware.cores import AUTO, ThreadChoice, available_cores
 from dflash_trt.text.hub_prompts import EXAMPLE
 from dflash_trt.training.training_request import (
-    ANSWER_TOKENS,
     DataOptions,
     EndpointOptions,
     RecipeOptions,
@@ -49,17 +48,25 @@ class _Layers(click.ParamType):  # type: ignore[type-arg]  # generic since click
 
 _SETTINGS: dict[str, tuple[str, str, click.ParamType]] = {  # type: ignore[type-arg]
     "anchors": ("recipe", "anchors", _COUNT),
+    "answer-tokens": ("data", "answer_tokens", click.IntRange(8, MAX_COUNT)),
     "batch-rows": ("recipe", "batch_rows", click.IntRange(1, 4096)),
+    "draft-tokens": ("recipe", "draft_tokens", click.IntRange(0, MAX_COUNT)),
+    "endpoint-model": ("endpoint", "model", click.STRING),
     "ffn": ("shape", "intermediate_size", _COUNT),
     "gamma": ("recipe", "gamma", click.FloatRange(0.1, 1000)),
+    "layers": ("shape", "layers", click.IntRange(1, 64)),
     "learning-rate": ("recipe", "learning_rate", click.FloatRange(1e-7, 1)),
     "markov-rank": ("shape", "markov_rank", _COUNT),
     "mask-token-id": ("shape", "mask_token_id", click.IntRange(0, MAX_COUNT)),
     "max-length": ("data", "max_length", click.IntRange(32, MAX_COUNT)),
+    "online": ("", "online", click.BOOL),
+    "raw": ("data", "raw", click.BOOL),
     "rows": ("data", "rows", _COUNT),
     "seed": ("", "seed", click.IntRange(0, 2**31 - 1)),
     "steps": ("recipe", "steps", _COUNT),
     "taps": ("shape", "taps", _Layers()),
+    "temperature": ("data", "temperature", click.FloatRange(0, 10)),
+    "work": ("", "work", FOLDER),
 }
 """Values of the recipe by name: the group and the field that take it, and its type."""
 
@@ -110,19 +117,6 @@ _data = option_group(
     template_option(
         ": a draft that was trained in another thinking mode than is served is worth little"
     ),
-    click.option("--raw", is_flag=True, help="Send prompts without the chat template."),
-    click.option(
-        "--answer-tokens",
-        type=click.IntRange(8, MAX_COUNT),
-        default=ANSWER_TOKENS,
-        help="Tokens of an answer at most: more prompts teach more than longer answers.",
-    ),
-    click.option(
-        "--temperature",
-        type=click.FloatRange(0, 10),
-        default=0.0,
-        help="Of the answers; greedy ones are what greedy serving says.",
-    ),
 )
 _endpoint = option_group(
     "endpoint",
@@ -134,7 +128,6 @@ _endpoint = option_group(
         help="An OpenAI-compatible server of the target that gives the answers.  [default: this "
         "process, through the target's graphs]",
     ),
-    click.option("--endpoint-model", "model", help="Which of its models.  [default: the only one]"),
 )
 _shape = option_group(
     "shape",
@@ -146,25 +139,10 @@ _shape = option_group(
         "[default: dflash]",
     ),
     click.option(
-        "--layers",
-        type=click.IntRange(1, 64),
-        help="Of the draft.  [default: 5, the paper's; up to 4 h on a CPU 2, which cost less]",
-    ),
-    click.option(
         "--block-size",
         type=click.IntRange(2, 4096),
         help="Rows of a verify step, anchor included.  [default: 16, the paper's; up to 4 h on a "
         "CPU 8, as its steps grow with their rows]",
-    ),
-)
-_recipe = option_group(
-    "recipe",
-    RecipeOptions,
-    click.option(
-        "--draft-tokens",
-        type=click.IntRange(0, MAX_COUNT),
-        help="The draft chooses among so many tokens, the commonest; 0 is all. Answers stay the "
-        "same, a step reads less.  [default: all; 4096 on a CPU with a large vocabulary]",
     ),
 )
 
@@ -183,12 +161,6 @@ _recipe = option_group(
 )
 @_endpoint
 @_shape
-@_recipe
-@click.option(
-    "--online",
-    is_flag=True,
-    help="Compute features whenever a row is used: slower, but no disk holds them.",
-)
 @click.option(
     "--set",
     "settings",
@@ -198,11 +170,6 @@ _recipe = option_group(
     help=f"Replace a value of the recipe: {', '.join(_SETTINGS)} (docs/training.md); repeatable.",
 )
 @threads_option
-@click.option(
-    "--work",
-    type=FOLDER,
-    help="Where stages keep what they finished.  [default: .DRAFT.work beside the output]",
-)
 @click.option("--overwrite", is_flag=True, help="Replace a draft and a bundle that exist.")
 @click.option("--plan", "only_plan", is_flag=True, help="Print the plan, and stop.")
 @json_option
@@ -233,7 +200,7 @@ def command(
 
     # PyTorch has work for all cores, however small the target.
     chosen = available_cores() if threads == AUTO else threads
-    given |= settings.pop("", {})
+    given |= {"recipe": RecipeOptions(), **settings.pop("", {})}
     given |= {group: replace(given[group], **values) for group, values in settings.items()}
     request = TrainRequest(**given, threads=chosen)
     with TerminalWatch(request.output.name, as_json=as_json) as watch:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import asdict
 from importlib.util import find_spec
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 import click
@@ -34,19 +33,13 @@ class TerminalWatch:
         self._plan: Plan | None = None
         self._chosen: dict[str, str] = {}
         self._warnings: list[str] = []
-        self._has_no_charts = False
 
     def __enter__(self) -> Self:
         self._bars.__enter__()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self._bars.__exit__(kind, error, trace)
+    def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
+        self._bars.__exit__(kind, *error)
 
     def stage(self, name: str, total: int | None, unit: Unit = "bytes") -> None:
         self._bars.stage(name, total, unit)
@@ -92,9 +85,9 @@ class TerminalWatch:
 
     def draw(self, curves: TrainingCurves) -> str | None:
         if find_spec("matplotlib") is None:
-            if not self._has_no_charts:
-                self.warn("matplotlib is not installed: no page shows the curves")
-            self._has_no_charts = True
+            what = "matplotlib is not installed: no page shows the curves"
+            if what not in self._warnings:
+                self.warn(what)
             return None
         from dflash_perf.report.training import render_training
 

@@ -8,7 +8,6 @@ from typing import Any
 
 import click
 
-from dflash_trt.backends.base import TargetGraph
 from dflash_trt.backends.registry import executor_limits
 from dflash_trt.bundle.bundle import Bundle, bound_memory, detach_file, open_bundle
 from dflash_trt.cli.bars import StageBars
@@ -16,6 +15,7 @@ from dflash_trt.cli.options import (
     FILE,
     TaskOptions,
     bundle_argument,
+    columns,
     drafter_option,
     json_option,
     max_tokens_option,
@@ -44,7 +44,6 @@ from dflash_trt.decoding.tuning.block_times import (
     candidate_blocks,
     derive_schedule,
     measure,
-    settle_fallback,
 )
 from dflash_trt.decoding.tuning.bundle_schedule import (
     NONE,
@@ -56,12 +55,6 @@ from dflash_trt.errors import DflashError
 from dflash_trt.graph.bindings import GRAPH_NAMES
 from dflash_trt.hardware.cores import ThreadChoice
 from dflash_trt.pair import LoadedPair
-
-FALLBACKS: dict[str, TargetGraph | None] = {
-    "auto": None,
-    "target": "target",
-    "target_only": "target_only",
-}
 
 
 @click.command("tune")
@@ -75,13 +68,6 @@ FALLBACKS: dict[str, TargetGraph | None] = {
 )
 @click.option(
     "--batch", "batches", help="Batches to time, as 1,4.  [default: powers of two to the limit]"
-)
-@click.option(
-    "--fallback",
-    type=click.Choice(list(FALLBACKS)),
-    default="auto",
-    help="How to decode without drafts: target keeps the drafter fed, target_only is faster but "
-    "holds the target once more.",
 )
 @click.option("--remove", is_flag=True, help="Take BUNDLE's schedule out of it; measures nothing.")
 @threads_option
@@ -99,7 +85,6 @@ def command(
     drafter: DrafterKind,
     blocks: str | None,
     batches: str | None,
-    fallback: str,
     remove: bool,
     threads: ThreadChoice,
     as_json: bool,
@@ -118,7 +103,6 @@ def command(
         _remove(opened, drafter, context)
         return
     manifest, limits = opened.manifest, executor_limits(opened)
-    settled = settle_fallback(FALLBACKS[fallback], limits, drafter)
     bound_memory(opened)
     graphs = GRAPH_NAMES if drafter == DFLASH else ()
     pair = LoadedPair(opened, threads=threads, block_schedule=NONE, drafter=drafter, graphs=graphs)
@@ -145,7 +129,6 @@ def command(
         limits,
         executor=manifest.executor,
         bundle=fingerprint(manifest),
-        fallback=settled,
         drafter=drafter,
     )
     written = output or bundle / schedule_name(drafter)
@@ -208,8 +191,16 @@ def _describe(schedule: BlockSchedule, threads: str) -> list[str]:
     measured = schedule.measured
     assert measured is not None
     lengths = _by_block(measured, measured.acceptance_lengths)
-    fed = "      fed" if schedule.drafter == DFLASH else ""
-    note = "; fed: without drafts, but keeping the drafter's context"
+    is_fed = schedule.drafter == DFLASH
+    note = "; fed: without drafts, but keeping the drafter's context" if is_fed else ""
+    ways = ("target_only", "target") if is_fed else ("target_only",)
+    blocks = [f"block {block}" for block in measured.block_sizes]
+    table = [("batch", *("fed" if way == "target" else way for way in ways), *blocks)]
+    for row in predict(schedule):
+        chosen = schedule.fallback if row["block_size"] == NO_SPECULATION else row["block_size"]
+        rates = {way: row[way] for way in ways} | row["blocks"]
+        cells = (f"{rate:,.0f}{'*' if way == str(chosen) else ' '}" for way, rate in rates.items())
+        table.append((str(row["batch"]), *cells))
     lines = [
         f"acceptance length by block ({measured.prompts} prompts): {lengths}",
         *(
@@ -217,22 +208,9 @@ def _describe(schedule: BlockSchedule, threads: str) -> list[str]:
             for one in measured.sets or ()
         ),
         f"predicted decode tokens/s with {measured.positions} positions held{threads}, * the "
-        f"choice{fed and note}",
-        f"  batch  target_only{fed}"
-        + "".join(f"{f'block {block}':>10}" for block in measured.block_sizes),
+        f"choice{note}",
+        *(f"  {line}" for line in columns(table)),
     ]
-    for row in predict(schedule):
-        none = row["block_size"] == NO_SPECULATION
-        cells = [
-            _cell(row["target_only"], 13, chosen=none and schedule.fallback == "target_only"),
-        ]
-        if fed:
-            cells.append(_cell(row["target"], 9, chosen=none and schedule.fallback == "target"))
-        cells += [
-            _cell(rate, 10, chosen=block == str(row["block_size"]))
-            for block, rate in row["blocks"].items()
-        ]
-        lines.append(f"{row['batch']:>7}{''.join(cells)}")
     if measured.looping is not None:
         lines.append(
             f"looping: {count_answers(measured.looping.answers)}, which may inflate the figures "
@@ -256,7 +234,3 @@ def _by_block(measured: Measurements, lengths: Sequence[float | None]) -> str:
         f"{'–' if length is None else f'{length:.2f}'} at {block}"
         for block, length in zip(measured.block_sizes, lengths, strict=True)
     )
-
-
-def _cell(rate: float, width: int, *, chosen: bool) -> str:
-    return f"{rate:,.0f}{'*' if chosen else ' '}".rjust(width)

@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from pathlib import Path
 
 import click
-from click.core import ParameterSource
-from rich.console import Console
-from rich.progress import Progress
 
 from dflash_trt.backends.registry import check_runnable
 from dflash_trt.bundle.bundle import Bundle, bound_memory, open_bundle
 from dflash_trt.cli.bars import StageBars
 from dflash_trt.cli.options import (
-    FILE,
     FOLDER,
     TaskOptions,
     bundle_argument,
@@ -31,7 +26,6 @@ from dflash_trt.cli.options import (
     threads_option,
 )
 from dflash_trt.cli.verify_output import (
-    VerifyWatch,
     print_comparison,
     print_comparison_json,
     print_report,
@@ -61,23 +55,15 @@ from dflash_trt.proof.verification import (
     measure_speed,
     verify,
 )
-from dflash_trt.text.prompts import read_prompts
 
-QUICK_PROMPTS, QUICK_TOKENS = 4, 32
 PROOF_OPTIONS = {"blocks", "batches", "repeats", "drafter"}
-COMPARISON_OPTIONS = {"text_file", "fail_below_agreement", "max_tau_loss"}
+COMPARISON_OPTIONS = {"fail_below_agreement", "max_tau_loss"}
 
 
 @click.command("verify")
 @bundle_argument
 @task_options
 @max_tokens_option
-@click.option(
-    "--quick",
-    is_flag=True,
-    help=f"A first look: {QUICK_PROMPTS} prompts of each set, {QUICK_TOKENS} tokens, one timed "
-    "run, unless they are given.",
-)
 @temperature_option
 @click.option(
     "--block-size", "blocks", help="Block sizes to try, as 2,4,8.  [default: the bundle's]"
@@ -98,12 +84,6 @@ COMPARISON_OPTIONS = {"text_file", "fail_below_agreement", "max_tau_loss"}
     help="Instead: compare with this bundle, the pair's high-precision twin.",
 )
 @click.option(
-    "--text",
-    "text_file",
-    type=FILE,
-    help="Text that both read, for --against.  [default: the prompts]",
-)
-@click.option(
     "--fail-below-agreement",
     type=click.FloatRange(0, 1),
     help="Exit code 1 when fewer likeliest tokens are the twin's (0 to 1).",
@@ -121,14 +101,12 @@ def command(
     bundle: Path,
     prompts: TaskOptions,
     max_tokens: int,
-    quick: bool,
     sampling: SamplingParams,
     blocks: str | None,
     batches: str | None,
     repeats: int,
     drafter: DrafterKind,
     against: Path | None,
-    text_file: Path | None,
     fail_below_agreement: float | None,
     max_tau_loss: float | None,
     threads: ThreadChoice,
@@ -155,11 +133,6 @@ def command(
     ):
         if bound is not None and math.isnan(bound):  # click's ranges let it pass
             raise DflashError("nan is no bound", where=option, usage=True)
-    if quick:
-        limit = prompts.limit_prompts or QUICK_PROMPTS
-        prompts = dataclasses.replace(prompts, limit_prompts=limit)
-        max_tokens = max_tokens if _is_given(context, "max_tokens") else QUICK_TOKENS
-        repeats = repeats if _is_given(context, "repeats") else 1
     opened = open_bundle(bundle)
     bound_memory(opened)
     pair = LoadedPair(opened, threads=threads, block_schedule=NONE, drafter=drafter)
@@ -169,17 +142,11 @@ def command(
     if against is not None:
         twin = open_bundle(against)
         check_runnable(twin)
-        texts = (
-            sequences
-            if text_file is None
-            else [tuple(pair.tokenizer.encode(text)) for text in read_prompts(text_file)]
-        )
         bounds = Bounds(agreement=fail_below_agreement, tau_loss=max_tau_loss)
         with StageBars() as bars:
             comparison = compare(
                 check_twins(pair.bundle, twin),
                 sequences,
-                texts,
                 sampling,
                 max_tokens=max_tokens,
                 threads=pair.threads,
@@ -206,24 +173,20 @@ def command(
     ]
     timed = block_sizes[-1]
     eos = pair.bundle.manifest.target.eos_token_ids
-    with pair, Progress(console=Console(stderr=True), transient=True) as progress:
+    with pair, StageBars() as bars:
         prompts.check(pair, requests, tasks)
-        tokens = len(requests) * max_tokens
-        runs = len(modes) + 1 + 2 * repeats
-        watch = VerifyWatch(progress, len(requests), tokens, runs)
         executor = pair.executor  # which loads what is to run
-        watch.begin(tokens * (len(modes) + 1))
+        bars.stage("comparing", len(requests) * max_tokens * (len(modes) + 1), "tokens")
         reports = verify(
             executor,
             requests,
             modes,
             eos_token_ids=eos,
             prefill_chunk=limits.prefill_chunk,
-            on_tokens=watch.take,
-            on_compared=watch.compared,
+            on_tokens=bars.advance,
         )
-        watch.end()
-        task = progress.add_task("timing", total=2 * repeats)
+        if repeats:
+            bars.stage("timing", 2 * repeats, "steps")
         timing = measure_speed(
             executor,
             requests,
@@ -231,7 +194,7 @@ def command(
             repeats=repeats,
             drafter=drafter,
             eos_token_ids=eos,
-            on_run=lambda: progress.advance(task),
+            on_run=lambda: bars.advance(1),
         )
     failed = not all(report.is_lossless for report in reports)
     # The mode that is timed, and compared first of its block: batches ascend.
@@ -248,10 +211,6 @@ def command(
     if drafter == DFLASH and pair.bundle.manifest.draft.traits.is_diagnosed:
         _point_to_diagnosis(pair.bundle, shown, timing, timed)
     return EXIT_FAILED if failed else 0
-
-
-def _is_given(context: click.Context, name: str) -> bool:
-    return context.get_parameter_source(name) is ParameterSource.COMMANDLINE
 
 
 def _point_to_diagnosis(bundle: Bundle, shown: ModeReport, timing: Timing, block: int) -> None:

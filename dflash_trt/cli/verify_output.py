@@ -1,83 +1,21 @@
-"""What `verify` shows: while it runs, of the proof, of named sets of prompts, beside a twin."""
+"""What `verify` shows: of the proof, of named sets of prompts, beside a twin."""
 
 from __future__ import annotations
 
 import dataclasses
-import time
 from collections.abc import Sequence
 from statistics import median
 
 import click
-from rich.progress import Progress
 
-from dflash_trt.cli.options import print_json
+from dflash_trt.cli.options import columns, print_json
 from dflash_trt.decoding.loops import LOOP_TIMES, LOOP_TOKENS
 from dflash_trt.proof.comparison import AcceptanceFigures
 from dflash_trt.proof.task_table import TaskFigures
 from dflash_trt.proof.twin_comparison import TwinComparison
 from dflash_trt.proof.verification import ModeReport, Speed
 
-_PROBED = 8
-"""Tokens after which the time for all is estimated."""
 _NONE = "–"
-_HEADER = ("prompts", "output tokens", "steps", "τ", "target_only")
-
-
-class VerifyWatch:
-    """Lines above a bar on stderr.
-
-    Args:
-        tokens: output tokens of each way of decoding, at most.
-        runs: how often they are decoded, the baseline, all modes and timed runs together.
-    """
-
-    def __init__(self, progress: Progress, prompts: int, tokens: int, runs: int) -> None:
-        self._progress, self._prompts = progress, prompts
-        self._tokens, self._runs = tokens, runs
-        self._heard, self._since = 0, 0.0
-        self._task = progress.add_task("comparing", total=None)
-
-    def begin(self, total: int) -> None:
-        """Before the first token, of at most `total` that are compared."""
-        self._progress.update(self._task, total=total)
-
-    def take(self, count: int) -> None:
-        """So many more tokens; the first of them are the baseline's, one prompt at a time."""
-        self._progress.advance(self._task, count)
-        if not self._since:  # what came before the first is the graph's opening
-            self._since = time.perf_counter()
-            return
-        before, self._heard = self._heard, self._heard + count
-        if before < _PROBED <= self._heard and self._tokens > _PROBED:
-            seconds = (time.perf_counter() - self._since) / self._heard
-            whole = seconds * self._tokens * self._runs
-            self._say(
-                f"about {format_seconds(whole)} at {1 / seconds:,.0f} tokens/s, less where drafts "
-                "are accepted and outputs end early; --quick asks for less"
-            )
-
-    def compared(self, prompts: int, report: ModeReport) -> None:
-        """`report` is about the first `prompts` prompts so far."""
-        outcome = "identical"
-        if report.difference is not None:
-            outcome = "apart by ties" if report.is_lossless else f"DIFFERENT: {report.difference}"
-        self._say(f"{report.mode}: {prompts} of {self._prompts} prompts {outcome}")
-
-    def end(self) -> None:
-        """The comparison is over."""
-        self._progress.remove_task(self._task)
-
-    def _say(self, line: str) -> None:
-        self._progress.console.print(
-            line, style="dim", highlight=False, markup=False, soft_wrap=True
-        )
-
-
-def format_seconds(seconds: float) -> str:
-    """As people say it: 45 s, 3 min, 2.5 h."""
-    if seconds < 90:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
 
 
 def print_report(
@@ -144,35 +82,22 @@ def print_report_json(
 
 def print_tasks(figures: Sequence[TaskFigures], mode: str, drafter: str = "DFlash") -> None:
     """A line per set, then what is not in them; `mode` is the one that was measured."""
-    header = (*_HEADER, drafter, "speed-up")
-    width = max(len("set"), *(len(one.name) for one in figures))
+    header = ("set", "prompts", "output tokens", "steps", "τ", "target_only", drafter, "speed-up")
     click.echo(
         f"by set of prompts, {mode} (τ = output tokens after the first ÷ steps; tokens/s at "
         "batch 1):"
     )
-    click.echo(f"  {'set':<{width}}" + "".join(f"  {title:>{_width(title)}}" for title in header))
-    for one in figures:
-        cells = zip(_cells(one), header, strict=True)
-        line = "".join(f"  {cell:>{_width(title)}}" for cell, title in cells)
-        click.echo(f"  {one.name:<{width}}{line}")
-    for note in loop_notes(figures):
-        click.echo(note)
-
-
-def loop_notes(figures: Sequence[TaskFigures]) -> list[str]:
-    """Which answers are left out of the figures, a sentence for each set; that of all at the end.
-
-    With several sets, the last of `figures` is all of them together.
-    """
+    for line in columns([header, *map(_cells, figures)]):
+        click.echo(f"  {line}")
     with_loops = [one for one in figures if one.looping.requests]
     if len(with_loops) == 2 and len(figures) > 2:
         with_loops.pop()  # one set has all the loops there are
-    return [
-        f"looping: {count_answers(one.looping.requests)} of {one.name}, "
-        f"τ {_tau(one.looping.acceptance_length)}, not in the figures (the same "
-        f"{LOOP_TOKENS} tokens {LOOP_TIMES} times or more)"
-        for one in with_loops
-    ]
+    for one in with_loops:
+        click.echo(
+            f"looping: {count_answers(one.looping.requests)} of {one.name}, "
+            f"τ {_tau(one.looping.acceptance_length)}, not in the figures (the same "
+            f"{LOOP_TOKENS} tokens {LOOP_TIMES} times or more)"
+        )
 
 
 def count_answers(count: int) -> str:
@@ -187,16 +112,13 @@ def _cells(one: TaskFigures) -> tuple[str, ...]:
         baseline, speculative = median(speed.baseline), median(speed.speculative)
         rates = _rate(baseline), _rate(speculative), f"{speed.speedup:.2f}"
     return (
+        one.name,
         f"{statistics.requests:,}",
         f"{statistics.output_tokens:,}",
         f"{statistics.steps:,}",
         _tau(statistics.acceptance_length),
         *rates,
     )
-
-
-def _width(title: str) -> int:
-    return max(len(title), 6)
 
 
 def _rate(value: float) -> str:
@@ -224,9 +146,9 @@ def print_comparison(comparison: TwinComparison) -> None:
         name = "greedy" if temperature == 0 else f"temperature {temperature:g}"
         rows = [one for one in comparison.acceptances if one.temperature == temperature]
         click.echo(f"acceptance length over {rows[0].statistics.requests} prompts, {name}:")
-        click.echo("  target  draft   length    loss   steps  tokens")
-        for row in rows:
-            click.echo(f"  {row.target:<6}  {row.draft:<6}  {_acceptance(comparison, row)}")
+        header = ("target", "draft", "length", "loss", "steps", "tokens")
+        for line in columns([header, *(_acceptance(comparison, row) for row in rows)], words=2):
+            click.echo(f"  {line}")
     for failure in comparison.failures:
         click.echo(f"FAILED: {failure}")
 
@@ -248,9 +170,14 @@ def print_comparison_json(comparison: TwinComparison) -> None:
     print_json({"text": text, "acceptance": acceptances, "failures": comparison.failures})
 
 
-def _acceptance(comparison: TwinComparison, figures: AcceptanceFigures) -> str:
-    length, loss = figures.statistics.acceptance_length, comparison.find_loss(figures)
-    measured = "     -       -" if length is None else f"{length:6.3f}"
-    if length is not None:
-        measured += "       -" if loss is None else f"  {loss:5.1f}%"
-    return f"{measured}  {figures.statistics.steps:6,}  {figures.statistics.step_tokens:6,}"
+def _acceptance(comparison: TwinComparison, figures: AcceptanceFigures) -> tuple[str, ...]:
+    statistics, loss = figures.statistics, comparison.find_loss(figures)
+    length = statistics.acceptance_length
+    return (
+        figures.target,
+        figures.draft,
+        "-" if length is None else f"{length:.3f}",
+        "-" if length is None or loss is None else f"{loss:.1f}%",
+        f"{statistics.steps:,}",
+        f"{statistics.step_tokens:,}",
+    )

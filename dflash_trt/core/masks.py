@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -14,8 +13,6 @@ from dflash_trt.errors import DflashError
 
 _FEW = 4096
 """Tokens that are listed rather than the row masked."""
-_LONE = 8
-"""Words of a mask whose bits cost less one by one than calls of NumPy do."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -96,30 +93,13 @@ class TokenMask:
 def _list_bits(bits: npt.NDArray[np.uint8], size: int) -> Int64Array:
     """Ascending places, below `size`, of the bits that are set."""
     # Eight bytes at a time: where few bits are set, few of them are not zero.
-    whole = len(bits) & ~7
-    words = bits[:whole].view("<u8")
-    filled = np.flatnonzero(words != 0)
-    ids: Int64Array
-    if len(filled) <= _LONE:
-        each = [
-            place << 6 | bit for place in filled.tolist() for bit in _bits_of(int(words[place]))
-        ]
-        ids = np.array(each, np.int64)
-    else:
-        flags = np.unpackbits(bits[:whole].reshape(-1, 8)[filled], bitorder="little")
-        found = np.flatnonzero(flags.view(np.bool_))
-        ids = (filled[found >> 6] << 6) + (found & 63)
-    if whole < len(bits):
-        rest = np.flatnonzero(np.unpackbits(bits[whole:], bitorder="little"))
-        ids = np.concatenate((ids, rest + 8 * whole))
+    words = np.zeros(-(-len(bits) // 8), "<u8")
+    words.view(np.uint8)[: len(bits)] = bits
+    filled = np.flatnonzero(words)
+    flags = np.unpackbits(words[filled].view(np.uint8), bitorder="little")
+    found = np.flatnonzero(flags)
+    ids: Int64Array = (filled[found >> 6] << 6) + (found & 63)
     return ids[: np.searchsorted(ids, size)]
-
-
-def _bits_of(word: int) -> Iterator[int]:
-    while word:
-        lowest = word & -word
-        yield lowest.bit_length() - 1
-        word ^= lowest
 
 
 class Allowed(Protocol):

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import difflib
 import reprlib
-import types
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import fields, is_dataclass
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
-from typing import Annotated, Any, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 
@@ -61,7 +59,7 @@ def validate(
     try:
         record = kind.model_validate(raw)
     except ValidationError as error:
-        what = _on_one_line(_mistakes(error, kind, unknown) | further)
+        what = _on_one_line(_mistakes(error, kind, raw, unknown) | further)
         raise DflashError(what, where=where, fix=fix, usage=usage) from error
     if further:
         raise DflashError(_on_one_line(further), where=where, fix=fix, usage=usage)
@@ -109,37 +107,57 @@ def read_record(
     return validate(kind, raw, path, fix=fix, usage=usage)
 
 
-def known_keys(kind: type[Any], location: Location) -> list[str]:
-    """The keys of what `kind` has at `location`."""
-    return [name for one in _follow(kind, location)[1] for name in _fields(one)]
-
-
 def _mistakes(
-    error: ValidationError, kind: type[Any], unknown: Callable[[str, Location, list[str]], str]
+    error: ValidationError,
+    kind: type[BaseModel],
+    raw: Any,
+    unknown: Callable[[str, Location, list[str]], str],
 ) -> dict[str, str]:
     """What is wrong, by key."""
     found: dict[str, str] = {}
     misspelt: set[str] = set()
     for one in sorted(error.errors(include_url=False), key=lambda one: one["type"] not in _UNKNOWN):
         location = one["loc"]
+        path = _follow(raw, location)
+        key = ".".join(path)
         if one["type"] in _UNKNOWN:
             if len(found) >= _MOST_COMPARED:
-                found[".".join(map(str, location))] = "unknown"
+                found[key] = "unknown"
                 continue
-            outer, name = _follow(kind, location[:-1])[0], str(location[-1])
-            known = known_keys(kind, location[:-1])
-            key = ".".join([*outer, name])
+            name, known = str(location[-1]), _known_keys(kind)
             found[key] = unknown(one_line(key, 100), location, known)
             close = difflib.get_close_matches(name[:100], known, n=1, cutoff=0.4)
-            misspelt.update(".".join([*outer, meant]) for meant in close)
+            misspelt.update(".".join([*path[:-1], meant]) for meant in close)
             continue
-        key = ".".join(_follow(kind, location)[0])
         if one["type"] == "too_short" and any(name.startswith(f"{key}.") for name in found):
             continue  # pydantic does not count an item that has a mistake
         # What is misspelt is missing under its own name too, and one of a union fails as each.
         if key not in found and not (one["type"] == "missing" and key in misspelt):
             found[key] = _describe(key, one)
     return found
+
+
+@cache
+def _known_keys(kind: type[BaseModel]) -> list[str]:
+    """All keys of a record and of the records in it, the outermost first."""
+    schema = kind.model_json_schema()
+    parts = [schema, *schema.get("$defs", {}).values()]
+    return [*dict.fromkeys(key for part in parts for key in part.get("properties", {}))]
+
+
+def _follow(raw: Any, location: Location) -> list[str]:
+    """The keys and positions of `location` in the file; pydantic names a union's member too."""
+    path: list[str] = []
+    for number, part in enumerate(location):
+        is_last = number == len(location) - 1
+        if isinstance(raw, Mapping) and (part in raw or is_last):
+            raw = raw.get(part)
+        elif isinstance(raw, Sequence) and not isinstance(raw, str) and isinstance(part, int):
+            raw = raw[part] if part < len(raw) else None
+        else:
+            continue
+        path.append(str(part))
+    return path
 
 
 def _on_one_line(mistakes: Mapping[str, str]) -> str:
@@ -159,55 +177,3 @@ def _describe(key: str, error: Mapping[str, Any]) -> str:
     if error["type"] != "value_error":  # which says itself what does not go together
         what += f", got {one_line(reprlib.repr(error['input']), 60)}"
     return f"{key}: {what}" if key else what
-
-
-def _follow(kind: type[Any], location: Location) -> tuple[list[str], list[Any]]:
-    """The keys and positions of `location`, and the types that may be there."""
-    path: list[str] = []
-    reached = [kind]
-    for part in location:
-        found = [one for alternative in reached for one in _alternatives(alternative)]
-        inner = [child for one in found for child in _inside(one, part)]
-        if inner:
-            path.append(str(part))
-            reached = inner
-        else:  # pydantic says which of a union it means
-            reached = [one for one in found if part in _tags(one)] or found
-    return path, [one for alternative in reached for one in _alternatives(alternative)]
-
-
-def _alternatives(annotation: Any) -> Iterator[Any]:
-    origin = get_origin(annotation)
-    if origin is Annotated:
-        yield from _alternatives(get_args(annotation)[0])
-    elif origin in (Union, types.UnionType):
-        for one in get_args(annotation):
-            yield from _alternatives(one)
-    else:
-        yield annotation
-
-
-def _inside(annotation: Any, part: str | int) -> Sequence[Any]:
-    """The types that an `annotation` has at a key or position."""
-    origin, arguments = get_origin(annotation), get_args(annotation)
-    if isinstance(origin, type) and issubclass(origin, Mapping):
-        return arguments[1:]
-    if isinstance(origin, type) and issubclass(origin, Sequence):
-        return [one for one in arguments if one is not Ellipsis] if isinstance(part, int) else []
-    known = _fields(annotation)
-    return [known[str(part)]] if part in known else []
-
-
-def _fields(annotation: Any) -> dict[str, Any]:
-    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        return {name: field.annotation for name, field in annotation.model_fields.items()}
-    if not (isinstance(annotation, type) and is_dataclass(annotation)):
-        return {}
-    hints = get_type_hints(annotation)
-    return {field.name: hints[field.name] for field in fields(annotation)}
-
-
-def _tags(annotation: Any) -> set[Any]:
-    """What pydantic may call one of a union: its name, or the value that discriminates it."""
-    literals = {value for one in _fields(annotation).values() for value in get_args(one)}
-    return {getattr(annotation, "__name__", None), *(x for x in literals if isinstance(x, str))}

@@ -38,26 +38,12 @@ class _Loader(yaml.SafeLoader):
 
 
 def _construct_int(loader: _Loader, node: yaml.ScalarNode) -> int:
-    _refuse_base_60(node)
     value: int = loader.construct_yaml_int(node)
     str(value)  # an error here of more digits than Python prints, and not in the middle of another
     return value
 
 
-def _construct_float(loader: _Loader, node: yaml.ScalarNode) -> float:
-    _refuse_base_60(node)
-    value: float = loader.construct_yaml_float(node)
-    return value
-
-
-def _refuse_base_60(node: yaml.ScalarNode) -> None:
-    """YAML 1.1 reads 1:30 as 90; a megabyte of that takes half a minute."""
-    if ":" in node.value:
-        raise yaml.YAMLError(f"{one_line(node.value, 60)!r} is a number in base 60; quote it")
-
-
 _Loader.add_constructor("tag:yaml.org,2002:int", _construct_int)
-_Loader.add_constructor("tag:yaml.org,2002:float", _construct_float)
 
 
 def read_yaml(path: Path, within: Path | None = None) -> dict[str, Any]:

@@ -9,6 +9,9 @@ from dflash_trt.backends.base import TargetGraph
 DrafterKind = Literal["dflash", "prompt-lookup"]
 DFLASH: DrafterKind = "dflash"
 PROMPT_LOOKUP: DrafterKind = "prompt-lookup"
+Drafting = Literal["dflash", "prompt-lookup", "none"]
+"""A kind, or nobody: plain decoding."""
+NOBODY: Literal["none"] = "none"
 DRAFTERS: dict[DrafterKind, str] = {DFLASH: "DFlash", PROMPT_LOOKUP: "prompt lookup"}
 """What each kind is called in what is printed."""
 

@@ -49,7 +49,6 @@ class TwinComparison:
 def compare(
     twins: Twins,
     prompts: Sequence[Sequence[int]],
-    texts: Sequence[Sequence[int]],
     sampling: SamplingParams,
     *,
     max_tokens: int,
@@ -57,9 +56,9 @@ def compare(
     bounds: Bounds,
     progress: Progress,
 ) -> TwinComparison:
-    """Lets both bundles read `texts`, and runs `prompts` with every target beside every draft.
+    """Lets both bundles read `prompts`, and runs them with every target beside every draft.
 
-    Texts and prompts are token ids. Prompts run greedily and, where `sampling` is not greedy,
+    Prompts are token ids; they run greedily and, where `sampling` is not greedy,
     with it too.
     """
     requests = _requests(twins, prompts, max_tokens)
@@ -67,12 +66,12 @@ def compare(
     ends = twins.twin.manifest.target.eos_token_ids
     samplings = [SamplingParams()] if sampling.greedy else [SamplingParams(), sampling]
     with crossed_bundles(twins, progress) as (twin_target, twin_draft):
-        progress.stage("comparing texts", sum(len(text) - 1 for text in texts), "tokens")
+        progress.stage("comparing texts", sum(len(text) - 1 for text in prompts), "tokens")
         with (
             closing(open_executor(twins.twin, threads=threads)) as twin,
             closing(open_executor(twins.bundle, threads=threads)) as executor,
         ):
-            figures = compare_texts(twin, executor, texts, progress.advance)
+            figures = compare_texts(twin, executor, prompts, progress.advance)
         combinations: list[tuple[Side, Side, Bundle]] = [
             ("twin", "twin", twins.twin),
             ("twin", "bundle", twin_target),

@@ -197,12 +197,11 @@ def verify(
     eos_token_ids: Sequence[int] = (),
     prefill_chunk: int = PREFILL_CHUNK,
     on_tokens: Callable[[int], None] = lambda count: None,
-    on_compared: Callable[[int, ModeReport], None] = lambda prompts, report: None,
 ) -> list[ModeReport]:
     """Runs `requests` with target_only one by one, then in every mode, and compares.
 
     Batches are full: too few requests are repeated beside each other. `on_tokens` hears of every
-    output token that is compared, `on_compared` of a report with so many prompts in it.
+    output token that is compared.
     """
 
     def run(group: Sequence[Request], mode: Mode) -> list[RequestResult]:
@@ -235,7 +234,6 @@ def verify(
             results = zip(expected, run(group, mode), strict=True)
             for prompt, (want, got) in enumerate(results, start=offset):
                 report.add(prompt, want, got)
-            on_compared(offset + len(group), report)
         offset += len(group)
     return reports
 

@@ -176,7 +176,7 @@ def _exclude_experts(spec: DecoderSpec, patterns: Iterable[str]) -> list[str]:
     modules = _expert_modules(spec)
     found = [one for one in patterns if any(fnmatchcase(module, one) for module in modules)]
     if not all(any(fnmatchcase(module, one) for one in found) for module in modules):
-        fix = f"add --exclude '{ALL_EXPERTS}' to quantize the linears beside them"
+        fix = f"exclude '{ALL_EXPERTS}' to quantize the linears beside them"
         if isinstance(spec, TargetSpec) and spec.moe is not None and spec.moe.clamp is not None:
             fix = "of gpt-oss, use the published checkpoint with MXFP4 experts"
         raise DflashError(
@@ -218,6 +218,6 @@ def _check_blocks(spec: DecoderSpec, linears: list[Linear]) -> None:
         f"tensor {quoted(weight.name)} has {weight.shape[1]} input columns{tail}; "
         f"NVFP4 needs multiples of {NVFP4_BLOCK}",
         where=spec.checkpoint.path,
-        fix=f"add --exclude {pattern}",
+        fix=f"exclude {pattern}",
         usage=True,
     )

@@ -88,7 +88,7 @@ def _check_activations(linears: Collection[Linear], activations: Mapping[str, fl
         if not math.isfinite(amax) or amax <= 0:
             raise DflashError(
                 f"the largest input of {linear.module} over the calibration texts is {amax:g}",
-                fix=f"calibrate with other texts, or add --exclude {linear.module}",
+                fix=f"calibrate with other texts, or exclude {linear.module}",
             )
 
 

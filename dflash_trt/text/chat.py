@@ -120,7 +120,7 @@ class ChatRenderer:
             raise DflashError(
                 one_line(answer.get("error")),
                 where="chat template",
-                fix="--raw sends the prompt without it",
+                fix="`generate --raw` sends the prompt without it",
             )
         text: str = answer["text"]
         return text

@@ -95,16 +95,14 @@ def read_task_set(name: str, source: str, limit: int | None = None) -> TaskSet:
     return TaskSet(name, tuple(records))
 
 
-def encode_tasks(
-    tokenizer: BundleTokenizer, sets: Sequence[TaskSet], *, raw: bool = False
-) -> list[Task]:
-    """The prompts of all sets in order, through the chat template where there is one, unless `raw`.
+def encode_tasks(tokenizer: BundleTokenizer, sets: Sequence[TaskSet]) -> list[Task]:
+    """The prompts of all sets in order, through the chat template where there is one.
 
     Raises:
         DflashError: a prompt that the tokenizer or the chat template refuses.
     """
     texts = [prompt.text for one in sets for prompt in one.prompts]
-    encoded = iter(encode_prompts(tokenizer, texts, raw=raw))
+    encoded = iter(encode_prompts(tokenizer, texts, raw=False))
     return [
         Task(one.name, number, prompt, tuple(next(encoded)))
         for one in sets

@@ -148,5 +148,8 @@ class AnswerServer:
         what = "which of its models is the target?" if wanted is None else f"has no {wanted!r}"
         shown = ", ".join(map(str, names[:5])) or "none"
         raise DflashError(
-            f"{what} it lists {shown}", where=self._base, fix="pass --endpoint-model", usage=True
+            f"{what} it lists {shown}",
+            where=self._base,
+            fix="pass --set endpoint-model=NAME",
+            usage=True,
         )

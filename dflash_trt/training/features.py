@@ -82,7 +82,7 @@ def check_space(tokens: int, width: int, folder: Path) -> None:
         raise DflashError(
             f"features of {tokens:,} tokens take {needed:,} bytes, {free:,} are free",
             where=folder,
-            fix="free some space, pass --work on another disk, lower --set rows, or --online",
+            fix="free some space, --set work=DIR on another disk, fewer rows, or online=true",
         )
 
 

@@ -92,7 +92,7 @@ def make_plan(
                 f"{hours:g} h are too few on this machine: {LEAST_ROWS} prompts and {LEAST_STEPS} "
                 f"steps would take {needed:.2g} h",
                 where="--hours",
-                fix="give more, shorten --answer-tokens, or set rows and steps yourself (--set)",
+                fix="give more, or --set answer-tokens lower, or rows and steps yourself",
             )
     answered = rows or available
     if rows is None and rates is not None:

@@ -161,7 +161,7 @@ def _check_apart(request: TrainRequest) -> None:
     folders = {
         "--output": output,
         "the bundle": _bundle_beside(output),
-        "--work": resolved(request.work or work_folder(output)),
+        "--set work": resolved(request.work or work_folder(output)),
     }
     for (one, inner), (other, outer) in permutations(folders.items(), 2):
         if outer in (inner, *inner.parents):

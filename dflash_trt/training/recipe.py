@@ -39,8 +39,8 @@ questions in English are among its own 4,096 commonest tokens there."""
 _RESERVED = re.compile(r"mask|reserved|unused", re.IGNORECASE)
 _OF_OTHER_KINDS = {
     "dflash": ("--set markov-rank",),
-    "dspark": ("--draft-tokens",),
-    "eagle3": ("--layers", "--set mask-token-id", "--set markov-rank"),
+    "dspark": ("--set draft-tokens",),
+    "eagle3": ("--set layers", "--set mask-token-id", "--set markov-rank"),
 }
 
 
@@ -59,7 +59,7 @@ def choose_shape(request: TrainRequest, target: TrainingTarget, *, is_cpu: bool)
         check_pair(spec, draft)
         return shape_of(draft, spec.vocab_size, spec.num_layers)
     kind = given.kind or "dflash"
-    options = given.by_option | {"--draft-tokens": request.recipe.draft_tokens or None}
+    options = given.by_option | {"--set draft-tokens": request.recipe.draft_tokens or None}
     others = {option: options[option] for option in _OF_OTHER_KINDS[kind]}
     refuse_options(others, f"is not for a draft of kind {kind}", "leave it out")
     is_chain, is_small = kind == "eagle3", is_cpu and request.hours <= SMALL_HOURS

@@ -81,7 +81,7 @@ class ShapeOptions:
         """The values by the option's name."""
         return {
             "--kind": self.kind,
-            "--layers": self.layers,
+            "--set layers": self.layers,
             "--block-size": self.block_size,
             "--set taps": self.taps,
             "--set ffn": self.intermediate_size,

@@ -7,7 +7,6 @@ make of the manifest.
 from __future__ import annotations
 
 import json
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -26,16 +25,6 @@ def test_a_build(build: Build, own_pair: Path) -> None:
     )
     assert "linking weights" in outcome.err and "graphs" in outcome.err
     assert [path.name for path in build.folder.parent.iterdir()] == ["b"]
-
-
-def test_checkpoint_folders_override_the_configuration(
-    build: Build, own_pair: Path, tmp_path: Path
-) -> None:
-    elsewhere = tmp_path / "elsewhere"
-    shutil.move(own_pair.parent / "target", elsewhere / "t")
-    shutil.move(own_pair.parent / "draft", elsewhere / "d")
-    folders = ["--target-checkpoint", elsewhere / "t", "--draft-checkpoint", elsewhere / "d"]
-    build.well(own_pair, *folders)
 
 
 def test_the_default_output_is_here(
@@ -85,21 +74,3 @@ def test_a_hostile_tokenizer_is_one_line(build: Build, own_pair: Path) -> None:
     hostile = json.loads(file.read_text()) | {"pre_tokenizer": {"type": "FixedLength", "length": 0}}
     file.write_text(json.dumps(hostile))
     build(own_pair).fails(1, str(file), "makes the tokenizers library panic")
-
-
-def test_existing_output(build: Build, own_pair: Path) -> None:
-    manifest = build.folder / "manifest.json"
-    build.well(own_pair)
-    inode = manifest.stat().st_ino
-    build(own_pair).fails(2, str(build.folder), "--overwrite")
-    assert manifest.stat().st_ino == inode
-    build.well(own_pair, "--overwrite")
-    assert manifest.stat().st_ino != inode
-
-
-def test_a_context_whose_tables_would_be_absurd(build: Build, own_pair: Path) -> None:
-    for part in ("target", "draft"):
-        config = own_pair.parent / part / "config.json"
-        fields = json.loads(config.read_text()) | {"max_position_embeddings": 2**30}
-        config.write_text(json.dumps(fields))
-    build(own_pair, "--max-seq-len", 2**24).fails(2, "RoPE tables", "--max-seq-len")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -12,8 +11,7 @@ import pytest
 
 import dflash_trt.backends.tensorrt.build.builder as builder
 import dflash_trt.backends.tensorrt.library as library
-from dflash_trt.backends.tensorrt.build.monitor import make_monitor
-from tests.cli.conftest import Build, Run, edit_manifest, write_config
+from tests.cli.conftest import Build, Run, write_config
 
 RTX = ["--executor", "tensorrt-rtx"]
 
@@ -117,21 +115,6 @@ def test_nothing_is_left_behind(
     build(small, *RTX).fails(1, *pieces)
 
 
-def test_an_interrupt_ends_the_build(
-    build: Build, small: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    _need_library()
-
-    def interrupt(*_: Any) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(
-        builder, "make_monitor", lambda trt, advance, held: make_monitor(trt, interrupt, held)
-    )
-    outcome = build(small, *RTX)
-    assert outcome.code == 130 and outcome.err.splitlines()[-1] == "interrupted"
-
-
 def test_engines_are_shown_and_need_a_gpu(
     run: Run, build: Build, small: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -152,10 +135,3 @@ def test_engines_are_shown_and_need_a_gpu(
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     for command in (["generate", "--prompt", "a"], ["verify"]):
         run(command[0], output, *command[1:]).fails(1, "no CUDA device: ", "--executor cpu")
-
-
-def test_a_manifest_from_before_engines_still_opens(run: Run, bundle: Path, tmp_path: Path) -> None:
-    folder = shutil.copytree(bundle, tmp_path / "old")
-    manifest = edit_manifest(folder, lambda manifest: manifest.pop("engines"))
-    assert manifest["schema_version"] == 1
-    run.well("inspect", folder)

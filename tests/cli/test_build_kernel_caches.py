@@ -6,7 +6,6 @@ kernels and engines have not run on a GPU.
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import onnx
@@ -142,33 +141,3 @@ def check_operands(
             assert scales.data_type == TensorProto.FLOAT
         if "positions" in given:
             assert given["positions"] == "rows/positions"
-
-
-def test_scales_of_the_checkpoint_are_in_the_graph(
-    run: Run, build: Build, make_pair: PairFactory, full: PluginTensorRt
-) -> None:
-    quantize = {"target": {"algorithm": "FP8", "kv_cache": True}}
-    config = write_config(make_pair(**PAIRS["qwen3"], quantize=quantize).folder, **LIMITS)
-    options = [one for one in FULL if one not in ("--precision", "bf16")]
-    shown = build.well(config, *options, "--plugins", *FP8)
-    assert "FP8 (E4M3) codes, 6 of 10 scales from the checkpoints, else 1" in shown.out
-    fixed = {
-        one.name: onnx.numpy_helper.to_array(one).tolist()
-        for one in full.handed[0].graph.initializer
-        if "kv_scales" in one.name
-    }
-    assert len(fixed) == 3 + 2
-    assert fixed["target_kv_scales_2"] == pytest.approx([0.01, 0.01])
-    assert fixed["draft_kv_scales_1"] == [1, 1]
-    assert "KV cache not used" not in run("inspect", build.folder).out
-
-
-@pytest.mark.parametrize("caches", CACHES)
-def test_a_head_size_without_kernels_is_refused(
-    build: Build, engine_config: Path, full: PluginTensorRt, caches: str
-) -> None:
-    """The shipped demo pairs have one too, 32."""
-    for config, size in ((engine_config, 16), ("demo", 32)):
-        piece = f"head size {size} has no kernel over paged or FP8 caches"
-        build(config, *FULL, *CACHES[caches], "--plugins").fails(2, piece, "64, 128, 256, 512")
-    assert not full.handed

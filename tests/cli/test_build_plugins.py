@@ -2,26 +2,18 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import onnx
 import pytest
-from dflash_plugins.table import operations
-from onnx import helper
 
-from dflash_trt.backends.tensorrt.build import builder, plugins
+from dflash_trt.backends.tensorrt.build import builder
 from dflash_trt.backends.tensorrt.build.plugins import (
-    hand_over,
-    operation_forms,
-    plugin_caches,
     register_plugins,
 )
-from dflash_trt.errors import DflashError
 from dflash_trt.graph.functions import DFLASH_DOMAIN
 from dflash_trt.hardware import kernels as accept
 from dflash_trt.hardware.kernels import PLUGIN_INTERFACE
@@ -29,7 +21,7 @@ from tests.cli.bigram import write_bigram_pair
 from tests.cli.conftest import Build, Run, edit_manifest, split_short_caches
 from tests.standins.cuda import FakeCuda
 from tests.standins.plugin_tensorrt import FULL, PluginBuilder, PluginTensorRt
-from tests.standins.stub_builder import FullBuilder, FullTensorRt
+from tests.standins.stub_builder import FullBuilder
 
 PLUGINS = [*FULL, "--plugins"]
 DRAWN = ["row_groups", "row_sample"]
@@ -110,17 +102,6 @@ def test_the_drafts_blocks_attend_by_plugins(
 
 
 @pytest.mark.usefixtures("full")
-def test_without_the_option_bodies_stay(
-    run: Run, build: Build, engine_config: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(sys.modules, "tensorrt", FullTensorRt())
-    build.well(engine_config, *FULL)
-    text = run("inspect", build.folder).out
-    assert "kv_feature_injection function" in text
-    assert "row_sample" not in text and "tokens are drawn" not in text
-
-
-@pytest.mark.usefixtures("full")
 def test_ptx_is_tried_where_machine_code_is_refused(
     build: Build, engine_config: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -148,22 +129,6 @@ def test_ptx_is_tried_where_machine_code_is_refused(
         build(engine_config, *PLUGINS, "--overwrite").fails(1, "target.onnx: TensorRT cannot build")
 
 
-def test_an_exception_of_a_callback_reaches_the_user(
-    build: Build, engine_config: Path, full: PluginTensorRt, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """TensorRT catches what Python raises in a callback and only says that it failed."""
-
-    def raise_inside(*arguments: Any) -> bool:
-        *_, registration = plugins._registrations.values()
-        tune = registration._tuner(operations()["accept"])
-        with contextlib.suppress(DflashError):
-            tune(*(SimpleNamespace(dtype="INT4") for _ in range(4)), [])
-        return False
-
-    monkeypatch.setattr(PluginBuilder, "build_serialized_network_to_stream", raise_inside)
-    build(engine_config, *PLUGINS).fails(1, "no kernel reads tensors of INT4")
-
-
 @pytest.mark.usefixtures("full")
 def test_what_plugins_need_is_asked_for_before_anything_is_written(
     build: Build, engine_config: Path, monkeypatch: pytest.MonkeyPatch
@@ -185,36 +150,6 @@ def test_what_plugins_need_is_asked_for_before_anything_is_written(
         2, "--plugins: a step settles at most 4 rows, not a block of", "--block-size"
     )
     build.well(engine_config, *PLUGINS, "--block-size", "4")
-
-
-def test_an_overload_is_part_of_a_plugins_name_and_absent_inputs_are_none() -> None:
-    operands = [*operations()["kv_feature_injection_paged"].inputs]
-    outputs = ["k_cache_out", "v_cache_out"]
-    given = [*operands[:2], "", *operands[2:]]
-    call = helper.make_node("kv_feature_injection", given, outputs, domain=DFLASH_DOMAIN)
-    call.overload = "paged"
-    pools = [
-        helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, [1])
-        for name in ("k_cache", "v_cache")
-    ]
-    graph = helper.make_graph([call], "g", pools, [])
-    function = helper.make_function(
-        DFLASH_DOMAIN, "kv_feature_injection", [], [], [], [], overload="paged"
-    )
-    model = helper.make_model(graph, functions=[function])
-    known = {"kv_feature_injection_paged"}
-    (node,) = hand_over(model, known).graph.node
-    assert (node.op_type, list(node.input), node.overload) == (*known, operands, "")
-    assert model.graph.node[0].overload == "paged"
-    assert plugin_caches(model, known) == ["k_cache", "v_cache"]
-    assert operation_forms(hand_over(model, known), known) == {
-        "kv_feature_injection_paged": "plugin"
-    }
-    assert not plugin_caches(model, {"kv_feature_injection"})
-    call.output[:] = outputs[::-1]
-    swapped = helper.make_graph([call], "g", pools, [])
-    with pytest.raises(DflashError, match="would not update v_cache in place"):
-        plugin_caches(helper.make_model(swapped), known)
 
 
 @pytest.mark.usefixtures("full")

@@ -8,19 +8,11 @@ from typing import Any
 
 import pytest
 
-from dflash_trt.building.recipe import choose_recipe, precision_places
-from dflash_trt.building.spec import BuildSpec, PrecisionOptions
-from dflash_trt.core.formats import Format
-from dflash_trt.graph.form import Precision
-from dflash_trt.models.build_config import PrecisionName, load_config
+from dflash_trt.models.build_config import load_config
 from tests.cli.bigram import write_tokenizer
 from tests.cli.conftest import Build, Run, write_config
-from tests.covering import exhaustive
 from tests.quantization.running import quantize_in_place
 
-RTX = ["--executor", "tensorrt-rtx"]
-# The bigram pair's feed-forward is 24 wide, which has no whole blocks.
-NVFP4 = ["--precision", "nvfp4", "--exclude", "*.down_proj"]
 FP8 = ["--precision", "fp8"]
 
 
@@ -70,8 +62,10 @@ def _build_in_two(run: Run, config: Path, folder: Path, options: list[str]) -> P
     return folder / "bundle"
 
 
-@pytest.mark.parametrize("options", [[*FP8, "--quantize-lm-head"], NVFP4], ids=["fp8", "nvfp4"])
-@pytest.mark.parametrize("pair", ["bigram", "llama"])
+@pytest.mark.parametrize(
+    ("pair", "options"),
+    [("bigram", [*FP8, "--quantize-lm-head"]), ("llama", ["--precision", "nvfp4"])],
+)
 def test_it_is_quantize_and_build(
     run: Run,
     build: Build,
@@ -99,13 +93,12 @@ def test_it_is_quantize_and_build(
 
 
 def test_what_is_shown(run: Run, build: Build, bigram_config: Path) -> None:
-    options = [*FP8, "--draft-precision", "nvfp4", "--exclude", "layers.*.down_proj"]
-    lines = build.well(bigram_config, *options).out.splitlines()
-    assert lines[0].endswith(", block 8, target in FP8, draft in NVFP4, weights quantized")
+    lines = build.well(bigram_config, *FP8).out.splitlines()
+    assert lines[0].endswith(", block 8, target in FP8, draft in FP8, weights quantized")
     assert lines[1].startswith("quantised target: 42 linears in FP8; excluded lm_head")
-    assert lines[2].startswith("quantised draft: 12 linears in NVFP4; excluded fc")
+    assert lines[2].startswith("quantised draft: 14 linears in FP8; excluded fc")
     shown = run("inspect", build.folder, "--verify").out
-    assert "42 linears in FP8" in shown and "12 linears in NVFP4" in shown
+    assert "42 linears in FP8" in shown and "14 linears in FP8" in shown
     assert "weights quantized: target" in shown
     run.well("generate", build.folder, "--prompt", "cab", "--max-tokens", 4)
     # A draft in a float type stays as it is: linked, like a target that nobody asked about.
@@ -134,70 +127,16 @@ def test_the_configuration_has_a_recipe(build: Build, own_pair: Path) -> None:
     ):
         build.well(own_pair, *options, "--overwrite")
         assert _linears(build) == {"target": target, "draft": draft}
-    build(own_pair, "--exclude", "model.*_proj", "--overwrite").fails(
-        2, "nothing is left to quantize"
-    )
+    own_pair.write_text(f"{text}precision: nvfp4\nexclude: ['*_proj']\n")
+    build(own_pair, "--overwrite").fails(2, "nothing is left to quantize")
     own_pair.write_text(text + "precision: bf16\n")
     build(own_pair, "--overwrite").fails(2, f"{own_pair}, precision: 'bf16' is for engines", "fp32")
 
 
 @pytest.mark.parametrize(
-    ("name", "target"), [("demo-nvfp4", {"NVFP4": 32 * 3}), exhaustive("demo-fp8", {"FP8": 32 * 7})]
+    ("owner", "fix"),
+    [("target", "leave out --precision"), ("draft", "add --draft-precision bf16")],
 )
-def test_the_shipped_recipes(build: Build, name: str, target: dict[str, int]) -> None:
-    build.well(name)
-    assert _linears(build) == {"target": target, "draft": {"FP8": 2 * 7}}
-
-
-def test_a_quantised_target_with_a_draft_to_quantise(build: Build, own_pair: Path) -> None:
-    quantize_in_place(own_pair, "target")
-    build.well(own_pair, "--draft-precision", "fp8")
-    assert _linears(build) == {"target": {"FP8": 42}, "draft": {"FP8": 14}}
-
-
-@pytest.mark.exhaustive
-def test_engines_with_quantised_products(run: Run, build: Build, llama: Path) -> None:
-    pytest.importorskip("tensorrt_rtx", reason="TensorRT-RTX is not installed")
-    built = build.well(llama, *RTX, "--precision", "nvfp4", "--draft-precision", "fp8")
-    assert "target in NVFP4, draft in FP8, weights quantized" in built.out
-    assert "engines for sm_120 in bfloat16: target " in built.out
-    files = run("inspect", build.folder, "--json").json["engines"]["files"]
-    products = {file["graph"]: file["quantized_products"] for file in files}
-    # The target graph also fills the draft's cache, by its k_proj and v_proj.
-    assert products == {
-        "target": {"NVFP4": 14, "FP8": 2},
-        "draft": {"FP8": 7},
-        "target_only": {"NVFP4": 14},
-    }
-
-
-@pytest.mark.parametrize(
-    ("names", "compute", "algorithms"),
-    [
-        ((None, None), Precision.BFLOAT16, {}),
-        (("fp16", None), Precision.FLOAT16, {}),
-        (("fp8", None), Precision.BFLOAT16, {"target": Format.FP8, "draft": Format.FP8}),
-        (("nvfp4", "fp16"), Precision.FLOAT16, {"target": Format.NVFP4}),
-        (("fp16", "fp8"), Precision.FLOAT16, {"draft": Format.FP8}),
-    ],
-)
-def test_what_engines_compute_in(
-    names: tuple[PrecisionName | None, PrecisionName | None],
-    compute: Precision,
-    algorithms: dict[str, Format],
-) -> None:
-    config, path = load_config("demo")
-    precision, draft_precision = names
-    options = PrecisionOptions(precision=precision, draft_precision=draft_precision)
-    places = precision_places(options, path)
-    recipe = choose_recipe(BuildSpec(precision=options).apply(config), places, "tensorrt")
-    assert recipe.compute is compute and recipe.algorithms == algorithms
-
-
-def test_a_format_that_the_architecture_lacks_is_refused_before_anything_runs(
-    build: Build, llama: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    pytest.importorskip("tensorrt_rtx", reason="TensorRT-RTX is not installed")
-    monkeypatch.setattr("dflash_trt.building.recipe.observe_pair", pytest.fail)
-    options = [*RTX, "--arch", "sm_89", *FP8, "--draft-precision", "nvfp4"]
-    build(llama, *options).fails(2, "draft", "NVFP4", "sm_89")
+def test_what_is_quantised_already(build: Build, own_pair: Path, owner: str, fix: str) -> None:
+    folder = quantize_in_place(own_pair, owner)
+    build(own_pair, *FP8).fails(1, f"{folder}: is quantized already", fix)

@@ -6,19 +6,15 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
-from unittest.mock import Mock
 
 import pytest
 
-from dflash_trt.bundle.bundle import open_bundle
-from dflash_trt.errors import DflashError
 from dflash_trt.models.build_config import data_folder
 from tests.cli.conftest import Outcome
 from tests.diagnosis.pairs import build
 from tests.shared import Shared
 
 Run = Callable[..., Outcome]
-MODULE = "dflash_trt.cli.diagnose"
 PROMPTS = data_folder("demo_pair") / "prompts.jsonl"
 SMALL = ["--limit-prompts", "6", "--max-tokens", "24"]
 
@@ -56,25 +52,6 @@ def test_a_cause_is_named_and_the_answers_are_kept(
     assert verdict["findings"][0]["cause"] == "mask token"
 
 
-@pytest.mark.exhaustive
-def test_answers_are_replayed_by_another_bundle(
-    run: Run, wrong_mask: Path, good: Path, tmp_path: Path
-) -> None:
-    """They are the target's, whatever its draft."""
-    output = tmp_path / "found"
-    assert (
-        run("diagnose", wrong_mask, "--prompts", f"own={PROMPTS}", *SMALL, "-o", output).code == 0
-    )
-    kept = output / "answers" / "own.jsonl"
-    outcome = run("diagnose", good, "--prompts", kept, "--known-answers", "--json", *SMALL)
-    assert outcome.code == 0, outcome.err
-    found = outcome.json
-    assert found["verdict"]["kind"] == "nothing is wrong"
-    assert found["acceptance"]["tokens"] == 6 * 24
-    assert found["acceptance"]["acceptance_length"] > 4
-    assert len(found["acceptance"]["recall_at_16"]) == 7
-
-
 def test_what_it_refuses(run: Run, good: Path, tmp_path: Path) -> None:
     own = ["--prompts", PROMPTS]
     run("diagnose", good, *own, "--known-answers").fails(2, 'prompt 1 has no "answer"')
@@ -84,17 +61,3 @@ def test_what_it_refuses(run: Run, good: Path, tmp_path: Path) -> None:
     rows = tmp_path / "rows.jsonl"
     rows.write_text('{"prompt": "a", "answer": [464]}\n', encoding="utf-8")
     run("diagnose", good, "--prompts", rows, "--known-answers").fails(2, "token id 464")
-
-
-def test_known_answers_ask_the_target_nothing(
-    run: Run, good: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Not even the prompts that came with the pair, with which others are compared."""
-    assert open_bundle(good).prompts is not None
-    rows = tmp_path / "rows.jsonl"
-    rows.write_text('{"prompt": "a", "answer": [5, 6]}\n', encoding="utf-8")
-    said = DflashError("was asked")
-    monkeypatch.setattr(f"{MODULE}.answer_questions", Mock(side_effect=said))
-    monkeypatch.setattr(f"{MODULE}.diagnose", Mock(side_effect=DflashError("was judged")))
-    run("diagnose", good, "--prompts", rows, *SMALL).fails(1, "was asked")
-    run("diagnose", good, "--prompts", rows, "--known-answers", *SMALL).fails(1, "was judged")

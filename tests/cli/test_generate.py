@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import io
 import json
-import os
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -17,10 +15,8 @@ from typing import Any
 
 import pytest
 
-import dflash_trt.cli.options as shared_options
-from dflash_trt.bundle.bundle import attach_file, open_bundle
 from dflash_trt.decoding import Generator
-from tests.cli.bigram import END, token, write_tokenizer
+from tests.cli.bigram import token, write_tokenizer
 from tests.cli.conftest import Build, Run
 from tests.waiting import PATIENCE_S
 
@@ -53,42 +49,12 @@ def test_json_of_a_known_text(run: Run, bundle: Path) -> None:
     assert rate == pytest.approx(8 / seconds)
 
 
-def test_a_prompt_that_panics_is_one_line(bundle: Path, tmp_path: Path) -> None:
-    """What no trial foresees: a match that needs a snowman first. Rust adds a note of its own."""
-    own = shutil.copytree(bundle, tmp_path / "b", symlinks=True)
-    name = "tokenizer/tokenizer.json"
-    hostile = json.loads((own / name).read_text())
-    pattern = {"Regex": "\\x{2603}(\\w\\w?)+!"}
-    hostile["normalizer"] = {"type": "Replace", "pattern": pattern, "content": "a"}
-    attach_file(open_bundle(own), name, json.dumps(hostile).encode())
-    command = [sys.executable, "-m", "dflash_trt", "generate", str(own), "--prompt"]
-    done = subprocess.run(
-        [*command, "☃" + "a" * 50],
-        env={**os.environ, "RUST_BACKTRACE": "1"},
-        capture_output=True,
-        text=True,
-    )
-    assert (done.returncode, done.stdout) == (1, "")
-    assert "stack backtrace" not in done.stderr and "Traceback" not in done.stderr
-    assert done.stderr.splitlines()[-1].startswith("error: tokenizer: cannot encode")
-
-
-def test_text_stops_at_the_end_token(run: Run, bundle: Path) -> None:
-    answer = run("generate", bundle, "--prompt", "x", "--json").json
-    assert (answer["text"], answer["finish_reason"]) == ("yz", "stop")
-    assert answer["token_ids"] == [token("y"), token("z"), END]
-    arguments = ["--max-tokens", 5, "--ignore-eos", "--json"]
-    further = run("generate", bundle, "--prompt", "x", *arguments).json
-    assert further["token_ids"] == [token("y"), token("z"), END, END, END]
-    assert further["finish_reason"] == "length"
-
-
 def test_outputs_that_follow_something(run: Run, bundle: Path, tmp_path: Path) -> None:
     """Unbound the text goes on "456…"; a grammar's end is the end of the sequence."""
     asked = ["generate", bundle, "--prompt", "3", "--json"]
     answer = run(*asked, "--regex", "4x?5").json
     assert (answer["text"], answer["finish_reason"]) == ("45", "stop")
-    plain = run(*asked, "--regex", "4x?5", "--no-speculation").json
+    plain = run(*asked, "--regex", "4x?5", "--drafter", "none").json
     assert plain["token_ids"] == answer["token_ids"]
     schema = tmp_path / "schema.json"
     schema.write_text('{"enum": [56, 4567, 45678]}')
@@ -142,15 +108,6 @@ def test_many_prompts_come_in_order(run: Run, bundle: Path, tmp_path: Path) -> N
     assert answer["total"]["output_tokens"] == 3 + 5 + 5 + 3 + 5 + 5
     shown = "\n".join(f"--- prompt {n}\n{text}" for n, text in enumerate(wanted, start=1))
     assert run(*common).out == shown + "\n"
-
-
-def test_a_file_is_one_prompt(run: Run, bundle: Path, tmp_path: Path) -> None:
-    file = tmp_path / "prompt.txt"
-    file.write_bytes(b"first line\nca\n\n")
-    answer = run("generate", bundle, "--prompt-file", file, "--max-tokens", 2, "--json").json
-    # One trailing newline is dropped, the other is the last token.
-    assert answer["prompt_tokens"] == 14
-    assert answer["text"] == "\n\n"
 
 
 class _Recorder(io.StringIO):
@@ -212,43 +169,16 @@ def test_chat_template(run: Run, own_pair: Path, build: Build) -> None:
     assert (raw["text"], raw["prompt_tokens"]) == ("aba", 4)
 
 
-def test_prompts_that_are_none(run: Run, bundle: Path, tmp_path: Path) -> None:
-    run("generate", bundle, "--prompt", "\udcff").fails(2, "--prompt", "not Unicode")
-    (tmp_path / "newline.txt").write_bytes(b"\n")
-    run("generate", bundle, "--prompt-file", tmp_path / "newline.txt").fails(2, "is empty")
-
-
 def test_drafts_that_cost_more_than_they_bring(run: Run, slow_drafts: Path) -> None:
     useless, good = ("--prompt", "9"), ("--prompt", "b")
-    for options in ([], ["--block-size", 8], ["--json"]):
+    for options in ([], ["--block-schedule", 8], ["--json"]):
         answer = run.well("generate", slow_drafts, *useless, "--max-tokens", 64, *options)
         (note,) = [line for line in answer.err.splitlines() if "break-even" in line]
         # The schedule goes on with smaller blocks, which cost less.
-        cost = "1.6" if "--block-size" in options else "1."
+        cost = "1.6" if "--block-schedule" in options else "1."
         assert note.startswith(f"note: acceptance length 1.00 stays below break-even {cost}")
         assert note.endswith(f": `dflash-trt diagnose {slow_drafts} --prompts FILE` says why")
         answer = run.well("generate", slow_drafts, *good, "--max-tokens", 128, *options)
         assert "break-even" not in answer.err
-    answer = run.well("generate", slow_drafts, *useless, "--max-tokens", 64, "--no-speculation")
+    answer = run.well("generate", slow_drafts, *useless, "--max-tokens", 64, "--drafter", "none")
     assert "break-even" not in answer.err
-
-
-def test_without_a_measured_time_nothing_is_said(run: Run, bundle: Path) -> None:
-    # Always drafting: without a schedule it depends on how long steps take here.
-    options = ("--max-tokens", 64, "--block-schedule", "none")
-    answer = run.well("generate", bundle, "--prompt", "9", *options)
-    assert "acceptance length 1.00" in answer.err and "break-even" not in answer.err
-
-
-def test_threads_change_no_token_and_are_said(
-    run: Run, bundle: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(shared_options, "available_cores", lambda: 2)
-    asked = ("generate", bundle, "--prompt", "cab", "--max-tokens", 9)
-    usual, many = run.well(*asked), run.well(*asked, "--threads", 3)
-    assert usual.out == many.out
-    assert "per request, 1 CPU thread\n" in usual.err and "note: --threads" not in usual.err
-    assert "per request, 3 CPU threads\n" in many.err
-    assert many.err.count("note: --threads 3, but 2 physical cores are free") == 1
-    assert "note: --threads" not in run.well(*asked, "--threads", 2).err
-    run(*asked, "--threads", "all").fails(2, "'--threads'")

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import sys
-from dataclasses import replace
 
 import click
 import pytest
 
-from dflash_trt.cli.generation_output import OWN, TextWriter, print_results, showable
-from dflash_trt.decoding import TokenEvent, total
+from dflash_trt.cli.generation_output import OWN, TextWriter, showable
+from dflash_trt.decoding import TokenEvent
 from dflash_trt.text.harmony import HarmonyFormat
 from dflash_trt.text.thoughts import TokenReader, open_answer
-from tests.serving.fronts import result_of
 from tests.text.harmony import ANALYSIS, FINAL, encode, make_harmony
 
 FORM = HarmonyFormat.find(make_harmony())
@@ -64,14 +61,3 @@ def test_no_token_tells_a_terminal_what_to_do(
     for view, expected in ((False, shown), (True, click.style(shown, fg=OWN))):
         TextWriter(view=view, quiet=False, count=1).take(0, event)
         assert capsys.readouterr().out == expected
-
-
-def test_json_has_both(capsys: pytest.CaptureFixture[str]) -> None:
-    result = replace(result_of("x"), token_ids=tuple(encode(ANALYSIS + FINAL)))
-    summary = total([result.statistics], 1.0)
-    print_results([result], summary, _open)
-    described = json.loads(capsys.readouterr().out)
-    assert (described["text"], described["reasoning"]) == ("2 + 2 ", REASONING)
-    print_results([result], summary)
-    plain = json.loads(capsys.readouterr().out)
-    assert plain["text"] == "x" and "reasoning" not in plain

@@ -70,24 +70,6 @@ def test_a_build_takes_it(run: Run, build: Build, model: Path, tmp_path: Path) -
     assert told.json
 
 
-def test_only_what_was_imported_is_replaced(run: Run, model: Path, tmp_path: Path) -> None:
-    out = tmp_path / "out"
-    run.well("import-gguf", model, "-o", out)
-    run("import-gguf", model, "-o", out).fails(2, "already exists", "--overwrite")
-    run.well("import-gguf", model, "-o", out, "--overwrite")
-    (out / "gguf_source.json").unlink()
-    run("import-gguf", model, "-o", out, "--overwrite").fails(2, "it is not overwritten")
-
-
-def test_failures(run: Run, model: Path, tmp_path: Path) -> None:
-    run("import-gguf", tmp_path / "none.gguf", "-o", tmp_path / "out").fails(2, "no such file")
-    run("import-gguf", tmp_path, "-o", tmp_path / "o").fails(2, "not a regular file")
-    run("import-gguf", model, "-o", model).fails(2, "is a file")
-    run("import-gguf", model).fails(2, "-o")
-    run("import-gguf", model, "-o", model / "out").fails(2, "is a file, not a folder")
-    assert [one.name for one in tmp_path.iterdir()] == ["tiny.gguf"]
-
-
 def test_without_the_package(
     run: Run, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -6,7 +6,6 @@ Pools that cannot be, and manifests that state them, are refused in tests/frozen
 from __future__ import annotations
 
 import json
-import shutil
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +16,7 @@ from safetensors.numpy import load_file, save_file
 from dflash_trt.cli.main import main
 from dflash_trt.models.quantized_weights import read_kv_scales
 from dflash_trt.models.target import read_target
-from tests.cli.conftest import Build, Run, edit_manifest
+from tests.cli.conftest import Build, Run
 
 OPTIONS = ("--kv-layout", "paged", "--page-size", "8", "--kv-pages", "12")
 
@@ -30,20 +29,13 @@ def paged(bigram_config: Path, tmp_path_factory: pytest.TempPathFactory) -> Path
     return folder
 
 
-def test_a_build_says_what_the_pool_is(build: Build, bigram_config: Path) -> None:
-    built = build.well(bigram_config, "--kv-layout", "paged")
-    line = built.out.splitlines()[-1]
-    assert line.startswith("KV caches: paged, 4 pages of 64 tokens, ")
-    assert build.manifest["page_pool"] == {"page_size": 64, "pages": 4}
-
-
 def test_inspect_tells_the_layout(run: Run, paged: Path, bundle: Path) -> None:
     answer = run("inspect", paged, "--json").json
     bytes_of_a_page = 8 * sum(answer["cache_bytes_per_token"].values())
     text = run("inspect", paged).out
     assert f"12 pages of 8 tokens, {bytes_of_a_page:,} bytes each" in text
     assert f"at most 96 tokens in {12 * bytes_of_a_page:,} bytes" in text
-    memory = run("inspect", paged, "--json", "--batch", "999").json["memory_bytes"]
+    memory = run("inspect", paged, "--json").json["memory_bytes"]
     assert memory["target_cache"] + memory["draft_cache"] == 12 * bytes_of_a_page
     assert "bytes per token (target + draft), linear" in run("inspect", bundle).out
     run.well("inspect", paged, "--verify")
@@ -128,39 +120,3 @@ def test_quantising_keeps_fp8s_scales_and_observes_others(
     spec = read_target(written)
     found = read_kv_scales(spec.checkpoint.tensors, spec.weights, spec.quantization, 0)[0]
     assert found == k if k is not None else 0 < found < 0.4
-
-
-def test_a_scale_that_is_none_is_told_before_anything_is_written(
-    build: Build, own_pair: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    add_scales(own_pair.parent / "target", "FP8", k=0.5, v=float("inf"))
-    monkeypatch.setattr("dflash_trt.building.bundle_writer.quantize_pair", pytest.fail)
-    for options in ([], ["--precision", "fp8"], ["--kv-layout", "paged"]):
-        build(own_pair, *options, "--kv-dtype", "fp8").fails(
-            1,
-            f"{own_pair.parent / 'target' / 'model.safetensors'}: ",
-            'v_proj.v_scale": its value is inf',
-            "leave out --kv-dtype fp8",
-        )
-
-
-def test_more_pages_than_can_be_counted_are_refused(build: Build, bigram_config: Path) -> None:
-    pool = ["--kv-layout", "paged", "--max-batch", 1 << 22, "--page-size", 8]
-    build(bigram_config, *pool).fails(2, "33,554,432 pages are more than", "--kv-pages")
-
-
-@pytest.mark.parametrize("pool", [None, {"page_size": 16, "pages": 12}])
-def test_graphs_of_another_layout(
-    run: Run, paged: Path, tmp_path: Path, pool: dict[str, int] | None
-) -> None:
-    copy = shutil.copytree(paged, tmp_path / "copy")
-    edit_manifest(copy, lambda manifest: manifest.update(page_pool=pool))
-    run("generate", copy, "--prompt", "a").fails(1, ".onnx", "its caches are not the ones")
-
-
-def test_a_pool_that_no_memory_holds(run: Run, paged: Path, tmp_path: Path) -> None:
-    """Refused when it is opened, before anything is read into it."""
-    copy = shutil.copytree(paged, tmp_path / "copy")
-    edit_manifest(copy, lambda manifest: manifest["page_pool"].update(pages=1 << 24))
-    edit_manifest(copy, lambda manifest: manifest["target"].update(head_dim=1 << 40))
-    run("generate", copy, "--prompt", "a").fails(1, "out of memory", "--kv-pages")

@@ -47,12 +47,3 @@ def test_a_bundle_says_what_its_experts_are_in(
     formats = {"nvfp4": "BF16/NVFP4", "bf16": "BF16"}[precision]
     assert f"585,188 parameters in {formats}, vocabulary" in shown
     assert "no linear quantised" not in built.out + shown
-
-
-def test_what_is_shown(run: Run, build: Build) -> None:
-    built = build.well(DEMO)
-    assert "target in BF16/MXFP4, draft in BF16" in built.out
-    assert "quantised target: experts in MXFP4; excluded " in built.out
-    shown = run("inspect", build.folder).out
-    assert "4 experts of ffn 96 in MXFP4, 2 a row: each chosen one taken once a call" in shown
-    assert "3 of 6 layers see 64 positions; attention sinks" in shown

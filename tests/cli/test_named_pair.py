@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from pathlib import Path
 
 import pytest
 
-import dflash_trt
 from dflash_trt import DflashError
 from dflash_trt.building.named_pair import find_config
 from dflash_trt.building.spec import Checkpoints
@@ -49,13 +47,6 @@ def test_a_folder_holds_or_names_both(home: Path, tmp_path: Path) -> None:
     assert (config.max_batch, config.description, path.stem) == (3, "", "own")
 
 
-def test_limits_are_those_of_the_pair(home: Path) -> None:
-    config = home / "draft" / "config.json"
-    fields = json.loads(config.read_text()) | {"max_position_embeddings": 100}
-    config.write_text(json.dumps(fields))
-    assert find_config(str(home), Checkpoints())[0].max_seq_len == 100
-
-
 def test_what_is_no_pair(home: Path, tmp_path: Path) -> None:
     for target, given, pieces in (
         (None, Checkpoints(), ["no pair", "--target NAME, FILE.yaml or DIR", "--draft-checkpoint"]),
@@ -78,15 +69,3 @@ def test_an_empty_path_is_not_this_folder(run: Run, home: Path, words: list[str]
     run("build", *words).fails(2, "is empty")
     with pytest.raises(DflashError, match="is empty"):
         Checkpoints(target_checkpoint="")  # type: ignore[arg-type]
-
-
-def test_the_same_from_python_and_plan(run: Run, home: Path, tmp_path: Path) -> None:
-    assert dflash_trt.build(home, tmp_path / "b").manifest.name == "pair"
-    config = home / "own.yaml"
-    config.write_text("target: target\ndraft: draft\n")
-    short = (
-        "--gpu h100 --interactivity 50 --input-tokens 50 --output-tokens 50 --acceptance 3 --json"
-    )
-    plans = [run.well("plan", "--target", one, *short.split()).json for one in (home, config)]
-    assert [plan.pop("pair") for plan in plans] == ["pair", "own"]
-    assert plans[0] == plans[1]

@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from dflash_trt.building.on_gpu import NEVER_RUN
-from dflash_trt.deploy.planning.known_pairs import find_pair
 from dflash_trt.hardware import chosen_gpu as card
 from dflash_trt.hardware import device
 from dflash_trt.proof import doctor
@@ -81,42 +80,6 @@ def test_its_commands_are_taken(run: Run, tmp_path: Path, gpu: str) -> None:
                 assert min(built["max_batch"], built["memory"]["sequences"]) == way["users"]
 
 
-def test_the_first_way_holds_the_most(run: Run) -> None:
-    """Of a GPU without profiles of its own; 64 is the most that is counted."""
-    for pair, ways in _pairs(run("targets", "--gpu", "gb300", "--json")).items():
-        sizes = find_pair(pair).target.sizes
-        if sizes.unusual is not None:
-            deployed = any(way["executor"] == "trtllm" for way in ways)
-            assert deployed == (sizes.has_state and sizes.experts is None), pair
-            continue
-        assert ways[0]["users"] == 64 and ways[0]["executor"] == "trtllm", pair
-    for ways in _pairs(run("targets", "--gpu", "l40s", "--json")).values():
-        assert [way["users"] for way in ways] == sorted((w["users"] for w in ways), reverse=True)
-
-
-def test_a_pair_that_is_too_large_says_what_it_takes(run: Run, put_gpu: PutGpu) -> None:
-    ways = _pairs(run("targets", "--gpu", "rtx-5090", "--json"))["gpt-oss-120b"]
-    assert [(way["executor"], way["gpus"]) for way in ways] == [("trtllm", 4)]
-    put_gpu(FakeCuda(**ADA))
-    found = run("targets", "--gpu", "here", "--json")
-    assert {way["precision"] for way in _pairs(found)["qwen3-8b"]} == {"fp8"}
-    assert found.json["pairs"]["gpt-oss-20b"]["obstacles"] == [
-        "bf16 engines take 104.1 GB for one user"
-    ]
-
-
-def test_a_gpu_of_less_memory_is_another_one(run: Run, put_gpu: PutGpu) -> None:
-    put_gpu(FakeCuda((8, 0), total=42_400_000_000, name="NVIDIA A100-SXM4-40GB"))
-    shown = run.well("targets", "--gpu", "here").out
-    assert "A100-SXM4-40GB (sm_80), 42 GB, 1 here" in shown and "a100x1" not in shown
-
-
-def test_an_architecture_that_nobody_knows(run: Run, put_gpu: PutGpu) -> None:
-    put_gpu(FakeCuda((7, 5), name="Tesla T4"))
-    shown = run.well("targets", "--gpu", "here").out
-    assert "nothing is known of sm_75" in shown and "dflash-trt build" not in shown
-
-
 def test_doctor_says_what_its_gpu_can_run(run: Run, put_gpu: PutGpu) -> None:
     put_gpu(FakeCuda(**H100, count=8))
     found = {one["capability"]: one for one in run("doctor", "--json").json}
@@ -133,33 +96,6 @@ def test_doctor_says_what_its_gpu_can_run(run: Run, put_gpu: PutGpu) -> None:
     }
 
 
-@pytest.mark.parametrize(
-    ("cuda", "pieces"),
-    [
-        ({"driver": 12080}, ["supports CUDA 12.8, but cuda-python", "needs 13.0", "newer"]),
-        ({"count": 0}, ["no CUDA device: none is visible"]),
-    ],
-)
-def test_doctor_names_what_keeps_a_gpu_from_use(
-    run: Run, put_gpu: PutGpu, cuda: dict[str, int], pieces: list[str]
-) -> None:
-    put_gpu(FakeCuda(**cuda))
-    found = {one["capability"]: one for one in run("doctor", "--json").json}
-    gpu = found["NVIDIA GPU"]
-    assert not gpu["ready"] and all(piece in gpu["detail"] for piece in pieces)
-    # A GPU is judged whatever its driver: TensorRT-LLM's container brings packages of its own.
-    assert ("GPU: TensorRT-LLM deployments" in found) == ("driver" in cuda)
-
-
-def test_a_driver_before_our_ptx_is_noted(run: Run, put_gpu: PutGpu, monkeypatch: Patch) -> None:
-    monkeypatch.setattr(doctor, "installed_version", lambda name: None)
-    put_gpu(FakeCuda(**H100, driver=12080))
-    found = {one["capability"]: one for one in run("doctor", "--json").json}
-    assert found["NVIDIA GPU"]["ready"] and found["GPU: kernels of this project"]["ready"]
-    assert "CUDA 12.8 (PTX 8.8 of kernels" in found["NVIDIA GPU"]["detail"]
-    assert "needs 12.9" in found["NVIDIA GPU"]["detail"]
-
-
 @pytest.mark.usefixtures("no_gpu")
 def test_without_a_gpu_one_is_asked_for(run: Run) -> None:
     last = run("doctor", "--json").json[-1]
@@ -169,12 +105,6 @@ def test_without_a_gpu_one_is_asked_for(run: Run) -> None:
         ("targets", "--gpu", "HERE"),
     ):
         run(*command).fails(2, "--gpu: no GPU is found on this machine", "rtx-pro-6000, rtx-5090")
-
-
-def test_without_its_bindings_a_gpu_is_not_found(run: Run, monkeypatch: Patch) -> None:
-    monkeypatch.setattr(card, "has_driver", lambda: True)
-    monkeypatch.setattr(device, "MODULE", "cuda.nowhere")
-    run("targets", "--gpu", "here").fails(2, "--gpu", "pip install 'cuda-python", "name one of")
 
 
 def test_plan_takes_the_gpu_that_is_here(run: Run, put_gpu: PutGpu) -> None:
@@ -198,11 +128,6 @@ def test_plan_says_what_could_run_it(run: Run) -> None:
     fp8 = ("plan", "--target", "qwen3-8b", "--gpu", "a100", "--interactivity", 20)
     shown = run.well(*fp8, "--precision", "fp8").out
     assert shown.endswith("nothing here runs it so: builds for A100 SXM 80 GB refuse fp8\n")
-    run(*asked[:4], "l40s", *asked[5:]).fails(1, "1 × L40S: no sequence", "give --gpus 2, a lower")
-
-
-def test_plan_says_how_many_gpus_a_way_takes(run: Run) -> None:
-    asked = ("plan", "--target", "qwen3-8b", "--interactivity", 50, "--gpu")
-    assert "--profile l40sx4  on 4 GPUs holds" in run.well(*asked, "l40s", "--gpus", 3).out
-    shown = run.well(*asked, "gb10", "--gpus", 8).out
-    assert shown.endswith("\n  nothing: no profile of 8 or more gb10\n")
+    run(*asked[:4], "l40s", *asked[5:]).fails(
+        1, "1 × L40S: no sequence", "give --gpu l40sx2, a lower"
+    )

@@ -2,21 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import numpy as np
 import pytest
 from safetensors import safe_open
 
-from dflash_trt.building.observing import observe_pair, observe_target
 from dflash_trt.cli import quantize as quantize_command
-from dflash_trt.models.draft import read_draft
-from dflash_trt.models.pair_check import check_pair
-from dflash_trt.models.target import read_target
-from dflash_trt.text.tokenizer import BundleTokenizer
 from tests.cli.conftest import Run
-from tests.pairs import SilentProgress
 
 # The bigram pair's feed-forward is 24 wide, which has no whole blocks.
 NVFP4 = ["--precision", "nvfp4", "--exclude", "*.down_proj"]
@@ -66,35 +59,6 @@ def test_the_line_and_the_json(
     assert _names(tmp_path) == ["j", "q"]
     for name in _names(tmp_path / "q"):
         assert (tmp_path / "q" / name).read_bytes() == (tmp_path / "j" / name).read_bytes()
-
-
-def test_input_scales_are_what_calibration_observes(run: Run, models: Path, tmp_path: Path) -> None:
-    target, draft = read_target(models / "target"), read_draft(models / "draft")
-    tokenizer = BundleTokenizer(models / "target")
-    sequences = [tokenizer.encode(text) for text in ("cab", "129")]
-    alone = observe_target(target, sequences, SilentProgress())
-    both = observe_pair(check_pair(target, draft), sequences, SilentProgress())
-    run.well(*_arguments(models, "target"), *FP8, "-o", tmp_path / "t")
-    found = _scalars(tmp_path / "t", ".input_scale")
-    for role in ("layers.0.o_proj", "layers.5.down_proj", "layers.2.q_proj"):
-        module = target.weights[role].name.removesuffix(".weight")
-        assert found[module] == np.float32(alone[role]) / np.float32(448)
-    run.well(*_arguments(models, "draft"), *NVFP4, "-o", tmp_path / "d")
-    found = _scalars(tmp_path / "d", ".input_scale")
-    fused = max(both.draft[f"layers.1.{name}_proj"] for name in "qkv")
-    for name in "qkv":
-        module = f"layers.1.self_attn.{name}_proj"
-        assert found[module] == np.float32(fused) / np.float32(2688)
-
-
-def test_a_draft_of_another_target(run: Run, own_pair: Path, tmp_path: Path) -> None:
-    models = own_pair.parent
-    config = models / "draft" / "config.json"
-    fields = json.loads(config.read_text(encoding="utf-8"))
-    fields["dflash_config"]["target_layer_ids"] = [1, 2, 30]
-    config.write_text(json.dumps(fields), encoding="utf-8")
-    run(*_arguments(models, "draft"), *FP8, "-o", tmp_path / "q").fails(1, "draft does not fit")
-    assert _names(tmp_path) == ["pair"]
 
 
 def test_an_interrupted_run_says_where_it_is(

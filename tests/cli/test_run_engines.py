@@ -93,14 +93,6 @@ def test_what_cannot_run_is_refused_in_one_line(
     assert cuda.is_clean and trt.executions == 0
 
 
-def test_a_missing_library(run: Run, rtx_bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "tensorrt_rtx", None)
-    run("generate", rtx_bundle, "--prompt", "b").fails(1, "TensorRT-RTX is not installed")
-    monkeypatch.undo()
-    monkeypatch.setitem(sys.modules, "cuda.bindings.runtime", None)
-    run("verify", rtx_bundle, "--prompt", "b").fails(1, "cuda-python is not installed")
-
-
 FULL = ["--executor", "tensorrt", "--precision", "fp16", "--max-seq-len", "100"]
 
 
@@ -135,26 +127,3 @@ def test_tensorrt_builds_for_the_gpu_that_is_here(
     outcome = run.well("generate", output, "--prompt", "b", "--max-tokens", 10, "--json")
     assert outcome.json["text"] == ABAB
     assert "for executor tensorrt (float16 compute)" in run("inspect", output).out
-
-
-def test_tensorrt_refuses_other_gpus(
-    build: Build, engine_config: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for library, piece in (
-        (None, "TensorRT is not installed"),
-        (FullTensorRt(version=""), "TensorRT is not installed: tensorrt is an empty package"),
-        (FullTensorRt(version="11.0.2"), "TensorRT 11.0.2 is too old, 11.1 or newer"),
-    ):
-        monkeypatch.setitem(sys.modules, "tensorrt", library)
-        build(engine_config, *FULL).fails(1, piece)
-    monkeypatch.setitem(sys.modules, "tensorrt", FullTensorRt())
-    for gpu, options, code, pieces in (
-        (FakeCuda(), ["--arch", "sm_100"], 2, ["the GPU that is here, sm_120, not for", "B200"]),
-        (FakeCuda(), ["--arch", "sm_70"], 2, ["no TensorRT engines for 'sm_70'", "sm_100"]),
-        (FakeCuda((7, 5)), [], 2, ["no TensorRT engines for 'sm_75'"]),
-        (None, [], 1, ["no CUDA device: none is visible"]),
-    ):
-        cuda = gpu or FakeCuda()
-        cuda.count = 0 if gpu is None else 1
-        monkeypatch.setattr("dflash_trt.hardware.device.load_cuda", lambda cuda=cuda: cuda)
-        build(engine_config, *FULL, *options).fails(code, *pieces)

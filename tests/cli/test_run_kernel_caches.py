@@ -11,13 +11,10 @@ pytest.importorskip("tensorrt_rtx", reason="TensorRT-RTX (the rtx extra) is not 
 pytest.importorskip("cuda.bindings", reason="cuda-python (the rtx extra) is not installed")
 pytest.importorskip("triton", reason="Triton language (the plugins extra) is not installed")
 
-from dflash_trt.bundle.bundle import open_bundle
-from dflash_trt.bundle.memory.engine_bytes import LOGITS_ITEM_BYTES, RUNTIME_BYTES, split_scratch
-from dflash_trt.bundle.memory.estimate import bundle_memory
 from dflash_trt.cli.main import main
-from dflash_trt.core.limits import MAX_COUNT, Limits
+from dflash_trt.core.limits import MAX_COUNT
 from tests.cli.bigram import write_bigram_pair
-from tests.cli.conftest import Build, Run, edit_manifest, split_short_caches
+from tests.cli.conftest import Run, edit_manifest, split_short_caches
 from tests.standins.cuda import FakeCuda
 from tests.standins.engines import stand_in
 from tests.standins.plugin_tensorrt import stand_in_builder
@@ -52,85 +49,6 @@ def run_on(monkeypatch: pytest.MonkeyPatch, folder: Path) -> FakeTensorRt:
     trt = stand_in(monkeypatch, folder, FakeCuda())
     trt.version = "11.4.0"
     return trt
-
-
-def test_figures_are_those_of_pages_and_codes(run: Run, fp8: Path) -> None:
-    answer = run("inspect", fp8, "--gpu", "b200", "--context", 100, "--json").json
-    target, draft = answer["target"], answer["draft"]
-    token = sum(2 * one["layers"] * one["kv_heads"] * 64 for one in (target, draft))
-    assert sum(answer["cache_bytes_per_token"].values()) == token  # a byte an element
-    fit = answer["fit"]
-    free = fit["gpu_memory"] - fit["weights"] - fit["workspace"]
-    assert fit["token"] == token
-    assert fit["users"]["100"] == free // (7 * 16 * token)  # seven pages of 16 hold 100
-    text = run("inspect", fp8).out
-    assert f"20 pages of 16 tokens, {16 * token:,} bytes each" in text
-    assert f"in {320 * token:,} bytes, allocated whole; FP8 (E4M3) codes" in text
-
-
-def test_workspace_counts_the_shares(
-    run: Run,
-    build: Build,
-    fp8: Path,
-    config: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    split_short_caches(monkeypatch, SPLIT)
-    manifest = open_bundle(fp8).manifest
-    heads, rows = manifest.target.heads, manifest.limits.max_batch * manifest.limits.block_size
-    shares = bundle_memory(manifest).shares
-    # Decode steps split 128 positions in two; a chunk's rows are not split, but for a few.
-    assert shares >= 2 * heads * rows * (64 + 1) * 4
-    inspect = ["inspect", fp8, "--gpu", "b200", "--json"]
-    with_shares = run(*inspect).json["fit"]["workspace"]
-    logits = rows * manifest.target.vocab_size * LOGITS_ITEM_BYTES
-    assert with_shares - shares == RUNTIME_BYTES + logits + bundle_memory(manifest).scores
-    stand_in_builder(monkeypatch, tmp_path)
-    built = build.well(config, *ENGINES, *CACHES)
-    assert "paged caches " in built.out and "(21 × 16 positions, allocated whole)" in built.out
-    assert ", shares of split attention " in built.out
-
-
-def test_shares_of_a_large_batch(fp8: Path) -> None:
-    """64 sequences of gpt-oss-120b's heads, at 128k: a step's shares are what is largest."""
-    manifest = open_bundle(fp8).manifest
-    windows = [None, 128]
-    target = manifest.target.model_copy(
-        update={"layers": 2, "heads": 64, "head_dim": 64, "layer_windows": windows}
-    )
-    draft = manifest.draft.model_copy(update={"heads": 64, "head_dim": 64})
-    limits = Limits(max_batch=64, max_seq_len=1 << 17, block_size=8, prefill_chunk=512)
-    form = manifest.graph_form
-    split = (64 * 64 * 8 + 31 * 512) * 65 * 4
-    assert split_scratch(target.sizes, draft.sizes, limits, form, 1 << 17) == split
-    narrow = draft.model_copy(update={"head_dim": 96})  # native attention: no kernel has it
-    linear = manifest.model_copy(update={"page_pool": None, "kv_dtype": "auto"}).graph_form
-    assert split_scratch(target.sizes, draft.sizes, limits, linear, 1 << 17) == split
-    assert split_scratch(target.sizes, narrow.sizes, limits, linear, 1 << 17) == 0
-
-
-@pytest.mark.parametrize(
-    ("options", "pieces"),
-    [
-        (
-            ("--kv-pages", "1000000", "--page-size", "256"),
-            ["of paged caches (1000000 × 256", "exceed the largest", "lower --kv-pages or --max"],
-        ),
-        (("--max-batch", "16000000"), ["of attention's shares exceed the largest sm_120 device"]),
-    ],
-)
-def test_what_cannot_fit_is_refused_before_anything_is_written(
-    build: Build,
-    config: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    options: tuple[str, ...],
-    pieces: list[str],
-) -> None:
-    split_short_caches(monkeypatch, 4)  # 32 shares
-    stand_in_builder(monkeypatch, tmp_path)
-    build(config, *ENGINES, *CACHES, *options).fails(2, *pieces)
 
 
 def test_a_manifest_that_lies_is_refused_in_one_line(

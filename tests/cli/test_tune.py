@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from dflash_trt.bundle import bundle as bundles
 from dflash_trt.bundle.bundle import attach_file, open_bundle, verify_bundle
 from dflash_trt.decoding.drafter_kinds import PROMPT_LOOKUP
 from dflash_trt.decoding.schedule import SCHEDULE_NAME, BlockSchedule, schedule_name
@@ -75,29 +73,6 @@ def test_what_it_measures_and_writes(run: Run, tuned: Path) -> None:
     assert run("inspect", tuned, "--json").json["block_schedule"] == schedule.to_json()
 
 
-def test_the_table(run: Run, mine: Path, quick: list[str]) -> None:
-    shown = run.well("tune", mine, *quick)
-    head, *rows = shown.out.splitlines()[2:5]
-    assert head.split() == ["batch", "target_only", "fed", "block", "2", "block", "4"]
-    assert [row.split()[0] for row in rows] == ["1", "4"]
-    assert all(row.count("*") == 1 and len(row) == len(head) for row in rows)
-    assert "schedule: " in shown.out and "TensorRT-LLM: " in shown.out
-    assert shown.out.splitlines()[-1] == f"written to {mine / SCHEDULE_NAME}"
-
-
-def test_json_and_a_file_of_its_own(
-    run: Run, bundle: Path, quick: list[str], tmp_path: Path
-) -> None:
-    before = sorted(path.name for path in bundle.iterdir())
-    file = tmp_path / "schedule.json"
-    answer = run("tune", bundle, *quick, "-o", file, "--fallback", "target", "--json").json
-    assert answer["schedule"] == json.loads(file.read_text())
-    assert answer["schedule"]["fallback"] == "target" and answer["written"] == str(file)
-    for row in answer["tokens_per_second"]:
-        assert row["blocks"].keys() == {"2", "4"} and row["target_only"] > 0 and row["target"] > 0
-    assert sorted(path.name for path in bundle.iterdir()) == before
-
-
 def test_sets_of_prompts(run: Run, bundle: Path, tmp_path: Path) -> None:
     """Each has its own line; the schedule is that of all of them together."""
     (tmp_path / "letters.jsonl").write_text('{"prompt": "a"}\n')
@@ -152,8 +127,8 @@ def test_generate_follows_it_unless_told_otherwise(run: Run, mine: Path) -> None
     text, per_step = drafted()
     assert per_step == 1, "block 2 by the schedule"
     assert drafted("--block-schedule", "none") == (text, 7.0), "the trained block"
-    assert drafted("--block-size", 4) == (text, 3.0), "a fixed block comes first"
-    assert drafted("--no-speculation") == (text, 0.0)
+    assert drafted("--block-schedule", 4) == (text, 3.0), "a fixed block comes first"
+    assert drafted("--drafter", "none") == (text, 0.0)
     other = _force(mine, 1, 1, 1, 1, fallback="target_only")
     assert drafted("--block-schedule", other) == (text, 0.0)
 
@@ -177,26 +152,11 @@ def test_every_drafter_has_its_own(run: Run, mine: Path, quick: list[str], tmp_p
     assert 0 < answer["drafted_tokens"] <= answer["steps"], "block 2 by the schedule"
     own = ["--block-schedule", mine / SCHEDULE_NAME]
     run("generate", mine, *lookup, "--prompt", "a", *own).fails(2, "is for DFlash drafts")
-    run("tune", mine, *lookup, *quick, "--fallback", "target").fails(2, "no context", "--fallback")
     run.well("package", mine, *lookup, "-o", tmp_path / "served")
     served = open_bundle(tmp_path / "served" / BUNDLE_FOLDER)
     assert (served.folder / file.name).read_bytes() == file.read_bytes()
     run.well("tune", mine, *lookup, "--remove")
     assert not file.exists() and (mine / SCHEDULE_NAME).read_bytes() == before
-
-
-def test_another_number_of_threads_is_noted(run: Run, mine: Path, tmp_path: Path) -> None:
-    measured = json.loads((mine / SCHEDULE_NAME).read_text())["measured"]
-    other = _force(mine, 2, 2, 2, 2, measured={**measured, "threads": 2})
-    note = "note: the block schedule was measured with --threads 2, not 1: `dflash-trt tune"
-    generate = ["generate", mine, "--prompt", "a", "--max-tokens", 3]
-    assert note in run(*generate, "--block-schedule", other).err
-    assert note not in run(*generate, "--block-schedule", other, "--threads", 2).err
-    assert "note:" not in run(*generate).err
-    package = ["package", mine, "--overwrite", "-o", tmp_path / "r"]
-    assert note in run(*package, "--block-schedule", other).err
-    assert "note:" not in run(*package, "--block-schedule", other, "--threads", 2).err
-    assert "note:" not in run(*package, "--no-speculation").err
 
 
 def test_it_can_be_removed(run: Run, mine: Path) -> None:
@@ -224,40 +184,3 @@ def test_package_takes_it_along(run: Run, mine: Path, tmp_path: Path) -> None:
         verify_bundle(opened, lambda count: None)
     assert BlockSchedule.read(mine / SCHEDULE_NAME).blocks[0].block_size in (1, 2, 4)
     verify_bundle(open_bundle(mine), lambda count: None)
-
-
-@pytest.mark.parametrize("cut", range(3))
-def test_an_interrupted_write_leaves_a_whole_bundle(
-    mine: Path, monkeypatch: pytest.MonkeyPatch, cut: int
-) -> None:
-    """Manifest without it, the file, manifest with it: broken off before each of the three."""
-    real, calls = bundles.replace_file, iter(range(10))
-
-    def replace_file(path: Path, content: bytes) -> None:
-        if next(calls) == cut:
-            raise KeyboardInterrupt
-        real(path, content)
-
-    monkeypatch.setattr(bundles, "replace_file", replace_file)
-    with pytest.raises(KeyboardInterrupt):
-        attach_file(open_bundle(mine), SCHEDULE_NAME, b"{}\n")
-    verify_bundle(open_bundle(mine), lambda count: None)
-    assert not [path for path in mine.iterdir() if path.name.endswith(".new")]
-
-
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
-def test_a_folder_that_cannot_be_written_is_one_line(
-    run: Run, mine: Path, quick: list[str]
-) -> None:
-    mine.chmod(0o555)
-    try:
-        run("tune", mine, *quick).fails(1, str(mine))
-    finally:
-        mine.chmod(0o755)
-
-
-def test_a_block_that_was_not_measured_is_refused(run: Run, mine: Path) -> None:
-    forced = _force(mine, 3, 3, 3, 3)
-    run("generate", mine, "--prompt", "a", "--block-schedule", forced).fails(
-        2, "block 3 is not among those measured", "tune"
-    )

@@ -6,9 +6,6 @@ Comparing is tested in tests/lossless/test_verification.py; options are refused 
 from __future__ import annotations
 
 import itertools
-import json
-import re
-import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,11 +15,8 @@ import pytest
 
 from dflash_trt.backends.base import SpeculationOutput, StepCall
 from dflash_trt.backends.registry import open_executor
-from dflash_trt.decoding import Request
-from dflash_trt.proof.verification import Mode, verify
 from tests.cli.bigram import token
 from tests.cli.conftest import Build, Run
-from tests.standins.executor import FakeExecutor
 
 Change = Callable[[int, SpeculationOutput], None]
 Doctor = Callable[[Change], None]
@@ -72,26 +66,6 @@ def test_identical(run: Run, bundle: Path) -> None:
     assert lines[2].endswith(f"24 tokens, 7,200 logits; acceptance length {22 / 17:.2f}")
     assert lines[4].startswith("speed at batch 1, 2 interleaved runs, 1 CPU thread: target_only ")
     assert len(lines) == 5
-
-
-def test_what_is_shown_while_it_runs(run: Run, bundle: Path) -> None:
-    shown = run.well("verify", bundle, "--max-tokens", 40, "--repeats", 0)
-    lines = [line for line in shown.err.splitlines() if line.strip()]
-    assert re.match(r"about \S+ (s|min) at [\d,]+ tokens/s, less where drafts", lines[0])
-    compared = [line for line in lines if "prompts identical" in line]
-    assert compared[0] == "target_only, batch 4: 2 of 2 prompts identical" and len(compared) == 3
-
-
-def test_a_first_look(run: Run, bundle: Path, tmp_path: Path) -> None:
-    many = tmp_path / "many.jsonl"
-    many.write_text('{"prompt": "b"}\n' * 9)
-    asked = ("verify", bundle, "--prompts", many, "--quick", "--json")
-    answer = run.well(*asked).json
-    assert {mode["tokens"] for mode in answer["modes"]} == {4 * 32}
-    assert len(answer["speed"]["dflash_tokens_per_second"]) == 1
-    answer = run.well(*asked, "--max-tokens", 3, "--limit-prompts", 2, "--repeats", 2).json
-    assert {mode["tokens"] for mode in answer["modes"]} == {2 * 3}
-    assert len(answer["speed"]["dflash_tokens_per_second"]) == 2
 
 
 def test_json(run: Run, bundle: Path) -> None:
@@ -163,22 +137,6 @@ def test_answers_that_loop_are_not_in_the_figures(run: Run, bundle: Path, sets: 
         assert one["speedup"] == pytest.approx(rates[0] / rates[1])
 
 
-def test_a_limit_of_every_set(run: Run, bundle: Path, sets: list[str]) -> None:
-    options = ["--max-tokens", 4, "--repeats", 0, "--limit-prompts", 1, "--json"]
-    answer = run.well("verify", bundle, *sets, *options).json
-    assert [one["prompts"] for one in answer["sets"]] == [1, 1, 2]
-    assert run.well("verify", bundle, *options).json["sets"][0]["prompts"] == 1
-
-
-def test_sets_that_are_refused(run: Run, bundle: Path, sets: list[str], tmp_path: Path) -> None:
-    run("verify", bundle, *sets, "--prompt", "a").fails(2, "give --prompts or --prompt, not both")
-    run("verify", bundle, *sets, *sets).fails(2, "--prompts: two sets are named 'letters'")
-    run("verify", bundle, "--prompts", tmp_path / "no.jsonl").fails(2, "no.jsonl: no such file")
-    (tmp_path / "long.jsonl").write_text('{"prompt": "a"}\n' + json.dumps({"prompt": "a" * 400}))
-    refused = run("verify", bundle, *sets, "--prompts", tmp_path / "long.jsonl")
-    refused.fails(2, "long, prompt 2: 400 tokens do not fit")
-
-
 def test_low_acceptance_points_to_diagnose(run: Run, bundle: Path, slow_drafts: Path) -> None:
     options = ["--max-tokens", 48, "--batch", 1]
     # What this run timed: two passes for a token, where the baseline has one.
@@ -233,42 +191,6 @@ def test_a_wrong_token_with_right_logits(run: Run, bundle: Path, doctor: Doctor)
         "first difference, DFlash block 8, batch 1: prompt 0, output token 1: "
         f"token {token('!')}, the baseline has {token('b')}"
     )
-
-
-def test_differences_that_json_has_no_number_for(run: Run, bundle: Path, doctor: Doctor) -> None:
-    def poison(number: int, output: SpeculationOutput) -> None:
-        if output.logits is not None:
-            output.logits[0, 0, 3] = -np.inf
-
-    doctor(poison)
-    outcome = run("verify", bundle, *SHORT, "--json")
-    assert outcome.code == 1
-    assert outcome.json["modes"][1]["difference"]["actual_logit"] == "-inf"
-
-
-def test_outputs_of_one_token_have_no_speed(run: Run, bundle: Path) -> None:
-    # "z" ends at once.
-    outcome = run.well("verify", bundle, "--prompt", "z", "--repeats", 2, "--json")
-    assert outcome.json["speed"] == {
-        "target_only_tokens_per_second": [],
-        "dflash_tokens_per_second": [],
-        "speedup": None,
-    }
-
-
-def test_logits_are_held_for_one_group_only() -> None:
-    vocab, tokens, prompts = 2000, 16, 24
-    executor = FakeExecutor(vocab_size=vocab, max_seq_len=32, max_batch=1)
-    requests = [Request(prompt_ids=(n + 1,), max_tokens=tokens) for n in range(prompts)]
-    mode = Mode(speculation=True, batch=1, block_size=4)
-    verify(executor, requests, [mode])  # fills the fake's own caches
-    tracemalloc.start()
-    reports = verify(executor, requests, [mode])
-    peak = tracemalloc.get_traced_memory()[1]
-    tracemalloc.stop()
-    assert reports[0].difference is None and reports[0].logits == vocab * tokens * prompts
-    one_prompt = vocab * tokens * 4
-    assert peak < 12 * one_prompt, f"{peak / one_prompt:.1f} prompts' logits at once"
 
 
 def test_no_prompts_anywhere(run: Run, build: Build, own_pair: Path) -> None:

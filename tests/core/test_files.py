@@ -128,34 +128,21 @@ def test_json_is_bounded_before_it_is_made(data: bytes, message: str) -> None:
         tracemalloc.stop()
 
 
-def test_what_a_text_holds_is_no_value() -> None:
-    text = ",[{" * MAX_VALUES
-    assert parse_json(f'["{text}", "\\"{text}\\\\"]'.encode(), "f") == [text, f'"{text}\\']
-
-
 @pytest.mark.parametrize(
     ("text", "message"),
     [
         # An error that quotes such a number would be a traceback.
         ("max_batch: 0x" + "f" * 5000, "is not valid YAML: Exceeds the limit"),
         ("max_batch: " + "9" * 5000, "is not valid YAML: Exceeds the limit"),
-        # A megabyte in base 60 took 20 s, or was a traceback.
-        ("max_batch: 1" + ":59" * 300_000, "is a number in base 60"),
-        ("max_batch: 1" + ":59" * 300_000 + ".5", "is a number in base 60"),
         ("a: 1\nb: 2\na: 3", "key 'a' is given twice"),
         # A megabyte of keys took half a minute.
         ("\n".join(f"k{number}: 1" for number in range(MOST_VALUES // 2)), "more than 20,000 keys"),
     ],
-    ids=["hexadecimal", "decimal", "base 60", "fraction", "twice", "many"],
+    ids=["hexadecimal", "decimal", "twice", "many"],
 )
 def test_yaml_is_bounded(text: str, message: str) -> None:
     with pytest.raises(DflashError, match=message):
         parse_yaml(text, "pair.yaml")
-
-
-def test_yaml_of_a_usual_size() -> None:
-    few = "\n".join(f"k{number}: 1" for number in range(MOST_VALUES // 20))
-    assert len(parse_yaml(few, "pair.yaml")) == MOST_VALUES // 20
 
 
 class Reply(io.BytesIO):
@@ -191,9 +178,3 @@ def test_what_no_reply_may_be(content: bytes | HTTPException, what: str) -> None
         read_reply(cast(HTTPResponse, reply), "http://a/v1")
     assert caught.value.where == "http://a/v1" and "download" not in caught.value.message
     assert reply.read_bytes <= MAX_BYTES + 1
-
-
-def test_a_reply() -> None:
-    assert read_reply(cast(HTTPResponse, Reply(b'{"data": [{"id": "m"}]}')), "a") == {
-        "data": [{"id": "m"}]
-    }

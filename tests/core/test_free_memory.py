@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import resource
 import subprocess
 import sys
 from pathlib import Path
@@ -50,25 +49,6 @@ def test_the_tightest_limit_counts(machine: Path) -> None:
     assert available_memory() == 1000 << 10
 
 
-@pytest.mark.parametrize("membership", ["0::/\n", "1:memory:/old\n", "", "0::/elsewhere\n"])
-def test_no_limit_to_be_found(machine: Path, membership: str) -> None:
-    free_memory.MEMBERSHIP_FILE.write_text(membership)
-    _limit(machine / "pods", "100", 0)
-    assert available_memory() == 1000 << 10
-
-
-def test_a_container_sees_its_own_limit_at_the_root(machine: Path) -> None:
-    free_memory.MEMBERSHIP_FILE.write_text("0::/\n")
-    _limit(machine, "500000", 100_000)
-    assert available_memory() == 400_000
-
-
-def test_a_system_that_does_not_say(machine: Path) -> None:
-    free_memory.MEMORY_FILE.unlink()
-    free_memory.MEMBERSHIP_FILE.unlink()
-    assert available_memory() is None
-
-
 def test_a_process_takes_no_more_than_is_free(tmp_path: Path) -> None:
     """Mappings that others share, as the caches, do not count; twice is as good as once."""
     (tmp_path / "meminfo").write_text("MemAvailable: 262144 kB\nSwapFree: 0 kB\n")
@@ -87,10 +67,3 @@ def test_a_process_takes_no_more_than_is_free(tmp_path: Path) -> None:
         [sys.executable, "-c", code, str(tmp_path / "meminfo")], capture_output=True, text=True
     )
     assert done.stdout == "refused\n", done.stderr
-
-
-def test_a_limit_that_the_user_set_stays(monkeypatch: pytest.MonkeyPatch) -> None:
-    limits = (1 << 40, resource.RLIM_INFINITY)
-    monkeypatch.setattr(resource, "getrlimit", lambda _: limits)
-    monkeypatch.setattr(resource, "setrlimit", lambda *_: pytest.fail("it was changed"))
-    free_memory.stay_within_memory([])

@@ -11,18 +11,17 @@ from tests.frozen.bundles import BUNDLES
 from tests.frozen.command_line import command_line_facts, run_well
 
 PLANS = (
-    "--target gpt-oss-120b --gpu b300 --gpus 8 --interactivity 500",
-    "--target gpt-oss-120b --gpu gb300 --gpus 72 --interactivity 100 --layout ep8",
+    "--target gpt-oss-120b --gpu b300x8 --interactivity 500",
+    "--target gpt-oss-120b --gpu gb300x72 --interactivity 100 --layout ep8",
     "--target gpt-oss-20b --gpu h100 --interactivity 300 --context 65536 --acceptance 3.5",
     "--target qwen3-8b --gpu b200 --interactivity 300",
-    "--target qwen3-8b --gpu b200 --gpus 2 --layout tp2 --interactivity 300 --precision fp8",
+    "--target qwen3-8b --gpu b200x2 --layout tp2 --interactivity 300 --precision fp8",
     "--target qwen3-4b --gpu rtx-pro-6000 --interactivity 100 --input-tokens 8000",
     "--target llama-3.1-8b --gpu h200 --interactivity 200 --precision nvfp4",
-    "--target qwen3-coder-30b-a3b --gpu b200 --gpus 4 --interactivity 400 --output-tokens 256",
+    "--target qwen3-coder-30b-a3b --gpu b200x4 --interactivity 400 --output-tokens 256",
 )
 INSPECTIONS = (
     (),
-    ("--batch", "3", "--context", "200"),
     ("--gpu", "b200"),
     ("--verify", "--gpu", "h100"),
 )

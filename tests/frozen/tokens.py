@@ -16,9 +16,9 @@ PROMPTS = (
 )
 MAX_TOKENS = 40
 SAMPLED = ("--temperature", "0.8", "--top-k", "20", "--top-p", "0.95", "--seed", "7")
-PLAIN = ("--no-speculation",)
+PLAIN = ("--drafter", "none")
 CASES: Mapping[str, Sequence[Sequence[str]]] = {
-    "demo": ((), PLAIN, SAMPLED, (*SAMPLED, *PLAIN), ("--block-size", "4")),
+    "demo": ((), PLAIN, SAMPLED, (*SAMPLED, *PLAIN), ("--block-schedule", "4")),
     "demo-paged": (SAMPLED,),
     "demo-fp8": ((),),
     "demo-gpt-oss": ((), PLAIN, SAMPLED, (*SAMPLED, *PLAIN)),

@@ -75,7 +75,7 @@ def test_names_of_sets(tmp_path: Path, name: str) -> None:
         (GOOD | {"isl": 5}, "sweep: isl needs a tokenizer to count with"),
         (
             GOOD | {"duration_s": 3.0, "request_count": 4},
-            "sweep: give --request-count or duration_s, not both",
+            "sweep: give request_count or duration_s, not both",
         ),
         (GOOD | {"categories": ("x",)}, "sweep: categories belong to dataset speed-bench"),
         (GOOD | {"baseline": "c"}, "sweep: baseline 'c' is no configuration's name"),
@@ -90,7 +90,7 @@ def test_names_of_sets(tmp_path: Path, name: str) -> None:
         ),
         (
             GOOD | {"configurations": [{**ONE, "name": "a/b"}]},
-            "sweep: --name: String should match pattern",
+            "sweep: configurations.0.name: String should match pattern",
         ),
     ],
 )

@@ -105,7 +105,7 @@ def test_prompts_with_a_schema(tmp_path: Path) -> None:
     assert prompts.schemas[1] is None and json.loads(prompts.schemas[0] or "") == schema
     named = load_prompts(_config(prompts={"x": str(path)}), None)
     assert named.schemas == prompts.schemas
-    with pytest.raises(DflashError, match="--ignore-eos: prompts with a schema end where it does"):
+    with pytest.raises(DflashError, match="ignore_eos: prompts with a schema end where it does"):
         load_prompts(_config(input_file=str(path), ignore_eos=True), None)
     _write_rows(path, [{"prompt": "a"}, {"prompt": "b"}])
     plain = load_prompts(_config(input_file=str(path), ignore_eos=True), None)

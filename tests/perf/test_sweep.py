@@ -13,6 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import yaml
 from dflash_perf import extra
 from dflash_perf.harness.interactivity import loads_between
 from dflash_perf.harness.records import RequestRecord
@@ -26,6 +27,7 @@ from tests.perf.conftest import Stub, run_stub
 from tests.perf.invented import invented_config, write_invented
 
 OSL = 21
+SHORT: dict[str, object] = {"repeats": 1, "request_count": 3}
 
 Sweep = Callable[..., Outcome]
 
@@ -34,14 +36,16 @@ Sweep = Callable[..., Outcome]
 def sweep(stub: Stub, prompts: Path, tmp_path: Path) -> Sweep:
     """Runs a short sweep into `tmp_path`/results; what is given again wins."""
     settings = tmp_path / "settings.yaml"
-    settings.write_text("warmup: 0\n")
 
-    def call(*arguments: object, requests: int | None = 4) -> Outcome:
-        count = () if requests is None else ("--request-count", requests)
+    def call(*arguments: object, **keys: object) -> Outcome:
+        wanted = SHORT | {"request_count": 4, "warmup": 0} | keys
+        kept = {key: value for key, value in wanted.items() if value is not None}
+        settings.write_text(yaml.safe_dump(kept))
         return run(
             *("sweep", "--url", stub.grpc, "--model", "tensorrt_llm", "--prompts", prompts),
             *("--osl", OSL, "-o", tmp_path / "results", "--config", settings),
-            *("--concurrency", "1", "--repeats", "1", *count, *arguments),
+            *(() if "request_rate" in keys else ("--concurrency", "1")),
+            *arguments,
         )
 
     return call
@@ -67,10 +71,8 @@ def _records(folder: Path) -> list[RequestRecord]:
 def test_tokens_are_counted_by_the_best_there_is(
     sweep: Sweep, tmp_path: Path, model: str, source: str
 ) -> None:
-    settings = tmp_path / "own.yaml"
-    tokenizer = data_folder("demo_pair") / "target"
-    settings.write_text(f"tokenizer: {tokenizer}\n" if source == "tokenizer" else "warmup: 1\n")
-    assert sweep("--model", model, "--config", settings).code == 0
+    tokenizer = str(data_folder("demo_pair") / "target") if source == "tokenizer" else None
+    assert sweep("--model", model, tokenizer=tokenizer, warmup=1).code == 0
     for record in _records(tmp_path / "results"):
         assert record.token_source == source
         if source != "tokenizer":
@@ -104,7 +106,8 @@ def test_named_sets_of_prompts(stub: Stub, tmp_path: Path, monkeypatch: pytest.M
     (tmp_path / "a.txt").write_text("one prompt")
     wanted = ["--prompts", f"second={tmp_path}/b.jsonl", "--prompts", str(tmp_path / "a.txt")]
     wanted = ["sweep", "--url", stub.grpc, *wanted, "--limit-prompts", "2", "--osl", str(OSL)]
-    wanted += ["--repeats", "2", "--concurrency", "1", "--request-count", "6"]
+    (tmp_path / "own.yaml").write_text("repeats: 2\nrequest_count: 6\n")
+    wanted += ["--concurrency", "1", "--config", str(tmp_path / "own.yaml")]
     wanted += ["-o", str(tmp_path / "results")]
     monkeypatch.setattr(sys, "argv", ["dflash-trt", *wanted])
     outcome = run(*wanted, "--json")
@@ -140,29 +143,33 @@ def test_sets_that_cannot_be_swept(tmp_path: Path) -> None:
 
 
 def test_random_words_are_said_to_be_that(stub: Stub, tmp_path: Path) -> None:
-    fixed = ["--url", stub.grpc, "--osl", OSL, "--concurrency", "1", "--repeats", "1"]
-    fixed += ["--request-count", "3", "-o", tmp_path / "r", "--limit-prompts", "3"]
+    fixed = ["--url", stub.grpc, "--osl", OSL, "--concurrency", "1"]
+    fixed += ["-o", tmp_path / "r", "--limit-prompts", "3"]
     settings = tmp_path / "own.yaml"
-    settings.write_text(f"isl: 24\ntokenizer: {data_folder('demo_pair') / 'target'}\n")
+    own = {"isl": 24, "tokenizer": str(data_folder("demo_pair") / "target")}
+    settings.write_text(yaml.safe_dump(SHORT | own))
     outcome = run("sweep", *fixed, "--config", settings)
     assert outcome.code == 0, outcome.err
     assert "prompts are random words: acceptance, and speed with it, mean nothing" in outcome.err
     assert {one.set_name for one in _records(tmp_path / "r")} == {"random words"}
 
 
-def test_openai_endpoints(sweep: Sweep, stub: Stub, tmp_path: Path) -> None:
-    limits = tmp_path / "limits.yaml"
-    limits.write_text("goodput: {ttft: 5000, tpot: 500}\n")
-    assert sweep("--kind", "completions", "--config", limits, "--url", stub.http).code == 0
+def test_openai_endpoints(stub: Stub, prompts: Path, tmp_path: Path) -> None:
+    config = tmp_path / "sweep.yaml"
+    served = {"name": "c", "kind": "completions", "model": "tensorrt_llm", "url": stub.http}
+    limits = {"goodput": {"ttft": 5000, "tpot": 500}, "configurations": [served]}
+    config.write_text(yaml.safe_dump(limits | SHORT))
+    more = ["--config", config, "--prompts", prompts]
+    assert sweep_yaml(more, tmp_path / "results").code == 0
     for record in _records(tmp_path / "results"):
         assert (record.output_tokens, record.token_source) == (OSL, "counts")
         assert record.input_tokens == 9 and record.messages < OSL
         assert (record.verify_steps, record.drafted_tokens, record.accepted_tokens) == (4, 7, 2)
     lengths = [one.value("acceptance_length") for one in ResultStore(tmp_path / "results").points()]
     assert lengths and {None if one is None else one.mean for one in lengths} == {(OSL - 1) / 4}
-    config = tmp_path / "sweep.yaml"
     config.write_text(
-        "configurations:\n- name: chat\n  kind: chat\n  model: tensorrt_llm\n"
+        "repeats: 1\nrequest_count: 3\nconfigurations:\n"
+        "- name: chat\n  kind: chat\n  model: tensorrt_llm\n"
         f"  url: {stub.http}/v1\n  parameters: {{return_token_ids: true}}\n"
         "  api_key_env: DFLASH_TEST_KEY\n"
     )
@@ -177,12 +184,11 @@ def test_openai_endpoints(sweep: Sweep, stub: Stub, tmp_path: Path) -> None:
 
 def sweep_yaml(arguments: list[object], folder: Path) -> Outcome:
     """A sweep of a YAML's configurations."""
-    fixed = ["--osl", OSL, "--concurrency", "1", "--repeats", "1", "--request-count", "3"]
-    return run("sweep", *arguments, *fixed, "-o", folder)
+    return run("sweep", *arguments, "--osl", OSL, "--concurrency", "1", "-o", folder)
 
 
 def test_failed_requests_are_counted_and_shown(sweep: Sweep, tmp_path: Path) -> None:
-    outcome = sweep("--model", "failing", requests=9)
+    outcome = sweep("--model", "failing", request_count=9)
     assert outcome.code == 0
     assert "3 of 9 requests failed" in outcome.err
     assert outcome.out.splitlines()[-1].endswith(" 3")
@@ -198,7 +204,7 @@ def test_failed_requests_are_counted_and_shown(sweep: Sweep, tmp_path: Path) -> 
 def test_an_interrupted_sweep_goes_on(sweep: Sweep, tmp_path: Path) -> None:
     options = ["--concurrency", "1,2", "--model", "mortal"]
     with run_stub(tmp_path / "truth.jsonl") as dying:
-        outcome = sweep(*options, "--url", dying.grpc, requests=8)
+        outcome = sweep(*options, "--url", dying.grpc, request_count=8)
     outcome.fails(1, "the server stopped answering", "repeat the command to continue")
     results = tmp_path / "results"
     before = {path: path.read_bytes() for path in results.glob("runs/*/*/*")}
@@ -208,7 +214,7 @@ def test_an_interrupted_sweep_goes_on(sweep: Sweep, tmp_path: Path) -> None:
         plan = json.loads((results / "sweep.json").read_text())
         plan["config"]["configurations"][0]["url"] = again.grpc
         (results / "sweep.json").write_text(json.dumps(plan))
-        outcome = sweep(*options, "--url", again.grpc, requests=8)
+        outcome = sweep(*options, "--url", again.grpc, request_count=8)
     assert outcome.code == 0, outcome.err
     assert "1 of 2 runs are there already" in outcome.err
     assert all(path.read_bytes() == content for path, content in before.items())
@@ -218,17 +224,16 @@ def test_an_interrupted_sweep_goes_on(sweep: Sweep, tmp_path: Path) -> None:
 
 def test_a_sweep_may_grow_and_nothing_else(sweep: Sweep, stub: Stub, tmp_path: Path) -> None:
     assert sweep().code == 0
-    assert sweep("--concurrency", "2", "--repeats", "2").code == 0
+    assert sweep("--concurrency", "2", repeats=2).code == 0
     results = tmp_path / "results"
     found = [(run.load.slug, run.repeat) for run in ResultStore(results).runs()]
     assert sorted(found) == [("c1", 0), ("c2", 0), ("c2", 1)]
     sweep("--osl", "5").fails(2, "holds another sweep: osl was 21, now 5", "--output-dir")
-    sweep("--kind", "completions").fails(2, "tensorrt_llm's kind")
     other = tmp_path / "other.jsonl"
     other.write_text('{"prompt": "other"}\n')
     sweep("--prompts", other).fails(2, "the prompts of", "not those of now")
-    assert sweep("--name", "second", "--json").code == 0
-    assert {run.configuration for run in ResultStore(results).runs()} == {"tensorrt_llm", "second"}
+    assert sweep("--model", "delta", "--json").code == 0
+    assert {run.configuration for run in ResultStore(results).runs()} == {"tensorrt_llm", "delta"}
 
 
 def test_it_measures_more_where_points_are_few(sweep: Sweep, tmp_path: Path) -> None:
@@ -239,7 +244,7 @@ def test_it_measures_more_where_points_are_few(sweep: Sweep, tmp_path: Path) -> 
     assert loads_between(points, [90.0]) == [OfferedLoad(concurrency=4)]
     assert loads_between(points, [1.0, 1e6]) == []
     # A server whose interactivity is the same under any load has no place to refine.
-    outcome = sweep("--concurrency", "1,4", "--interactivity", "1", "--refine")
+    outcome = sweep("--concurrency", "1,4", "--interactivity", "1")
     assert outcome.code == 0
     assert len(ResultStore(tmp_path / "results").runs()) == 2
 
@@ -266,21 +271,19 @@ def test_one_sweep_at_a_time(sweep: Sweep, tmp_path: Path) -> None:
     [
         ("--model broken", 1, "all 4 requests failed"),
         ("--model broken", 1, "lost its block table"),
-        ("--model hanging --config SHORT", 1, "no final response within 0.2 s"),
+        ("--model hanging", 1, "no final response within 0.2 s"),
         ("--url 127.0.0.1:1", 1, "127.0.0.1:1: no Triton server answers there"),
         ("--model nobody", 1, "unknown model: 'nobody'"),
-        ("--kind chat --url 127.0.0.1:1", 1, "no server answers there"),
-        ("--kind chat --url HTTP --model nobody", 2, "has no model 'nobody'"),
+        ("--url http://127.0.0.1:1", 1, "no server answers there"),
+        ("--url HTTP --model nobody", 2, "has no model 'nobody'"),
     ],
 )
 def test_what_cannot_be_measured_is_refused(
     sweep: Sweep, stub: Stub, tmp_path: Path, words: str, code: int, piece: str
 ) -> None:
     """By the server or its model; what the command line refuses alone is frozen."""
-    short = tmp_path / "short.yaml"
-    short.write_text("timeout_s: 0.2\nwarmup: 0\n")
-    words = words.replace("HTTP", stub.http).replace("SHORT", str(short))
-    sweep(*words.split()).fails(code, piece)
+    limit = {"timeout_s": 0.2} if "hanging" in words else {}
+    sweep(*words.replace("HTTP", stub.http).split(), **limit).fails(code, piece)
     assert not list(tmp_path.glob("results/runs/*/*"))
 
 
@@ -302,16 +305,18 @@ def test_inputs_that_no_model_has_are_refused(
 
 
 def test_eos_may_be_ignored_by_a_request_parameter(sweep: Sweep) -> None:
-    outcome = sweep("--ignore-eos", "--model", "stopping")
+    outcome = sweep("--model", "stopping", ignore_eos=True)
     assert outcome.code == 0
     assert "4 requests ended early: the server does not ignore eos" in outcome.err
-    heeded = sweep("--name", "heeding", "--ignore-eos", "--model", "parameters").err
-    assert heeded.count("ended early") == 1 and "heeding, concurrency 1: 4 requests e" not in heeded
+    heeded = sweep("--model", "parameters", ignore_eos=True).err
+    assert (
+        heeded.count("ended early") == 1 and "parameters, concurrency 1: 4 requests e" not in heeded
+    )
 
 
 @pytest.mark.parametrize(
     ("module", "arguments"),
-    [("scipy", []), ("tritonclient", []), ("aiohttp", ["--kind", "chat"])],
+    [("scipy", []), ("tritonclient", []), ("aiohttp", ["--url", "http://a:1"])],
 )
 def test_a_missing_extra_is_one_line(
     sweep: Sweep, monkeypatch: pytest.MonkeyPatch, module: str, arguments: list[str]
@@ -324,7 +329,8 @@ def test_a_missing_extra_is_one_line(
 def test_an_interruption_keeps_what_is_finished(stub: Stub, prompts: Path, tmp_path: Path) -> None:
     command = [sys.executable, "-m", "dflash_trt", "sweep", "--url", stub.grpc]
     command += ["--prompts", str(prompts), "--osl", "5", "--concurrency", "1,2"]
-    command += ["--repeats", "400", "--request-count", "20", "-o", str(tmp_path / "results")]
+    (tmp_path / "own.yaml").write_text("repeats: 400\nrequest_count: 20\n")
+    command += ["--config", str(tmp_path / "own.yaml"), "-o", str(tmp_path / "results")]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
         assert process.stderr is not None
         assert "20 of 20 requests" in process.stderr.readline()
@@ -338,10 +344,8 @@ def test_an_interruption_keeps_what_is_finished(stub: Stub, prompts: Path, tmp_p
 
 def test_an_open_loop_sends_whatever_completes(sweep: Sweep, tmp_path: Path) -> None:
     """For a time; interactivities that nobody reached, or that all exceed, are told."""
-    settings = tmp_path / "own.yaml"
-    settings.write_text("duration_s: 0.4\n")
-    more = ["--request-rate", "80", "--config", settings, "--interactivity", "1,100000"]
-    outcome = sweep(*more, requests=None)
+    timed = {"request_count": None, "duration_s": 0.4, "request_rate": [80.0]}
+    outcome = sweep("--interactivity", "1,100000", **timed)
     assert outcome.code == 0, outcome.err
     assert outcome.out.count("tensorrt_llm: ≥ ") == 1
     assert outcome.out.count("tensorrt_llm: not measured; nearest") == 1

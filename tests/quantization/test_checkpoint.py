@@ -179,7 +179,7 @@ def test_refused_options(target: TargetSpec, draft: DraftSpec, tmp_path: Path) -
 def test_odd_input_sizes_are_refused_for_nvfp4_only(tmp_path: Path) -> None:
     folder = write_target(tmp_path / "odd", num_layers=1, intermediate=72, hidden=32, heads=2)
     spec = read_target(folder)
-    wanted = r'down_proj.weight" has 72 input columns.*--exclude .\*\.down_proj'
+    wanted = r'down_proj.weight" has 72 input columns.*exclude .\*\.down_proj'
     with pytest.raises(DflashError, match=wanted):
         quantize(spec, tmp_path / "q")
     quantize(spec, tmp_path / "q", exclude=("*.down_proj",))

@@ -9,10 +9,8 @@ import pytest
 import tritonclient.grpc as grpcclient
 from tritonclient.utils import InferenceServerException
 
-from dflash_trt.errors import DflashError
 from dflash_trt.serving.server.addresses import RESTRICTED, choose_http_host, restriction_options
 from dflash_trt.serving.server.launcher import ServerAddresses
-from tests.cli.conftest import Run
 from tests.serving.client import LLM, ask_grpc, make_fields
 from tests.serving.served import fetch
 
@@ -64,30 +62,15 @@ def test_what_others_start_closes_the_same() -> None:
 
 
 @pytest.mark.parametrize(
-    ("host", "http_host", "expose", "chosen"),
+    ("host", "expose", "chosen"),
     [
-        ("127.0.0.1", None, False, "127.0.0.1"),
-        ("::1", None, False, "::1"),
-        ("0.0.0.0", None, False, "127.0.0.1"),
-        ("::", None, False, "127.0.0.1"),
-        ("0.0.0.0", None, True, "127.0.0.1"),
-        ("127.0.0.1", "0.0.0.0", False, None),
-        ("0.0.0.0", "192.0.2.7", False, None),
-        ("0.0.0.0", "no such host", False, None),
-        ("127.0.0.1", "0.0.0.0", True, "0.0.0.0"),
+        ("127.0.0.1", False, "127.0.0.1"),
+        ("::1", False, "::1"),
+        ("0.0.0.0", False, "127.0.0.1"),
+        ("::", False, "127.0.0.1"),
+        ("no such host", False, "127.0.0.1"),
+        ("0.0.0.0", True, "0.0.0.0"),
     ],
 )
-def test_http_faces_others_when_asked_twice(
-    host: str, http_host: str | None, expose: bool, chosen: str | None
-) -> None:
-    if chosen is not None:
-        assert choose_http_host(host, http_host, expose=expose) == chosen
-        return
-    with pytest.raises(DflashError, match="others reach"):
-        choose_http_host(host, http_host, expose=expose)
-
-
-def test_serve_refuses_http_for_others(run: Run, tmp_path: Path) -> None:
-    outcome = run("serve", tmp_path, "--host", "0.0.0.0", "--http-host", "0.0.0.0")
-    outcome.fails(2, "error: --http-host: '0.0.0.0' lets others reach Triton server's own HTTP")
-    assert "--expose-http" in outcome.err
+def test_http_faces_others_when_asked(host: str, expose: bool, chosen: str) -> None:
+    assert choose_http_host(host, expose=expose) == chosen

@@ -99,8 +99,9 @@ def test_a_sweep_with_schemas(run: Run, served: Served, tmp_path: Path, kind: st
     sets = [f"--prompts={name}={tmp_path / name}.jsonl" for name in ("free", "schema")]
     model = "tensorrt_llm" if kind == "llm-api" else "demo"
     url = served.grpc if kind == "llm-api" else served.openai
-    where = ["--url", url, "--model", model, "--kind", kind, "-o", tmp_path / "results"]
-    load = ["--concurrency", "2", "--request-count", "4", "--repeats", "1", "--osl", "60"]
+    (tmp_path / "short.yaml").write_text("request_count: 4\nrepeats: 1\n")
+    where = ["--url", url, "--model", model, "-o", tmp_path / "results"]
+    load = ["--config", tmp_path / "short.yaml", "--concurrency", "2", "--osl", "60"]
     before = wait_idle(served)["dflash_constrained_verify_steps_total"]
     outcome = run("sweep", *where, *sets, *load, "--json")
     (point,) = outcome.json["points"]

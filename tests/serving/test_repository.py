@@ -29,7 +29,7 @@ def test_config_to_the_byte(bundle: Bundle, tmp_path: Path, model: str) -> None:
     golden = (GOLDEN / f"{model}.config.pbtxt").read_text(encoding="utf-8")
     assert _read_config(folder, model) == golden
     baseline = package(
-        bundle.folder, tmp_path / "baseline", speculation=False, max_queue_size=10, threads=3
+        bundle.folder, tmp_path / "baseline", drafter="none", max_queue_size=10, threads=3
     )
     on, off = (
         f'{{ key: "speculation"  value: {{ string_value: "{one}" }} }}' for one in ("on", "off")
@@ -113,7 +113,7 @@ def test_command(
     model.write_text("broken")
     assert main(["package", str(bundle.folder)]) == 2
     assert "already exists; choose another -o" in capsys.readouterr().err
-    assert main(["package", str(bundle.folder), "--overwrite", "--no-speculation"]) == 0
+    assert main(["package", str(bundle.folder), "--overwrite", "--drafter", "none"]) == 0
     assert capsys.readouterr().out.endswith(
         "64, threads by the machine that serves, no speculation\n"
     )

@@ -34,12 +34,12 @@ TARGETS: dict[Family, dict[str, Any]] = {
     "gemma4": {"num_layers": 4, "tie": True, "logit_gain": 1.0},
 }
 SMALL = (
-    "--raw --answer-tokens 72 --hours 0.1 --set max-length=128 --set rows=48 "
+    "--set raw=true --set answer-tokens=72 --hours 0.1 --set max-length=128 --set rows=48 "
     "--set batch-rows=8 --set anchors=16 --threads 1 --block-size 8"
 ).split()
 TRAININGS: dict[Family, list[str]] = {
-    "qwen3_5": "--layers 1 --set steps=240".split(),
-    "gemma4": "--layers 2 --set taps=1,2,3 --set steps=480".split(),
+    "qwen3_5": "--set layers=1 --set steps=240".split(),
+    "gemma4": "--set layers=2 --set taps=1,2,3 --set steps=480".split(),
 }
 
 
@@ -128,7 +128,8 @@ def test_it_is_served_and_swept(served: Served, trained: Trained, tmp_path: Path
     fields = make_fields(LLM, prompt, max_tokens=40)
     assert ask_grpc(served.address, LLM, fields).texts[0].strip() in alone
     where = ["--url", served.grpc, "--prompts", trained.prompts, "-o", tmp_path / "results"]
-    load = ["--concurrency", "1,4", "--osl", 32, "--repeats", 1, "--request-count", 8]
+    (tmp_path / "short.yaml").write_text("request_count: 8\nrepeats: 1\n")
+    load = ["--config", tmp_path / "short.yaml", "--concurrency", "1,4", "--osl", 32]
     told = run_well("sweep", *where, *load, "--json").json
     lengths = [one["values"]["acceptance_length"]["mean"] for one in told["points"]]
     assert len(lengths) == 2 and min(lengths) >= 3

@@ -37,7 +37,7 @@ SECONDS, QUEUE = 4, 3
 @pytest.fixture(scope="module")
 def limited(tritonserver: TritonServerBinary, long_bundle: Path) -> Iterator[Served]:
     """Without speculation, with a short queue, and for requests that take seconds at most."""
-    options = ["--no-speculation", "--max-queue-size", str(QUEUE)]
+    options = ["--drafter", "none", "--max-queue-size", str(QUEUE)]
     seconds = ["--request-seconds", str(SECONDS)]
     with serving(long_bundle, long_bundle, *options, *seconds) as running:
         yield running
@@ -159,13 +159,13 @@ def test_a_prefix_hit_is_told(run: Run, paged: Served, tmp_path: Path) -> None:
 
 
 def test_a_repository_has_decided(run: Run, bundle: Bundle, tmp_path: Path) -> None:
-    options = ["--max-queue-size", "3", "--request-seconds", "60", "--no-speculation"]
+    options = ["--max-queue-size", "3", "--request-seconds", "60", "--drafter", "none"]
     outcome = run("package", bundle.folder, "-o", tmp_path / "repository", *options)
     said = "a queue of 3, threads by the machine that serves, 60 s for a request, no speculation\n"
     assert outcome.code == 0 and outcome.out.endswith(said)
     config = (tmp_path / "repository" / LLM / "config.pbtxt").read_text(encoding="utf-8")
     assert '"request_seconds"  value: { string_value: "60" }' in config
-    for option in (["--max-queue-size", "3"], ["--request-seconds", "1"], ["--no-speculation"]):
+    for option in (["--max-queue-size", "3"], ["--request-seconds", "1"], ["--drafter", "none"]):
         refused = run("serve", tmp_path / "repository", *option)
         refused.fails(2, f"error: {option[0]}: is a model repository, whose config.pbtxt says")
         assert f"`dflash-trt package {option[0]}`" in refused.err

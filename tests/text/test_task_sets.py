@@ -104,7 +104,7 @@ def test_a_file_that_is_too_large_is_not_read(tmp_path: Path) -> None:
     assert "too large for a file of prompts" in _message(lambda: read_records(file))
 
 
-def test_tasks_go_through_the_chat_template_unless_raw(tmp_path: Path) -> None:
+def test_tasks_go_through_the_chat_template(tmp_path: Path) -> None:
     write_tokenizer(tmp_path, "{{ messages[0].content }}!")
     (tmp_path / "b.jsonl").write_text('{"prompt": "hi"}\n{"prompt": "ho"}\n')
     (tmp_path / "a.txt").write_text("he")
@@ -113,8 +113,6 @@ def test_tasks_go_through_the_chat_template_unless_raw(tmp_path: Path) -> None:
     tasks = encode_tasks(tokenizer, sets)
     assert [task.label for task in tasks] == ["b, prompt 1", "b, prompt 2", "a, prompt 1"]
     assert [tokenizer.core.decode(task.ids) for task in tasks] == ["hi!", "ho!", "he!"]
-    raw = encode_tasks(tokenizer, sets, raw=True)
-    assert [tokenizer.core.decode(task.ids) for task in raw] == ["hi", "ho", "he"]
 
 
 class _Hub:

@@ -11,7 +11,7 @@ from dflash_trt.models.build_config import data_folder
 
 TARGET = data_folder("demo_pair") / "target"
 STEPS = 8
-SMALL = "--answer-tokens 24 --set max-length=128 --hours 0.1".split()
+SMALL = "--set answer-tokens=24 --set max-length=128 --hours 0.1".split()
 
 
 def write_prompts(path: Path, count: int, *, first: int = 0, characters: int = 100) -> Path:

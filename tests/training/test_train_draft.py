@@ -120,7 +120,7 @@ def test_answers_of_somebody_else_are_doubted(tmp_path: Path) -> None:
         for i in range(24)
     ]
     prompts = write_rows(tmp_path / "prompts.jsonl", rows)
-    words = command(prompts, tmp_path / "draft", "--given-answers", "--online", "--json")
+    words = command(prompts, tmp_path / "draft", "--given-answers", "--set", "online=1", "--json")
     (warning,) = run_well(*words).json["warnings"]
     assert "% of the answers' tokens are the target's own choice" in warning
     record = json.loads((tmp_path / "draft" / "training.json").read_text())
@@ -157,7 +157,7 @@ def test_an_eagle3_head_is_trained_for_a_quantised_target(tmp_path: Path) -> Non
     run_well("build", "--target", "demo", "--target-checkpoint", tmp_path / "fp8", "-o", bundle)
     prompts = write_prompts(tmp_path / "shifts.jsonl", 24)
     words = command(prompts, tmp_path / "draft", "--target", bundle, "--kind", "eagle3")
-    told = run_well(*words, "--draft-tokens", "300", "--json").json
+    told = run_well(*words, "--set", "draft-tokens=300", "--json").json
     assert told["proof"]["tokens"] > 0 and len(told["best"]["conditional_acceptance"]) == 7
     assert "linears in FP8" in run_well("inspect", tmp_path / "draft-bundle").out
     spec = read_draft(tmp_path / "draft")

@@ -71,10 +71,13 @@ def test_a_given_answer_that_the_target_cannot_say(tmp_path: Path) -> None:
             ["--set markov-rank: is not for a draft of kind eagle3"],
         ),
         (
-            ["--kind", "dspark", "--draft-tokens", "9"],
-            ["--draft-tokens: is not for a draft of kind dspark"],
+            ["--kind", "dspark", "--set", "draft-tokens=9"],
+            ["--set draft-tokens: is not for a draft of kind dspark"],
         ),
-        (["--kind", "eagle3", "--layers", "2"], ["--layers", "is not for a draft of kind eagle3"]),
+        (
+            ["--kind", "eagle3", "--set", "layers=2"],
+            ["--set layers", "is not for a draft of kind eagle3"],
+        ),
         (["--kind", "eagle3", "--block-size", "9"], ["--block-size", "from 2 to 8"]),
         (["--given-answers"], ["--given-answers", 'no prompt has an "answer"']),
         (["--from", "nowhere"], ["nowhere", "no such folder"]),
@@ -122,21 +125,21 @@ def test_a_disk_that_is_too_small(tmp_path: Path, prompts: Path) -> None:
     usage = shutil._ntuple_diskusage(1 << 20, 1 << 20, 4096)  # type: ignore[attr-defined]
     with mock.patch("dflash_trt.training.features.shutil.disk_usage", return_value=usage):
         words = command(prompts, tmp_path / "draft")
-        refused(tmp_path, words, 1, "features of", "tokens take", "4,096 are free", "--online")
+        refused(tmp_path, words, 1, "features of", "tokens take", "4,096 are free", "online=true")
 
 
 @pytest.mark.parametrize(
-    ("more", "pieces"),
+    ("work", "pieces"),
     [
-        (["--work", "draft"], ["--output", "the folder of --work"]),
-        (["--work", "."], ["--output", "lies in, the folder of --work"]),
-        (["--work", "draft-bundle/work"], ["--work", "lies in, the folder of the bundle"]),
+        ("draft", ["--output", "the folder of --set work"]),
+        (".", ["--output", "lies in, the folder of --set work"]),
+        ("draft-bundle/work", ["--set work", "lies in, the folder of the bundle"]),
     ],
 )
 def test_folders_that_would_be_written_over(
-    tmp_path: Path, prompts: Path, more: list[str], pieces: list[str]
+    tmp_path: Path, prompts: Path, work: str, pieces: list[str]
 ) -> None:
-    words = command(prompts, tmp_path / "draft", more[0], tmp_path / more[1])
+    words = command(prompts, tmp_path / "draft", "--set", f"work={tmp_path / work}")
     refused(tmp_path, words, 2, *pieces, "keep the three apart")
 
 

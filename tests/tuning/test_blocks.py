@@ -139,8 +139,6 @@ def test_the_fallback_keeps_the_drafter_fed_where_that_is_cheap() -> None:
     for feeding, fallback in ((1.02, "target"), (1.2, "target_only")):
         measured = invent_measurements(BLOCKS, feeding=feeding)
         assert derive_schedule(measured, LIMITS, executor="cpu").fallback == fallback
-        asked = derive_schedule(measured, LIMITS, executor="cpu", fallback="target")
-        assert asked.fallback == "target"
 
 
 @pytest.mark.parametrize(
@@ -155,9 +153,6 @@ def test_a_drafter_whose_rows_cannot_run_again_is_kept_fed(limits: ExecutorLimit
     measured = invent_measurements(BLOCKS, feeding=2.0)
     schedule = derive_schedule(measured, limits, executor="cpu")
     assert schedule.fallback == Pacer(schedule, limits).fallback == "target"
-    with pytest.raises(DflashError, match="--fallback: target_only leaves gaps") as refused:
-        derive_schedule(measured, limits, executor="cpu", fallback="target_only")
-    assert refused.value.exit_code == 2
     unfed = derive_schedule(measured, limits, executor="cpu", drafter=PROMPT_LOOKUP)
     assert unfed.fallback == "target_only"
 

@@ -31,7 +31,6 @@ from dflash_trt.decoding.drafter_kinds import DFLASH, DrafterKind, target_graph
 from dflash_trt.decoding.generator import Generator
 from dflash_trt.decoding.generator_options import GeneratorOptions
 from dflash_trt.decoding.loops import is_looping
-from dflash_trt.decoding.pacing import GAPS
 from dflash_trt.decoding.prediction import StepPrediction
 from dflash_trt.decoding.request import Request, RequestResult
 from dflash_trt.decoding.schedule import (
@@ -152,20 +151,15 @@ def derive_schedule(
     *,
     executor: str,
     bundle: str | None = None,
-    fallback: TargetGraph | None = None,
     drafter: DrafterKind = DFLASH,
 ) -> BlockSchedule:
     """The schedule with most predicted tokens/s for every batch from 1 to `limits.max_batch`.
 
-    `fallback` None, where `settle_fallback` leaves the choice, takes target_only, whose sessions or
-    engines hold the target once more, unless keeping the drafter fed costs at most FEEDING_LIMIT of
-    a step.
-
-    Raises:
-        DflashError: see settle_fallback.
+    Without drafts target_only decodes, whose sessions or engines hold the target once more, unless
+    keeping the drafter fed costs at most FEEDING_LIMIT of a step, or its rows cannot run again.
     """
-    fallback = settle_fallback(fallback, limits, drafter)
-    if fallback is None:
+    fallback = target_graph(drafter)
+    if drafter == DFLASH and not limits.must_feed:
         cost = median(step.target / step.target_only for step in measured.steps)
         fallback = "target_only" if cost > 1 + FEEDING_LIMIT else "target"
     prediction = StepPrediction(measured, fallback, max(measured.block_sizes))
@@ -182,25 +176,6 @@ def derive_schedule(
         drafter=drafter,
         measured=measured,
     )
-
-
-def settle_fallback(
-    asked: TargetGraph | None, limits: ExecutorLimits, drafter: DrafterKind
-) -> TargetGraph | None:
-    """The graph of steps without drafts: the one `asked` for, or the only one; None leaves it open.
-
-    Raises:
-        DflashError: another one than the only one is asked for (usage).
-    """
-    if drafter == DFLASH and not limits.must_feed:
-        return asked
-    only = target_graph(drafter)
-    if asked in (None, only):
-        return only
-    what, fix = f"{drafter} has no context that target would keep fed", "leave it out"
-    if drafter == DFLASH:
-        what, fix = GAPS, "choose target"
-    raise DflashError(what, where="--fallback", fix=fix, usage=True)
 
 
 def expect_plain_steps(step: StepSeconds, found: Sequence[float]) -> StepSeconds:

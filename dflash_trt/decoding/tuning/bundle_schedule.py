@@ -9,8 +9,8 @@ from pathlib import Path
 from dflash_trt.bundle.bundle import Bundle, attach_file
 from dflash_trt.bundle.manifest import Manifest
 from dflash_trt.bundle.support import Feature, check_executor
-from dflash_trt.decoding.drafter_kinds import DFLASH, DRAFTERS, DrafterKind
-from dflash_trt.decoding.schedule import BlockSchedule, schedule_name
+from dflash_trt.decoding.drafter_kinds import DFLASH, DRAFTERS, DrafterKind, target_graph
+from dflash_trt.decoding.schedule import BlockRange, BlockSchedule, schedule_name
 from dflash_trt.errors import DflashError
 from dflash_trt.graph.bindings import GraphName
 
@@ -35,13 +35,15 @@ def choose_schedule(
     bundle: Bundle, choice: str, drafter: DrafterKind = DFLASH
 ) -> BlockSchedule | None:
     """What `--block-schedule` asks for: "auto" the bundle's own for `drafter` if it has one,
-    "none", or a file's.
+    "none", a block for all batches, or a file's.
 
     Raises:
         DflashError: a file that is no schedule, or one that does not fit the bundle.
     """
     if choice == NONE:
         return None
+    if choice.isdecimal():
+        return _fixed_schedule(int(choice), bundle.manifest, drafter)
     if choice != AUTO:
         path = Path(choice)
     elif any(file.path == schedule_name(drafter) for file in bundle.manifest.files):
@@ -51,6 +53,19 @@ def choose_schedule(
     schedule = BlockSchedule.read(path)
     _check_fit(schedule, bundle, path, drafter)
     return schedule
+
+
+def _fixed_schedule(block: int, manifest: Manifest, drafter: DrafterKind) -> BlockSchedule:
+    limits = manifest.limits
+    if not 2 <= block <= limits.block_size:
+        what = f"{block} is no block from 2 to {limits.block_size}"
+        raise DflashError(what, where="--block-schedule", usage=True)
+    return BlockSchedule(
+        blocks=[BlockRange(max_batch=limits.max_batch, block_size=block)],
+        executor=manifest.executor,
+        fallback=target_graph(drafter),
+        drafter=drafter,
+    )
 
 
 def check_drafter(bundle: Bundle, drafter: DrafterKind) -> None:

@@ -226,7 +226,7 @@ def _does_not_fit(site: Site, decoding: Decoding, workload: Workload) -> DflashE
     fits = (memory_of(site, layout, plain, workload) for layout in site.layouts)
     fit = max(fits, key=lambda one: (one.users, one.free))
     gpus = fewest_gpus(site, decoding, workload)
-    more = "another GPU" if gpus is None else f"--gpus {gpus}"
+    more = "another GPU" if gpus is None else f"--gpu {site.gpu.name}x{gpus}"
     return DflashError(
         f"no sequence of {workload.context:,} tokens fits beside {fit.target_weights / 1e9:,.1f} "
         f"GB of weights on a GPU of {fit.gpu_memory / 1e9:,.0f} GB ({decoding.kind})",

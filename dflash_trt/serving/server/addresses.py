@@ -23,25 +23,12 @@ def restriction_options() -> list[str]:
     return [f"--http-restricted-api={rule}", f"--grpc-restricted-protocol={rule}"]
 
 
-def choose_http_host(host: str, http_host: str | None, *, expose: bool) -> str:
-    """Where Triton server's own HTTP listens; others reach it only if that is asked for twice.
+def choose_http_host(host: str, *, expose: bool) -> str:
+    """Where Triton server's own HTTP listens: LOOPBACK, unless others may reach it.
 
-    `http_host` None is `host` where that is a loopback address, else LOOPBACK.
-
-    Raises:
-        DflashError: an address that others reach, without `expose` (usage).
+    One request can end a server older than 2.69 there (docs/serving.md).
     """
-    if http_host is None:
-        return host if is_loopback(host) else LOOPBACK
-    if not expose and not is_loopback(http_host):
-        raise DflashError(
-            f"{http_host!r} lets others reach Triton server's own HTTP, where one request can end "
-            "a server older than 2.69 (docs/serving.md)",
-            where="--http-host",
-            fix="leave it out and offer --openai-port or gRPC, or add --expose-http",
-            usage=True,
-        )
-    return http_host
+    return host if expose or is_loopback(host) else LOOPBACK
 
 
 def is_loopback(host: str) -> bool:

@@ -46,15 +46,14 @@ _SHARED_MEMORY = Path("/dev/shm")
 class ServerOptions:
     """How to start a server on a model repository, as `package` writes it.
 
-    A port of 0 takes any free one. `http_host` is for Triton server's own HTTP, as
-    `choose_http_host` has it, `host` for the other two. Without a `log_file` the output is kept for
+    A port of 0 takes any free one. Triton server's own HTTP listens where
+    `choose_http_host` says, the other two on `host`. Without a `log_file` the output is kept for
     error messages only. After SIGTERM, requests in flight may go on for `exit_timeout_s`. If this
     process is killed, the server ends and the folders `removed_with` go too.
     """
 
     repository: Path
     host: str = LOOPBACK
-    http_host: str | None = None
     expose_http: bool = False
     http_port: int = 8000
     grpc_port: int = 8001
@@ -91,7 +90,7 @@ class TritonServer:
             raise DflashError("is not a model repository", where=options.repository, usage=True)
         self.origin = binary.path
         self._exit_timeout_s = options.exit_timeout_s
-        http_host = choose_http_host(options.host, options.http_host, expose=options.expose_http)
+        http_host = choose_http_host(options.host, expose=options.expose_http)
         places = {
             "http": (http_host, options.http_port),
             "grpc": (options.host, options.grpc_port),

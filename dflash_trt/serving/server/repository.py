@@ -13,7 +13,7 @@ from dflash_trt.bundle.manifest import MANIFEST_NAME
 from dflash_trt.core.links import place_files
 from dflash_trt.core.progress import Progress
 from dflash_trt.core.publish import StagedKind, staged_folder
-from dflash_trt.decoding.drafter_kinds import DFLASH, DrafterKind
+from dflash_trt.decoding.drafter_kinds import DFLASH, NOBODY, Drafting
 from dflash_trt.decoding.schedule import BlockSchedule
 from dflash_trt.decoding.tuning.bundle_schedule import (
     AUTO,
@@ -39,20 +39,23 @@ MAX_QUEUE_SIZE = 64
 class RepositoryOptions:
     """What the models' `config.pbtxt` say, beyond what the bundle does.
 
-    Without `speculation` the target is served alone. `block_schedule` is "auto" (the bundle's own
-    where it has one), "none", or a file, which becomes that of the bundle in the repository.
-    `drafter` says who fills the blocks.
+    `drafter` says who fills the blocks; with nobody the target is served alone. `block_schedule` is
+    "auto" (the bundle's own where it has one), "none", a block for all batches, or a file: these
+    become that of the bundle in the repository.
     `max_queue_size` requests may wait for a slot; one that is not done `request_seconds` after its
     arrival ends with an error (0: never). A step takes `threads` CPU threads, "auto" what the
     machine that serves has.
     """
 
-    speculation: bool = True
     block_schedule: str = AUTO
-    drafter: DrafterKind = DFLASH
+    drafter: Drafting = DFLASH
     max_queue_size: int = MAX_QUEUE_SIZE
     request_seconds: int = 0
     threads: ThreadChoice = ALL_CORES
+
+    @property
+    def speculation(self) -> bool:
+        return self.drafter != NOBODY
 
 
 def write_repository(
@@ -77,16 +80,15 @@ def write_repository(
     tokenizer = load_tokenizer(opened)
     if not options.speculation and options.block_schedule not in (AUTO, NONE):
         raise DflashError("needs speculation", where="--block-schedule", usage=True)
-    if not options.speculation and options.drafter != DFLASH:
-        raise DflashError("needs speculation", where="--drafter", usage=True)
-    check_drafter(opened, options.drafter)
-    schedule = choose_schedule(opened, options.block_schedule, options.drafter)
+    drafter = DFLASH if options.drafter == NOBODY else options.drafter
+    check_drafter(opened, drafter)
+    schedule = choose_schedule(opened, options.block_schedule, drafter)
     template = data_folder("triton_repo")
     limits = opened.manifest.limits
     values = {
         "speculation": "on" if options.speculation else "off",
         "block_schedule": "off" if options.block_schedule == NONE else "on",
-        "drafter": options.drafter,
+        "drafter": drafter,
         "max_batch": limits.max_batch,
         "max_queue_size": options.max_queue_size,
         "request_seconds": options.request_seconds,

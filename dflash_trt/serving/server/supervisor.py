@@ -9,7 +9,6 @@ from collections import Counter, deque
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing, suppress
 from dataclasses import dataclass, replace
-from typing import Literal
 
 from dflash_trt.decoding.worker import Phase
 from dflash_trt.errors import EXIT_FAILED, DflashError
@@ -18,8 +17,6 @@ from dflash_trt.serving.client.errors import ServedModelError
 from dflash_trt.serving.server.heartbeat import SilenceWatch, read_heartbeat
 from dflash_trt.serving.server.launcher import ServerOptions, TritonServer
 from dflash_trt.serving.server.processes import ProcessWatch, has_dead_child
-
-Restart = Literal["never", "on-failure"]
 
 LOOK_S = 0.25
 WINDOW_S = 600.0
@@ -31,14 +28,12 @@ _LAST_WORDS_S = 5.0
 class SupervisionOptions:
     """What is done about a server that has failed.
 
-    With `restart` "on-failure" another is started, until more than `max_restarts` have failed
-    within WINDOW_S. A server without progress for `hang_seconds` has failed: no turn of its
-    generator has ended, or, while that is idle, no question is answered. The longest turn is a
-    chunk of a prompt; 512 tokens of a model of 8 billion parameters take two CPU cores about three
-    minutes.
+    Another is started, until more than `max_restarts` have failed within WINDOW_S. A server
+    without progress for `hang_seconds` has failed: no turn of its generator has ended, or, while
+    that is idle, no question is answered. The longest turn is a chunk of a prompt; 512 tokens of a
+    model of 8 billion parameters take two CPU cores about three minutes.
     """
 
-    restart: Restart = "on-failure"
     max_restarts: int = 5
     hang_seconds: float = 300.0
 
@@ -177,7 +172,7 @@ class Supervisor:
         while now - self._recent[0] > WINDOW_S:
             self._recent.popleft()
         count, most = len(self._recent), self._supervision.max_restarts
-        if self._supervision.restart == "never":
+        if not most:
             raise ServerFailedError(trouble, self.server, code)
         if count > most:
             what = f"failed {count} times in {WINDOW_S / 60:g} minutes, the last time: {trouble}"

@@ -25,6 +25,7 @@ from dflash_perf.bench.compare import read_named_bundles
 from dflash_perf.bench.repeat import prompt_file
 from dflash_trt.bundle.bundle import Bundle, load_tokenizer, open_bundle
 from dflash_trt.core.progress import SilentProgress
+from dflash_trt.decoding.drafter_kinds import NOBODY
 from dflash_trt.decoding.tuning.bundle_schedule import AUTO, NONE, choose_schedule
 from dflash_trt.errors import DflashError
 from dflash_trt.serving.server.launcher import ServerOptions, TritonServer
@@ -50,7 +51,7 @@ def measure(
     opened = open_bundle(bundle)
     prompts = rendered_prompts(opened, work.folder)
     served = {
-        "target_only": (bundle, RepositoryOptions(speculation=False)),
+        "target_only": (bundle, RepositoryOptions(drafter=NOBODY)),
         "DFlash": (bundle, RepositoryOptions(block_schedule=NONE)),
     }
     if choose_schedule(opened, AUTO) is not None:
@@ -73,10 +74,11 @@ def measure(
                 asked = {"name": f"DFlash, block {block}", "parameters": {"block_size": block}}
                 configurations.append({**asked, **address})
         config = work.folder / "sweep.yaml"
-        settings = {"input_file": str(prompts), "configurations": configurations}
+        settings: dict[str, object] = {"input_file": str(prompts)}
+        settings["configurations"] = configurations
+        settings |= {"repeats": work.runs, "ignore_eos": not end_at_eos}
         config.write_text(yaml.safe_dump(settings), "utf-8")
-        options = ["--concurrency", concurrency, "--osl", str(osl), "--repeats", str(work.runs)]
-        options += ["--ignore-eos"] * (not end_at_eos)
+        options = ["--concurrency", concurrency, "--osl", str(osl)]
         _run("sweep", "--config", str(config), *options, *marked, "-o", str(results))
     _run("report", str(results), *marked, "-o", str(output_dir / "report.html"))
 

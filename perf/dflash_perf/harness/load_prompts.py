@@ -140,7 +140,7 @@ def _schemas(records: Sequence[PromptRecord], config: SweepConfig) -> tuple[str 
         return ()
     if config.ignore_eos:
         what = "prompts with a schema end where it does"
-        raise DflashError(what, where="--ignore-eos", fix="leave it out", usage=True)
+        raise DflashError(what, where="ignore_eos", fix="leave it out", usage=True)
     return schemas
 
 

@@ -37,8 +37,9 @@ MAX_SEED = 1 << 32
 # Keys that are options too, where their names are others; of configurations an option gives one.
 _OPTIONS = {"configurations": "--url"}
 _KEYS_ONLY = frozenset(
-    "baseline categories dataset duration_s gpus goodput input_file inputs isl parameters "
-    "seed temperature timeout_s tokenizer top_k top_p warmup".split()
+    "baseline categories dataset duration_s gpus goodput ignore_eos input_file inputs isl kind "
+    "name parameters repeats request_count request_rate seed temperature timeout_s tokenizer top_k "
+    "top_p warmup".split()
 )
 
 

@@ -67,7 +67,7 @@ def _read_points(measured: Path | None) -> list[SweepPoint]:
         raise DflashError(
             "its throughput is per server, a plan's per GPU",
             where=measured,
-            fix="sweep with --gpus",
+            fix="give `gpus` in the sweep's YAML",
             usage=True,
         )
     return points

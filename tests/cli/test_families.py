@@ -1,4 +1,4 @@
-"""A hybrid pair on the command line: what is shown of it, and what is refused, in a line each."""
+"""Hybrids and Gemma 4 on the command line: what is shown of them, and what is refused."""
 
 from __future__ import annotations
 
@@ -6,17 +6,45 @@ from pathlib import Path
 
 import pytest
 
+from dflash_trt.backends.tensorrt.build import builder
 from dflash_trt.bundle.bundle import open_bundle
 from dflash_trt.cli.main import main
-from dflash_trt.models.build_config import data_folder
+from dflash_trt.graph.caches import native
 from dflash_trt.models.quantized_weights import quantized_linears, read_scalar
-from dflash_trt.models.sizes import ExpertSizes
 from dflash_trt.models.target import read_target
 from dflash_trt.quantization.linears import ALL_EXPERTS, LAYER_LINEARS
 from tests.cli.bigram import write_tokenizer
-from tests.cli.stub_builds import build_stub, build_with_kernels
 from tests.covering import exhaustive
 from tests.pairs import PairFactory, TinyPair
+
+KERNELS = ("--executor", "tensorrt", "--precision", "bf16", "--plugins")
+
+
+def build_with_kernels(
+    pair: TinyPair, folder: Path, *options: str, largest: int = 256
+) -> dict[str, dict[str, str]]:
+    """A bundle of stub engines with kernels, in `folder`/bundle; by graph, how operations run.
+
+    No kernel of TensorRT's has heads of more than `largest`, ours have any.
+    """
+    from tests.standins.plugin_tensorrt import stand_in_builder
+
+    output = folder / "bundle"
+    with pytest.MonkeyPatch.context() as patch:
+        stand_in_builder(patch, folder)
+        patch.setattr(native, "FUSED_HEAD_DIMS", range(16, largest + 1, 8))
+        for module in (native, builder):
+            patch.setattr(module, "HEAD_DIMS", (16, 32))
+        command = ["build", *_checkpoints(pair), *KERNELS, "--max-seq-len", "128", *options]
+        assert main([*command, "-o", str(output)]) == 0
+    engines = open_bundle(output).manifest.engines
+    assert engines is not None
+    return {str(one.graph): dict(one.operations) for one in engines.files}
+
+
+def _checkpoints(pair: TinyPair) -> list[str]:
+    folders = ("target", "draft")
+    return [part for one in folders for part in (f"--{one}-checkpoint", str(pair.folder / one))]
 
 
 @pytest.fixture(scope="module")
@@ -26,7 +54,7 @@ def pair(make_pair: PairFactory) -> TinyPair:
 
 
 def test_inspect_counts_the_states(pair: TinyPair, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["inspect", str(pair.bundle.folder), "--batch", "3", "--context", "100"]) == 0
+    assert main(["inspect", str(pair.bundle.folder)]) == 0
     shown = capsys.readouterr().out
     row = 2 * 2 * 16 + 4 * 16 + 2 * 4  # q, k, v and both gates
     held = 3 * 4 * (4 * 16 * 16 + (8 + 3) * row)
@@ -34,44 +62,6 @@ def test_inspect_counts_the_states(pair: TinyPair, capsys: pytest.CaptureFixture
     assert ", states " in shown
     token = 2 * 2 * 32 * 4  # of the one layer that has K and V
     assert f"cache   {token:,} + " in shown
-
-
-def test_inspect_says_what_engines_decompose(
-    pair: TinyPair, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Rows of a sequence's state fill whole 256 bytes, five more here."""
-    output = build_stub(pair, tmp_path / "bundle")
-    assert main(["inspect", str(output)]) == 0
-    shown = capsys.readouterr().out
-    held = 3 * 4 * (4 * 16 * 16 + (8 + 8) * (2 * 2 * 16 + 4 * 16 + 2 * 4))
-    assert f"{held:,} bytes of state and rows a sequence" in shown
-    assert ", recurrent states " in shown
-    assert "; decomposed, 32 rows at once (no recurrent kernel is used)" in shown
-
-
-def test_inspect_shows_the_expert_that_all_rows_share(
-    make_pair: PairFactory, capsys: pytest.CaptureFixture[str]
-) -> None:
-    target = {"vocab": 64, "num_layers": 4, "head_dim": 32, "experts": 4}
-    pair = make_pair("qwen3_5_moe", target, {"target_layer_ids": [0, 3]}, max_seq_len=128)
-    assert main(["inspect", str(pair.bundle.folder)]) == 0
-    shown = capsys.readouterr().out
-    assert "4 experts of ffn 96 in F32, 3 a row, beside one of ffn 48 for every row" in shown
-    assert "3 of 4 layers are Gated DeltaNet" in shown
-    assert pair.bundle.manifest.target.sizes.experts == ExpertSizes(4, 3, 96, shared=48)
-
-
-@pytest.mark.parametrize("version", ["3.5", "3.6"])
-def test_a_draft_that_is_named_for_another_version_is_told(
-    pair: TinyPair, tmp_path: Path, version: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    target, draft = tmp_path / f"Qwen{version}-27B", tmp_path / "Qwen3.5-27B-DFlash"
-    target.symlink_to(pair.folder / "target")
-    draft.symlink_to(pair.folder / "draft")
-    given = ["--target-checkpoint", str(target), "--draft-checkpoint", str(draft)]
-    assert main(["build", *given, "-o", str(tmp_path / "bundle")]) == 0
-    told = "Qwen3.6-27B is not the version that Qwen3.5-27B-DFlash is named for"
-    assert (told in capsys.readouterr().err) == (version == "3.6")
 
 
 @pytest.mark.parametrize("layout", ["paged", exhaustive("linear")])
@@ -127,7 +117,7 @@ def test_experts_stay_as_they_are_where_that_is_said(
     assert main([*command, "--calibration", str(texts), "-o", str(output)]) == 1
     refusal = capfd.readouterr().err
     assert "has experts in floating point, which are not quantized here" in refusal
-    assert "add --exclude '*.experts.*' to quantize the linears beside them" in refusal
+    assert "exclude '*.experts.*' to quantize the linears beside them" in refusal
     assert not output.exists()
     write_tokenizer(pair.folder / "target")
     some = ["--calibration", str(texts), "-o", str(output), "--exclude"]
@@ -143,20 +133,36 @@ def test_experts_stay_as_they_are_where_that_is_said(
     assert stay <= {*spec.quantization.excluded}
 
 
-def test_tune_refuses_a_fallback_that_leaves_gaps(
-    pair: TinyPair, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["tune", str(pair.bundle.folder), "--fallback", "target_only"]) == 2
-    assert "layers are recurrent" in capsys.readouterr().err
+@pytest.fixture(scope="module")
+def gemma(make_pair: PairFactory) -> TinyPair:
+    target = {"vocab": 300, "num_layers": 3, "tie": True}
+    return make_pair("gemma4", target, {"target_layer_ids": [0, 2]}, max_seq_len=128)
 
 
-def test_a_deployment_of_a_mixture_is_refused(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize("layout", ["linear", exhaustive("paged")])
+def test_engines_with_kernels_attend_by_ours(
+    gemma: TinyPair, tmp_path: Path, capsys: pytest.CaptureFixture[str], layout: str
 ) -> None:
-    profile = "profiles: {h100x1: {gpu: h100}}\n"
-    published = (data_folder("build_configs") / "qwen3.5-35b-a3b.yaml").read_text()
-    (tmp_path / "pair.yaml").write_text(published + profile)
-    command = ["build", "--target", str(tmp_path / "pair.yaml"), "--executor", "trtllm"]
-    assert main([*command, "--profile", "h100x1", "-o", str(tmp_path / "out")]) == 2
-    refusal = capsys.readouterr().err
-    assert "documents no DFlash for Qwen3.5's mixtures of experts" in refusal
+    """Where TensorRT has no kernel for heads of 32; over pages in every layer."""
+    found = build_with_kernels(gemma, tmp_path, "--kv-layout", layout, largest=16)
+    kernel = "block_attention" + "_paged" * (layout == "paged")
+    for graph in ("target", "target_only"):
+        assert found[graph][kernel] == "plugin"
+        is_native = "native" in found[graph].values()
+        assert is_native == (layout == "linear")
+    assert main(["inspect", str(tmp_path / "bundle")]) == 0
+    assert "one projection, their attention by a kernel of ours" in capsys.readouterr().out
+
+
+def test_quantize_takes_every_linear(gemma: TinyPair, capfd: pytest.CaptureFixture[str]) -> None:
+    """What K and V share is one; an FP8 cache of it has no scales."""
+    output, texts = gemma.folder / "quantised", gemma.folder / "texts.jsonl"
+    texts.write_text('{"prompt": "calibrate"}\n')
+    write_tokenizer(gemma.folder / "target")
+    command = ["quantize", "--checkpoint", str(gemma.folder / "target"), "--precision", "fp8"]
+    command += ["--calibration", str(texts), "-o", str(output)]
+    assert main([*command, "--kv-scales"]) == 2
+    assert "K and V of some layers are one projection" in capfd.readouterr().err
+    assert main(command) == 0
+    found = quantized_linears(read_target(output).weights)
+    assert len(found) == 3 * 7 - 1 and "layers.2.v_proj" not in found
