@@ -15,8 +15,7 @@ from dflash_trt.core.yaml_files import read_yaml
 from dflash_trt.serving.openai.app import OpenAiApp
 from dflash_trt.text.tokenizer import BundleTokenizer
 from dflash_trt.version import __version__
-from tests.deployment.clean_root import TREE, read_dockerfile
-from tests.deployment.test_image import read_serve
+from tests.deployment.test_image import TREE, read_dockerfile, read_serve
 from tests.serving.fronts import ScriptedModel
 
 DEPLOY = TREE / "deploy"
