@@ -58,10 +58,8 @@ _FRONT_ONLY = {
 @click.argument("source", metavar="REPO|BUNDLE", type=FOLDER)
 @click.option("--host", default=LOOPBACK, help="Address of all ports but HTTP's.")
 @click.option(
-    "--http-host",
-    help="Address of Triton server's own HTTP.  [default: --host if it is a loopback address]",
+    "--expose-http", is_flag=True, help="Triton server's own HTTP listens at --host, at a risk."
 )
-@click.option("--expose-http", is_flag=True, help="Let others reach --http-host, at a risk.")
 @click.option("--grpc-port", type=PORT, default=8001, help="0: any free one.")
 @click.option("--http-port", type=PORT, default=8000)
 @click.option("--metrics-port", type=PORT, default=8002)
@@ -128,7 +126,6 @@ _FRONT_ONLY = {
 def command(
     source: Path,
     host: str,
-    http_host: str | None,
     expose_http: bool,
     grpc_port: int,
     http_port: int,
@@ -145,7 +142,7 @@ def command(
     Runs until SIGINT, SIGTERM or SIGHUP, after which requests in flight may end (a second signal
     cuts them off), and exits with the server's code. A server that fails is started again.
     """
-    http_host = choose_http_host(host, http_host, expose=expose_http)
+    http_host = choose_http_host(host, expose=expose_http)
     _check_ports(
         {
             "--grpc-port": (host, grpc_port),
@@ -161,7 +158,6 @@ def command(
         options = ServerOptions(
             repository=repository,
             host=host,
-            http_host=http_host,
             expose_http=expose_http,
             grpc_port=grpc_port,
             http_port=http_port,

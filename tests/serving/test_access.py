@@ -87,6 +87,7 @@ def test_only_a_good_key_is_let_in(front: Front, log: Log) -> None:
             ask(url, wrong)
         assert refused.value.code == "invalid_api_key"
         assert refused.value.response.headers["WWW-Authenticate"] == "Bearer"
+        assert refused.value.response.headers["X-Request-Id"]
     headers = ("Bearer " + "é" * 20, f"Basic {ONE}", ONE)
     for path, wrong in (*(("v1/models", one) for one in headers), ("tokenize", ONE)):
         asked = urllib.request.Request(f"{url}/{path}", headers={"Authorization": wrong})
@@ -129,17 +130,8 @@ def test_a_key_has_its_share_of_requests(front: Front, log: Log) -> None:
     assert line["prompt_tokens"] + line["output_tokens"] == TOKENS
 
 
-def test_an_id_stands_in_the_answer_and_in_the_log(front: Front, log: Log) -> None:
-    url = front(ScriptedModel())
-    for given, kept in (("client-7", True), ('bad" id', False), ("x" * 200, False)):
-        asked = urllib.request.Request(f"{url}/v1/models", headers={"X-Request-Id": given})
-        with pytest.raises(urllib.error.HTTPError) as refused:
-            urllib.request.urlopen(asked)
-        found = refused.value.headers["X-Request-Id"]
-        assert (found == given) is kept
-        (line,) = log(1)
-        assert line["request_id"] == found and line["path"] == "/v1/models"
-    line = access.AccessRecord(time="T", request_id="7", method="GET", path='/a"\n{').line("text")
+def test_the_log_has_one_line_whatever_a_request_held() -> None:
+    line = access.AccessRecord(time="T", request_id="7", method="GET", path='/a"\n{').text()
     assert line == 'T - GET "/a\\"\\n{" 0.000 s id=7 key=- tokens=-'
 
 
@@ -158,8 +150,6 @@ def test_keys_change_while_it_runs(
     assert ring.find(ONE) is None and ring.find(TWO) and ring.find("f" * 16)
     file.write_text("short\n")
     assert ring.find(TWO) and ring.find(TWO)
-    file.unlink()
-    assert ring.find(TWO)
     assert capsys.readouterr().err.count("keys stay as they were") == 1
     file.write_text(f"{ONE}\n")
     assert ring.find(ONE) and ring.find(TWO) is None

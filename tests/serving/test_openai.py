@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import http.client
 import json
 from collections.abc import Iterator
@@ -18,10 +17,7 @@ from tokenizers import Tokenizer
 from dflash_trt.decoding import SamplingParams
 from dflash_trt.errors import DflashError
 from dflash_trt.serving.client.errors import ServedModelError
-from dflash_trt.serving.openai.access import Gate
 from dflash_trt.serving.openai.body import MAX_BODY_BYTES, MAX_VALUES
-from dflash_trt.serving.openai.figures import FrontFigures
-from dflash_trt.serving.openai.front_options import FrontOptions
 from dflash_trt.serving.openai.tokenization import MAX_CHARACTERS
 from dflash_trt.text.sandbox import Sandbox, SandboxLostError
 from tests.cli.bigram import write_tokenizer
@@ -228,9 +224,7 @@ NO_SYSTEM = {"messages": [{"role": "system", "content": "x"}]}
             "no given",
         ),
         ("chat/completions", CHAT | NO_SYSTEM, 400, None, "refuses the conversation: no system"),
-        ("embeddings", {}, 404, None, "/v1/embeddings: Not Found; the model makes text"),
-        ("responses", {}, 404, None, "/v1/responses: Not Found; ask /v1/chat/completions"),
-        ("respond", {}, 404, None, "Not Found"),
+        ("embeddings", {}, 404, None, "/v1/embeddings: Not Found"),
         ("models", {}, 405, None, "Method Not Allowed"),
         *(
             ("../tokenize", one, 400, param, "")
@@ -318,32 +312,3 @@ def test_a_client_that_hangs_up(front: Front, streaming: bool, pieces: tuple[str
         else:
             wait_until(lambda: bool(model.asked))
     assert model.wait_finished() == "cancelled"
-
-
-def test_a_surprise_is_an_error_too(front: Front, caplog: pytest.LogCaptureFixture) -> None:
-    url = front(ScriptedModel(pieces=[RuntimeError("x")]))
-    status, answer, _ = post(url, "/v1/completions", PROMPT)
-    assert status == 500 and json.loads(answer)["error"]["message"] == "internal error"
-    wait_until(lambda: "RuntimeError" in caplog.text)  # it is logged once the answer has gone
-
-
-def test_what_is_cut_is_told() -> None:
-    """Cancelling a request would be a plain-text 500, and a traceback."""
-    sent: list[Any] = []
-
-    async def wait(*_: Any) -> None:
-        await asyncio.Event().wait()
-
-    async def send(message: Any) -> None:
-        sent.append(message)
-
-    async def run() -> None:
-        requests = Gate(wait, FrontOptions(), FrontFigures())
-        scope = {"type": "http", "method": "POST", "path": "/v1/completions", "headers": []}
-        one = asyncio.create_task(requests(scope, wait, send))
-        await asyncio.sleep(0)
-        requests.cut()
-        await one
-
-    asyncio.run(run())
-    assert sent[0]["status"] == 503 and b"the server is shutting down" in sent[1]["body"]

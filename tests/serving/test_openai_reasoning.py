@@ -122,7 +122,9 @@ def test_a_structured_answer_stands_in_the_final_message(channels: Put) -> None:
     answer = encode(ANALYSIS + FINAL.replace("2 + 2 = 4 🙂.", '{"a": 4}'))
     assert allows_all(follower, answer) and not allows_all(follower, encode(ANALYSIS + FINAL))
     with pytest.raises(openai.BadRequestError, match="rules of one's own do not go"):
-        client.chat.completions.create(**asked, extra_body={"guided_grammar": 'root ::= "a"'})
+        client.chat.completions.create(
+            **asked, extra_body={"structured_outputs": {"grammar": 'root ::= "a"'}}
+        )
 
 
 def test_thinking_on_and_off(thoughts: Put) -> None:

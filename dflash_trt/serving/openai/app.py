@@ -20,8 +20,7 @@ from dflash_trt.errors import DflashError
 from dflash_trt.serving.client.client import GenerationRequest, Prompt, TextDelta
 from dflash_trt.serving.openai.access import counted
 from dflash_trt.serving.openai.answer_reader import AnswerReader, open_reader
-from dflash_trt.serving.openai.body import BodyReader
-from dflash_trt.serving.openai.body_fields import read_body
+from dflash_trt.serving.openai.body import BodyReader, read_body
 from dflash_trt.serving.openai.chat_request import CompletionRequest, read_chat, read_completion
 from dflash_trt.serving.openai.errors import ApiError, as_api_error
 from dflash_trt.serving.openai.figures import FrontFigures
@@ -42,13 +41,6 @@ from dflash_trt.text.tokenizer import BundleTokenizer, TokenBytes
 from dflash_trt.text.tokenizer_calls import decode
 from dflash_trt.text.tool_grammars import bind_answer
 from dflash_trt.text.tools import ToolFormat, ToolUse
-
-# Endpoints that clients look for, and what there is instead.
-_INSTEAD = {
-    "/v1/responses": "ask /v1/chat/completions (in openai-agents OpenAIChatCompletionsModel)",
-    "/v1/messages": "that is Anthropic's API; ask /v1/chat/completions",
-    "/v1/embeddings": "the model makes text, no vectors",
-}
 
 
 class Upstream(Protocol):
@@ -266,9 +258,7 @@ async def _answer_error(request: Request, error: Exception) -> Response:
 
 async def _answer_http_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
-    path = request.url.path
-    instead = next((f"; {_INSTEAD[one]}" for one in _INSTEAD if path.startswith(one)), "")
-    answer = ApiError(f"{request.method} {path}: {error.detail}{instead}")
+    answer = ApiError(f"{request.method} {request.url.path}: {error.detail}")
     return JSONResponse(answer.to_json(), error.status_code, headers=error.headers)
 
 

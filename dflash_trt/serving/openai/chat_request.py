@@ -14,7 +14,7 @@ from dflash_trt.errors import DflashError
 from dflash_trt.sampling.penalties import MOST_BIASED, Penalties, TokenName
 from dflash_trt.sampling.token_rules import MOST_BAD
 from dflash_trt.serving.client.client import GenerationRequest, Prompt
-from dflash_trt.serving.openai.body_fields import Body, Count, Text, TokenId, as_refusal, read_body
+from dflash_trt.serving.openai.body import Body, Count, Text, TokenId, as_refusal, read_body
 from dflash_trt.serving.openai.errors import ApiError
 from dflash_trt.serving.openai.messages import (
     Conversation,

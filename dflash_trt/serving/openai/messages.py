@@ -11,7 +11,7 @@ from pydantic import BeforeValidator, Discriminator, Field, Tag, model_validator
 
 from dflash_trt.core.strict_json import parse_json, quoted
 from dflash_trt.errors import DflashError
-from dflash_trt.serving.openai.body_fields import AnyText, Body, Text
+from dflash_trt.serving.openai.body import AnyText, Body, Text
 from dflash_trt.serving.openai.errors import ApiError
 from dflash_trt.serving.openai.tools import Tools, read_tools
 from dflash_trt.text.chat import ChatRenderer, Message

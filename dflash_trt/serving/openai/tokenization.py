@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from dflash_trt.serving.openai.body_fields import AnyText, Body, read_body
+from dflash_trt.serving.openai.body import AnyText, Body, read_body
 from dflash_trt.serving.openai.errors import ApiError
 from dflash_trt.serving.openai.messages import (
     EFFORT,

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, Field
 
 from dflash_trt.core.strict_json import quoted
-from dflash_trt.serving.openai.body_fields import AnyText, Body
+from dflash_trt.serving.openai.body import AnyText, Body
 from dflash_trt.serving.openai.errors import ApiError
 from dflash_trt.text.tools import Tool, ToolUse
 

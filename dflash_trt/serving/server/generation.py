@@ -13,15 +13,13 @@ from dflash_trt.decoding import Request, SamplingParams
 from dflash_trt.errors import DflashError, one_line
 from dflash_trt.sampling.penalties import MOST_BIASED, Penalties, TokenName
 from dflash_trt.sampling.token_rules import MOST_ALLOWED, TokenRules
-from dflash_trt.serving.server.input_names import (
+from dflash_trt.serving.server.inputs import (
     GUIDE,
     GUIDE_TYPE,
     LLM_NAMES,
     READ_ELSEWHERE,
-    check_parameters,
-)
-from dflash_trt.serving.server.inputs import (
     Tensors,
+    check_parameters,
     check_sizes,
     check_unimplemented,
     read_flag,

@@ -27,7 +27,7 @@ from dflash_trt.serving.server.inputs import (
     read_parameters,
     read_scalar,
 )
-from dflash_trt.serving.server.metrics import AcceptanceWatch, Metrics
+from dflash_trt.serving.server.metrics import Metrics
 from dflash_trt.serving.server.replies import Channel, Reply
 from dflash_trt.serving.server.settings import ModelSettings
 from dflash_trt.text.sandbox import SandboxLostError
@@ -78,13 +78,7 @@ class TritonPythonModel:
         )
         self._request_seconds = settings.count("request_seconds", 0)
         self._worker.start()
-        self._metrics = Metrics(
-            utils,
-            lambda: self._worker.load,
-            limits.max_batch,
-            queue,
-            AcceptanceWatch(pair.schedule, utils.Logger.log_warn),
-        )
+        self._metrics = Metrics(utils, lambda: self._worker.load, limits.max_batch, queue)
         self._compiling = CompilingQueue(
             pair.grammars,
             limits.max_batch + queue,
