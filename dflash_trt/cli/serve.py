@@ -41,7 +41,7 @@ from dflash_trt.serving.server.addresses import (
 from dflash_trt.serving.server.launcher import ServerOptions
 from dflash_trt.serving.server.repository import BUNDLE_FOLDER, RepositoryOptions, write_repository
 from dflash_trt.serving.server.service import Service
-from dflash_trt.serving.server.supervisor import WINDOW_S, Restart, SupervisionOptions, Supervisor
+from dflash_trt.serving.server.supervisor import WINDOW_S, SupervisionOptions, Supervisor
 
 PORT = click.IntRange(0, 65535)
 COUNT = click.IntRange(1, MAX_COUNT)
@@ -105,16 +105,10 @@ _FRONT_ONLY = {
     "supervision",
     SupervisionOptions,
     click.option(
-        "--restart",
-        type=click.Choice(get_args(Restart)),
-        default=SupervisionOptions().restart,
-        help="What to do about a server that has failed.",
-    ),
-    click.option(
         "--max-restarts",
         type=click.IntRange(0),
         default=SupervisionOptions().max_restarts,
-        help=f"Failures within {WINDOW_S / 60:g} minutes, after which to give up.",
+        help=f"Start the server again after so many failures within {WINDOW_S / 60:g} minutes.",
     ),
     click.option(
         "--hang-seconds",

@@ -13,6 +13,7 @@ import pytest
 
 from dflash_trt.core.yaml_files import read_yaml
 from dflash_trt.serving.openai.app import OpenAiApp
+from dflash_trt.serving.openai.figures import FrontFigures
 from dflash_trt.text.tokenizer import BundleTokenizer
 from dflash_trt.version import __version__
 from tests.deployment.test_image import TREE, read_dockerfile, read_serve
@@ -51,7 +52,7 @@ def test_probes_ask_what_the_front_has(container: Any) -> None:
         "openai": options["openai_port"]
     }
     tokenizer = BundleTokenizer(TREE / "demo_pair/target")
-    app = OpenAiApp(("demo",), ScriptedModel(), None, tokenizer, 512).starlette()
+    app = OpenAiApp(("demo",), ScriptedModel(), tokenizer, 512, FrontFigures()).starlette()
     routes = {route.path for route in app.routes}
     probes = [container[f"{name}Probe"] for name in ("startup", "readiness", "liveness")]
     for probe in probes:

@@ -155,25 +155,17 @@ def test_keys_change_while_it_runs(
     assert ring.find(ONE) and ring.find(TWO) is None
 
 
-@pytest.mark.parametrize(
-    ("content", "what"),
-    [
-        ("", "holds no key"),
+def test_keys_that_are_none_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "keys"
+    for content, what in (
         ("# nothing\n", "holds no key"),
         (f"{ONE}\nshort\n", "key 2 is not 16 or more characters"),
         ("é" * 20, "key 1 is not 16 or more characters of ASCII"),
-        (None, "no such file"),
-    ],
-)
-def test_keys_that_are_none_are_refused(content: str | None, what: str, tmp_path: Path) -> None:
-    if content is not None:
-        (tmp_path / "keys").write_text(content)
-    with pytest.raises(DflashError, match=what) as refused:
-        FrontOptions(key_file=tmp_path / "keys").open_keys()
-    assert "short" not in refused.value.message
-
-
-def test_limits_need_keys(monkeypatch: pytest.MonkeyPatch) -> None:
+    ):
+        file.write_text(content)
+        with pytest.raises(DflashError, match=what) as refused:
+            FrontOptions(key_file=file).open_keys()
+        assert "short" not in refused.value.message
     monkeypatch.delenv(KEYS_VARIABLE, raising=False)
     assert FrontOptions().open_keys() is None
     with pytest.raises(DflashError, match="there are none"):

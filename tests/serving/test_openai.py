@@ -144,17 +144,6 @@ def test_a_template_whose_process_is_killed_is_not_the_clients_fault(
     assert post(url, "/v1/chat/completions", CHAT)[0] == 200
 
 
-def test_chat_stream_with_usage(front: Front) -> None:
-    model = ScriptedModel(pieces=("é\u2028", "two"))
-    options: dict[str, Any] = {"stream": True, "stream_options": {"include_usage": True}}
-    *chunks, last = openai_client(front(model)).chat.completions.create(**CHAT, **options)
-    assert chunks[0].choices[0].delta.role == "assistant"
-    assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == "é\u2028two"
-    assert chunks[-1].choices[0].finish_reason == "length"
-    assert all(chunk.usage is None for chunk in chunks)
-    assert last.choices == [] and last.usage.total_tokens == 17
-
-
 def test_tokens_there_and_back(front: Front, folder: Path) -> None:
     """The tokenizer's own answers."""
     url, text = front(ScriptedModel()), "é red\nfox"
@@ -205,13 +194,6 @@ NO_SYSTEM = {"messages": [{"role": "system", "content": "x"}]}
         ("completions", b'{"temperature": NaN}', 400, None, "NaN"),
         ("completions", b"[" * 50_000, 400, None, "nested"),
         ("completions", b"[" + b"[]," * MAX_VALUES + b"[]]", 400, None, "more than 100,000 JSON"),
-        (
-            "completions",
-            b"[" + b'"",' * 5 * MAX_VALUES + b"0]",
-            400,
-            None,
-            "more than 100,000 JSON",
-        ),
         ("completions", b" " * (MAX_BODY_BYTES + 1), 413, None, "16 MiB"),
         ("completions", PROMPT | {"model": "gpt-4"}, 404, "model", "only 'demo'"),
         ("chat/completions", CHAT | {"model": "gpt-4"}, 404, "model", "only 'demo'"),
@@ -230,22 +212,14 @@ NO_SYSTEM = {"messages": [{"role": "system", "content": "x"}]}
             ("../tokenize", one, 400, param, "")
             for one, param in (
                 ({}, "prompt"),
-                ({"prompt": ["a"]}, "prompt"),
                 ({"prompt": "a", "messages": CHAT["messages"]}, "prompt"),
                 ({"prompt": "a", "tools": [TOOL]}, "tools"),
-                ({"messages": []}, "messages"),
-                ({"prompt": "a", "model": 1}, "model"),
-                ({"prompt": "a", "add_special_tokens": 1}, "add_special_tokens"),
                 ({"prompt": "a", "add_generation_prompt": False}, "add_generation_prompt"),
                 ({"prompt": "a" * (MAX_CHARACTERS + 1)}, "prompt"),
             )
         ),
         ("../tokenize", {"prompt": "a", "model": "other"}, 404, "model", "only 'demo'"),
-        ("../detokenize", {}, 400, "tokens", "required"),
-        *(
-            ("../detokenize", {"tokens": [one]}, 400, "tokens[0]", "")
-            for one in (True, -1, 299999, 1 << 80)
-        ),
+        *(("../detokenize", {"tokens": [one]}, 400, "tokens[0]", "") for one in (-1, 299999)),
     ],
 )
 def test_refusals(

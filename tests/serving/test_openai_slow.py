@@ -14,7 +14,6 @@ from urllib.parse import urlsplit
 import pytest
 
 from dflash_trt.serving.openai import body, connections
-from dflash_trt.serving.openai.connections import count_connections
 from tests.cli.bigram import write_tokenizer
 from tests.serving.fronts import Front, ScriptedModel, post, switching_front
 from tests.waiting import PATIENCE_S
@@ -151,11 +150,3 @@ def test_large_bodies_are_read_beside_the_loop(
         client.join(PATIENCE_S)
     assert answers == [200]
     assert post(url, "/v1/completions", large)[0] == 200
-
-
-def test_connections_leave_files_for_the_rest(monkeypatch: pytest.MonkeyPatch) -> None:
-    for files, most in ((1024, 512), (64, 16), (1 << 20, 4096)):
-        monkeypatch.setattr(
-            connections.resource, "getrlimit", lambda _, files=files: (files, files)
-        )
-        assert count_connections() == most

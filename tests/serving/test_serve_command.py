@@ -176,7 +176,7 @@ def test_a_server_is_not_ready_before_its_metrics_nor_under_another_name(
 
 
 def test_a_server_that_does_not_start(start: Serve) -> None:
-    out, err = start("unloadable", "--restart", "never").communicate(timeout=PATIENCE_S)
+    out, err = start("unloadable", "--max-restarts", 0).communicate(timeout=PATIENCE_S)
     assert not out and "model.py" not in err
     line = err.splitlines()[-1]
     assert "failed to load 'm' version 1: Internal: ValueError: no weights here" in line

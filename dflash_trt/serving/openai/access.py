@@ -57,11 +57,7 @@ class AccessRecord:
 class Gate:
     """Middleware that lets requests through to `app`, with an id each.
 
-    A request's state has its "record"; `figures` count it.
-
-    Raises:
-        DflashError: keys that are none, or limits without keys.
-    """
+    A request's state has its "record"; `figures` count it."""
 
     def __init__(self, app: ASGIApp, options: FrontOptions, figures: FrontFigures) -> None:
         self._app, self._options, self._figures = app, options, figures

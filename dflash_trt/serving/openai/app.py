@@ -33,10 +33,9 @@ from dflash_trt.serving.openai.tokenization import (
     read_tokenize,
     tokenize,
 )
-from dflash_trt.text.chat import ChatRenderer
 from dflash_trt.text.grammar import Grammar
 from dflash_trt.text.harmony import HarmonyFormat
-from dflash_trt.text.thoughts import AnswerFormat, ThoughtFormat
+from dflash_trt.text.thoughts import AnswerFormat, ThoughtFormat, find_format
 from dflash_trt.text.tokenizer import BundleTokenizer, TokenBytes
 from dflash_trt.text.tokenizer_calls import decode
 from dflash_trt.text.tool_grammars import bind_answer
@@ -52,26 +51,24 @@ class Upstream(Protocol):
 
 
 class OpenAiApp:
-    """The routes of the API; `models` are the names it answers to. Without a renderer, no chats.
+    """The routes of the API; `models` are the names it answers to.
 
-    `tokenizer` and `max_seq_len` are those of the model. `figures` are for Prometheus; requests
-    come through a `Gate`, which counts them there. `answers` tells answers from reasoning in the
-    chats of a model that marks it.
+    `tokenizer` and `max_seq_len` are those of the model; without a chat template, no chats.
+    `figures` are for Prometheus; requests come through a `Gate`, which counts them there.
     """
 
     def __init__(
         self,
         models: tuple[str, ...],
         upstream: Upstream,
-        renderer: ChatRenderer | None,
         tokenizer: BundleTokenizer,
         max_seq_len: int,
-        answers: AnswerFormat | None = None,
-        figures: FrontFigures | None = None,
+        figures: FrontFigures,
     ) -> None:
-        self.models, self.upstream, self.answers = models, upstream, answers
-        self.renderer, self.tokenizer, self.max_seq_len = renderer, tokenizer, max_seq_len
-        self.figures = figures or FrontFigures()
+        self.models, self.upstream, self.figures = models, upstream, figures
+        self.tokenizer, self.max_seq_len = tokenizer, max_seq_len
+        self.renderer = renderer = tokenizer.open_renderer()
+        self.answers: AnswerFormat | None = find_format(tokenizer.core)
         # A hostile template holds up no tokens, nor the other way round.
         self.render_thread = ThreadPoolExecutor(1, thread_name_prefix="chat-template")
         self.token_thread = ThreadPoolExecutor(1, thread_name_prefix="tokenize")
@@ -79,8 +76,8 @@ class OpenAiApp:
         self.token_bytes = TokenBytes(tokenizer.core)
         self.tool_format: ToolFormat | None = None
         if renderer is not None:
-            template, core = renderer.template, tokenizer.core
-            self.tool_format = ToolFormat.find(template, core, harmony=self.is_harmony)
+            core, harmony = tokenizer.core, self.is_harmony
+            self.tool_format = ToolFormat.find(renderer.template, core, harmony=harmony)
 
     @property
     def is_harmony(self) -> bool:

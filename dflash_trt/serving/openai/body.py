@@ -103,11 +103,7 @@ Count = Annotated[int, Field(ge=1)]
 
 
 def read_body(kind: type[Kind], raw: Any) -> Kind:
-    """Reads a request's JSON value.
-
-    Raises:
-        ApiError: names the first parameter that is not known, else the first that is wrong.
-    """
+    """Reads a request's JSON value."""
     if not isinstance(raw, dict):
         raise ApiError("the body must be a JSON object")
     try:

@@ -171,11 +171,7 @@ class CompletionRequest:
 
 
 def read_completion(raw: Any) -> CompletionRequest:
-    """Reads the body of POST /v1/completions.
-
-    Raises:
-        ApiError: a parameter that is missing, wrong or not supported.
-    """
+    """Reads the body of POST /v1/completions."""
     body = read_body(_CompletionBody, raw)
     given: Any = [body.prompt] if _find_form(body.prompt) != "several" else body.prompt
     prompts = tuple(tuple(one) if isinstance(one, list) else one for one in given)
@@ -197,11 +193,7 @@ def read_completion(raw: Any) -> CompletionRequest:
 
 
 def read_chat(raw: Any) -> CompletionRequest:
-    """Reads the body of POST /v1/chat/completions.
-
-    Raises:
-        ApiError: a parameter that is missing, wrong or not supported.
-    """
+    """Reads the body of POST /v1/chat/completions."""
     body = read_body(_ChatBody, raw)
     _check_choices(1, body.n)
     most = body.max_completion_tokens if body.max_tokens is None else body.max_tokens

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 from dflash_trt.errors import DflashError, one_line
 from dflash_trt.serving.openai.figures import FrontFigures
 from dflash_trt.serving.openai.front_options import FrontOptions
-from dflash_trt.text.thoughts import find_format
 from dflash_trt.text.tokenizer import BundleTokenizer
 
 if TYPE_CHECKING:
@@ -56,19 +55,11 @@ class OpenAiServer:
             ) from error
         self._socket = bound
         figures = figures or FrontFigures()
-        self._renderer = tokenizer.open_renderer()
-        app = OpenAiApp(
-            options.model_names or (name,),
-            upstream,
-            self._renderer,
-            tokenizer,
-            max_seq_len,
-            find_format(tokenizer.core),
-            figures,
-        )
+        names = options.model_names or (name,)
+        self._app = OpenAiApp(names, upstream, tokenizer, max_seq_len, figures)
         self._server = uvicorn.Server(
             uvicorn.Config(
-                Gate(app.starlette(), options, figures),
+                Gate(self._app.starlette(), options, figures),
                 ssl_certfile=options.tls_cert,
                 ssl_keyfile=options.tls_key,
                 http=GuardedConnection,
@@ -100,8 +91,8 @@ class OpenAiServer:
         try:
             await self._server.serve(sockets=[self._socket])
         finally:
-            if self._renderer is not None:
-                self._renderer.close()
+            if self._app.renderer is not None:
+                self._app.renderer.close()
         if not self._server.should_exit:
             raise DflashError("the OpenAI front ended by itself")
 

@@ -54,11 +54,7 @@ class StructuredBody(Body):
 
 
 def read_structure(body: StructuredBody) -> Grammar | None:
-    """The grammar that a request's fields ask for; None for any text.
-
-    Raises:
-        ApiError: one of them is none, or two of them ask for something.
-    """
+    """The grammar that a request's fields ask for; None for any text."""
     form, guides = body.response_format, body.structured_outputs
     given: dict[str, Any] = {
         "response_format": form.type == "json_object" if form is not None else None,

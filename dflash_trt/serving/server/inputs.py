@@ -84,11 +84,7 @@ def read_scalar(tensors: Tensors, name: str, kind: type[T]) -> T | None:
 
 
 def read_texts(tensors: Tensors, name: str) -> list[str]:
-    """The texts of a tensor; none where it was not sent.
-
-    Raises:
-        DflashError: one is not UTF-8 (usage).
-    """
+    """The texts of a tensor; none where it was not sent."""
     tensor = tensors.get(name)
     texts: list[str] = []
     for element in [] if tensor is None else tensor.reshape(-1).tolist():
@@ -101,11 +97,7 @@ def read_texts(tensors: Tensors, name: str) -> list[str]:
 
 
 def check_sizes(tensors: Tensors) -> None:
-    """Refuses an input of more values than any may have, before one of them is read.
-
-    Raises:
-        DflashError: there is one (usage).
-    """
+    """Refuses an input of more values than any may have, before one of them is read."""
     for name, tensor in tensors.items():
         if tensor.size > MAX_STOP_STRINGS:
             raise refuse(name, f"{tensor.size:,} values are more than {MAX_STOP_STRINGS}")
@@ -114,40 +106,22 @@ def check_sizes(tensors: Tensors) -> None:
 def check_unimplemented(tensors: Tensors, neutral: Mapping[str, tuple[Any, ...]]) -> None:
     """Refuses inputs that would change the output if they were implemented.
 
-    `neutral` gives the values of each that ask for nothing.
-
-    Raises:
-        DflashError: an element of one of them has another value (usage).
-    """
+    `neutral` gives the values of each that ask for nothing."""
     for name, values in neutral.items():
         tensor = tensors.get(name)
         for element in () if tensor is None else tensor.reshape(-1).tolist():
             value = element.decode("utf-8", "replace") if isinstance(element, bytes) else element
             if value not in values:
-                shown = " or ".join(map(_show, values))
-                raise refuse(
-                    name,
-                    f"{one_line(_show(value), 40)} is not supported",
-                    f"leave it out{f' or pass {shown}' if values else ''}",
-                )
+                advice = f" or pass {' or '.join(map(shown, values))}" if values else ""
+                raise refuse(name, f"{shown(value)} is not supported", f"leave it out{advice}")
 
 
 def check_parameters(parameters: Iterable[str], known: Set[str], names: Mapping[str, str]) -> None:
-    """Refuses the first parameter that is not `known`; `names` has what others call a field.
-
-    Raises:
-        DflashError: there is one (usage).
-    """
+    """Refuses the first parameter that is not `known`; `names` has what others call a field."""
     for name in parameters:
-        if name in known or name.startswith("triton_"):
-            continue
-        meant = names.get(name)
-        fix = (
-            f"send {meant}"
-            if meant is not None
-            else "leave it out (config.pbtxt has all there are)"
-        )
-        raise refuse(one_line(name, 60), "is no field of this model", fix)
+        if name not in known and not name.startswith("triton_"):
+            fix = f"send {names[name]}" if name in names else "leave it out (see config.pbtxt)"
+            raise refuse(one_line(name, 60), "is no field of this model", fix)
 
 
 def read_parameters(text: str) -> dict[str, Any]:
@@ -156,28 +130,11 @@ def read_parameters(text: str) -> dict[str, Any]:
     return parameters if isinstance(parameters, dict) else {}
 
 
-def read_flag(parameters: Mapping[str, Any], name: str, default: bool) -> bool:
-    """A boolean parameter of a request; clients that only know strings write true and false."""
-    value = parameters.get(name, default)
-    if value in (True, "true"):
-        return True
-    if value in (False, "false"):
-        return False
-    raise refuse(name, f"{one_line(_show(value), 40)} is neither true nor false")
-
-
-def read_count(parameters: Mapping[str, Any], name: str) -> int:
-    """A parameter that is a whole number of at least 0, which it is where it was not sent."""
-    value = parameters.get(name, 0)
-    if type(value) is not int or value < 0:
-        raise refuse(name, f"{one_line(_show(value), 40)} is not a whole number of at least 0")
-    return value
-
-
 def as_strings(texts: list[str]) -> npt.NDArray[np.object_]:
     """Texts as the elements of a STRING tensor."""
     return np.array([text.encode() for text in texts], dtype=np.object_)
 
 
-def _show(value: object) -> str:
-    return json.dumps(value) if isinstance(value, str | bool) else str(value)
+def shown(value: object) -> str:
+    """A value as JSON has it, short."""
+    return one_line(json.dumps(value) if isinstance(value, str | bool) else str(value), 40)

@@ -9,7 +9,6 @@ from collections import deque
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing, suppress
 from dataclasses import dataclass, replace
-from typing import Literal
 
 from dflash_trt.decoding.worker import Phase
 from dflash_trt.errors import EXIT_FAILED, DflashError
@@ -18,8 +17,6 @@ from dflash_trt.serving.client.errors import ServedModelError
 from dflash_trt.serving.server.heartbeat import SilenceWatch, read_heartbeat
 from dflash_trt.serving.server.launcher import ServerOptions, TritonServer
 from dflash_trt.serving.server.processes import find_models, runs
-
-Restart = Literal["never", "on-failure"]
 
 LOOK_S = 0.25
 WINDOW_S = 600.0
@@ -31,14 +28,12 @@ _FORMER_MODELS = 4
 class SupervisionOptions:
     """What is done about a server that has failed.
 
-    With `restart` "on-failure" another is started, until more than `max_restarts` have failed
-    within WINDOW_S. A server without progress for `hang_seconds` has failed: no turn of its
-    generator has ended, or, while that is idle, no question is answered. The longest turn is a
-    chunk of a prompt; 512 tokens of a model of 8 billion parameters take two CPU cores about three
-    minutes.
+    Another is started, until more than `max_restarts` have failed within WINDOW_S. A server without
+    progress for `hang_seconds` has failed: no turn of its generator has ended, or, while that is
+    idle, no question is answered. The longest turn is a chunk of a prompt; 512 tokens of a model of
+    8 billion parameters take two CPU cores about three minutes.
     """
 
-    restart: Restart = "on-failure"
     max_restarts: int = 5
     hang_seconds: float = 300.0
 
@@ -103,11 +98,7 @@ class Supervisor:
                 yield delta
 
     async def start(self) -> None:
-        """Returns when the first server is ready.
-
-        Raises:
-            DflashError: it ended before.
-        """
+        """Returns when the first server is ready."""
         await asyncio.to_thread(self.server.wait_ready)
         if not self._ending.is_set():
             self._model = ServedModel(self.server.addresses.grpc)
@@ -167,11 +158,9 @@ class Supervisor:
         while now - self._recent[0] > WINDOW_S:
             self._recent.popleft()
         count, most = len(self._recent), self._supervision.max_restarts
-        if self._supervision.restart == "never":
-            raise ServerFailedError(trouble, self.server, code)
         if count > most:
-            what = f"failed {count} times in {WINDOW_S / 60:g} minutes, the last time: {trouble}"
-            raise ServerFailedError(what, self.server, code)
+            times = f"failed {count} times in {WINDOW_S / 60:g} minutes, the last time: "
+            raise ServerFailedError((times if most else "") + trouble, self.server, code)
         delay_s = min(2.0 ** (count - 2), _LONGEST_DELAY_S) if count > 1 else 0.0
         self._on_event(f"{trouble}; starting again in {delay_s:g} s ({count} of {most})")
         return delay_s
