@@ -3,7 +3,7 @@
 #
 #   sh install.sh TREE
 #
-# deploy/Dockerfile runs it, and so does `python -m tests.deployment.clean_root` without Docker.
+# deploy/Dockerfile runs it.
 # TREE is only read. What pip and apt-get fetch comes from where they are set up to fetch it.
 set -eu
 tree=${1:?the folder with pyproject.toml}

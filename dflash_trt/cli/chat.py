@@ -18,7 +18,6 @@ from dflash_trt.decoding import SamplingParams
 from dflash_trt.decoding.request import ContinuationOptions
 from dflash_trt.errors import DflashError, printable
 from dflash_trt.pair import LoadedPair
-from dflash_trt.serving.client.grpc_chat import GrpcChat
 from dflash_trt.serving.client.openai_chat import OpenAiChat
 from dflash_trt.text.chat import Message
 from dflash_trt.text.harmony import HarmonyFormat
@@ -96,7 +95,7 @@ class PairSpeaker:
 class ServedSpeaker:
     """A model that is served elsewhere."""
 
-    def __init__(self, server: OpenAiChat | GrpcChat) -> None:
+    def __init__(self, server: OpenAiChat) -> None:
         self._server = server
 
     @property

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from functools import partial
@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 
 import click
 
-from dflash_trt.bundle.bundle import bound_memory, load_tokenizer, open_bundle
+from dflash_trt.bundle.bundle import bound_memory, open_bundle
 from dflash_trt.cli.chat import PairSpeaker, ServedSpeaker, hold_chat
 from dflash_trt.cli.generation_output import TextWriter, showable
 from dflash_trt.cli.options import (
@@ -47,7 +47,6 @@ from dflash_trt.errors import DflashError
 from dflash_trt.hardware.cores import ThreadChoice
 from dflash_trt.pair import LoadedPair
 from dflash_trt.serving.client.client import GenerationRequest, ServedModel
-from dflash_trt.serving.client.grpc_chat import GrpcChat
 from dflash_trt.serving.client.openai_chat import OpenAiChat
 from dflash_trt.text.grammar import Grammar, schema_text
 from dflash_trt.text.thoughts import AnswerFormat, TokenReader, open_answer
@@ -155,10 +154,8 @@ def command(
         raise DflashError("--view and --json exclude each other", usage=True)
     if drafter == NOBODY and block_schedule not in (AUTO, NONE):
         raise DflashError("needs speculation", where="--block-schedule", usage=True)
-    is_grpc_chat = is_chat and url is not None and url.startswith("grpc:")
     if url is not None:
-        local = LOCAL_OPTIONS - {"bundle"} if is_grpc_chat else LOCAL_OPTIONS
-        refuse_given(context, local, "does not go with --url: the server decides")
+        refuse_given(context, LOCAL_OPTIONS, "does not go with --url: the server decides")
     if is_chat:
         refuse_given(context, PROMPT_OPTIONS | STRUCTURE, "does not go with --chat")
     elif max_tokens is None:
@@ -172,8 +169,9 @@ def command(
     variables = prompts.template_options
     if url is not None and is_chat:
         refuse_given(context, {"ignore_eos"}, "does not go with --url and --chat")
-        server = _open_server(url, bundle, sampling, common, variables)
-        speaker = ServedSpeaker(server)
+        given = {"max_tokens": max_tokens, "stop": [*stops], "chat_template_kwargs": variables}
+        asked = {name: one for name, one in given.items() if one}
+        speaker = ServedSpeaker(OpenAiChat(url, sampling, asked))
         hold_chat(speaker, prompts.system, speaker.greeting)
         return
     if url is not None:
@@ -226,31 +224,6 @@ def command(
     if steps.count and drafter == DFLASH:
         schedule = own_schedule(pair.bundle) if block_schedule.isdecimal() else pair.schedule
         show_hint(low_acceptance(steps, schedule_break_even(schedule, steps.block), str(bundle)))
-
-
-def _open_server(
-    url: str,
-    bundle: Path | None,
-    sampling: SamplingParams,
-    common: ContinuationOptions,
-    variables: Mapping[str, bool | str],
-) -> GrpcChat | OpenAiChat:
-    """Whom a chat talks to: over gRPC with the template of the bundle that is served."""
-    most, stops = common["max_tokens"], common["stop_strings"]
-    if not url.startswith("grpc:"):
-        given = {"max_tokens": most, "stop": [*stops], "chat_template_kwargs": variables}
-        return OpenAiChat(url, sampling, {name: one for name, one in given.items() if one})
-    if bundle is None:
-        fix = "pass the BUNDLE that is served: its chat template is used"
-        raise DflashError("a chat over gRPC needs a template", fix=fix, usage=True)
-    return GrpcChat(
-        _parse_url(url),
-        load_tokenizer(open_bundle(bundle)),
-        sampling,
-        max_tokens=most,
-        stop_strings=stops,
-        template_options=variables,
-    )
 
 
 def _open_answer(form: AnswerFormat, requests: Sequence[Request], index: int) -> TokenReader:

@@ -58,9 +58,7 @@ _FRONT_ONLY = {
 @click.argument("source", metavar="REPO|BUNDLE", type=FOLDER)
 @click.option("--host", default=LOOPBACK, help="Address of all ports but HTTP's.")
 @click.option(
-    "--expose-http",
-    is_flag=True,
-    help="Triton server's own HTTP too is at --host, at a risk: otherwise on a loopback address.",
+    "--expose-http", is_flag=True, help="Triton server's own HTTP listens at --host, at a risk."
 )
 @click.option("--grpc-port", type=PORT, default=8001, help="0: any free one.")
 @click.option("--http-port", type=PORT, default=8000)

@@ -13,10 +13,10 @@ import pytest
 
 from dflash_trt.core.yaml_files import read_yaml
 from dflash_trt.serving.openai.app import OpenAiApp
+from dflash_trt.serving.openai.figures import FrontFigures
 from dflash_trt.text.tokenizer import BundleTokenizer
 from dflash_trt.version import __version__
-from tests.deployment.clean_root import TREE, read_dockerfile
-from tests.deployment.test_image import read_serve
+from tests.deployment.test_image import TREE, read_dockerfile, read_serve
 from tests.serving.fronts import ScriptedModel
 
 DEPLOY = TREE / "deploy"
@@ -52,7 +52,7 @@ def test_probes_ask_what_the_front_has(container: Any) -> None:
         "openai": options["openai_port"]
     }
     tokenizer = BundleTokenizer(TREE / "demo_pair/target")
-    app = OpenAiApp(("demo",), ScriptedModel(), None, tokenizer, 512).starlette()
+    app = OpenAiApp(("demo",), ScriptedModel(), tokenizer, 512, FrontFigures()).starlette()
     routes = {route.path for route in app.routes}
     probes = [container[f"{name}Probe"] for name in ("startup", "readiness", "liveness")]
     for probe in probes:

@@ -12,7 +12,7 @@ from dflash_trt.core.yaml_files import read_yaml
 from dflash_trt.decoding.jobs import Outcome
 from dflash_trt.serving.openai.figures import FRONT_KINDS
 from dflash_trt.serving.server.metrics import KINDS
-from tests.deployment.clean_root import TREE
+from tests.deployment.test_image import TREE
 
 ALL = FRONT_KINDS | KINDS
 FOLDER = TREE / "deploy"

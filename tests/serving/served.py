@@ -14,8 +14,6 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from dflash_perf.bench.kill_campaign import own_memory
-
 from dflash_trt.cli.main import main
 from dflash_trt.decoding import SamplingParams
 from dflash_trt.models.build_config import data_folder
@@ -30,10 +28,6 @@ QUEUE = 8
 LONG_CONTEXT = 1 << 14
 SERVER_PORTS = ["--grpc-port", "0", "--http-port", "0", "--metrics-port", "0"]  # any free ones
 FREE_PORTS = [*SERVER_PORTS, "--openai-port", "0"]
-DEMO_FOLDERS = {
-    "demo": data_folder("demo_pair"),
-    "demo-gpt-oss": data_folder("demo_pair") / "gpt_oss",
-}
 PROMPTS = read_prompts(data_folder("demo_pair") / "prompts.jsonl")[:16]
 GREEDY = SamplingParams()
 SAMPLINGS = (
@@ -65,13 +59,11 @@ def package(bundle: Path, folder: Path, **options: Any) -> Path:
     return folder
 
 
-def build_demo(
-    folder: Path, changes: dict[str, dict[str, Any]], *arguments: str, name: str = "demo"
-) -> Path:
-    """A bundle of a demo pair with `changes` to JSON files of it, by role/name."""
-    options = ["--target", name, *arguments, "-o", str(folder / "bundle")]
+def build_demo(folder: Path, changes: dict[str, dict[str, Any]], *arguments: str) -> Path:
+    """A bundle of the demo pair with `changes` to JSON files of it, by role/name."""
+    options = ["--target", "demo", *arguments, "-o", str(folder / "bundle")]
     for role in ("target", "draft"):
-        shutil.copytree(DEMO_FOLDERS[name] / role, folder / role)
+        shutil.copytree(data_folder("demo_pair") / role, folder / role)
         options += [f"--{role}-checkpoint", str(folder / role)]
     for file, changed in changes.items():
         config = json.loads((folder / file).read_text())
@@ -84,23 +76,6 @@ def server_options(repository: Path, **options: Any) -> ServerOptions:
     """For a server on free ports."""
     ports = {"http_port": 0, "grpc_port": 0, "metrics_port": 0}
     return ServerOptions(repository=repository, **(ports | options))
-
-
-def measure_processes(pid: int) -> dict[int, int]:
-    """Bytes of the heap of a process, and of each that it or another thread of it has started.
-
-    KV caches are mappings of their own that follow what they hold; gauges show them.
-    """
-    found = {pid: own_memory(pid)}
-    for children in Path(f"/proc/{pid}/task").glob("*/children"):
-        for child in children.read_text().split():
-            found |= measure_processes(int(child))
-    return found
-
-
-def measure_memory(pid: int) -> int:
-    """Bytes of all these heaps."""
-    return sum(measure_processes(pid).values())
 
 
 def fetch(

@@ -87,6 +87,7 @@ def test_only_a_good_key_is_let_in(front: Front, log: Log) -> None:
             ask(url, wrong)
         assert refused.value.code == "invalid_api_key"
         assert refused.value.response.headers["WWW-Authenticate"] == "Bearer"
+        assert refused.value.response.headers["X-Request-Id"]
     headers = ("Bearer " + "é" * 20, f"Basic {ONE}", ONE)
     for path, wrong in (*(("v1/models", one) for one in headers), ("tokenize", ONE)):
         asked = urllib.request.Request(f"{url}/{path}", headers={"Authorization": wrong})
@@ -129,17 +130,8 @@ def test_a_key_has_its_share_of_requests(front: Front, log: Log) -> None:
     assert line["prompt_tokens"] + line["output_tokens"] == TOKENS
 
 
-def test_an_id_stands_in_the_answer_and_in_the_log(front: Front, log: Log) -> None:
-    url = front(ScriptedModel())
-    for given, kept in (("client-7", True), ('bad" id', False), ("x" * 200, False)):
-        asked = urllib.request.Request(f"{url}/v1/models", headers={"X-Request-Id": given})
-        with pytest.raises(urllib.error.HTTPError) as refused:
-            urllib.request.urlopen(asked)
-        found = refused.value.headers["X-Request-Id"]
-        assert (found == given) is kept
-        (line,) = log(1)
-        assert line["request_id"] == found and line["path"] == "/v1/models"
-    line = access.AccessRecord(time="T", request_id="7", method="GET", path='/a"\n{').line("text")
+def test_the_log_has_one_line_whatever_a_request_held() -> None:
+    line = access.AccessRecord(time="T", request_id="7", method="GET", path='/a"\n{').text()
     assert line == 'T - GET "/a\\"\\n{" 0.000 s id=7 key=- tokens=-'
 
 
@@ -158,32 +150,22 @@ def test_keys_change_while_it_runs(
     assert ring.find(ONE) is None and ring.find(TWO) and ring.find("f" * 16)
     file.write_text("short\n")
     assert ring.find(TWO) and ring.find(TWO)
-    file.unlink()
-    assert ring.find(TWO)
     assert capsys.readouterr().err.count("keys stay as they were") == 1
     file.write_text(f"{ONE}\n")
     assert ring.find(ONE) and ring.find(TWO) is None
 
 
-@pytest.mark.parametrize(
-    ("content", "what"),
-    [
-        ("", "holds no key"),
+def test_keys_that_are_none_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "keys"
+    for content, what in (
         ("# nothing\n", "holds no key"),
         (f"{ONE}\nshort\n", "key 2 is not 16 or more characters"),
         ("é" * 20, "key 1 is not 16 or more characters of ASCII"),
-        (None, "no such file"),
-    ],
-)
-def test_keys_that_are_none_are_refused(content: str | None, what: str, tmp_path: Path) -> None:
-    if content is not None:
-        (tmp_path / "keys").write_text(content)
-    with pytest.raises(DflashError, match=what) as refused:
-        FrontOptions(key_file=tmp_path / "keys").open_keys()
-    assert "short" not in refused.value.message
-
-
-def test_limits_need_keys(monkeypatch: pytest.MonkeyPatch) -> None:
+    ):
+        file.write_text(content)
+        with pytest.raises(DflashError, match=what) as refused:
+            FrontOptions(key_file=file).open_keys()
+        assert "short" not in refused.value.message
     monkeypatch.delenv(KEYS_VARIABLE, raising=False)
     assert FrontOptions().open_keys() is None
     with pytest.raises(DflashError, match="there are none"):

@@ -15,7 +15,6 @@ import pytest
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
 from dflash_trt.decoding import SamplingParams
-from dflash_trt.errors import DflashError
 from dflash_trt.serving.client.client import (
     GenerationRequest,
     ServedModel,
@@ -59,16 +58,6 @@ def test_without_a_limit_the_context_is_it(served: Served) -> None:
         assert one.prompt_tokens + one.output_tokens == 1024
 
 
-def test_refusals(served: Served) -> None:
-    with pytest.raises(ServedModelError, match="tokens do not fit") as caught:
-        _run(served, GenerationRequest(prompt="a b c " * 600))
-    assert caught.value.problem == "refused"
-    long = GenerationRequest(prompt=PROMPTS[0], max_tokens=900, ignore_eos=True)
-    with pytest.raises(ServedModelError, match="the queue is full") as caught:
-        _run(served, *[long] * 40)
-    assert caught.value.problem == "unavailable"
-
-
 def test_nobody_there() -> None:
     with socket.socket() as taken:  # bound, but nobody listens
         taken.bind(("127.0.0.1", 0))
@@ -102,16 +91,10 @@ def test_outputs_by_type() -> None:
     response = _respond(
         texts=("BYTES", texts),
         ids=("INT32", np.array([3, -1], "<i4").tobytes()),
-        time_ns=("INT64", np.array([2**40], "<i8").tobytes()),
         figure=("BYTES", b"\x02\0\0\0" + b"12"),
-        nothing=("BYTES", b""),
     )
     assert response.texts("texts") == [b"", "é".encode(), b"12"]
-    assert response.text("figure") == b"12" and response.text("texts") == b""
-    assert response.numbers("ids") == (3, -1)
-    assert response.numbers("time_ns") == (2**40,)
-    assert response.numbers("figure") == (12,)
-    assert response.texts("nothing") == response.texts("absent") == []
+    assert response.numbers("ids") == (3, -1) and response.numbers("figure") == (12,)
     assert response.text("absent") == b"" and response.numbers("absent") == ()
 
 
@@ -138,24 +121,19 @@ def test_outputs_that_lie() -> None:
         Response(message)
 
 
-@pytest.mark.parametrize(
-    ("told", "problem"),
-    [
+def test_whose_fault_an_error_is() -> None:
+    """By its code, whatever its text says."""
+    for told, problem in (
         (("INVALID_ARG", "refused", "the prompt is empty"), "refused"),
         (("UNAVAILABLE", "overflow", "the queue is full"), "unavailable"),
-        (("UNAVAILABLE", "timed_out", "timeout: the deadline has passed"), "overdue"),
+        (("UNAVAILABLE", "timed_out", "the deadline has passed"), "overdue"),
         (("CANCELLED", "cancelled", ""), "cancelled"),
         (("INTERNAL", "failed", "the queue is full"), "failed"),
-        (("UNAVAILABLE", "the queue is full"), "unavailable"),  # as earlier releases say it
-        (("INTERNAL", "no memory"), "failed"),
         (("what?",), "failed"),
-    ],
-)
-def test_whose_fault_an_error_is(told: tuple[str, ...], problem: str) -> None:
-    """By its code, whatever its text says."""
-    error = read_error([one.encode() for one in told], "host:1")
-    assert (error.problem, error.unreachable, error.where) == (problem, False, "host:1")
-    assert error.what
+    ):
+        error = read_error([one.encode() for one in told], "host:1")
+        assert (error.problem, error.unreachable, error.where) == (problem, False, "host:1")
+        assert error.what
 
 
 class _Unavailable(service_pb2_grpc.GRPCInferenceServiceServicer):
@@ -196,8 +174,3 @@ def test_a_server_without_its_model_is_there() -> None:
 
     for error in asyncio.run(run()):
         assert (error.problem, error.unreachable) == ("unavailable", False)
-
-
-def test_a_value_of_another_type() -> None:
-    with pytest.raises(DflashError, match="top_k: is INT32, which 'many' is not"):
-        make_input("top_k", "INT32", ["many"])

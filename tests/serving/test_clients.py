@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 from dataclasses import replace
-from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -15,7 +14,6 @@ import pytest
 import dflash_trt
 from dflash_trt.bundle.bundle import load_tokenizer, open_bundle
 from dflash_trt.decoding import Penalties, RequestResult, SamplingParams
-from dflash_trt.sampling.token_rules import TokenRules
 from dflash_trt.serving.server.launcher import ServerAddresses
 from dflash_trt.serving.server.metrics import KINDS
 from dflash_trt.text.grammar import Grammar
@@ -112,9 +110,7 @@ def test_options_of_the_contracts(addresses: ServerAddresses, generate: Generate
     timed = ask_grpc(addresses.grpc, LLM, {**llm, "sampling_param_return_perf_metrics": True}).last
     moments = [timed[f"{name}_time_ns"] for name in ("arrival", "first_scheduled", "first_token")]
     assert moments == sorted(moments) and moments[-1] < timed["last_token_time_ns"]
-    counted = {"return_num_input_tokens": True, "return_num_output_tokens": True}
-    answer = ask_grpc(addresses.grpc, CLASSIC, {**classic, **counted, "random_seed": 3})
-    assert answer.last["num_output_tokens"] == 48 and answer.last["num_input_tokens"] > 10
+    counted = {"return_num_output_tokens": True}
     end_id = result.token_ids[5]
     answer = ask_grpc(addresses.grpc, CLASSIC, {**classic, **counted, "end_id": end_id})
     assert answer.last["num_output_tokens"] <= 6
@@ -201,9 +197,7 @@ def test_token_ids(client: openai.OpenAI, served: Served, generate: Generate) ->
         client.completions.create(prompt="a", **asked, extra_body={"allowed_token_ids": [99999]})
 
 
-def test_penalties_and_bad_words_of_the_contract(
-    addresses: ServerAddresses, generate: Generate, served: Served
-) -> None:
+def test_penalties_of_the_contract(addresses: ServerAddresses, generate: Generate) -> None:
     """Penalties are TensorRT-LLM's: over the prompt too, after the temperature."""
     fields = {"text_input": PROMPTS[0], "max_tokens": 30}
     penalties = {"frequency_penalty": 0.25, "presence_penalty": 0.5, "repetition_penalty": 1.25}
@@ -216,77 +210,32 @@ def test_penalties_and_bad_words_of_the_contract(
         more = {} if sampling.greedy else {"temperature": 0.5, "seed": 6}
         answer = ask_grpc(addresses.grpc, CLASSIC, fields | penalties | more)
         assert "".join(answer.texts) == plain.text
-    word = (generate(PROMPTS[0], max_tokens=30).text or "").split()[1]
-    tokenizer = load_tokenizer(open_bundle(served.bundle))
-    ids, behind = (tuple(tokenizer.encode(one, special=False)) for one in (word, f" {word}"))
-    is_other = len(ids) == len(behind) and ids[0] != behind[0]
-    rules = TokenRules(bad=(ids, behind) if is_other else (ids,))
-    expected = generate(PROMPTS[0], max_tokens=30, rules=rules)
-    answer = ask_grpc(addresses.grpc, CLASSIC, fields | {"bad_words": [word]})
-    assert "".join(answer.texts) == expected.text
 
 
 def test_response_format(client: openai.OpenAI, served: Served, addresses: ServerAddresses) -> None:
-    """A schema of the OpenAI port, and a guide of the classic contract."""
+    """A schema of the OpenAI port, and a guide of either contract."""
     properties: Any = {"state": {"enum": ["ok", "lost"]}, "load": {"type": "integer", "maximum": 9}}
     schema: Any = {"type": "object", "properties": properties, "required": ["state", "load"]}
     schema["additionalProperties"] = False
+    messages: Any = [{"role": "user", "content": PROMPTS[1]}]
     with dflash_trt.load(served.bundle, block_schedule="none") as pair:
         grammar = pair.grammars.compile(Grammar("json_schema", json.dumps(schema)))
-        messages: Any = [{"role": "user", "content": PROMPTS[1]}]
         (expected,) = pair.generate([messages], max_tokens=300, grammar=grammar)
-        digits = pair.grammars.compile(Grammar("regex", "[0-9]{3}"))
-        (number,) = pair.generate([PROMPTS[0]], max_tokens=9, grammar=digits)
     wrapped = {"type": "json_schema", "json_schema": {"name": "host", "schema": schema}}
-    chat = partial(client.chat.completions.create, messages=messages, max_tokens=300)
-    whole = chat(**_fields(GREEDY), response_format=wrapped)
+    asked: Any = {"messages": messages, "max_tokens": 300, **_fields(GREEDY)}
+    whole = client.chat.completions.create(**asked, response_format=wrapped)
     assert whole.choices[0].message.content == expected.text
     _check_usage(whole.usage, expected)
-    forced = expected.statistics.forced_tokens
-    assert forced and whole.usage.completion_tokens_details.forced_tokens == forced
+    assert expected.statistics.forced_tokens
     assert json.loads(expected.text or "").keys() == properties.keys()
-    chunks = list(chat(**_fields(GREEDY), response_format=wrapped, stream=True))
-    assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == expected.text
     wrapped["json_schema"]["schema"] = {"type": "strin"}
     with pytest.raises(openai.BadRequestError, match="Invalid type: strin"):
-        chat(**_fields(GREEDY), response_format=wrapped)
-    fields = {"text_input": PROMPTS[0], "max_tokens": 9, "guided_decoding_guide_type": "regex"}
-    answer = ask_grpc(addresses.grpc, CLASSIC, fields | {"guided_decoding_guide": "[0-9]{3}"})
-    assert "".join(answer.texts) == number.text and len(number.text or "") == 3
+        client.chat.completions.create(**asked, response_format=wrapped)
     rules = {"guided_decoding_guide_type": "ebnf_grammar", "guided_decoding_guide": GBNF}
+    fields = {"text_input": PROMPTS[0], "max_tokens": 9}
     assert re.fullmatch("n[0-9]{2}", ask_grpc(addresses.grpc, CLASSIC, fields | rules).texts[0])
     llm = make_fields(LLM, PROMPTS[0], max_tokens=9)
     answer = ask_grpc(addresses.grpc, LLM, llm, parameters=rules)
     assert re.fullmatch("n[0-9]{2}", answer.texts[-1])
-    refused = {**fields, "guided_decoding_guide_type": "structural_tag"}
+    refused = {**fields, **rules, "guided_decoding_guide_type": "structural_tag"}
     assert "is none of json" in ask_grpc(addresses.grpc, CLASSIC, refused).failure
-    guided: dict[str, Any] = {"structured_outputs": {"choice": ["#1", "red fox"]}, "top_k": 1}
-    asked: dict[str, Any] = {"model": "demo", "prompt": PROMPTS[0], "extra_body": guided}
-    assert client.completions.create(**asked).choices[0].text in ("#1", "red fox")
-
-
-def test_an_agents_loop(client: openai.OpenAI) -> None:
-    """Two calls, executed and answered; the model is a toy, what it calls fits all the same."""
-    parameters = {"type": "object", "properties": {"load": {"enum": [1, 2, 3]}}}
-    parameters |= {"required": ["load"], "additionalProperties": False}
-    tool: Any = {"type": "function", "function": {"name": "run", "parameters": parameters}}
-    messages: Any = [{"role": "user", "content": "jobs: red fox gold"}]
-    asked: dict[str, Any] = {"tools": [tool], "parallel_tool_calls": False, "max_tokens": 250}
-    asked |= {"tool_choice": "required", **_fields(SAMPLINGS[1])}
-    for _ in range(2):
-        choice = client.chat.completions.create(messages=messages, **asked).choices[0]
-        (call,) = choice.message.tool_calls or []
-        assert choice.finish_reason == "tool_calls" and call.function.name == "run"
-        assert json.loads(call.function.arguments)["load"] in (1, 2, 3)
-        pieces = [
-            piece.function.arguments or ""
-            for chunk in client.chat.completions.create(messages=messages, **asked, stream=True)
-            for piece in chunk.choices[0].delta.tool_calls or []
-            if piece.function is not None
-        ]
-        assert "".join(pieces) == call.function.arguments and len(pieces) > 1
-        messages.append(choice.message.model_dump(exclude_none=True))
-        messages.append({"role": "tool", "tool_call_id": call.id, "content": "done"})
-    messages.append({"role": "user", "content": "more"})
-    last = client.chat.completions.create(messages=messages, **asked | {"tool_choice": "none"})
-    assert last.choices[0].message.tool_calls is None and last.choices[0].message.content

@@ -5,18 +5,27 @@ from __future__ import annotations
 import socket
 import sys
 import textwrap
-from dataclasses import asdict, astuple
+from dataclasses import astuple
 from pathlib import Path
+from typing import Any
 
 import pytest
+import tritonclient.grpc as grpcclient
+from tritonclient.utils import InferenceServerException
 
 from dflash_trt.errors import DflashError
 from dflash_trt.serving.server import tritonserver
-from dflash_trt.serving.server.addresses import client_address
-from dflash_trt.serving.server.launcher import TritonServer
+from dflash_trt.serving.server.addresses import (
+    RESTRICTED,
+    choose_http_host,
+    client_address,
+    restriction_options,
+)
+from dflash_trt.serving.server.launcher import ServerAddresses, TritonServer
 from dflash_trt.serving.server.tritonserver import TritonServerBinary, find_tritonserver
 from tests.inspection import server_traces
-from tests.serving.served import server_options
+from tests.serving.client import LLM, ask_grpc, make_fields
+from tests.serving.served import fetch, server_options
 from tests.waiting import PATIENCE_S
 
 CONFIG = """
@@ -85,13 +94,6 @@ def _own_addresses() -> list[str]:
     return [str(one[4][0]) for one in found if not str(one[4][0]).startswith("127.")]
 
 
-def test_refuses_what_cannot_serve(tritonserver: TritonServerBinary, tmp_path: Path) -> None:
-    with pytest.raises(DflashError, match="nowhere: is not a model repository"):
-        TritonServer(server_options(tmp_path / "nowhere"))
-    with pytest.raises(DflashError, match="--host"):
-        TritonServer(server_options(tmp_path, host="no such host"))
-
-
 def test_the_servers_place(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """PATH comes before NGC's place, that before the wheel's; without any there is advice."""
     binary = tmp_path / "bin" / "tritonserver"
@@ -146,20 +148,48 @@ def test_names_and_ipv6_serve(tritonserver: TritonServerBinary, tmp_path: Path, 
             socket.create_connection((host, int(port)), timeout=PATIENCE_S).close()
 
 
-@pytest.mark.exhaustive
-def test_of_two_servers_on_the_same_ports_one_is_ready(
-    tritonserver: TritonServerBinary, tmp_path: Path
-) -> None:
-    """Both are started before either listens; the slower one does not take the other for itself."""
-    gate = tmp_path / "gate"
-    late = f"import pathlib, time\nwhile not pathlib.Path({str(gate)!r}).exists(): time.sleep(0.05)"
-    with TritonServer(server_options(_write_repository(tmp_path / "late", late))) as slower:
-        addresses = asdict(slower.addresses).items()
-        ports = {f"{name}_port": int(one.rpartition(":")[2]) for name, one in addresses}
-        with TritonServer(server_options(_write_repository(tmp_path / "soon"), **ports)) as faster:
-            faster.wait_ready(PATIENCE_S)
-            assert not slower.is_ready()
-            gate.touch()
-            with pytest.raises(DflashError, match=r"ended with exit code 1 .*in use"):
-                slower.wait_ready(PATIENCE_S)
-            assert faster.is_ready()
+CLOSED_OVER_HTTP = (
+    ("GET", "/v2/systemsharedmemory/status"),
+    ("POST", "/v2/cudasharedmemory/region/x/register"),
+    ("POST", f"/v2/models/{LLM}/trace/setting"),
+    ("POST", "/v2/logging"),
+    ("POST", f"/v2/repository/models/{LLM}/unload"),
+)
+CLOSED_OVER_GRPC: tuple[tuple[str, tuple[Any, ...]], ...] = (
+    ("register_system_shared_memory", ("x", "/x", 64)),
+    ("register_cuda_shared_memory", ("x", b"eA==", 0, 64)),
+    ("update_trace_settings", ()),
+    ("update_log_settings", ({"log_file": "/tmp/x"},)),
+    ("load_model", (LLM,)),
+)
+
+
+def test_what_is_not_for_clients_is_closed(addresses: ServerAddresses) -> None:
+    """Nothing registers memory, writes files or unloads models."""
+    for method, path in CLOSED_OVER_HTTP:
+        status, content, _ = fetch(addresses.http, path, {}, method)
+        assert status == 403 and b"restricted" in content, (path, content)
+    with grpcclient.InferenceServerClient(addresses.grpc) as client:
+        for name, arguments in CLOSED_OVER_GRPC:
+            with pytest.raises(InferenceServerException, match="restricted"):
+                getattr(client, name)(*arguments)
+    assert ask_grpc(addresses.grpc, LLM, make_fields(LLM, "host", max_tokens=2)).error is None
+    first, second = restriction_options(), restriction_options()
+    assert len(first) == 2 and not set(first) & set(second), "the word that opens them changes"
+
+
+def test_what_others_start_closes_the_same() -> None:
+    """The script beside a TensorRT-LLM deployment."""
+    folder = Path(__file__).parents[2] / "dflash_trt" / "deploy" / "trtllm" / "templates"
+    text = (folder / "serve-triton.sh.j2").read_text(encoding="utf-8")
+    assert f"{','.join(RESTRICTED)}:" in text and "--http-address=127.0.0.1" in text
+    for option in ("--http-restricted-api=", "--grpc-restricted-protocol="):
+        assert option in text, option
+
+
+def test_http_faces_others_when_asked() -> None:
+    for host in ("127.0.0.1", "::1"):
+        assert choose_http_host(host, expose=False) == host
+    for host in ("0.0.0.0", "::", "192.0.2.7", "no such host"):
+        assert choose_http_host(host, expose=False) == "127.0.0.1"
+        assert choose_http_host(host, expose=True) == host

@@ -11,12 +11,10 @@ import numpy as np
 import pytest
 
 from dflash_trt.decoding import SamplingParams, TokenLogprob
-from dflash_trt.text.tokenizer import TokenBytes
 from tests.serving.client import CLASSIC, LLM, StreamClient
 from tests.serving.conftest import Generate
 from tests.serving.fronts import openai_client
 from tests.serving.served import Served, fetch
-from tests.text.tokenizers import make_byte_level, make_plain
 
 PROMPT = "the red fox"
 
@@ -135,13 +133,3 @@ def test_tensors_of_both_contracts(served: Served, generate: Generate) -> None:
         last = answer.messages[-1]
         assert np.allclose(np.ravel(last["output_log_probs"]), values, rtol=1e-6)
         assert math.isclose(np.ravel(last["cum_log_probs"])[0], sum(values), rel_tol=1e-6)
-
-
-def test_bytes_of_tokens() -> None:
-    plain, trained = make_plain("<end>"), make_byte_level()
-    tokens = TokenBytes(plain)
-    assert b"".join(tokens[one] for one in plain.encode("é \n<end>").ids) == "é \n<end>".encode()
-    tokens = TokenBytes(trained)
-    text = "深い <think>🙂"
-    assert b"".join(tokens[one] for one in trained.encode(text).ids) == text.encode()
-    assert tokens[10**6] == b""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import http.client
 import json
 from collections.abc import Iterator
@@ -18,10 +17,7 @@ from tokenizers import Tokenizer
 from dflash_trt.decoding import SamplingParams
 from dflash_trt.errors import DflashError
 from dflash_trt.serving.client.errors import ServedModelError
-from dflash_trt.serving.openai.access import Gate
 from dflash_trt.serving.openai.body import MAX_BODY_BYTES, MAX_VALUES
-from dflash_trt.serving.openai.figures import FrontFigures
-from dflash_trt.serving.openai.front_options import FrontOptions
 from dflash_trt.serving.openai.tokenization import MAX_CHARACTERS
 from dflash_trt.text.sandbox import Sandbox, SandboxLostError
 from tests.cli.bigram import write_tokenizer
@@ -148,17 +144,6 @@ def test_a_template_whose_process_is_killed_is_not_the_clients_fault(
     assert post(url, "/v1/chat/completions", CHAT)[0] == 200
 
 
-def test_chat_stream_with_usage(front: Front) -> None:
-    model = ScriptedModel(pieces=("é\u2028", "two"))
-    options: dict[str, Any] = {"stream": True, "stream_options": {"include_usage": True}}
-    *chunks, last = openai_client(front(model)).chat.completions.create(**CHAT, **options)
-    assert chunks[0].choices[0].delta.role == "assistant"
-    assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == "é\u2028two"
-    assert chunks[-1].choices[0].finish_reason == "length"
-    assert all(chunk.usage is None for chunk in chunks)
-    assert last.choices == [] and last.usage.total_tokens == 17
-
-
 def test_tokens_there_and_back(front: Front, folder: Path) -> None:
     """The tokenizer's own answers."""
     url, text = front(ScriptedModel()), "é red\nfox"
@@ -209,13 +194,6 @@ NO_SYSTEM = {"messages": [{"role": "system", "content": "x"}]}
         ("completions", b'{"temperature": NaN}', 400, None, "NaN"),
         ("completions", b"[" * 50_000, 400, None, "nested"),
         ("completions", b"[" + b"[]," * MAX_VALUES + b"[]]", 400, None, "more than 100,000 JSON"),
-        (
-            "completions",
-            b"[" + b'"",' * 5 * MAX_VALUES + b"0]",
-            400,
-            None,
-            "more than 100,000 JSON",
-        ),
         ("completions", b" " * (MAX_BODY_BYTES + 1), 413, None, "16 MiB"),
         ("completions", PROMPT | {"model": "gpt-4"}, 404, "model", "only 'demo'"),
         ("chat/completions", CHAT | {"model": "gpt-4"}, 404, "model", "only 'demo'"),
@@ -228,30 +206,20 @@ NO_SYSTEM = {"messages": [{"role": "system", "content": "x"}]}
             "no given",
         ),
         ("chat/completions", CHAT | NO_SYSTEM, 400, None, "refuses the conversation: no system"),
-        ("embeddings", {}, 404, None, "/v1/embeddings: Not Found; the model makes text"),
-        ("responses", {}, 404, None, "/v1/responses: Not Found; ask /v1/chat/completions"),
-        ("respond", {}, 404, None, "Not Found"),
+        ("embeddings", {}, 404, None, "/v1/embeddings: Not Found"),
         ("models", {}, 405, None, "Method Not Allowed"),
         *(
             ("../tokenize", one, 400, param, "")
             for one, param in (
                 ({}, "prompt"),
-                ({"prompt": ["a"]}, "prompt"),
                 ({"prompt": "a", "messages": CHAT["messages"]}, "prompt"),
                 ({"prompt": "a", "tools": [TOOL]}, "tools"),
-                ({"messages": []}, "messages"),
-                ({"prompt": "a", "model": 1}, "model"),
-                ({"prompt": "a", "add_special_tokens": 1}, "add_special_tokens"),
                 ({"prompt": "a", "add_generation_prompt": False}, "add_generation_prompt"),
                 ({"prompt": "a" * (MAX_CHARACTERS + 1)}, "prompt"),
             )
         ),
         ("../tokenize", {"prompt": "a", "model": "other"}, 404, "model", "only 'demo'"),
-        ("../detokenize", {}, 400, "tokens", "required"),
-        *(
-            ("../detokenize", {"tokens": [one]}, 400, "tokens[0]", "")
-            for one in (True, -1, 299999, 1 << 80)
-        ),
+        *(("../detokenize", {"tokens": [one]}, 400, "tokens[0]", "") for one in (-1, 299999)),
     ],
 )
 def test_refusals(
@@ -318,32 +286,3 @@ def test_a_client_that_hangs_up(front: Front, streaming: bool, pieces: tuple[str
         else:
             wait_until(lambda: bool(model.asked))
     assert model.wait_finished() == "cancelled"
-
-
-def test_a_surprise_is_an_error_too(front: Front, caplog: pytest.LogCaptureFixture) -> None:
-    url = front(ScriptedModel(pieces=[RuntimeError("x")]))
-    status, answer, _ = post(url, "/v1/completions", PROMPT)
-    assert status == 500 and json.loads(answer)["error"]["message"] == "internal error"
-    wait_until(lambda: "RuntimeError" in caplog.text)  # it is logged once the answer has gone
-
-
-def test_what_is_cut_is_told() -> None:
-    """Cancelling a request would be a plain-text 500, and a traceback."""
-    sent: list[Any] = []
-
-    async def wait(*_: Any) -> None:
-        await asyncio.Event().wait()
-
-    async def send(message: Any) -> None:
-        sent.append(message)
-
-    async def run() -> None:
-        requests = Gate(wait, FrontOptions(), FrontFigures())
-        scope = {"type": "http", "method": "POST", "path": "/v1/completions", "headers": []}
-        one = asyncio.create_task(requests(scope, wait, send))
-        await asyncio.sleep(0)
-        requests.cut()
-        await one
-
-    asyncio.run(run())
-    assert sent[0]["status"] == 503 and b"the server is shutting down" in sent[1]["body"]

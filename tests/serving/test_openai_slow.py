@@ -14,10 +14,9 @@ from urllib.parse import urlsplit
 import pytest
 
 from dflash_trt.serving.openai import body, connections
-from dflash_trt.serving.openai.connections import count_connections
 from tests.cli.bigram import write_tokenizer
 from tests.serving.fronts import Front, ScriptedModel, post, switching_front
-from tests.waiting import PATIENCE_S, wait_until
+from tests.waiting import PATIENCE_S
 
 PROMPT: dict[str, Any] = {"model": "demo", "prompt": "count"}
 HEAD = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
@@ -77,7 +76,7 @@ def test_a_client_that_says_nothing(front: Front, monkeypatch: pytest.MonkeyPatc
 def test_a_client_that_drips(front: Front, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each byte comes soon after the last: what counts is the time of the whole."""
     monkeypatch.setattr(connections, "HEAD_S", SOON_S)
-    monkeypatch.setattr(body, "PAUSE_S", SOON_S)
+    monkeypatch.setattr(body, "BODY_S", SOON_S)
     url = front(ScriptedModel())
     for start, status in ((b"", None), (HEAD + b"Content-Length: 5000\r\n\r\n", 408)):
         with _connected(url, start) as client:
@@ -100,15 +99,6 @@ def test_a_client_that_drips(front: Front, monkeypatch: pytest.MonkeyPatch) -> N
     _works(url)
 
 
-def test_what_is_no_http(front: Front) -> None:
-    url = front(ScriptedModel())
-    for noise in (b"\x16\x03\x01\x02\x00\x01\r\n\r\n", b"GET / HTCPCP/1.0\r\n\r\n", b"a" * 100_000):
-        with _connected(url) as client:
-            client.sendall(noise)
-            assert _status(_read(client)) == 400
-    _works(url)
-
-
 def test_more_idle_connections_than_there_are_places(
     front: Front, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -122,21 +112,6 @@ def test_more_idle_connections_than_there_are_places(
         _works(url)
         idle[-1].sendall(b"GET /v1/models HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
         assert _status(_read(idle[-1])) == 200
-
-
-def test_more_requests_than_there_are_places(front: Front, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connections, "count_connections", lambda: 2)
-    model = ScriptedModel(endless=True)
-    url = front(model)
-    asked = json.dumps(PROMPT | {"stream": True}).encode()
-    request = HEAD + b"Content-Length: %d\r\n\r\n" % len(asked) + asked
-    with _connected(url, request) as one, _connected(url, request) as two:
-        assert one.recv(12) == two.recv(12) == b"HTTP/1.1 200"
-        with _connected(url) as third:
-            answer = _read(third)
-        assert _status(answer) == 503 and b"retry-after" in answer.lower()
-    wait_until(lambda: model.finished == ["cancelled", "cancelled"])
-    _works(front(ScriptedModel()))
 
 
 def test_a_client_that_takes_nothing(front: Front, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -175,11 +150,3 @@ def test_large_bodies_are_read_beside_the_loop(
         client.join(PATIENCE_S)
     assert answers == [200]
     assert post(url, "/v1/completions", large)[0] == 200
-
-
-def test_connections_leave_files_for_the_rest(monkeypatch: pytest.MonkeyPatch) -> None:
-    for files, most in ((1024, 512), (64, 16), (1 << 20, 4096)):
-        monkeypatch.setattr(
-            connections.resource, "getrlimit", lambda _, files=files: (files, files)
-        )
-        assert count_connections() == most

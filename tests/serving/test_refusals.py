@@ -5,9 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-import numpy as np
 import pytest
-import tritonclient.grpc as grpcclient
 
 from dflash_trt.serving.server.launcher import ServerAddresses
 from tests.serving.client import CLASSIC, LLM, StreamClient, ask_grpc, post
@@ -113,39 +111,3 @@ def test_a_field_that_the_model_does_not_have(
         status, reply = post(addresses.http, f"{model}/generate", least | where)
         assert status == 400 and f"{field}: is no field of this model; {advice}" in reply["error"]
     assert post(addresses.http, f"{model}/generate", least)[0] == 200
-
-
-def _tensor(name: str, values: np.ndarray, datatype: str) -> grpcclient.InferInput:
-    tensor = grpcclient.InferInput(name, list(values.shape), datatype)
-    return tensor.set_data_from_numpy(values)
-
-
-def test_wrong_types_and_ranks(addresses: ServerAddresses) -> None:
-    """Triton server refuses these itself, from config.pbtxt."""
-    text = _tensor("text_input", np.array([b"abc"], dtype=np.object_), "BYTES")
-    for other, message in (
-        (_tensor(MAX, np.array([3], np.int64), "INT64"), "INT64"),
-        (_tensor(MAX, np.array([[3]], np.int32), "INT32"), "shape"),
-        (_tensor(MAX, np.array([3, 4], np.int32), "INT32"), "shape"),
-        (_tensor("no_such_input", np.array([3], np.int32), "INT32"), "no_such_input"),
-    ):
-        assert message in ask_grpc(addresses.grpc, LLM, [text, other]).failure
-    assert "inputs" in ask_grpc(addresses.grpc, LLM, []).failure
-    batched = np.array([[b"abc"]], dtype=np.object_)
-    tensor = _tensor("text_input", batched, "BYTES")
-    assert "shape" in ask_grpc(addresses.grpc, LLM, [tensor]).failure
-    text._raw_content = b"\xff\xff\xff\x7fabc"  # lengths that do not add up
-    assert ask_grpc(addresses.grpc, LLM, [text]).error is not None
-    assert ask_grpc(addresses.grpc, LLM, {"text_input": "abc", MAX: 2}).error is None
-
-
-def test_http_refusals(addresses: ServerAddresses) -> None:
-    for body, message in (
-        ({}, "text_input"),
-        ({"text_input": "a", MAX: 0}, "is not an integer of at least 1"),
-        ({"text_input": "a", MAX: "many"}, "parse"),
-        ({"text_input": {"a": 1}}, "JSON"),
-        (b"{nope", "JSON"),
-    ):
-        status, reply = post(addresses.http, f"{LLM}/generate", body)
-        assert 400 <= status < 600 and message in reply["error"]

@@ -71,25 +71,15 @@ def make_events() -> list[TokenEvent]:
 
 
 def make_reply(
-    sender: Sender,
-    pool: ThreadPoolExecutor,
-    mode: StreamingText,
-    streaming: bool,
-    acknowledge: bool = False,
+    sender: Sender, pool: ThreadPoolExecutor, mode: StreamingText, streaming: bool
 ) -> tuple[Reply, threading.Event]:
     """A reply, and whether its last message has been sent, which must be once."""
     generation = Generation(
         request=Request(prompt_ids=(1,)),
         grammar=None,
-        streaming=streaming,
         streaming_text=mode,
         lead="> ",
-        errors_as_output=False,
-        acknowledge=acknowledge,
-        return_finish_reason=False,
-        return_stop_reason=False,
-        return_perf_metrics=False,
-        return_cumulative_logprob=False,
+        wanted=frozenset(["streaming"] if streaming else []),
     )
     sent = threading.Event()
 
@@ -124,39 +114,6 @@ def test_messages_add_up_and_are_merged(mode: StreamingText, streaming: bool) ->
         assert ids(sender.sent[-1][0]) == everything
     assert sender.sent[0][0]["text_output"].tolist()[0].startswith(b"> ")
     assert "num_verify_steps" in sender.sent[-1][0]
-
-
-@pytest.mark.parametrize("mode", ["cumulative", "delta"])
-@pytest.mark.parametrize("early", [0, 2])
-def test_a_late_acknowledgement_streams_nothing(mode: StreamingText, early: int) -> None:
-    """Events that come before the empty message has gone out, or while it does, wait for the end.
-
-    `early` of them come before the pool has a thread for it.
-    """
-    events, sender, pool = make_events(), Sender(), ThreadPoolExecutor(1)
-    sender.gate.clear()
-    reply, sent = make_reply(sender, pool, mode, streaming=False, acknowledge=True)
-    other = Sender()
-    if early:
-        other.gate.clear()
-    busy, busy_sent = make_reply(other, pool, mode, streaming=True)
-    busy.take(events[-1])
-    reply.begin()
-    for event in events[:early]:
-        reply.take(event)
-    other.gate.set()
-    assert busy_sent.wait(PATIENCE_S)
-    for event in events[early:-1]:
-        reply.take(event)
-    sender.gate.set()
-    wait_until(lambda: bool(sender.sent))
-    time.sleep(0.02)  # what would follow at once, were it wrong
-    assert sender.sent == [({}, 0)]
-    reply.take(events[-1])
-    assert sent.wait(PATIENCE_S)
-    pool.shutdown()
-    assert len(sender.sent) == 2 and sender.sent[1][1] == FINAL
-    assert ids(sender.sent[1][0]) == [one for event in events for one in event.token_ids]
 
 
 def test_a_channel_is_not_asked_after_its_end() -> None:

@@ -38,25 +38,18 @@ def test_config_to_the_byte(bundle: Bundle, tmp_path: Path, model: str) -> None:
     assert (on in golden) == (model == "tensorrt_llm")
 
 
-def test_a_switch_is_on_or_off() -> None:
-    def read(**parameters: str) -> bool:
+def test_settings() -> None:
+    def read(**parameters: str) -> ModelSettings:
         config = {name: {"string_value": value} for name, value in parameters.items()}
-        arguments = {
-            "model_config": json.dumps({"parameters": config}),
-            "model_repository": "/r",
-            "model_version": "1",
-        }
-        return ModelSettings(arguments).switch("speculation")
+        arguments = {"model_config": json.dumps({"parameters": config})}
+        return ModelSettings(arguments | {"model_repository": "/r", "model_version": "1"})
 
-    assert read(speculation="on") and not read(speculation="off")
+    assert read(speculation="on").switch("speculation")
+    assert read(threads="auto").threads("threads") == "auto"
     with pytest.raises(DflashError, match="parameters: speculation: 'yes' is neither on nor off"):
-        read(speculation="yes")
+        read(speculation="yes").switch("speculation")
     with pytest.raises(DflashError, match="parameters: speculation: is missing"):
-        read(threads="1")
-    parameters = {"threads": {"string_value": "auto"}}
-    arguments = {"model_config": json.dumps({"parameters": parameters})}
-    arguments |= {"model_repository": "/r", "model_version": "1"}
-    assert ModelSettings(arguments).threads("threads") == "auto"
+        read(threads="1").switch("speculation")
 
 
 def test_every_refused_input_is_declared(repository: Path) -> None:

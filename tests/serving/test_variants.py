@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
-from urllib.parse import urlsplit
 
 import openai
 import pytest
@@ -19,56 +15,13 @@ from dflash_trt.serving.server.tritonserver import TritonServerBinary
 from tests.cli.conftest import Run
 from tests.serving.client import (
     CLASSIC,
-    ENDLESS,
     LLM,
-    Answer,
     ask_grpc,
-    long_fields,
     make_fields,
-    read_metrics,
 )
-from tests.serving.conftest import Generate, wait_idle
-from tests.serving.served import PROMPTS, SAMPLINGS, Served, fetch, serving
+from tests.serving.conftest import Generate
+from tests.serving.served import PROMPTS, Served, serving
 from tests.waiting import PATIENCE_S
-
-SECONDS, QUEUE = 4, 3
-
-
-@pytest.fixture(scope="module")
-def limited(tritonserver: TritonServerBinary, long_bundle: Path) -> Iterator[Served]:
-    """Without speculation, with a short queue, and for requests that take seconds at most."""
-    options = ["--drafter", "none", "--max-queue-size", str(QUEUE)]
-    seconds = ["--request-seconds", str(SECONDS)]
-    with serving(long_bundle, long_bundle, *options, *seconds) as running:
-        yield running
-
-
-@pytest.mark.exhaustive
-def test_texts_of_speculation_one_token_a_step(limited: Served, generate: Generate) -> None:
-    for prompt, sampling in zip(PROMPTS, SAMPLINGS, strict=False):
-        expected = generate(prompt, sampling, max_tokens=48)
-        assert expected.statistics.drafted_tokens and expected.text
-        tokens = len(expected.token_ids)
-        for model, more in ((LLM, {}), (CLASSIC, {"return_num_output_tokens": True})):
-            answer = ask_grpc(limited.address, model, make_fields(model, prompt, sampling, **more))
-            assert answer.texts == [expected.text]
-            assert answer.last["total_draft_tokens"] == 0
-            assert answer.last["total_accepted_draft_tokens"] == 0
-            assert answer.last["num_output_tokens"] == tokens
-            assert "acceptance_rate" not in answer.last
-            if model == LLM:  # the prompt's pass gives the first token
-                assert answer.last["num_verify_steps"] == tokens - 1
-                assert answer.last["acceptance_histogram"][0] == tokens - 1
-        assert expected.statistics.steps < tokens - 1
-    metrics = read_metrics(limited.metrics)
-    assert metrics["dflash_draft_tokens_total"] == 0 < metrics["dflash_verify_steps_total"]
-
-
-@pytest.mark.exhaustive
-def test_there_is_no_block_to_choose(limited: Served) -> None:
-    fields = make_fields(LLM, "a", max_tokens=2)
-    answer = ask_grpc(limited.address, LLM, fields, parameters={"block_size": 4})
-    assert "block_size: it needs speculation, which is off here; leave it out" in answer.failure
 
 
 @pytest.mark.parametrize("model", [LLM, CLASSIC])
@@ -84,36 +37,6 @@ def test_block_size_of_a_request(
         drafted.append(answer.last["total_draft_tokens"])
         assert drafted[-1] == expected.statistics.drafted_tokens
     assert len(set(drafted)) == 3
-
-
-@pytest.mark.exhaustive
-def test_nobody_runs_for_ever(limited: Served) -> None:
-    front = urlsplit(limited.openai).netloc
-
-    def ask(streaming: bool) -> tuple[int, bytes, Any]:
-        body = {"model": "demo", "prompt": "host", "max_tokens": 16000, "stream": streaming}
-        return fetch(front, "/v1/completions", body | ENDLESS)
-
-    def ask_patiently(model: str) -> Answer:
-        options: dict[str, Any] = {"timeout_us": 10**9, "parameters": ENDLESS}
-        return ask_grpc(limited.address, model, long_fields(model, PROMPTS[0]), **options)
-
-    with ThreadPoolExecutor(4) as pool:
-        patient = pool.map(ask_patiently, (LLM, CLASSIC))
-        streamed, whole = pool.map(ask, (True, False))
-    assert all("the deadline has passed" in one.failure for one in patient)
-    for status, content, headers in (streamed, whole):
-        assert content.count(b'"error"') == 1
-        if status == 200:  # a stream, which had begun
-            *_, content = content.removesuffix(b"\n\n").split(b"data: ")
-        else:
-            assert status == 504 and headers["x-should-retry"] == "false"
-        told = json.loads(content)["error"]
-        assert told["code"] == "timeout" and "the deadline has passed" in told["message"]
-    assert whole[0] == 504
-    figures = wait_idle(limited)
-    assert figures['dflash_requests_total{outcome="timed_out"}'] == 4
-    assert figures["dflash_waiting_requests_limit"] == QUEUE
 
 
 PAGE = 16

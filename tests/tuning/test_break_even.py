@@ -16,7 +16,6 @@ from dflash_trt.decoding.tuning.break_even import (
     schedule_break_even,
     timed_break_even,
 )
-from dflash_trt.serving.server.metrics import FEWEST_STEPS, AcceptanceWatch
 from tests.decoding.schedules import invent_measurements
 
 # Block 8 takes 1.7 plain steps of one sequence, block 4 1.1.
@@ -71,16 +70,3 @@ def test_what_is_said(emitted: tuple[int, ...], break_even: float | None, is_sai
             f"acceptance length {mean:.2f} stays below break-even {break_even:.2f}: "
             "`dflash-trt diagnose my-bundle --prompts FILE` says why"
         )
-
-
-def test_a_server_says_it_once() -> None:
-    said: list[str] = []
-    watch = AcceptanceWatch(SCHEDULE, said.append)
-    for _ in range(3 * FEWEST_STEPS // 32):
-        watch.take(steps_of(*(1,) * 32, plain=200))
-    assert len(said) == 1 and said[0].startswith("acceptance length 1.00 stays below break-even")
-    healthy = AcceptanceWatch(SCHEDULE, said.append)
-    for _ in range(3 * FEWEST_STEPS // 32):
-        healthy.take(steps_of(*(2,) * 32))
-    AcceptanceWatch(None, said.append).take(steps_of(*(1,) * 999))
-    assert len(said) == 1

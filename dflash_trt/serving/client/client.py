@@ -101,22 +101,14 @@ class ServedModel:
     async def ping(self) -> None:
         """Asks for nothing: to stop a request of a name that none has.
 
-        The answer comes from the model's process, whatever its generator does.
-
-        Raises:
-            ServedModelError: none came, or an error.
-        """
+        The answer comes from the model's process, whatever its generator does."""
         inputs = [make_input("text_input", "BYTES", [""]), make_input("stop", "BOOL", [True])]
         async with aclosing(self._wire.stream(inputs, {})) as responses:
             async for _ in responses:
                 pass
 
     async def stream(self, request: GenerationRequest) -> AsyncGenerator[TextDelta, None]:
-        """Yields the output as it grows, whole characters only; ends as `WireClient.stream` does.
-
-        Raises:
-            ServedModelError: see its `problem`.
-        """
+        """Yields the output as it grows, in whole characters; ends as `WireClient.stream` does."""
         if await self._parameter("streaming_text") is None:
             raise DflashError(
                 f"its model {MODEL} is not one of `dflash-trt package`",
@@ -124,16 +116,12 @@ class ServedModel:
                 fix="package the bundle again, or use the server's OpenAI port",
             )
         submitted_at, first_at = time.perf_counter(), None
-        text = ""
-        token_ids: tuple[int, ...] = ()
-        logprobs: tuple[TokenLogprob, ...] = ()
-        of_prompt: tuple[TokenLogprob, ...] | None = None
-        result: RequestResult | None = None
+        deltas: list[TextDelta] = []
         failure: ServedModelError | None = None  # raised at the end: see wire.py
+        is_whole = False
         inputs, parameters = _to_inputs(request), _to_parameters(request)
         async with aclosing(self._wire.stream(inputs, parameters)) as responses:
             async for response in responses:
-                delta = _read_delta(response, request)
                 if told := response.texts("error"):
                     failure = read_error(told, self._wire.address)
                 reason = response.text("finish_reason").decode(errors="replace")
@@ -142,34 +130,30 @@ class ServedModel:
                 if failure is not None or not response.raw.get("text_output"):
                     continue  # the final response may be empty
                 first_at = first_at or response.at
-                text += delta.text
-                token_ids += delta.token_ids
-                logprobs += delta.logprobs
-                of_prompt = of_prompt or delta.prompt_logprobs
+                delta = _read_delta(response, request)
+                deltas.append(delta)
                 if reason in get_args(FinishReason):
+                    is_whole = True
                     times = (first_at - submitted_at, time.perf_counter() - submitted_at)
+                    logprobs = tuple(one for each in deltas for one in each.logprobs)
                     result = RequestResult(
                         request_id=0,
-                        token_ids=token_ids,
-                        text=text,
+                        token_ids=tuple(one for each in deltas for one in each.token_ids),
+                        text="".join(each.text for each in deltas),
                         finish_reason=cast(FinishReason, reason),
                         statistics=_read_statistics(response, *times),
                         logprobs=None if request.logprobs is None else logprobs,
-                        prompt_logprobs=of_prompt,
+                        prompt_logprobs=deltas[0].prompt_logprobs,
                     )
                     delta = replace(delta, result=result)
                 yield delta
         if failure is not None:
             raise failure
-        if result is None:
+        if not is_whole:
             raise ServedModelError("the answer ended without a last part", "failed", where=MODEL)
 
     async def has_chat_template(self) -> bool:
-        """Whether chats are the model's way to be asked; its prompts are sent as they are.
-
-        Raises:
-            ServedModelError: no server, or no model.
-        """
+        """Whether chats are the model's way to be asked; its prompts are sent as they are."""
         return await self._parameter("chat_template") == "true"
 
     async def _parameter(self, name: str) -> str | None:
@@ -204,11 +188,7 @@ def _to_inputs(request: GenerationRequest) -> list[InferInput]:
 
 
 def _to_float32(value: float, name: str) -> float:
-    """`value`, or the least there is of FP32 instead of 0, which stands for something else.
-
-    Raises:
-        DflashError: FP32 does not reach so far (usage).
-    """
+    """`value`, or the least there is of FP32 instead of 0, which stands for something else."""
     if value > np.finfo(np.float32).max:
         raise DflashError(f"{value:g} is too large to be sent", where=name, usage=True)
     return max(value, float(np.finfo(np.float32).smallest_subnormal)) if value > 0 else value
@@ -240,13 +220,20 @@ def _to_parameters(request: GenerationRequest) -> dict[str, Any]:
 
 
 def _read_delta(response: Response, request: GenerationRequest) -> TextDelta:
-    """What a response adds to the answer."""
-    logprobs, of_prompt = request.logprobs, request.prompt_logprobs
+    """What a response adds to the answer; before a prompt's first token nothing is: NaN."""
+    logprobs: tuple[TokenLogprob, ...] = ()
+    of_prompt: tuple[TokenLogprob, ...] | None = None
+    if request.logprobs is not None:
+        logprobs = _join(response, response.numbers("logprob_ids"), "", request.logprobs)
+    prompt_ids = response.numbers("prompt_logprob_ids")
+    if request.prompt_logprobs is not None and prompt_ids:
+        rest = _join(response, prompt_ids[1:], "prompt_", request.prompt_logprobs)
+        of_prompt = (TokenLogprob(prompt_ids[0], math.nan), *rest)
     return TextDelta(
         text=response.text("text_output").decode(errors="replace"),
         token_ids=response.numbers("output_ids"),
-        logprobs=() if logprobs is None else _read_logprobs(response, logprobs),
-        prompt_logprobs=None if of_prompt is None else _read_prompt_logprobs(response, of_prompt),
+        logprobs=logprobs,
+        prompt_logprobs=of_prompt,
     )
 
 
@@ -274,46 +261,20 @@ def _read_statistics(response: Response, first_s: float, end_s: float) -> Reques
     return known
 
 
-def _read_logprobs(response: Response, top: int) -> tuple[TokenLogprob, ...]:
-    """Those of the output that came with a response, `top` alternatives each.
-
-    Raises:
-        ServedModelError: its columns do not fit together.
-    """
-    return _join(response, response.numbers("logprob_ids"), "", top)
-
-
-def _read_prompt_logprobs(response: Response, top: int) -> tuple[TokenLogprob, ...] | None:
-    """Those of the prompt, if the response has them; of the first, before which nothing is, NaN.
-
-    Raises:
-        ServedModelError: its columns do not fit together.
-    """
-    ids = response.numbers("prompt_logprob_ids")
-    if not ids:
-        return None
-    return (TokenLogprob(ids[0], math.nan), *_join(response, ids[1:], "prompt_", top))
-
-
 def _join(
     response: Response, ids: tuple[int, ...], prefix: str, top: int
 ) -> tuple[TokenLogprob, ...]:
+    """Log-probabilities of tokens, `top` alternatives each."""
     values = response.reals(f"{prefix}logprobs")
-    # Repositories of earlier releases send no ranks.
-    ranks = response.numbers(f"{prefix}logprob_ranks") or (None,) * len(ids)
+    ranks = response.numbers(f"{prefix}logprob_ranks")
     top_ids = response.numbers(f"{prefix}top_logprob_ids")
     top_values = response.reals(f"{prefix}top_logprobs")
     most = len(top_ids) // len(ids) if ids else 0  # a vocabulary may have fewer than `top`
     fits = len(values) == len(ranks) == len(ids)
     if not (fits and len(ids) * most == len(top_ids) == len(top_values)) or most > top:
         raise ServedModelError("sends what are no log-probabilities", "failed", where=MODEL)
-    return tuple(
-        TokenLogprob(
-            token_id,
-            value,
-            top_ids[place * most : (place + 1) * most],
-            top_values[place * most : (place + 1) * most],
-            rank,
-        )
-        for place, (token_id, value, rank) in enumerate(zip(ids, values, ranks, strict=True))
-    )
+    found = []
+    for at, (token_id, value, rank) in enumerate(zip(ids, values, ranks, strict=True)):
+        its = slice(at * most, (at + 1) * most)
+        found.append(TokenLogprob(token_id, value, top_ids[its], top_values[its], rank))
+    return tuple(found)

@@ -8,15 +8,14 @@ from typing import Literal
 from dflash_trt.errors import DflashError, one_line
 
 Problem = Literal["refused", "unavailable", "overdue", "cancelled", "failed"]
-# By code: how a model of ours says that a request ended (`runtime.jobs.Outcome`), gRPC's statuses,
-# and TritonError's. Others: failed.
+# By code: how a model of ours says that a request ended (`decoding.jobs.Outcome`), and gRPC's
+# statuses. Others: failed.
 _PROBLEMS: dict[str, Problem] = {
     "refused": "refused",
     "overflow": "unavailable",
     "timed_out": "overdue",
     "cancelled": "cancelled",
     "INVALID_ARGUMENT": "refused",
-    "INVALID_ARG": "refused",
     "OUT_OF_RANGE": "refused",
     "UNIMPLEMENTED": "refused",
     "UNAVAILABLE": "unavailable",
@@ -57,12 +56,9 @@ def explain(code: str, message: str | None, address: str) -> ServedModelError:
 
 
 def read_error(told: Sequence[bytes], address: str) -> ServedModelError:
-    """The error in an output `error` of our models: TritonError's code, the outcome, the text.
-
-    Earlier releases sent no outcome: there TritonError's code has to do.
-    """
-    *codes, message = (text.decode(errors="replace") for text in told)
-    return explain(codes[-1] if codes else "", message, address)
+    """The error in an output `error` of our models: TritonError's code, the outcome, the text."""
+    *_, outcome, message = ["", *(text.decode(errors="replace") for text in told)]
+    return explain(outcome, message, address)
 
 
 def unreachable(address: str) -> ServedModelError:

@@ -50,11 +50,7 @@ class OpenAiConnection:
         self._unreachable = unreachable
 
     def open(self, path: str, body: Mapping[str, Any] | None, timeout_s: float) -> HTTPResponse:
-        """The reply to a POST of `body`, or to a GET; its body is unread.
-
-        Raises:
-            DflashError: nobody answers, or with another status than 200.
-        """
+        """The reply to a POST of `body`, or to a GET; its body is unread."""
         headers = {"Content-Type": "application/json", "Accept": "*/*"}
         if key := os.environ.get(API_KEY):
             headers["Authorization"] = f"Bearer {key}"
@@ -111,41 +107,24 @@ class OpenAiChat:
     def answer(
         self, messages: Sequence[Mapping[str, str]]
     ) -> Generator[tuple[str, str], None, None]:
-        """New text as it comes: ("content" | "reasoning", text). Closing it ends the answer.
-
-        Raises:
-            DflashError: the server refuses, or its stream breaks off.
-        """
+        """New text as it comes: ("content" | "reasoning", text). Closing it ends the answer."""
         body = {**self._body, "messages": [dict(one) for one in messages]}
+        why, left = "", _MAX_ANSWER
         with closing(self._server.open("/chat/completions", body, _ANSWER_S)) as reply:
-            is_whole = False
-            for event in self._events(reply):
-                if event is None:
-                    is_whole = True
-                    break
-                yield from _pieces(event, self.base)
-        if not is_whole:
-            raise DflashError("the answer broke off", where=self.base, fix="ask again")
-
-    def _events(self, reply: HTTPResponse) -> Iterator[dict[str, Any] | None]:
-        """Server-sent events; None is the last."""
-        left = _MAX_ANSWER
-        try:
-            while line := reply.readline(_MAX_LINE):
-                left -= len(line)
-                if left < 0:
-                    what = f"answers with more than {_MAX_ANSWER >> 20} MiB"
-                    raise DflashError(what, where=self.base)
-                field, _, data = line.decode("utf-8", "replace").strip().partition(":")
-                if field != "data":
-                    continue
-                if data.strip() == "[DONE]":
-                    yield None
-                    return
-                yield parse_object(data.encode(), self.base)
-        except (OSError, HTTPException, ValueError) as error:
-            what = f"the answer broke off ({one_line(error, 100)})"
-            raise DflashError(what, where=self.base, fix="ask again") from error
+            try:
+                while line := reply.readline(_MAX_LINE):
+                    left -= len(line)
+                    if left < 0:
+                        what = f"answers with more than {_MAX_ANSWER >> 20} MiB"
+                        raise DflashError(what, where=self.base)
+                    field, _, data = line.decode("utf-8", "replace").strip().partition(":")
+                    if field == "data" and data.strip() == "[DONE]":
+                        return
+                    if field == "data":
+                        yield from _pieces(parse_object(data.encode(), self.base), self.base)
+            except (OSError, HTTPException, ValueError) as error:
+                why = f" ({one_line(error, 100)})"
+        raise DflashError(f"the answer broke off{why}", where=self.base, fix="ask again")
 
 
 def _first_model(listed: dict[str, Any], base: str) -> str:

@@ -144,21 +144,13 @@ class WireClient:
         return bool(ready)
 
     async def read_parameters(self) -> dict[str, str]:
-        """The parameters of the model's configuration.
-
-        Raises:
-            ServedModelError: no server, or no model.
-        """
+        """The parameters of the model's configuration."""
         answer = await self._ask("get_model_config", self.model)
         parameters = answer.get("config", {}).get("parameters", {})
         return {name: value.get("string_value", "") for name, value in parameters.items()}
 
     async def describe(self) -> ModelDescription:
-        """What the server says about the model.
-
-        Raises:
-            ServedModelError: no server, or no model.
-        """
+        """What the server says about the model."""
         server = await self._ask("get_server_metadata")
         model = await self._ask("get_model_metadata", self.model)
         return ModelDescription(
@@ -183,11 +175,7 @@ class WireClient:
 
         Args:
             outputs: which are wanted; None is all.
-            on_send: called when the stream is open and the request leaves.
-
-        Raises:
-            ServedModelError: the request failed.
-        """
+            on_send: called when the stream is open and the request leaves."""
         import grpc
         from tritonclient.utils import InferenceServerException
 
@@ -234,19 +222,16 @@ class WireClient:
 
         A full queue and a server that is not there have the same one: so the server is asked.
         """
-        code = (status or "").removeprefix("StatusCode.")
-        is_lost = code == "UNAVAILABLE" and not await self._is_live()
-        if is_lost or code == "DEADLINE_EXCEEDED":
-            return unreachable(self.address)
-        return explain(code, message, self.address)
-
-    async def _is_live(self) -> bool:
         from tritonclient.utils import InferenceServerException
 
-        try:
-            return bool(await self._clients[0].is_server_live(client_timeout=_LIVE_S))
-        except InferenceServerException:
-            return False
+        code = (status or "").removeprefix("StatusCode.")
+        is_lost = code == "DEADLINE_EXCEEDED"
+        if code == "UNAVAILABLE":
+            try:
+                is_lost = not await self._clients[0].is_server_live(client_timeout=_LIVE_S)
+            except InferenceServerException:
+                is_lost = True
+        return unreachable(self.address) if is_lost else explain(code, message, self.address)
 
 
 def _malformed() -> ServedModelError:
@@ -254,11 +239,7 @@ def _malformed() -> ServedModelError:
 
 
 def make_input(name: str, datatype: str, items: Sequence[object]) -> InferInput:
-    """A tensor of shape [n] and of Triton server's type: the model has max_batch_size 0.
-
-    Raises:
-        DflashError: an item is not of that type (usage).
-    """
+    """A tensor of shape [n] and of Triton server's type: the model has max_batch_size 0."""
     from tritonclient.grpc import InferInput
     from tritonclient.utils import triton_to_np_dtype
 

@@ -1,15 +1,14 @@
-"""Middleware before the OpenAI front: keys, request ids, a log, and an end to all requests."""
+"""Middleware before the OpenAI front: keys, request ids and a log."""
 
 from __future__ import annotations
 
-import asyncio
 import json
 import re
 import sys
 import time
 import uuid
 from collections import Counter
-from collections.abc import AsyncGenerator, Callable, Iterator
+from collections.abc import AsyncGenerator, Iterator
 from contextlib import aclosing, contextmanager, suppress
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
@@ -21,10 +20,9 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from dflash_trt.serving.client.client import TextDelta
 from dflash_trt.serving.openai.errors import ApiError
 from dflash_trt.serving.openai.figures import FrontFigures
-from dflash_trt.serving.openai.front_options import FrontOptions, LogFormat
+from dflash_trt.serving.openai.front_options import FrontOptions
 
 REQUEST_ID = "X-Request-Id"
-_LAST_WORDS_S = 0.5
 _GUARDED = ("/v1/", "/tokenize", "/detokenize")
 _GOOD_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}", re.ASCII)
 
@@ -46,10 +44,8 @@ class AccessRecord:
     prompt_tokens: int | None = None
     output_tokens: int | None = None
 
-    def line(self, log_format: LogFormat) -> str:
+    def text(self) -> str:
         """One line, whatever the request held."""
-        if log_format == "json":
-            return json.dumps(asdict(self))
         tokens = "-" if self.output_tokens is None else f"{self.prompt_tokens}+{self.output_tokens}"
         path = json.dumps(self.path)
         return (
@@ -59,30 +55,14 @@ class AccessRecord:
 
 
 class Gate:
-    """Middleware that lets requests through to `app`, with an id each, and can end them all.
+    """Middleware that lets requests through to `app`, with an id each.
 
-    A request's state has its "record"; `figures` count it.
+    A request's state has its "record"; `figures` count it."""
 
-    Args:
-        write: gets the log's lines.
-
-    Raises:
-        DflashError: keys that are none, or limits without keys.
-    """
-
-    def __init__(
-        self,
-        app: ASGIApp,
-        options: FrontOptions,
-        figures: FrontFigures,
-        write: Callable[[str], None] | None = None,
-    ) -> None:
+    def __init__(self, app: ASGIApp, options: FrontOptions, figures: FrontFigures) -> None:
         self._app, self._options, self._figures = app, options, figures
         self._keys = options.open_keys()
-        self._write = write or _write_line
         self._running: Counter[str] = Counter()
-        self._tasks: set[asyncio.Task[None]] = set()
-        self._is_cut = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -104,40 +84,19 @@ class Gate:
                 record.status = message["status"]
             await send(message)
 
-        async def refuse(error: ApiError) -> None:
-            answer = JSONResponse(error.to_json(), error.status, headers=error.headers)
-            await answer(scope, receive, mark)
-
-        task = asyncio.current_task()
-        assert task is not None
-        self._tasks.add(task)
         try:
             with self._admit(record, headers):
                 await self._app(scope, receive, mark)
         except ApiError as error:
-            await refuse(error)
-        except asyncio.CancelledError:
-            if not self._is_cut:
-                raise
-            # Unhandled it would be a plain-text 500, and a traceback.
-            task.uncancel()
-            with suppress(TimeoutError):  # a client that reads nothing
-                async with asyncio.timeout(_LAST_WORDS_S):
-                    if record.status is None:
-                        what = "the server is shutting down"
-                        await refuse(ApiError(what, status=503, code="unavailable"))
+            answer = JSONResponse(error.to_json(), error.status, headers=error.headers)
+            await answer(scope, receive, mark)
         finally:
-            self._tasks.discard(task)
             self._figures.count(record.path, record.status)
             record.seconds = round(time.perf_counter() - started, 6)
-            if self._options.log_format != "none":
-                self._write(record.line(self._options.log_format))
-
-    def cut(self) -> None:
-        """Ends every request: with a 503 where no answer has begun."""
-        self._is_cut = True
-        for task in self._tasks:
-            task.cancel()
+            if (kind := self._options.log_format) != "none":
+                line = json.dumps(asdict(record)) if kind == "json" else record.text()
+                with suppress(OSError, ValueError):  # a log that is full ends no request
+                    print(line, file=sys.stderr, flush=True)
 
     @contextmanager
     def _admit(self, record: AccessRecord, headers: Headers) -> Iterator[None]:
@@ -151,9 +110,6 @@ class Gate:
             what = "no good API key in the header Authorization: Bearer KEY"
             raise ApiError(what, status=401, code="invalid_api_key")
         record.key = key
-        if record.method != "POST":
-            yield
-            return
         most, running = self._options.key_requests, self._running[key]
         if most is not None and running >= most:
             what = f"{running} requests of this key are in flight, and no more may be"
@@ -181,8 +137,3 @@ async def counted(
             record.output_tokens = (record.output_tokens or 0) + newest - told
             told = newest
             yield delta
-
-
-def _write_line(line: str) -> None:
-    with suppress(OSError, ValueError):  # a log that is full or closed ends no request
-        print(line, file=sys.stderr, flush=True)

@@ -20,8 +20,7 @@ from dflash_trt.errors import DflashError
 from dflash_trt.serving.client.client import GenerationRequest, Prompt, TextDelta
 from dflash_trt.serving.openai.access import counted
 from dflash_trt.serving.openai.answer_reader import AnswerReader, open_reader
-from dflash_trt.serving.openai.body import BodyReader
-from dflash_trt.serving.openai.body_fields import read_body
+from dflash_trt.serving.openai.body import BodyReader, read_body
 from dflash_trt.serving.openai.chat_request import CompletionRequest, read_chat, read_completion
 from dflash_trt.serving.openai.errors import ApiError, as_api_error
 from dflash_trt.serving.openai.figures import FrontFigures
@@ -34,21 +33,13 @@ from dflash_trt.serving.openai.tokenization import (
     read_tokenize,
     tokenize,
 )
-from dflash_trt.text.chat import ChatRenderer
 from dflash_trt.text.grammar import Grammar
 from dflash_trt.text.harmony import HarmonyFormat
-from dflash_trt.text.thoughts import AnswerFormat, ThoughtFormat
+from dflash_trt.text.thoughts import AnswerFormat, ThoughtFormat, find_format
 from dflash_trt.text.tokenizer import BundleTokenizer, TokenBytes
 from dflash_trt.text.tokenizer_calls import decode
 from dflash_trt.text.tool_grammars import bind_answer
 from dflash_trt.text.tools import ToolFormat, ToolUse
-
-# Endpoints that clients look for, and what there is instead.
-_INSTEAD = {
-    "/v1/responses": "ask /v1/chat/completions (in openai-agents OpenAIChatCompletionsModel)",
-    "/v1/messages": "that is Anthropic's API; ask /v1/chat/completions",
-    "/v1/embeddings": "the model makes text, no vectors",
-}
 
 
 class Upstream(Protocol):
@@ -60,26 +51,24 @@ class Upstream(Protocol):
 
 
 class OpenAiApp:
-    """The routes of the API; `models` are the names it answers to. Without a renderer, no chats.
+    """The routes of the API; `models` are the names it answers to.
 
-    `tokenizer` and `max_seq_len` are those of the model. `figures` are for Prometheus; requests
-    come through a `Gate`, which counts them there. `answers` tells answers from reasoning in the
-    chats of a model that marks it.
+    `tokenizer` and `max_seq_len` are those of the model; without a chat template, no chats.
+    `figures` are for Prometheus; requests come through a `Gate`, which counts them there.
     """
 
     def __init__(
         self,
         models: tuple[str, ...],
         upstream: Upstream,
-        renderer: ChatRenderer | None,
         tokenizer: BundleTokenizer,
         max_seq_len: int,
-        answers: AnswerFormat | None = None,
-        figures: FrontFigures | None = None,
+        figures: FrontFigures,
     ) -> None:
-        self.models, self.upstream, self.answers = models, upstream, answers
-        self.renderer, self.tokenizer, self.max_seq_len = renderer, tokenizer, max_seq_len
-        self.figures = figures or FrontFigures()
+        self.models, self.upstream, self.figures = models, upstream, figures
+        self.tokenizer, self.max_seq_len = tokenizer, max_seq_len
+        self.renderer = renderer = tokenizer.open_renderer()
+        self.answers: AnswerFormat | None = find_format(tokenizer.core)
         # A hostile template holds up no tokens, nor the other way round.
         self.render_thread = ThreadPoolExecutor(1, thread_name_prefix="chat-template")
         self.token_thread = ThreadPoolExecutor(1, thread_name_prefix="tokenize")
@@ -87,8 +76,8 @@ class OpenAiApp:
         self.token_bytes = TokenBytes(tokenizer.core)
         self.tool_format: ToolFormat | None = None
         if renderer is not None:
-            template, core = renderer.template, tokenizer.core
-            self.tool_format = ToolFormat.find(template, core, harmony=self.is_harmony)
+            core, harmony = tokenizer.core, self.is_harmony
+            self.tool_format = ToolFormat.find(renderer.template, core, harmony=harmony)
 
     @property
     def is_harmony(self) -> bool:
@@ -266,9 +255,7 @@ async def _answer_error(request: Request, error: Exception) -> Response:
 
 async def _answer_http_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
-    path = request.url.path
-    instead = next((f"; {_INSTEAD[one]}" for one in _INSTEAD if path.startswith(one)), "")
-    answer = ApiError(f"{request.method} {path}: {error.detail}{instead}")
+    answer = ApiError(f"{request.method} {request.url.path}: {error.detail}")
     return JSONResponse(answer.to_json(), error.status_code, headers=error.headers)
 
 

@@ -14,7 +14,7 @@ from dflash_trt.errors import DflashError
 from dflash_trt.sampling.penalties import MOST_BIASED, Penalties, TokenName
 from dflash_trt.sampling.token_rules import MOST_BAD
 from dflash_trt.serving.client.client import GenerationRequest, Prompt
-from dflash_trt.serving.openai.body_fields import Body, Count, Text, TokenId, as_refusal, read_body
+from dflash_trt.serving.openai.body import Body, Count, Text, TokenId, as_refusal, read_body
 from dflash_trt.serving.openai.errors import ApiError
 from dflash_trt.serving.openai.messages import (
     Conversation,
@@ -171,11 +171,7 @@ class CompletionRequest:
 
 
 def read_completion(raw: Any) -> CompletionRequest:
-    """Reads the body of POST /v1/completions.
-
-    Raises:
-        ApiError: a parameter that is missing, wrong or not supported.
-    """
+    """Reads the body of POST /v1/completions."""
     body = read_body(_CompletionBody, raw)
     given: Any = [body.prompt] if _find_form(body.prompt) != "several" else body.prompt
     prompts = tuple(tuple(one) if isinstance(one, list) else one for one in given)
@@ -197,11 +193,7 @@ def read_completion(raw: Any) -> CompletionRequest:
 
 
 def read_chat(raw: Any) -> CompletionRequest:
-    """Reads the body of POST /v1/chat/completions.
-
-    Raises:
-        ApiError: a parameter that is missing, wrong or not supported.
-    """
+    """Reads the body of POST /v1/chat/completions."""
     body = read_body(_ChatBody, raw)
     _check_choices(1, body.n)
     most = body.max_completion_tokens if body.max_tokens is None else body.max_tokens

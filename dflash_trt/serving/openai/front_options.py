@@ -38,11 +38,7 @@ class FrontOptions:
         return "http" if self.tls_cert is None else "https"
 
     def open_keys(self) -> KeyRing | None:
-        """The keys; None where everyone may ask.
-
-        Raises:
-            DflashError: see `KeyRing`; limits without keys.
-        """
+        """The keys; None where everyone may ask."""
         keys = KeyRing.open(self.key_file)
         if keys is None:
             limits = {"--key-requests": self.key_requests}

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import hashlib
-import hmac
 import os
 import sys
 import time
 from pathlib import Path
 
-from dflash_trt.core.files import FileKind, open_file, read_text
+from dflash_trt.core.files import FileKind, read_text
 from dflash_trt.errors import DflashError
 
 KEYS_VARIABLE = "DFLASH_TRT_API_KEYS"
-LEAST_KEY, MOST_KEYS = 16, 10_000
+LEAST_KEY = 16
 _LOOK_S = 1.0
 _NAME_DIGITS = 8
 
@@ -31,11 +30,10 @@ class KeyRing:
     """
 
     def __init__(self, file: Path | None, variable: str | None) -> None:
-        self._file = file
+        self._file, self._looked = file, time.monotonic()
         self._fixed = _hash_keys((variable or "").replace(",", " ").split(), KEYS_VARIABLE)
-        self._seen = None if file is None else _stamp(file)
-        self._read = [] if file is None else _read_keys(file)
-        self._looked = time.monotonic()
+        self._text = "" if file is None else read_text(file, FileKind.KEYS, named=True)
+        self._read = _hash_keys(_find_keys(self._text), file or "")
         if not self._fixed and not self._read:
             raise DflashError("holds no key", where=file or KEYS_VARIABLE, usage=True)
 
@@ -46,56 +44,38 @@ class KeyRing:
         return None if file is None and variable is None else KeyRing(file, variable)
 
     def find(self, key: str) -> str | None:
-        """The name of a good key, by which logs know it; None for any other.
+        """The name of a good key, by which logs know it; None for any other."""
+        if self._file is not None and time.monotonic() - self._looked >= _LOOK_S:
+            self._looked = time.monotonic()
+            self._read_again(self._file)
+        asked = _digest(key)
+        return asked[:_NAME_DIGITS] if asked in self._fixed or asked in self._read else None
 
-        Takes as long for a wrong key as for a right one.
-        """
-        self._look_again()
-        asked, found = _digest(key), None
-        for known in (*self._fixed, *self._read):
-            if hmac.compare_digest(known, asked):
-                found = known
-        return None if found is None else found[:_NAME_DIGITS].decode()
-
-    def _look_again(self) -> None:
-        """Reads a file that has changed, at most once a second."""
-        if self._file is None or time.monotonic() - self._looked < _LOOK_S:
-            return
-        self._looked = time.monotonic()
+    def _read_again(self, file: Path) -> None:
+        text = ""
         try:
-            stamp = _stamp(self._file)
-            if stamp != self._seen:
-                self._read = _read_keys(self._file)
-                self._seen = stamp
+            text = read_text(file, FileKind.KEYS, named=True)
+            if text != self._text:
+                self._read = _hash_keys(_find_keys(text), file)
         except DflashError as error:
-            if self._seen is not None:  # said once for each mistake
+            if text != self._text:  # said once for each mistake
                 print(f"keys stay as they were: {error.message}", file=sys.stderr)
-            self._seen = None
+        self._text = text
 
 
-def _stamp(file: Path) -> tuple[int, int, int]:
-    """Another one whenever the file is written or replaced."""
-    with open_file(file, named=True) as opened:
-        found = os.fstat(opened.fileno())
-    return found.st_ino, found.st_mtime_ns, found.st_size
+def _find_keys(text: str) -> list[str]:
+    lines = map(str.strip, text.splitlines())
+    return [line for line in lines if line and not line.startswith("#")]
 
 
-def _read_keys(file: Path) -> list[bytes]:
-    lines = read_text(file, FileKind.KEYS, named=True).splitlines()
-    keys = [line.strip() for line in lines if line.strip() and not line.startswith("#")]
-    return _hash_keys(keys, file)
-
-
-def _hash_keys(keys: list[str], where: Path | str) -> list[bytes]:
+def _hash_keys(keys: list[str], where: Path | str) -> frozenset[str]:
     for number, key in enumerate(keys, start=1):
         if len(key) < LEAST_KEY or not key.isascii():
             # Not the key itself: errors end in logs.
             what = f"key {number} is not {LEAST_KEY} or more characters of ASCII"
             raise DflashError(what, where=where, fix="openssl rand -hex 24 makes one", usage=True)
-    if len(keys) > MOST_KEYS:
-        raise DflashError(f"more than {MOST_KEYS:,} keys", where=where, usage=True)
-    return [_digest(key) for key in keys]
+    return frozenset(map(_digest, keys))
 
 
-def _digest(key: str) -> bytes:
-    return hashlib.sha256(key.encode("utf-8", "surrogateescape")).hexdigest().encode()
+def _digest(key: str) -> str:
+    return hashlib.sha256(key.encode("utf-8", "surrogateescape")).hexdigest()

@@ -7,11 +7,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Discriminator, Field, Tag, model_validator
+from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, Tag, model_validator
 
 from dflash_trt.core.strict_json import parse_json, quoted
 from dflash_trt.errors import DflashError
-from dflash_trt.serving.openai.body_fields import AnyText, Body, Text
+from dflash_trt.serving.openai.body import AnyText, Body, Text
 from dflash_trt.serving.openai.errors import ApiError
 from dflash_trt.serving.openai.tools import Tools, read_tools
 from dflash_trt.text.chat import ChatRenderer, Message
@@ -43,9 +43,14 @@ class _Part(Body, extra="ignore"):
     text: AnyText
 
 
+def _join_parts(content: str | list[_Part]) -> str:
+    return content if isinstance(content, str) else "".join(part.text for part in content)
+
+
 MessageText = Annotated[
     Annotated[AnyText, Tag("text")] | Annotated[list[_Part], Tag("parts")],
     Discriminator(_find_form),
+    AfterValidator(_join_parts),
 ]
 
 
@@ -70,11 +75,6 @@ class _Said(Body):
         if not isinstance(raw, dict):
             return raw
         return {name: one for name, one in raw.items() if one != [] or name == "content"}
-
-    @property
-    def text(self) -> str:
-        parts = self.content
-        return parts if isinstance(parts, str) else "".join(part.text for part in parts)
 
 
 class _Told(_Said):
@@ -133,11 +133,7 @@ def read_conversation(
     *,
     parallel: bool = True,
 ) -> Conversation:
-    """A chat as its template takes it; the choice of tools as OpenAI has it.
-
-    Raises:
-        ApiError: calls and results, variables or tools that do not fit together.
-    """
+    """A chat as its template takes it; the choice of tools as OpenAI has it."""
     return Conversation(
         messages=_read_messages(messages),
         variables=_read_variables(body),
@@ -152,7 +148,7 @@ def _read_messages(given: Sequence[_Told | _Answered | _Result]) -> tuple[Messag
     read: list[Message] = []
     for place, one in enumerate(given):
         where = f"messages[{place}]"
-        message: dict[str, Any] = {"role": one.role, "content": one.text}
+        message: dict[str, Any] = {"role": one.role, "content": one.content}
         if isinstance(one, _Result):
             call = one.tool_call_id
             if call not in waiting:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import socket
 from contextlib import nullcontext
@@ -11,21 +10,19 @@ from typing import TYPE_CHECKING
 from dflash_trt.errors import DflashError, one_line
 from dflash_trt.serving.openai.figures import FrontFigures
 from dflash_trt.serving.openai.front_options import FrontOptions
-from dflash_trt.text.thoughts import find_format
 from dflash_trt.text.tokenizer import BundleTokenizer
 
 if TYPE_CHECKING:
     from dflash_trt.serving.openai.app import Upstream
 
-# For the last words to go out.
-_CUT_S = 0.7
+# A client that reads nothing must not keep the port.
+_FLUSH_S = 2
 
 
 class OpenAiServer:
     """The front of the served model `upstream`, from `run` until `stop`; closes the socket `bound`.
 
-    The bundle's `tokenizer` has the chat template and tells the channels of answers. After `stop`
-    replies in flight go on to their end, or until `cut`.
+    The bundle's `tokenizer` has the chat template and tells the channels of answers.
 
     Raises:
         DflashError: starlette or uvicorn is not installed.
@@ -46,7 +43,11 @@ class OpenAiServer:
 
             from dflash_trt.serving.openai.access import Gate
             from dflash_trt.serving.openai.app import OpenAiApp
-            from dflash_trt.serving.openai.connections import ACCEPTED_AT_ONCE, GuardedConnection
+            from dflash_trt.serving.openai.connections import (
+                ACCEPTED_AT_ONCE,
+                GuardedConnection,
+                count_connections,
+            )
         except ImportError as error:
             raise DflashError(
                 f"the OpenAI front needs starlette and uvicorn ({one_line(error)})",
@@ -54,24 +55,17 @@ class OpenAiServer:
             ) from error
         self._socket = bound
         figures = figures or FrontFigures()
-        self._renderer = tokenizer.open_renderer()
-        app = OpenAiApp(
-            options.model_names or (name,),
-            upstream,
-            self._renderer,
-            tokenizer,
-            max_seq_len,
-            find_format(tokenizer.core),
-            figures,
-        )
-        self._requests = Gate(app.starlette(), options, figures)
+        names = options.model_names or (name,)
+        self._app = OpenAiApp(names, upstream, tokenizer, max_seq_len, figures)
         self._server = uvicorn.Server(
             uvicorn.Config(
-                self._requests,
+                Gate(self._app.starlette(), options, figures),
                 ssl_certfile=options.tls_cert,
                 ssl_keyfile=options.tls_key,
                 http=GuardedConnection,
                 backlog=ACCEPTED_AT_ONCE,
+                limit_concurrency=count_connections() + 1,
+                timeout_graceful_shutdown=_FLUSH_S,
                 lifespan="off",
                 log_config=None,
                 access_log=False,
@@ -97,20 +91,13 @@ class OpenAiServer:
         try:
             await self._server.serve(sockets=[self._socket])
         finally:
-            if self._renderer is not None:
-                self._renderer.close()
+            if self._app.renderer is not None:
+                self._app.renderer.close()
         if not self._server.should_exit:
             raise DflashError("the OpenAI front ended by itself")
 
     def stop(self) -> None:
-        """Takes no more connections and lets `run` return when those there are have ended."""
-        self._server.should_exit = True
-
-    async def cut(self) -> None:
-        """Ends what is in flight and lets `run` return at once."""
-        self.stop()
+        """Takes no more connections; `run` returns soon, whether or not clients read on."""
         # It would say of each client that did not read its answer that the answer is incomplete.
         logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)
-        self._requests.cut()
-        await asyncio.sleep(_CUT_S)
-        self._server.force_exit = True
+        self._server.should_exit = True

@@ -103,11 +103,7 @@ async def finish(deltas: ChoiceDeltas, count: int) -> list[RequestResult]:
 
 
 async def unless_gone(request: Request, work: Coroutine[Any, Any, T]) -> T:
-    """What `work` returns; it is cancelled when the client hangs up.
-
-    Raises:
-        ClientDisconnect: it did.
-    """
+    """What `work` returns; it is cancelled when the client hangs up."""
     working = asyncio.ensure_future(work)
     leaving = asyncio.ensure_future(_wait_gone(request))
     try:

@@ -1,4 +1,4 @@
-"""What an answer must follow: OpenAI's `response_format`, and vLLM's fields for the same."""
+"""What an answer must follow: OpenAI's `response_format`, and vLLM's `structured_outputs`."""
 
 from __future__ import annotations
 
@@ -8,11 +8,9 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, Field
 
 from dflash_trt.errors import DflashError
-from dflash_trt.serving.openai.body_fields import Body, Text, check_unicode
+from dflash_trt.serving.openai.body import Body, Text, check_unicode
 from dflash_trt.serving.openai.errors import ApiError
 from dflash_trt.text.grammar import Grammar, lark_choice, schema_text
-
-_KINDS = ("json", "json_object", "regex", "choice", "grammar")
 
 
 def _check_schema(schema: Any) -> Any:
@@ -20,9 +18,6 @@ def _check_schema(schema: Any) -> Any:
     if schema == "":
         raise ValueError("must not be empty")
     return check_unicode(schema) if isinstance(schema, str) else schema
-
-
-Schema = Annotated[Any, AfterValidator(_check_schema)]
 
 
 class _Wrapped(Body):
@@ -42,7 +37,7 @@ class _PlainFormat(Body):
 
 
 class _Guides(Body):
-    json_: Schema = Field(None, alias="json")
+    json_: Annotated[Any, AfterValidator(_check_schema)] = Field(None, alias="json")
     json_object: bool = False
     regex: Text | None = None
     choice: list[Text] | None = None
@@ -56,48 +51,39 @@ class StructuredBody(Body):
         None
     )
     structured_outputs: _Guides | None = None
-    guided_json: Schema = None
-    guided_json_object: bool = False
-    guided_regex: Text | None = None
-    guided_choice: list[Text] | None = None
-    guided_grammar: Text | None = None
 
 
 def read_structure(body: StructuredBody) -> Grammar | None:
-    """The grammar that a request's fields ask for; None for any text.
-
-    Raises:
-        ApiError: one of them is none, or two of them ask for something.
-    """
-    given: list[tuple[str, str, Any]] = []
-    match body.response_format:
-        case _PlainFormat(type="json_object"):
-            given.append(("response_format", "json_object", True))
-        case _SchemaFormat(json_schema=wrapped):
-            given.append(("response_format.json_schema.schema", "json", wrapped.schema_))
-    for kind in _KINDS:
-        given.append((f"guided_{kind}", kind, getattr(body, f"guided_{kind}")))
-    for kind in _KINDS:
-        value = getattr(body.structured_outputs, "json_" if kind == "json" else kind, None)
-        given.append((f"structured_outputs.{kind}", kind, value))
-    asked = [one for one in given if one[2] is not None and one[1:] != ("json_object", False)]
+    """The grammar that a request's fields ask for; None for any text."""
+    form, guides = body.response_format, body.structured_outputs
+    given: dict[str, Any] = {
+        "response_format": form.type == "json_object" if form is not None else None,
+        "response_format.json_schema.schema": getattr(
+            getattr(form, "json_schema", None), "schema_", None
+        ),
+        **{f"structured_outputs.{name.rstrip('_')}": one for name, one in guides or ()},
+    }
+    asked = [(where, one) for where, one in given.items() if one is not None and one is not False]
     if len(asked) > 1:
         raise ApiError(f"does not go with {asked[0][0].split('.')[0]}", param=asked[1][0])
-    for where, kind, value in asked:
+    for where, value in asked:
         try:
-            return _make(kind, value)
+            return _make(where.rpartition(".")[2], value)
         except DflashError as error:
             raise ApiError(error.what, param=where) from error
     return None
 
 
 def _make(kind: str, value: Any) -> Grammar:
-    if kind == "json":
-        return Grammar("json_schema", value if isinstance(value, str) else schema_text(value))
-    if kind == "choice":
-        grammar = Grammar("choice", json.dumps(value))
-        lark_choice(grammar.text)
-        return grammar
-    if kind == "json_object":
-        return Grammar("json_object")
-    return Grammar("regex" if kind == "regex" else "grammar", value)
+    match kind:
+        case "json" | "schema":
+            return Grammar("json_schema", value if isinstance(value, str) else schema_text(value))
+        case "choice":
+            grammar = Grammar("choice", json.dumps(value))
+            lark_choice(grammar.text)
+            return grammar
+        case "regex":
+            return Grammar("regex", value)
+        case "grammar":
+            return Grammar("grammar", value)
+    return Grammar("json_object")

@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from dflash_trt.serving.openai.body_fields import AnyText, Body, read_body
+from dflash_trt.serving.openai.body import AnyText, Body, read_body
 from dflash_trt.serving.openai.errors import ApiError
 from dflash_trt.serving.openai.messages import (
     EFFORT,
@@ -56,11 +56,7 @@ class DetokenizeRequest(Body):
 
 
 def read_tokenize(raw: Any) -> TokenizeRequest:
-    """Reads the body of POST /tokenize.
-
-    Raises:
-        ApiError: a parameter that is missing, wrong or not supported.
-    """
+    """Reads the body of POST /tokenize."""
     asked = read_body(TokenizeRequest, raw)
     if (asked.messages is None) == (asked.prompt is None):
         what = "is required, or messages" if asked.prompt is None else "goes without messages"
@@ -74,12 +70,7 @@ def read_tokenize(raw: Any) -> TokenizeRequest:
 def tokenize(
     tokenizer: BundleTokenizer, asked: TokenizeRequest, text: str, max_seq_len: int
 ) -> dict[str, Any]:
-    """The reply: the ids of `text`, which is the prompt or the rendered chat.
-
-    Raises:
-        ApiError: the text is too long.
-        DflashError: the tokenizer fails.
-    """
+    """The reply: the ids of `text`, which is the prompt or the rendered chat."""
     if len(text) > MAX_CHARACTERS:
         what = f"a text of {len(text):,} characters; {MAX_CHARACTERS:,} are the most"
         raise ApiError(what, param="messages" if asked.messages else "prompt")
@@ -91,12 +82,7 @@ def tokenize(
 
 
 def detokenize(tokenizer: BundleTokenizer, asked: DetokenizeRequest) -> dict[str, Any]:
-    """The reply: the text, special tokens included.
-
-    Raises:
-        ApiError: an id that is no token's.
-        DflashError: the tokenizer fails.
-    """
+    """The reply: the text, special tokens included."""
     for place, token in enumerate(asked.tokens):
         if not 0 <= token < 1 << 32 or tokenizer.core.id_to_token(token) is None:
             raise ApiError("is no token of this model", param=f"tokens[{place}]")

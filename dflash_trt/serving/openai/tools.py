@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, Field
 
 from dflash_trt.core.strict_json import quoted
-from dflash_trt.serving.openai.body_fields import AnyText, Body
+from dflash_trt.serving.openai.body import AnyText, Body
 from dflash_trt.serving.openai.errors import ApiError
 from dflash_trt.text.tools import Tool, ToolUse
 
@@ -41,11 +41,7 @@ Tools = Annotated[list[FunctionTool], Field(max_length=MOST_TOOLS)]
 def read_tools(
     given: Sequence[FunctionTool], choice: Any = "auto", *, parallel: bool = True
 ) -> ToolUse | None:
-    """What a request offers; None where an answer calls nothing.
-
-    Raises:
-        ApiError: a function of another's name, or a choice that is none.
-    """
+    """What a request offers; None where an answer calls nothing."""
     functions = [one.function for one in given]
     tools = tuple(Tool(f.name, f.description, f.parameters, f.strict) for f in functions)
     names = [one.name for one in tools]

@@ -11,7 +11,6 @@ from dflash_trt.errors import DflashError, one_line
 LOOPBACK = "127.0.0.1"
 # They would register memory, write files, or load and unload models for anyone who asks.
 RESTRICTED = ("shared-memory", "trace", "logging", "model-repository")
-_HEADER = "dflash-trt"
 
 
 def restriction_options() -> list[str]:
@@ -19,19 +18,16 @@ def restriction_options() -> list[str]:
 
     The word that would open them is another one for every server, and nobody is told.
     """
-    rule = f"{','.join(RESTRICTED)}:{_HEADER}={secrets.token_hex(16)}"
+    rule = f"{','.join(RESTRICTED)}:dflash-trt={secrets.token_hex(16)}"
     return [f"--http-restricted-api={rule}", f"--grpc-restricted-protocol={rule}"]
 
 
 def choose_http_host(host: str, *, expose: bool) -> str:
-    """Where Triton server's own HTTP listens: LOOPBACK, unless others may reach it.
-
-    One request can end a server older than 2.69 there (docs/serving.md).
-    """
-    return host if expose or is_loopback(host) else LOOPBACK
+    """Where Triton server's own HTTP listens: where others reach it only with `expose`."""
+    return host if expose or _is_loopback(host) else LOOPBACK
 
 
-def is_loopback(host: str) -> bool:
+def _is_loopback(host: str) -> bool:
     """Whether only this machine reaches `host`; False too where it is no address at all."""
     try:
         found = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)
@@ -48,9 +44,8 @@ def bind_port(host: str, port: int, option: str) -> socket.socket:
             machine (usage).
     """
     try:
-        family, kind, protocol, _, address = socket.getaddrinfo(
-            host, port, type=socket.SOCK_STREAM
-        )[0]
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        family, kind, protocol, _, address = found[0]
         bound = socket.socket(family, kind, protocol)
     except (OSError, ValueError) as error:  # ValueError: no name can be like that
         reason = getattr(error, "strerror", None) or one_line(error, 80)
@@ -62,9 +57,8 @@ def bind_port(host: str, port: int, option: str) -> socket.socket:
         bound.bind(address)
     except OSError as error:
         bound.close()
-        raise DflashError(
-            f"{host}:{port}: {error.strerror}", where=option, fix="choose another", usage=True
-        ) from error
+        what = f"{host}:{port}: {error.strerror}"
+        raise DflashError(what, where=option, fix="choose another", usage=True) from error
     return bound
 
 

@@ -9,16 +9,14 @@ from typing import Any
 
 import numpy as np
 
-from dflash_trt.serving.server.input_names import (
+from dflash_trt.serving.server.inputs import (
     CLASSIC_NAMES,
     CLASSIC_PARAMETERS,
     GUIDE,
     GUIDE_TYPE,
     RENAMED,
-    check_parameters,
-)
-from dflash_trt.serving.server.inputs import (
     Tensors,
+    check_parameters,
     check_sizes,
     check_unimplemented,
     read_scalar,

@@ -35,8 +35,8 @@ class CompilingQueue:
     ) -> None:
         self._grammars, self._most_waiting = grammars, most_waiting
         self._submit, self._check, self._record = submit, check, record
-        self._lock = threading.Lock()
-        self._waiting = 0
+        self._room = threading.BoundedSemaphore(most_waiting)
+        self._closing = False
         # The process that tries them does one at a time.
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="grammars")
 
@@ -44,10 +44,7 @@ class CompilingQueue:
         """Passes `job` on, now or later; its listener hears of a grammar that cannot be used."""
         if self._pass_on(job, lambda: self._grammars.find(grammar)):
             return
-        with self._lock:
-            has_room = self._waiting < self._most_waiting
-            self._waiting += has_room
-        if has_room:
+        if self._room.acquire(blocking=False):
             self._thread.submit(self._compile, job, grammar)
             return
         what = f"{self._most_waiting} grammars wait to be compiled"
@@ -56,13 +53,12 @@ class CompilingQueue:
 
     def close(self) -> None:
         """Waits for the grammar that is being compiled, and ends the jobs behind it."""
-        self._most_waiting = -1
+        self._closing = True
         self._thread.shutdown()
 
     def _compile(self, job: Job, grammar: Grammar) -> None:
-        with self._lock:
-            self._waiting -= 1
-        if self._most_waiting < 0:
+        self._room.release()
+        if self._closing:
             failure = Failure(Outcome.FAILED, DflashError("the server is shutting down"))
             job.listener(failure)
         elif job.cancelled or job.overdue:

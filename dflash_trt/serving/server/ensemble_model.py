@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import threading
 import time
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import Any
 
@@ -25,7 +25,6 @@ from dflash_trt.serving.server.inputs import (
     read_scalar,
     read_texts,
 )
-from dflash_trt.serving.server.processes import find_models
 from dflash_trt.serving.server.replies import Channel, Outputs
 from dflash_trt.serving.server.settings import ModelSettings
 
@@ -33,7 +32,6 @@ _LLM_MODEL = "tensorrt_llm"
 _FINAL_MARK = "num_verify_steps"  # an output that only a last response has
 _STOP_AGAIN_S = 0.05
 _CLOSE_S = 5.0
-_LOOK_S = 0.5
 
 
 class _Forwarding:
@@ -44,15 +42,14 @@ class _Forwarding:
         self.channel = channel
         self.forward = forward
         self.inner_id = f"ensemble-{uuid.uuid4().hex}"
-        self.done = threading.Event()
+        self.is_cancelled = self.is_done = False
 
 
 class TritonPythonModel:
     """Triton server's interface: `initialize`, `execute` for each request, `finalize`.
 
-    Should the other model's process die, requests on their way through it end with an error
-    within seconds. The threads that wait in the server for its answers cannot be woken: they are
-    left behind, and end with this process.
+    Should the other model's process die, the threads that wait in the server for its answers cannot
+    be woken: `dflash-trt serve` ends the server, and with it this process.
     """
 
     def initialize(self, args: Mapping[str, str]) -> None:
@@ -62,15 +59,13 @@ class TritonPythonModel:
         settings = ModelSettings(args)
         self._streaming_text = check_streaming_text(settings.text("streaming_text"))
         self._max_requests = settings.count("max_requests", 1)
+        self._pool = ThreadPoolExecutor(self._max_requests, "forward")
         self._lock = threading.Lock()
         self._live: set[_Forwarding] = set()
-        self._threads: set[threading.Thread] = set()
-        self._cancelled: set[_Forwarding] = set()
-        self._stopping = False
         self._calls = Lingering()
         self._watch = CancellationWatch()
         self._closing = threading.Event()
-        self._start(self._watch_llm_model)
+        threading.Thread(target=self._stop_cancelled, name="stop", daemon=True).start()
 
     def execute(self, requests: list[Any]) -> None:
         """Takes requests; their replies come from other threads."""
@@ -86,13 +81,12 @@ class TritonPythonModel:
     def finalize(self) -> None:
         """Cancels what is still forwarded, and waits for it."""
         deadline = time.monotonic() + _CLOSE_S
-        self._closing.set()
         for one in self._list_live():
-            self._cancel(one)
-        with self._lock:
-            threads = list(self._threads)
-        for thread in threads:
-            thread.join(max(0.0, deadline - time.monotonic()))
+            one.is_cancelled = True
+        while self._list_live() and time.monotonic() < deadline:
+            time.sleep(_STOP_AGAIN_S)
+        self._closing.set()
+        self._pool.shutdown(wait=not self._list_live())
         self._watch.close()
 
     def _take(self, request: Any, channel: Channel) -> None:
@@ -100,8 +94,7 @@ class TritonPythonModel:
         request_id = request.request_id()
         if read_scalar(tensors, "stop", bool):
             for one in self._list_live():
-                if request_id and one.request_id == request_id:
-                    self._cancel(one)
+                one.is_cancelled |= bool(request_id) and one.request_id == request_id
             channel.finish()
             return
         parameters = {
@@ -118,53 +111,33 @@ class TritonPythonModel:
             full = DflashError(f"the queue is full: {self._max_requests} requests are in flight")
             channel.fail(Failure(Outcome.OVERFLOW, full))
             return
-        self._watch.add(channel, lambda: self._cancel(forwarding))
-        self._start(lambda: self._forward(forwarding))
-
-    def _start(self, work: Callable[[], None]) -> None:
-        """Runs `work` on a thread that keeps no process from ending."""
-
-        def run() -> None:
-            try:
-                work()
-            finally:
-                with self._lock:
-                    self._threads.discard(thread)
-
-        thread = threading.Thread(target=run, daemon=True)
-        with self._lock:
-            self._threads.add(thread)
-        thread.start()
+        self._watch.add(channel, lambda: setattr(forwarding, "is_cancelled", True))
+        self._pool.submit(self._forward, forwarding)
 
     def _forward(self, forwarding: _Forwarding) -> None:
         """Passes responses on as they come, until the last.
 
         The place is free before the client hears of the end, and may send its next request.
         """
-        channel, ended, call = forwarding.channel, False, None
+        channel, call = forwarding.channel, None
         try:
             call = self._call(forwarding)
             for response in call:
-                if forwarding.done.is_set():
-                    continue  # given up, and its client told so
                 if response.has_error():
                     self._release(forwarding)
                     channel.pass_on(response.error())
-                    ended = True
                     continue
-                outputs = _read_outputs(response)
+                outputs: Outputs = {one.name(): one.as_numpy() for one in response.output_tensors()}
                 if "error" in outputs:
                     self._release(forwarding)
                     code, *_, message = read_texts(outputs, "error")
                     channel.fail_with(code, message)
-                    ended = True
                 elif outputs:
                     last = _FINAL_MARK in outputs
                     if last:
                         self._release(forwarding)
                     channel.send(to_classic(outputs, forwarding.forward), final=last)
-                    ended = last
-            if not ended:
+            if not forwarding.is_done:
                 channel.fail(_failure(RuntimeError(f"{_LLM_MODEL} sent no end")))
         except Exception as error:
             channel.fail(_failure(error))
@@ -176,36 +149,8 @@ class TritonPythonModel:
         """Its place is free again; the second time nothing happens."""
         self._watch.remove(forwarding.channel)
         with self._lock:
-            forwarding.done.set()
+            forwarding.is_done = True
             self._live.discard(forwarding)
-
-    def _watch_llm_model(self) -> None:
-        """Gives up what is in flight when the other model's process, once seen, has died.
-
-        Triton server 2.51 refuses new requests for such a model, but those that its process had
-        taken never end. To ask through the server is no way to know: the question may wait behind
-        all requests in flight.
-        """
-        seen = False
-        while not self._closing.wait(_LOOK_S):
-            if self._live or not seen:
-                runs = _LLM_MODEL in find_models(os.getppid()).values()
-                if seen and not runs:
-                    self._give_up()
-                seen = seen or runs
-
-    def _give_up(self) -> None:
-        """Ends everything in flight: the other model is gone."""
-        lost = DflashError(
-            f"the process of the model {_LLM_MODEL} has died",
-            fix="restart the server, or load it again",
-        )
-        for one in self._list_live():
-            self._release(one)
-            one.channel.fail(Failure(Outcome.FAILED, lost))
-        with self._lock:
-            self._stopping = False
-            self._threads.clear()  # they wait for the lost model, and for ever
 
     def _list_live(self) -> list[_Forwarding]:
         with self._lock:
@@ -229,29 +174,16 @@ class TritonPythonModel:
             },
         ).exec(decoupled=True)
 
-    def _cancel(self, forwarding: _Forwarding) -> None:
-        with self._lock:
-            self._cancelled.add(forwarding)
-            stopping, self._stopping = self._stopping, True
-        if not stopping:
-            self._start(self._stop_cancelled)
-
     def _stop_cancelled(self) -> None:
         """Names all that are cancelled to the other model, until each of them has ended.
 
         Once is not enough, since a request may arrive there after its stop. One call serves all:
         many at once are what Triton server 2.51 bears least.
         """
-        while True:
-            with self._lock:
-                self._cancelled = {one for one in self._cancelled if not one.done.is_set()}
-                inner_ids = [one.inner_id for one in self._cancelled]
-                if not inner_ids:
-                    self._stopping = False
-                    return
-            with suppress(Exception):  # it is sent again, while there is a request to stop
-                self._send_stop(inner_ids)
-            time.sleep(_STOP_AGAIN_S)
+        while not self._closing.wait(_STOP_AGAIN_S):
+            if inner_ids := [one.inner_id for one in self._list_live() if one.is_cancelled]:
+                with suppress(Exception):  # it is sent again, while there is a request to stop
+                    self._send_stop(inner_ids)
 
     def _send_stop(self, inner_ids: list[str]) -> None:
         inputs = {"text_input": as_strings([""]), "stop": np.array([True])}
@@ -263,10 +195,6 @@ class TritonPythonModel:
         )
         for _ in stop.exec(decoupled=True):
             pass
-
-
-def _read_outputs(response: Any) -> Outputs:
-    return {one.name(): one.as_numpy() for one in response.output_tensors()}
 
 
 def _failure(error: Exception) -> Failure:

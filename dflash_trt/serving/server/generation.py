@@ -10,24 +10,22 @@ from typing import Any, Literal, TypeVar
 from dflash_trt.core.strict_json import parse_json
 from dflash_trt.core.validation import check_value
 from dflash_trt.decoding import Request, SamplingParams
-from dflash_trt.errors import DflashError, one_line
+from dflash_trt.errors import DflashError
 from dflash_trt.sampling.penalties import MOST_BIASED, Penalties, TokenName
 from dflash_trt.sampling.token_rules import MOST_ALLOWED, TokenRules
-from dflash_trt.serving.server.input_names import (
+from dflash_trt.serving.server.inputs import (
     GUIDE,
     GUIDE_TYPE,
     LLM_NAMES,
     READ_ELSEWHERE,
-    check_parameters,
-)
-from dflash_trt.serving.server.inputs import (
     Tensors,
+    check_parameters,
     check_sizes,
     check_unimplemented,
-    read_flag,
     read_scalar,
     read_texts,
     refuse,
+    shown,
 )
 from dflash_trt.text.grammar import MOST_CHARACTERS, Grammar, GrammarKind
 from dflash_trt.text.tokenizer import BundleTokenizer
@@ -36,7 +34,12 @@ from dflash_trt.text.tokenizer import BundleTokenizer
 DEFAULT_MAX_TOKENS = 32
 
 StreamingText = Literal["cumulative", "delta"]
-STREAMING_TEXTS: tuple[StreamingText, ...] = ("cumulative", "delta")
+# Inputs that are flags, and parameters of our own models and clients: `errors_as_output`, and
+# `acknowledge` for an empty message at once.
+SUM = "return_cumulative_logprob"
+TIMED = "sampling_param_return_perf_metrics"
+FLAGS = ("streaming", "return_finish_reason", "return_stop_reason", SUM, TIMED)
+OWN_FLAGS = ("errors_as_output", "acknowledge")
 
 # Inputs that would change the output: the values that ask for nothing.
 UNIMPLEMENTED: dict[str, tuple[Any, ...]] = {
@@ -71,21 +74,15 @@ class Generation:
     """A runtime request, and how its client wants to hear of it.
 
     `grammar` is what the output must follow; it is not yet in the request, which takes it compiled.
-    `lead` begins the output: the prompt, if it is not to be excluded. A model that forwards asks
-    for `errors_as_output`, and with `acknowledge` for an empty message at once.
+    `lead` begins the output: the prompt, if it is not to be excluded. `wanted` names the inputs
+    and parameters of FLAGS that are true.
     """
 
     request: Request
     grammar: Grammar | None
-    streaming: bool
     streaming_text: StreamingText
     lead: str
-    return_finish_reason: bool
-    return_stop_reason: bool
-    return_perf_metrics: bool
-    return_cumulative_logprob: bool
-    errors_as_output: bool
-    acknowledge: bool
+    wanted: frozenset[str]
 
 
 class _Given:
@@ -99,19 +96,19 @@ class _Given:
         """The value of the contract's input for a sampling parameter."""
         return read_scalar(self.tensors, _SAMPLING + name, kind)
 
-    def is_set(self, name: str) -> bool:
-        """Whether a tensor is there and true."""
-        return bool(read_scalar(self.tensors, name, bool))
-
     def parameter(self, name: str, default: Any = None) -> Any:
         """A parameter as it came: a text, a flag or an integer."""
         self._known.add(name)
         return self._parameters.get(name, default)
 
     def flag(self, name: str, *, default: bool = False) -> bool:
-        """A parameter that is true or false."""
-        self._known.add(name)
-        return read_flag(self._parameters, name, default)
+        """A parameter that is true or false; clients that only know strings write those words."""
+        value = self.parameter(name, default)
+        if value in (True, "true"):
+            return True
+        if value in (False, "false"):
+            return False
+        raise refuse(name, f"{shown(value)} is neither true nor false")
 
     def number(self, name: str, default: float) -> float:
         """A parameter that is the text of a number; NaN for any other."""
@@ -131,6 +128,11 @@ class _Given:
         value = parse_json(given.encode(), name, most_values)
         check_value(name, value, kind)
         return value
+
+    def read_flags(self) -> frozenset[str]:
+        """Those of FLAGS that are true."""
+        inputs = {name for name in FLAGS if read_scalar(self.tensors, name, bool)}
+        return frozenset(inputs | {name for name in OWN_FLAGS if self.flag(name)})
 
     def check(self) -> None:
         """Refuses the first parameter that nobody asked for."""
@@ -165,7 +167,7 @@ class GenerationReader:
         check_unimplemented(tensors, UNIMPLEMENTED)
         given = _Given(tensors, parameters)
         text, prompt_ids = self._read_prompt(given)
-        exclude = read_scalar(tensors, f"{_SAMPLING}exclude_input_from_output", bool)
+        exclude = given.sampling("exclude_input_from_output", bool)
         try:
             request = self._read_request(given, prompt_ids)
         except DflashError as error:
@@ -176,15 +178,9 @@ class GenerationReader:
         generation = Generation(
             request=request,
             grammar=_read_grammar(given),
-            streaming=given.is_set("streaming"),
             streaming_text=check_streaming_text(streaming_text),
             lead=text if exclude is False else "",
-            return_finish_reason=given.is_set("return_finish_reason"),
-            return_stop_reason=given.is_set("return_stop_reason"),
-            return_perf_metrics=given.is_set(f"{_SAMPLING}return_perf_metrics"),
-            return_cumulative_logprob=given.is_set("return_cumulative_logprob"),
-            errors_as_output=given.flag("errors_as_output"),
-            acknowledge=given.flag("acknowledge"),
+            wanted=given.read_flags(),
         )
         given.check()
         return generation
@@ -193,10 +189,10 @@ class GenerationReader:
         """Values as they came: the runtime's own records check them."""
         sampling = _read_sampling(given)
         max_tokens = given.sampling("max_tokens", int)
-        sums = given.is_set("return_cumulative_logprob")
+        sums = read_scalar(given.tensors, SUM, bool)
         end_id = given.parameter("end_id", -1)
         if type(end_id) is not int:
-            raise refuse("end_id", f"{one_line(repr(end_id), 40)} is not a token id")
+            raise refuse("end_id", f"{shown(end_id)} is not a token id")
         block_size = given.parameter("block_size")
         if type(block_size) is int and not self._speculation:
             raise refuse("block_size", "it needs speculation, which is off here", "leave it out")
@@ -261,18 +257,15 @@ def _read_grammar(given: _Given) -> Grammar | None:
     if not guide_type and not guide:
         return None
     if guide_type not in _GUIDES:
-        what = f"{one_line(repr(guide_type), 40)} is none of {', '.join(_GUIDES)}"
-        raise refuse(GUIDE_TYPE, what)
+        raise refuse(GUIDE_TYPE, f"{shown(guide_type)} is none of {', '.join(_GUIDES)}")
     return Grammar(_GUIDES[guide_type], guide)
 
 
 def check_streaming_text(value: object) -> StreamingText:
-    """Raises DflashError (usage) unless `value` is one of STREAMING_TEXTS."""
-    for known in STREAMING_TEXTS:
-        if value == known:
-            return known
-    known_values = " or ".join(STREAMING_TEXTS)
-    raise refuse("streaming_text", f"{one_line(repr(value), 40)} is not {known_values}")
+    """Raises DflashError (usage) unless `value` is a StreamingText."""
+    if value == "cumulative" or value == "delta":
+        return value
+    raise refuse("streaming_text", f"{shown(value)} is not cumulative or delta")
 
 
 def _read_sampling(given: _Given) -> SamplingParams:

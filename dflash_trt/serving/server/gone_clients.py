@@ -24,49 +24,40 @@ class CancellationWatch:
     """
 
     def __init__(self) -> None:
-        self._changed = threading.Condition()
+        self._lock = threading.Lock()
         self._watched: dict[Channel, Callable[[], None]] = {}
-        self._closing = False
+        self._closing = threading.Event()
         self._asked = Lingering()
         self._thread = threading.Thread(target=self._run, name="watch", daemon=True)
         self._thread.start()
 
     def add(self, channel: Channel, on_cancelled: Callable[[], None]) -> None:
-        with self._changed:
+        with self._lock:
             self._watched[channel] = on_cancelled
-            self._changed.notify()
 
     def remove(self, channel: Channel) -> None:
         """No further question is asked about `channel`; one may be under way."""
-        with self._changed:
+        with self._lock:
             self._watched.pop(channel, None)
         self._asked.keep(channel)
 
     def close(self) -> None:
-        with self._changed:
-            self._closing = True
-            self._changed.notify()
+        self._closing.set()
         self._thread.join()
 
     def _run(self) -> None:
-        while self._wait():
-            with self._changed:
+        while not self._closing.wait(_ROUND_S):
+            with self._lock:
                 asked = list(islice(self._watched, _QUESTIONS))
             for channel in asked:
                 self._ask(channel)
-
-    def _wait(self) -> bool:
-        """Lets a round pass, or the time until there is something to watch; False at the end."""
-        with self._changed:
-            self._changed.wait_for(lambda: self._watched or self._closing)
-            return not self._changed.wait_for(lambda: self._closing, _ROUND_S)
 
     def _ask(self, channel: Channel) -> None:
         try:
             cancelled = channel.is_cancelled()
         except Exception:  # its last message has been sent meanwhile
             cancelled = False
-        with self._changed:
+        with self._lock:
             on_cancelled = self._watched.pop(channel, None)
             if on_cancelled is not None and not cancelled:
                 self._watched[channel] = on_cancelled  # to the end of the line

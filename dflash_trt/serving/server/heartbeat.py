@@ -1,4 +1,4 @@
-"""A model's heartbeat: what its generator does and since when, in a small file that is mapped.
+"""A model's heartbeat: what its generator does, in a small file that is mapped.
 
 A write is a copy into memory, of two microseconds, before each turn of the generator: a busy server
 is heard without being asked.
@@ -13,9 +13,8 @@ import struct
 import time
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from dflash_trt.decoding.worker import Phase
 from dflash_trt.errors import DflashError
@@ -23,24 +22,22 @@ from dflash_trt.errors import DflashError
 # Names the file to the models' processes, which get no other word from who starts their server.
 HEARTBEAT_VARIABLE = "DFLASH_TRT_HEARTBEAT"
 PING_S = 5.0
-_FORM = struct.Struct("=dQQ")
+_FORM = struct.Struct("=QQ")
 _PHASES = list(Phase)
 
 
-@dataclass(frozen=True, slots=True)
-class Beat:
-    """The last beat: the generator's phase, when it began (`time.monotonic`), and its number."""
+class Beat(NamedTuple):
+    """The last beat: the generator's phase, and its number."""
 
     phase: Phase
-    since: float
-    count: int
+    number: int
 
 
 class HeartbeatWriter:
     """Writes beats to the file that HEARTBEAT_VARIABLE names; without one, nothing."""
 
     def __init__(self) -> None:
-        self._count = 0
+        self._number = 0
         self._map: mmap.mmap | None = None
         if path := os.environ.get(HEARTBEAT_VARIABLE):
             with Path(path).open("w+b") as file:
@@ -50,17 +47,17 @@ class HeartbeatWriter:
     def beat(self, phase: Phase) -> None:
         """Says that `phase` begins."""
         if self._map is not None:
-            self._count += 1
-            _FORM.pack_into(self._map, 0, time.monotonic(), _PHASES.index(phase), self._count)
+            self._number += 1
+            _FORM.pack_into(self._map, 0, _PHASES.index(phase), self._number)
 
 
 def read_heartbeat(path: Path) -> Beat | None:
     """The last beat; None where no model has written one."""
     try:
-        since, phase, count = _FORM.unpack(path.read_bytes())
+        phase, number = _FORM.unpack(path.read_bytes())
     except (OSError, struct.error):
         return None
-    return Beat(_PHASES[phase], since, count) if count else None
+    return Beat(_PHASES[phase], number) if number else None
 
 
 class SilenceWatch:
@@ -71,11 +68,10 @@ class SilenceWatch:
     """
 
     def __init__(self, ping: Callable[[], Coroutine[Any, Any, None]], hang_s: float) -> None:
-        self._ping = ping
-        self._hang_s = hang_s
+        self._ping, self._hang_s = ping, hang_s
         self._asking: asyncio.Task[None] | None = None
         self._heard_at = time.monotonic()
-        self._count = 0
+        self._number = 0
 
     def find_trouble(self, beat: Beat | None, now: float) -> str | None:
         """What is wrong at the time `now`; None for a server that is heard, or was lately."""
@@ -83,13 +79,12 @@ class SilenceWatch:
             return None
         if beat.phase is Phase.BROKEN:
             return "the executor failed and could not be opened again"
-        if beat.count != self._count:
-            self._count, self._heard_at = beat.count, max(beat.since, self._heard_at)
-        is_idle = beat.phase is Phase.IDLE
+        is_idle, is_answered = beat.phase is Phase.IDLE, False
         if self._asking is not None and self._asking.done():
-            if self._asking.exception() is None and is_idle:
-                self._heard_at = now
+            is_answered = self._asking.exception() is None and is_idle
             self._asking = None
+        if is_answered or beat.number != self._number:
+            self._number, self._heard_at = beat.number, now
         silent_s = now - self._heard_at
         if silent_s > self._hang_s:
             what = "nothing was answered" if is_idle else "no step has ended"

@@ -1,9 +1,13 @@
-"""Values out of a request's tensors, each error naming its input."""
+"""Values out of a request's tensors and parameters, each error naming its input.
+
+Over HTTP (`/generate`) Triton server makes a parameter of every field that the model has no input
+for; over gRPC parameters are parameters. Whatever nobody reads is refused, never ignored.
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Set
 from typing import Any, TypeVar
 
 import numpy as np
@@ -18,6 +22,45 @@ Tensors = Mapping[str, npt.NDArray[Any]]
 
 # A parameter of stops between our models: ids of the requests to end, a space between two.
 STOP_IDS = "stop_ids"
+
+# Inputs of the classic contract and of the LLM-API contract: one meaning, one type, two names.
+RENAMED = {
+    "text_input": "text_input",
+    "max_tokens": "sampling_param_max_tokens",
+    "stream": "streaming",
+    "temperature": "sampling_param_temperature",
+    "top_k": "sampling_param_top_k",
+    "top_p": "sampling_param_top_p",
+    "frequency_penalty": "sampling_param_frequency_penalty",
+    "presence_penalty": "sampling_param_presence_penalty",
+    "stop_words": "sampling_param_stop",
+    "exclude_input_in_output": "sampling_param_exclude_input_from_output",
+    "return_perf_metrics": "sampling_param_return_perf_metrics",
+}
+_OTHER_NAMES = {
+    "prompt": "text_input",
+    "max_new_tokens": "sampling_param_max_tokens",
+    "max_completion_tokens": "sampling_param_max_tokens",
+    "seed": "sampling_param_seed",
+    "random_seed": "sampling_param_seed",
+    "timeout": "timeout_us",
+}
+LLM_NAMES: Mapping[str, str] = RENAMED | _OTHER_NAMES
+CLASSIC_NAMES: Mapping[str, str] = {
+    **{theirs: ours for ours, theirs in RENAMED.items() if theirs != ours},
+    "sampling_param_seed": "seed",
+    "prompt": "text_input",
+    "max_new_tokens": "max_tokens",
+}
+
+# TensorRT-LLM's guided decoding: inputs of the classic contract, parameters of the other one.
+GUIDE_TYPE, GUIDE = "guided_decoding_guide_type", "guided_decoding_guide"
+# Parameters that `llm_model.py` reads itself; the request's id comes as one too.
+READ_ELSEWHERE = frozenset({"id", "timeout_us", STOP_IDS})
+# Those of the classic contract, which are passed on.
+CLASSIC_PARAMETERS = frozenset(
+    {"id", "streaming_text", "ignore_eos", "add_special_tokens", "end_id", "block_size"}
+)
 
 
 def refuse(name: str, what: str, fix: str | None = None) -> DflashError:
@@ -41,11 +84,7 @@ def read_scalar(tensors: Tensors, name: str, kind: type[T]) -> T | None:
 
 
 def read_texts(tensors: Tensors, name: str) -> list[str]:
-    """The texts of a tensor; none where it was not sent.
-
-    Raises:
-        DflashError: one is not UTF-8 (usage).
-    """
+    """The texts of a tensor; none where it was not sent."""
     tensor = tensors.get(name)
     texts: list[str] = []
     for element in [] if tensor is None else tensor.reshape(-1).tolist():
@@ -58,11 +97,7 @@ def read_texts(tensors: Tensors, name: str) -> list[str]:
 
 
 def check_sizes(tensors: Tensors) -> None:
-    """Refuses an input of more values than any may have, before one of them is read.
-
-    Raises:
-        DflashError: there is one (usage).
-    """
+    """Refuses an input of more values than any may have, before one of them is read."""
     for name, tensor in tensors.items():
         if tensor.size > MAX_STOP_STRINGS:
             raise refuse(name, f"{tensor.size:,} values are more than {MAX_STOP_STRINGS}")
@@ -71,22 +106,22 @@ def check_sizes(tensors: Tensors) -> None:
 def check_unimplemented(tensors: Tensors, neutral: Mapping[str, tuple[Any, ...]]) -> None:
     """Refuses inputs that would change the output if they were implemented.
 
-    `neutral` gives the values of each that ask for nothing.
-
-    Raises:
-        DflashError: an element of one of them has another value (usage).
-    """
+    `neutral` gives the values of each that ask for nothing."""
     for name, values in neutral.items():
         tensor = tensors.get(name)
         for element in () if tensor is None else tensor.reshape(-1).tolist():
             value = element.decode("utf-8", "replace") if isinstance(element, bytes) else element
             if value not in values:
-                shown = " or ".join(map(_show, values))
-                raise refuse(
-                    name,
-                    f"{one_line(_show(value), 40)} is not supported",
-                    f"leave it out{f' or pass {shown}' if values else ''}",
-                )
+                advice = f" or pass {' or '.join(map(shown, values))}" if values else ""
+                raise refuse(name, f"{shown(value)} is not supported", f"leave it out{advice}")
+
+
+def check_parameters(parameters: Iterable[str], known: Set[str], names: Mapping[str, str]) -> None:
+    """Refuses the first parameter that is not `known`; `names` has what others call a field."""
+    for name in parameters:
+        if name not in known and not name.startswith("triton_"):
+            fix = f"send {names[name]}" if name in names else "leave it out (see config.pbtxt)"
+            raise refuse(one_line(name, 60), "is no field of this model", fix)
 
 
 def read_parameters(text: str) -> dict[str, Any]:
@@ -95,28 +130,11 @@ def read_parameters(text: str) -> dict[str, Any]:
     return parameters if isinstance(parameters, dict) else {}
 
 
-def read_flag(parameters: Mapping[str, Any], name: str, default: bool) -> bool:
-    """A boolean parameter of a request; clients that only know strings write true and false."""
-    value = parameters.get(name, default)
-    if value in (True, "true"):
-        return True
-    if value in (False, "false"):
-        return False
-    raise refuse(name, f"{one_line(_show(value), 40)} is neither true nor false")
-
-
-def read_count(parameters: Mapping[str, Any], name: str) -> int:
-    """A parameter that is a whole number of at least 0, which it is where it was not sent."""
-    value = parameters.get(name, 0)
-    if type(value) is not int or value < 0:
-        raise refuse(name, f"{one_line(_show(value), 40)} is not a whole number of at least 0")
-    return value
-
-
 def as_strings(texts: list[str]) -> npt.NDArray[np.object_]:
     """Texts as the elements of a STRING tensor."""
     return np.array([text.encode() for text in texts], dtype=np.object_)
 
 
-def _show(value: object) -> str:
-    return json.dumps(value) if isinstance(value, str | bool) else str(value)
+def shown(value: object) -> str:
+    """A value as JSON has it, short."""
+    return one_line(json.dumps(value) if isinstance(value, str | bool) else str(value), 40)

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import http.client
+import os
 import re
 import signal
 import subprocess
 import time
 from collections import deque
-from contextlib import ExitStack
-from dataclasses import asdict, dataclass
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
 
 from dflash_trt.core.files import resolved
 from dflash_trt.decoding.worker import Phase
@@ -25,30 +25,37 @@ from dflash_trt.serving.server.addresses import (
     numeric_address,
     restriction_options,
 )
-from dflash_trt.serving.server.guard import Guard
 from dflash_trt.serving.server.heartbeat import HEARTBEAT_VARIABLE, read_heartbeat
+from dflash_trt.serving.server.processes import has_dead_child
 from dflash_trt.serving.server.tritonserver import (
-    TritonServerBinary,
     find_tritonserver,
     prepare_backends,
     server_environment,
 )
 
 _POLL_S = 0.1
-_ANSWER_S = 30.0
+_ANSWER_S = 10.0
 # A server whose time is over ends with this code, or hangs.
 _OVERDUE = 1
 _OVERTIME_S = 2
-_SHARED_MEMORY = Path("/dev/shm")
+_LAST_WORDS_S = 5.0
+# Waits until nobody holds the other end of its input; then nobody is left to end the server.
+_GUARD = """
+trap '' INT TERM HUP
+read -r group && read -r end
+kill -9 -"$group"
+sleep 0.3
+rm -rf "$@" /dev/shm/"$0"*
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerOptions:
     """How to start a server on a model repository, as `package` writes it.
 
-    A port of 0 takes any free one. Triton server's own HTTP listens where
-    `choose_http_host` says, the other two on `host`. Without a `log_file` the output is kept for
-    error messages only. After SIGTERM, requests in flight may go on for `exit_timeout_s`. If this
+    A port of 0 takes any free one. Triton server's own HTTP listens at `host` where that is a
+    loopback address, or with `expose_http`. Without a `log_file` the output is kept for error
+    messages only. After SIGTERM, requests in flight may go on for `exit_timeout_s`. If this
     process is killed, the server ends and the folders `removed_with` go too.
     """
 
@@ -70,11 +77,6 @@ class ServerAddresses:
     http: str
     grpc: str
     metrics: str
-
-    def ports(self) -> dict[str, Any]:
-        """The ports under the names that ServerOptions has for them."""
-        each = asdict(self).items()
-        return {f"{name}_port": int(address.rpartition(":")[2]) for name, address in each}
 
 
 class TritonServer:
@@ -99,60 +101,65 @@ class TritonServer:
         with ExitStack() as stack:
             folder = TemporaryDirectory(prefix="dflash-trt-server-", ignore_cleanup_errors=True)
             self._folder = Path(stack.enter_context(folder))
-            # Unique: the server's id, and the prefix of its shared memory.
-            self._name = self._folder.name
+            self._name = self._folder.name  # unique: the prefix of the server's shared memory
             self.log_file = (options.log_file or self._folder / "server.log").absolute()
+            self.heartbeat_file = self._folder / "heartbeat"
             # The server needs seconds to bind its own sockets beside these, which it may since
             # nobody listens here; until then the system gives the ports to nobody else.
             self._held_ports = {
-                protocol: stack.enter_context(bind_port(host, port, f"--{protocol}-port"))
-                for protocol, (host, port) in places.items()
+                name: stack.enter_context(bind_port(host, port, f"--{name}-port"))
+                for name, (host, port) in places.items()
             }
+            bound = {name: one.getsockname() for name, one in self._held_ports.items()}
+            self.ports = {f"{name}_port": address[1] for name, address in bound.items()}
             self.addresses = ServerAddresses(
-                *(
-                    client_address(host, held.getsockname()[1])
-                    for (host, _), held in zip(
-                        places.values(), self._held_ports.values(), strict=True
-                    )
-                )
+                **{name: client_address(places[name][0], one[1]) for name, one in bound.items()}
             )
-            shared_memory = _SHARED_MEMORY / self._name
-            self._guard = Guard([self._folder, shared_memory, *options.removed_with])
-            stack.callback(self._guard.end_group)
-            self.heartbeat_file = self._folder / "heartbeat"
+            # Models' processes get their arguments split at spaces, which this path has none of.
+            repository = self._folder / "repository"
+            repository.symlink_to(resolved(options.repository))
+            command = [
+                str(binary.path),
+                f"--id={self._name}",
+                f"--model-repository={repository}",
+                *prepare_backends(binary, self._folder),
+                f"--backend-config=python,shm-region-prefix-name={self._name}",
+                "--disable-auto-complete-config",
+                f"--exit-timeout-secs={options.exit_timeout_s}",
+                *restriction_options(),
+            ]
+            for name, (host, port, *_) in bound.items():
+                command += [f"--{name}-address={numeric_address(name, host)}"]
+                command += [f"--{name}-port={port}"]
+            doomed = map(str, (self._folder, *(one.absolute() for one in options.removed_with)))
+            self._guard = subprocess.Popen(
+                ["/bin/sh", "-c", _GUARD, self._name, *doomed],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                process_group=0,
+            )
+            stack.callback(self._end_guard)
             # Appended to: what a former server said last is why there is another.
             with self.log_file.open("ab") as log:
                 self._log_start = log.tell()
                 self._process = subprocess.Popen(
-                    self._command(binary, options),
+                    command,
                     stdin=subprocess.DEVNULL,
                     stdout=log,
                     stderr=subprocess.STDOUT,
                     env=server_environment(binary) | {HEARTBEAT_VARIABLE: str(self.heartbeat_file)},
-                    # The stub looks for modules in its working folder first: an empty one.
+                    # The stub looks for modules in its working folder first.
                     cwd=self._folder,
                     # A terminal's Ctrl-C reaches the launcher alone, which decides what follows.
-                    process_group=self._guard.group,
+                    process_group=0,
                 )
+            assert self._guard.stdin is not None
+            with suppress(BrokenPipeError):
+                self._guard.stdin.write(b"%d\n" % self._process.pid)
+                self._guard.stdin.flush()
             self._resources = stack.pop_all()
         self._closed_with: int | None = None
-
-    def _command(self, binary: TritonServerBinary, options: ServerOptions) -> list[str]:
-        command = [
-            str(binary.path),
-            f"--id={self._name}",
-            f"--model-repository={self._spaceless(resolved(options.repository))}",
-            *prepare_backends(binary, self._folder),
-            f"--backend-config=python,shm-region-prefix-name={self._name}",
-            "--disable-auto-complete-config",
-            f"--exit-timeout-secs={options.exit_timeout_s}",
-            *restriction_options(),
-        ]
-        for protocol, held in self._held_ports.items():
-            host, port = held.getsockname()[:2]
-            address = numeric_address(protocol, host)
-            command += [f"--{protocol}-address={address}", f"--{protocol}-port={port}"]
-        return command
 
     def __enter__(self) -> TritonServer:
         return self
@@ -160,16 +167,9 @@ class TritonServer:
     def __exit__(self, *exception: object) -> None:
         self.close()
 
-    def _spaceless(self, repository: Path) -> Path:
-        """A path to the repository that Triton server 2.51 can start Python models from.
-
-        Their processes get their arguments split at spaces, end at once, and are waited for.
-        """
-        if not re.search(r"\s", str(repository)):
-            return repository
-        link = self._folder / "repository"
-        link.symlink_to(repository)
-        return link
+    def _end_guard(self) -> None:
+        self._guard.kill()
+        self._guard.communicate()
 
     @property
     def pid(self) -> int:
@@ -194,24 +194,28 @@ class TritonServer:
         )
 
     def read_metrics(self) -> bytes:
-        """Its figures, as Prometheus reads them; OSError where it tells none."""
-        found = _get(self.addresses.metrics, "/metrics")
-        if found is None:
-            raise OSError("the server tells no figures")
-        return found
+        """Its figures, as Prometheus reads them; nothing where it tells none."""
+        return _get(self.addresses.metrics, "/metrics") or b""
 
     def wait_ready(self, timeout_s: float | None = None) -> None:
         """Returns once the server is ready, as `is_ready` has it.
 
+        Triton server 2.51 waits for ever for a model whose process is killed while it loads: it is
+        killed too. One that fails to load ends its process, and the server, which says why.
+
         Raises:
             DflashError: it ended, or was not ready within `timeout_s`.
         """
-        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        started, lost_since = time.monotonic(), None
         while not self.is_ready():
-            problem = None
+            now, problem = time.monotonic(), None
+            if has_dead_child(self.pid):
+                lost_since = lost_since or now
+            if lost_since is not None and now - lost_since > _LAST_WORDS_S:
+                self.kill()
             if self.exit_code is not None:
                 problem = f"ended with exit code {self.exit_code} before it was ready"
-            elif deadline is not None and time.monotonic() > deadline:
+            elif timeout_s is not None and now - started > timeout_s:
                 problem = f"was not ready within {timeout_s:g} s"
             if problem is not None:
                 raise DflashError(f"{problem}: {self.last_error()}", where=self.origin)
@@ -219,28 +223,15 @@ class TritonServer:
         for held in self._held_ports.values():
             held.close()
 
-    def wait(self, timeout_s: float | None = None) -> int:
-        """Waits until the server has ended; its exit code.
-
-        Raises:
-            subprocess.TimeoutExpired: it runs on.
-        """
-        self._process.wait(timeout_s)
-        assert self.exit_code is not None
-        return self.exit_code
-
     def send_signal(self, number: int) -> None:
         """Passes a signal on to the server; nothing when it has ended."""
         self._process.send_signal(number)
 
     def kill(self) -> None:
         """Ends the server and its models at once, stopped ones too; `close` cleans up."""
-        self._guard.end_group()
-        self.wait()
-
-    def keep_guard(self) -> None:
-        """Sees to it that the server ends with this process, should it be killed."""
-        self._guard.keep()
+        with suppress(ProcessLookupError):
+            os.killpg(self.pid, signal.SIGKILL)
+        self._process.wait()
 
     def stop(self) -> int:
         """Ends the server: SIGTERM, and SIGKILL once its time is over; its exit code.
@@ -248,54 +239,45 @@ class TritonServer:
         0 also where its time was over but our model had no request left: Triton server 2.51
         sometimes loses a stream that is cancelled as it ends, and can then not unload the model.
         """
-        if self.exit_code is not None:
-            return self.exit_code
+        if (code := self.exit_code) is not None:
+            return code
         self.send_signal(signal.SIGTERM)
-        try:
-            code = self.wait(self._exit_timeout_s + _OVERTIME_S)
-        except subprocess.TimeoutExpired:
-            self.send_signal(signal.SIGKILL)
-            self.wait()
-            code = _OVERDUE
+        with suppress(subprocess.TimeoutExpired):
+            self._process.wait(self._exit_timeout_s + _OVERTIME_S)
+        if (code := self.exit_code) not in (None, _OVERDUE):
+            return code
+        self.kill()
         beat = read_heartbeat(self.heartbeat_file)
-        was_idle = beat is not None and beat.phase is not Phase.TURN
-        return 0 if code == _OVERDUE and was_idle else code
+        return 0 if beat is not None and beat.phase is not Phase.TURN else _OVERDUE
 
     def close(self) -> int:
         """Ends the server and what it leaves behind; its exit code. May be called again."""
-        if self._closed_with is not None:
-            return self._closed_with
-        self._closed_with = self.stop()
-        self._guard.end_group()  # models outlive a server that was killed
-        for region in _SHARED_MEMORY.glob(f"{self._name}*"):
-            region.unlink(missing_ok=True)
-        self._resources.close()
+        if self._closed_with is None:
+            self._closed_with = self.stop()
+            self.kill()  # models outlive a server that was killed
+            for region in Path("/dev/shm").glob(f"{self._name}*"):
+                region.unlink(missing_ok=True)
+            self._resources.close()
         return self._closed_with
 
     def last_error(self) -> str:
-        """What the log gives as the reason: a model's, else the server's, else its last line.
-
-        That may be of a model that has outlived its server by a moment, and tells nothing.
-        """
+        """What the log gives as the reason: a model's, else the server's, else its last line."""
         try:
-            lines = self._last_lines()
+            with self.log_file.open(encoding="utf-8", errors="replace") as log:
+                log.seek(self._log_start)
+                lines = deque((line for line in log if line.strip()), maxlen=200)
         except OSError as error:
             return f"its log cannot be read ({error.strerror})"
+        if not lines:
+            return "it printed nothing"
+        reason = lines[-1]
         for mark in ("failed to load '", "error: ", "failed to start "):
             if found := [line for line in lines if mark in line and line[0] in "Ee"]:
-                return _reason(found[-1])
-        return _reason(lines[-1]) if lines else "it printed nothing"
-
-    def _last_lines(self) -> deque[str]:
-        with self.log_file.open(encoding="utf-8", errors="replace") as log:
-            log.seek(self._log_start)
-            return deque((line for line in log if line.strip()), maxlen=200)
-
-
-def _reason(line: str) -> str:
-    """A line of the log without its time stamp and the Python traceback at its end."""
-    text = re.sub(r"^[IWE]\d{4} [\d:.]+ \d+ [\w.]+:\d+\] ", "", line).strip().strip('"')
-    return one_line(text.partition(r"\n\nAt:")[0])
+                reason = found[-1]
+                break
+        # Without its time stamp and the Python traceback at its end.
+        text = re.sub(r"^[IWE]\d{4} [\d:.]+ \d+ [\w.]+:\d+\] ", "", reason).strip().strip('"')
+        return one_line(text.partition(r"\n\nAt:")[0])
 
 
 def _get(address: str, path: str) -> bytes | None:

@@ -23,11 +23,12 @@ from dflash_trt.serving.server.heartbeat import HeartbeatWriter
 from dflash_trt.serving.server.inputs import (
     STOP_IDS,
     Tensors,
-    read_count,
     read_parameters,
     read_scalar,
+    refuse,
+    shown,
 )
-from dflash_trt.serving.server.metrics import AcceptanceWatch, Metrics
+from dflash_trt.serving.server.metrics import Metrics
 from dflash_trt.serving.server.replies import Channel, Reply
 from dflash_trt.serving.server.settings import ModelSettings
 from dflash_trt.text.sandbox import SandboxLostError
@@ -78,13 +79,7 @@ class TritonPythonModel:
         )
         self._request_seconds = settings.count("request_seconds", 0)
         self._worker.start()
-        self._metrics = Metrics(
-            utils,
-            lambda: self._worker.load,
-            limits.max_batch,
-            queue,
-            AcceptanceWatch(pair.schedule, utils.Logger.log_warn),
-        )
+        self._metrics = Metrics(utils, lambda: self._worker.load, limits.max_batch, queue)
         self._compiling = CompilingQueue(
             pair.grammars,
             limits.max_batch + queue,
@@ -136,7 +131,10 @@ class TritonPythonModel:
             return
         generation = self._reader.read(tensors, parameters)
         self._worker.check(generation.request)
-        own_us = request.timeout() or read_count(parameters, "timeout_us")
+        own_us = request.timeout() or parameters.get("timeout_us", 0)
+        if type(own_us) is not int or own_us < 0:
+            what = f"{shown(own_us)} is not a whole number of at least 0"
+            raise refuse("timeout_us", what)
         limits_s = [one for one in (own_us / 1e6, self._request_seconds) if one]
 
         def forget(last: TokenEvent | Failure) -> None:
@@ -152,7 +150,8 @@ class TritonPythonModel:
         )
         with self._lock:
             self._jobs.setdefault(request_id, []).append(job)
-        reply.begin()
+        if "acknowledge" in generation.wanted:
+            channel.send({}, final=False)
         self._watch.add(channel, lambda: setattr(job, "cancelled", True))
         if generation.grammar is None:
             self._worker.submit(job)

@@ -1,4 +1,4 @@
-"""Figures for Prometheus, on the server's /metrics, and a line in its log."""
+"""Figures for Prometheus, on the server's /metrics."""
 
 from __future__ import annotations
 
@@ -9,15 +9,11 @@ from typing import Any
 
 from dflash_trt.decoding import RequestStatistics
 from dflash_trt.decoding.jobs import Load, Outcome
-from dflash_trt.decoding.schedule import BlockSchedule
-from dflash_trt.decoding.tuning.break_even import DraftedSteps, low_acceptance, schedule_break_even
 from dflash_trt.version import __version__
 
 SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 TOKEN_SECONDS = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25)
 _GAUGE_PERIOD_S = 0.1
-FEWEST_STEPS = 256
-"""Steps with drafts before anything is said of them: a few requests need not be like the others."""
 
 # Families by name: what they tell.
 _LABELLED = {
@@ -69,47 +65,15 @@ KINDS = {
 """What a model exports: Prometheus's kind of each family."""
 
 
-class AcceptanceWatch:
-    """Adds up the requests that end; `warn` hears once that drafts cost more than they bring.
-
-    Without a schedule that was measured it says nothing.
-    """
-
-    def __init__(self, schedule: BlockSchedule | None, warn: Callable[[str], object]) -> None:
-        self._schedule, self._warn = schedule, warn
-        self._steps = DraftedSteps()
-        self._ended = schedule is None or schedule.measured is None
-
-    def take(self, statistics: RequestStatistics) -> None:
-        """Counts the steps of a request that ended."""
-        if self._ended:
-            return
-        self._steps.add(statistics)
-        if self._steps.count < FEWEST_STEPS:
-            return
-        break_even = schedule_break_even(self._schedule, self._steps.block)
-        if line := low_acceptance(self._steps, break_even, "BUNDLE", fewest=FEWEST_STEPS):
-            self._ended = True
-            self._warn(line)
-
-
 class Metrics:
     """Counts what ends, and shows the generator's `load` ten times a second, in its own thread.
 
     Every figure is a message to the server and takes it about 0.2 ms. `utils` is the module
     `triton_python_backend_utils`; `slots` requests run at a time, and `queue` may wait.
-    `acceptance` hears of each request that got a result.
     """
 
-    def __init__(
-        self,
-        utils: Any,
-        load: Callable[[], Load],
-        slots: int,
-        queue: int,
-        acceptance: AcceptanceWatch,
-    ) -> None:
-        self._load, self._acceptance, self._utils = load, acceptance, utils
+    def __init__(self, utils: Any, load: Callable[[], Load], slots: int, queue: int) -> None:
+        self._load, self._utils = load, utils
         self._families: list[Any] = []  # a family must outlive its metrics
         requests = self._family(_REQUESTS, _LABELLED[_REQUESTS])
         self._outcomes = {one: requests.Metric(labels={"outcome": one.value}) for one in Outcome}
@@ -184,7 +148,6 @@ class Metrics:
             outcome, statistics = ended
             if statistics is not None:
                 self._count(statistics)
-                self._acceptance.take(statistics)
             # The outcome last: whoever sees it sees all figures of that request.
             self._outcomes[outcome].increment(1)
             self._show_load()

@@ -1,8 +1,4 @@
-"""The processes of a Triton server as /proc shows them: which run its models, and how they are.
-
-Looking reads a line per process and asks nobody: a busy server is not disturbed, and one that
-answers nothing is seen all the same.
-"""
+"""The processes of a Triton server as /proc shows them, whether or not they answer anything."""
 
 from __future__ import annotations
 
@@ -10,39 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 PROC = Path("/proc")
-STOPPED_S = 1.0
-_DEAD, _STOPPED = "ZX", "Tt"
-
-
-class ProcessWatch:
-    """Tells when a server or a process of its models has died, or stays stopped.
-
-    A stop counts after STOPPED_S: a profiler stops a process for milliseconds.
-    """
-
-    def __init__(self, server_pid: int, proc: Path = PROC) -> None:
-        self._server_pid, self._proc = server_pid, proc
-        self._models: dict[int, str] = {}
-        self._stopped_since: dict[int, float] = {}
-
-    def find_models(self) -> set[str]:
-        """Looks for the models' processes; names those, and those found before, dead or not."""
-        self._models |= find_models(self._server_pid, self._proc)
-        return set(self._models.values())
-
-    def find_trouble(self, now: float) -> str | None:
-        """Which process has died, or has been stopped for some time, if any."""
-        names = {pid: f"the process of the model {name}" for pid, name in self._models.items()}
-        for pid, name in {self._server_pid: "the server's process", **names}.items():
-            state, parent = read_state(self._proc / str(pid)) or ("X", 0)
-            # The server's own death is its parent's to notice.
-            if pid in names and (state in _DEAD or parent != self._server_pid):
-                return f"{name} has died"
-            if state not in _STOPPED:
-                self._stopped_since.pop(pid, None)
-            elif now - self._stopped_since.setdefault(pid, now) >= STOPPED_S:
-                return f"{name} is stopped"
-        return None
+_DEAD = "ZX"
 
 
 def find_models(server_pid: int, proc: Path = PROC) -> dict[int, str]:
@@ -62,6 +26,12 @@ def find_models(server_pid: int, proc: Path = PROC) -> dict[int, str]:
         if models and state not in _DEAD:
             found[int(process.name)] = models[0]
     return found
+
+
+def runs(pid: int, parent_pid: int, proc: Path = PROC) -> bool:
+    """Whether that child of its parent runs; another process may have its number by now."""
+    state, parent = read_state(proc / str(pid)) or ("X", 0)
+    return state not in _DEAD and parent == parent_pid
 
 
 def has_dead_child(pid: int, proc: Path = PROC) -> bool:

@@ -17,7 +17,7 @@ from dflash_trt.decoding import RequestResult, TokenEvent, TokenLogprob
 from dflash_trt.decoding.jobs import Failure, Outcome
 from dflash_trt.errors import DflashError
 from dflash_trt.serving.client.wire import FIGURES
-from dflash_trt.serving.server.generation import Generation
+from dflash_trt.serving.server.generation import SUM, TIMED, Generation
 from dflash_trt.serving.server.inputs import as_strings
 
 Outputs = dict[str, npt.NDArray[Any]]
@@ -135,12 +135,6 @@ class Reply:
         self._of_prompt: tuple[TokenLogprob, ...] | None = None
         self._sum = 0.0
 
-    def begin(self) -> None:
-        """Lets the pool send an empty message, where one is wanted; before the first `take`."""
-        if self._generation.acknowledge:
-            self._scheduled = True
-            self._pool.submit(self.send_pending)
-
     def take(self, event: TokenEvent | Failure) -> None:
         """Keeps the event and lets the pool send, if there is something to send yet."""
         with self._lock:
@@ -152,20 +146,15 @@ class Reply:
 
     def send_pending(self) -> None:
         """Sends what has come so far as one message; on a thread of the pool."""
-        events: list[TokenEvent | Failure] = []
         with self._lock:
-            if self._is_due():  # or this is the empty message of `begin`
-                events, self._pending = self._pending, events
-        last = events[-1] if events else None
+            events, self._pending = self._pending, []
+        last = events[-1]
+        is_end = isinstance(last, Failure) or last.result is not None
         try:
-            if last is None:
-                self._channel.send({}, final=False)
-            else:
-                self._send(events)
+            self._send(events)
         except Exception as error:  # a client that has gone is no reason to stop serving others
-            failure = Failure(Outcome.FAILED, DflashError(f"the reply failed: {error}"))
-            last = failure if isinstance(last, TokenEvent) and last.result is not None else last
-        if isinstance(last, Failure) or (last is not None and last.result is not None):
+            last = Failure(Outcome.FAILED, DflashError(f"the reply failed: {error}"))
+        if is_end:
             self._on_sent(last)
             return
         with self._lock:
@@ -179,12 +168,13 @@ class Reply:
             return False
         last = self._pending[-1]
         ended = isinstance(last, Failure) or last.result is not None
-        return ended or self._generation.streaming
+        return ended or "streaming" in self._generation.wanted
 
     def _send(self, events: list[TokenEvent | Failure]) -> None:
         last = events[-1]
         if isinstance(last, Failure):
-            self._channel.fail(last, as_output=self._generation.errors_as_output)
+            as_output = "errors_as_output" in self._generation.wanted
+            self._channel.fail(last, as_output=as_output)
             return
         for event in events:
             if isinstance(event, TokenEvent):
@@ -205,7 +195,7 @@ class Reply:
         if self._of_prompt is not None:
             outputs |= self._describe_prompt(self._of_prompt)
             self._of_prompt = None
-        if self._generation.return_cumulative_logprob:
+        if SUM in self._generation.wanted:
             outputs["cumulative_logprob"] = np.array([self._sum], dtype=np.float32)
         if self._generation.streaming_text == "delta":
             self._text, self._token_ids, self._logprobs = "", [], []
@@ -215,7 +205,7 @@ class Reply:
 
     def _describe(self, result: RequestResult) -> Outputs:
         """What only the last message has."""
-        statistics, wanted = result.statistics, self._generation
+        statistics, wanted = result.statistics, self._generation.wanted
         figures = {name: getattr(statistics, field) for name, field in FIGURES.items()}
         if statistics.grammar_s is not None:
             figures["grammar_us"] = round(statistics.grammar_s * 1e6)
@@ -226,12 +216,12 @@ class Reply:
         }
         if statistics.acceptance_rate is not None:
             outputs["acceptance_rate"] = np.array([statistics.acceptance_rate], dtype=np.float32)
-        if wanted.return_finish_reason:
+        if "return_finish_reason" in wanted:
             outputs["finish_reason"] = as_strings([result.finish_reason])
-        if wanted.return_stop_reason:
+        if "return_stop_reason" in wanted:
             reason = "" if result.stop_reason is None else str(result.stop_reason)
             outputs["stop_reason"] = as_strings([reason])
-        if wanted.return_perf_metrics:
+        if TIMED in wanted:
             moments = (0.0, statistics.queue_s, statistics.time_to_first_token_s)
             for name, seconds in zip(TIMES, (*moments, statistics.end_to_end_s), strict=True):
                 if seconds is not None:

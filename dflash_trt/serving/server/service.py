@@ -10,8 +10,6 @@ from dflash_trt.errors import DflashError
 from dflash_trt.serving.openai.server import OpenAiServer
 from dflash_trt.serving.server.supervisor import Supervisor
 
-# What sockets still hold goes out within; a client that reads nothing must not keep the port.
-_FLUSH_S = 2.0
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
@@ -59,7 +57,9 @@ class Service:
         finally:
             # The front stays to refuse what comes, and passes on how the server ends the rest.
             code = await supervisor.end()
-            await self._end_front()
+            if self._front is not None and self._fronting is not None:
+                self._front.stop()
+                await asyncio.wait({self._fronting})
             await supervisor.close()
         return code
 
@@ -79,7 +79,10 @@ class Service:
                 return
             raise
         self._serving = True
-        await self._start_front()
+        if self._front is not None:
+            self._fronting = asyncio.create_task(self._front.run())
+            while not (self._front.started or self._fronting.done()):
+                await asyncio.sleep(0.01)
         if not self._stopping.is_set():
             on_ready()
         supervising = asyncio.create_task(supervisor.run())
@@ -91,20 +94,3 @@ class Service:
         stopping.cancel()
         for task in ended - {stopping}:
             task.result()  # which raises
-
-    async def _start_front(self) -> None:
-        if self._front is None:
-            return
-        self._fronting = asyncio.create_task(self._front.run())
-        while not (self._front.started or self._fronting.done()):
-            await asyncio.sleep(0.01)
-
-    async def _end_front(self) -> None:
-        """The server has ended, so all answers have; some clients may be slow to read theirs."""
-        if self._front is None or self._fronting is None or self._fronting.done():
-            return
-        self._front.stop()
-        await asyncio.wait({self._fronting}, timeout=_FLUSH_S)
-        if not self._fronting.done():
-            await self._front.cut()
-        await self._fronting

@@ -12,11 +12,7 @@ from dflash_trt.hardware.cores import AUTO, ThreadChoice
 
 
 class ModelSettings:
-    """The arguments of a model's `initialize`.
-
-    Raises:
-        DflashError: they are not what Triton server gives.
-    """
+    """The arguments of a model's `initialize`."""
 
     def __init__(self, arguments: Mapping[str, str]) -> None:
         config = json.loads(arguments["model_config"])
@@ -50,10 +46,9 @@ class ModelSettings:
     def drafter(self, name: str) -> DrafterKind:
         """A parameter that is a kind of drafter."""
         text = self.text(name)
-        for kind in DRAFTERS:
-            if text == kind:
-                return kind
-        raise _wrong(name, f"{one_line(repr(text), 40)} is none of {', '.join(DRAFTERS)}")
+        if text not in DRAFTERS:
+            raise _wrong(name, f"{one_line(repr(text), 40)} is none of {', '.join(DRAFTERS)}")
+        return text
 
 
 def _wrong(name: str, what: str) -> DflashError:

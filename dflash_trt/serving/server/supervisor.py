@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import signal
 import time
-from collections import Counter, deque
+from collections import deque
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing, suppress
 from dataclasses import dataclass, replace
@@ -16,12 +16,12 @@ from dflash_trt.serving.client.client import GenerationRequest, ServedModel, Tex
 from dflash_trt.serving.client.errors import ServedModelError
 from dflash_trt.serving.server.heartbeat import SilenceWatch, read_heartbeat
 from dflash_trt.serving.server.launcher import ServerOptions, TritonServer
-from dflash_trt.serving.server.processes import ProcessWatch, has_dead_child
+from dflash_trt.serving.server.processes import find_models, runs
 
 LOOK_S = 0.25
 WINDOW_S = 600.0
 _LONGEST_DELAY_S = 8.0
-_LAST_WORDS_S = 5.0
+_FORMER_MODELS = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,14 +67,13 @@ class Supervisor:
         on_event: Callable[[str], None] = lambda _: None,
     ) -> None:
         self.server = TritonServer(options)
-        self._supervision = supervision
-        self._on_event = on_event
-        self._options = replace(options, **self.server.addresses.ports())
+        self._supervision, self._on_event = supervision, on_event
+        self._options = replace(options, **self.server.ports)
         self.failures = 0  # of servers, since the start
         self._recent: deque[float] = deque()
         self._expected: set[str] = set()
         self._model: ServedModel | None = None
-        self._requests: Counter[ServedModel] = Counter()  # those of servers that have gone, too
+        self._former: deque[ServedModel] = deque()
         self._refusal = "the model is being loaded"
         self._ending = asyncio.Event()
         self._restarting = asyncio.Lock()
@@ -92,26 +91,17 @@ class Supervisor:
         Raises:
             ServedModelError: there is none; else as `ServedModel.stream`.
         """
-        model = self._model
-        if model is None:
+        if self._model is None:
             raise ServedModelError(self._refusal, "unavailable")
-        self._requests[model] += 1
-        try:
-            async with aclosing(model.stream(request)) as deltas:
-                async for delta in deltas:
-                    yield delta
-        finally:
-            self._requests[model] -= 1
-            if model is not self._model:
-                await self._close_unused(model)
+        async with aclosing(self._model.stream(request)) as deltas:
+            async for delta in deltas:
+                yield delta
 
     async def start(self) -> None:
-        """Returns when the first server is ready.
-
-        Raises:
-            DflashError: it ended before.
-        """
-        await self._await_ready(self.server)
+        """Returns when the first server is ready."""
+        await asyncio.to_thread(self.server.wait_ready)
+        if not self._ending.is_set():
+            self._model = ServedModel(self.server.addresses.grpc)
 
     async def run(self) -> None:
         """Watches and restarts, until `end`.
@@ -146,23 +136,19 @@ class Supervisor:
 
     async def close(self) -> None:
         """Closes the connections, when nobody waits for an answer."""
-        for model in self._requests:
-            await model.close()
+        while self._former:
+            await self._former.popleft().close()
 
     async def _refuse(self, why: str) -> None:
-        """Requests are refused from now on; those in flight go on."""
-        model, self._model, self._refusal = self._model, None, why
-        if model is not None:
-            await self._close_unused(model)
+        """Requests are refused from now on; those in flight go on.
 
-    async def _close_unused(self, model: ServedModel) -> None:
-        """Closes the connection to a server that has gone, once its last request has ended.
-
-        Closing it earlier cancels calls, which their tasks would take for their own cancellation.
+        A connection is closed some servers later: calls that this would cancel have ended by then.
         """
-        if not self._requests[model]:
-            del self._requests[model]
-            await model.close()
+        if self._model is not None:
+            self._former.append(self._model)
+        self._model, self._refusal = None, why
+        if len(self._former) > _FORMER_MODELS:
+            await self._former.popleft().close()
 
     def _plan_restart(self, trouble: str, code: int | None) -> float:
         """How long to wait before the next start; the longer, the more of them have failed."""
@@ -172,11 +158,9 @@ class Supervisor:
         while now - self._recent[0] > WINDOW_S:
             self._recent.popleft()
         count, most = len(self._recent), self._supervision.max_restarts
-        if not most:
-            raise ServerFailedError(trouble, self.server, code)
         if count > most:
-            what = f"failed {count} times in {WINDOW_S / 60:g} minutes, the last time: {trouble}"
-            raise ServerFailedError(what, self.server, code)
+            times = f"failed {count} times in {WINDOW_S / 60:g} minutes, the last time: "
+            raise ServerFailedError((times if most else "") + trouble, self.server, code)
         delay_s = min(2.0 ** (count - 2), _LONGEST_DELAY_S) if count > 1 else 0.0
         self._on_event(f"{trouble}; starting again in {delay_s:g} s ({count} of {most})")
         return delay_s
@@ -191,55 +175,31 @@ class Supervisor:
             self.server = await asyncio.to_thread(TritonServer, self._options)
             if self._ending.is_set():
                 self.kill()
-            await self._await_ready(self.server)
+            await self.start()
         except DflashError as error:
             return error.message
         self._on_event(f"ready again after {time.monotonic() - started:.1f} s")
         return None
 
-    async def _await_ready(self, server: TritonServer) -> None:
-        """Waits for the server; one of which a process stops or dies meanwhile is killed.
-
-        Triton server 2.51 waits for ever for a model whose process is killed while it loads. One
-        that fails to load ends its process too, and the server, which says why.
-        """
-        waiting = asyncio.create_task(asyncio.to_thread(server.wait_ready))
-        watch = ProcessWatch(server.pid)
-        lost_since: float | None = None
-        while not waiting.done():
-            await asyncio.wait({waiting}, timeout=LOOK_S)
-            watch.find_models()
-            now = time.monotonic()
-            if watch.find_trouble(now) or has_dead_child(server.pid):
-                lost_since = lost_since or now
-            if lost_since is not None and now - lost_since > _LAST_WORDS_S:
-                await asyncio.to_thread(server.kill)
-        await waiting
-        if not self._ending.is_set():
-            self._model = ServedModel(server.addresses.grpc)
-            self._requests[self._model] = 0
-
     async def _watch(self) -> str | None:
         """Returns what is wrong with the server, once something is; None when it is to end."""
         server, model = self.server, self._model
-        watch = ProcessWatch(server.pid)
-        models = watch.find_models()
-        self._expected |= models
-        if missing := self._expected - models:
-            return f"the process of the model {missing.pop()} has died"
+        models = find_models(server.pid)
+        self._expected |= set(models.values())
+        lost = self._expected - set(models.values())
         if model is None:  # it is to end
             return None
         silence = SilenceWatch(model.ping, self._supervision.hang_seconds)
         try:
             while not self._ending.is_set():
-                now = time.monotonic()
-                beat = read_heartbeat(server.heartbeat_file)
-                trouble = watch.find_trouble(now) or silence.find_trouble(beat, now)
+                lost |= {name for pid, name in models.items() if not runs(pid, server.pid)}
                 if server.exit_code is not None:  # and its models with it
                     return f"{_describe_end(server.exit_code)}: {server.last_error()}"
-                if trouble is not None:
+                if lost:
+                    return f"the process of the model {lost.pop()} has died"
+                beat = read_heartbeat(server.heartbeat_file)
+                if (trouble := silence.find_trouble(beat, time.monotonic())) is not None:
                     return trouble
-                server.keep_guard()
                 await self._pause(LOOK_S)
         finally:
             await silence.close()

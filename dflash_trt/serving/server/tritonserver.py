@@ -31,11 +31,7 @@ class TritonServerBinary:
 
 
 def find_tritonserver() -> TritonServerBinary:
-    """The first of: `tritonserver` in PATH, NGC's container's, nvidia-pytriton's.
-
-    Raises:
-        DflashError: there is none.
-    """
+    """The first of: `tritonserver` in PATH, NGC's container's, nvidia-pytriton's."""
     on_path = shutil.which("tritonserver")
     if on_path is not None:
         return TritonServerBinary(Path(on_path))
@@ -55,11 +51,7 @@ def prepare_backends(binary: TritonServerBinary, folder: Path) -> list[str]:
 
     The wheel keeps one stub per Python version apart from its backend: both are brought together
     in `folder`, so that nothing is written into site-packages. An installation of its own is left
-    as it is.
-
-    Raises:
-        DflashError: the wheel has no stub for this Python.
-    """
+    as it is."""
     if binary.wheel is None:
         return []
     stub = binary.wheel / "python_backend_stubs" / PYTHON_VERSION / STUB_NAME
@@ -101,11 +93,7 @@ def find_wheel() -> Path | None:
 
 
 def _library_folders(wheel: Path) -> list[Path]:
-    """Folders of the libraries that the stub loads: the wheel's own, and libpython.
-
-    Raises:
-        DflashError: this Python has no shared library.
-    """
+    """Folders of the libraries that the stub loads: the wheel's own, and libpython."""
     folders = [wheel.parent.parent / "nvidia_pytriton.libs"]
     library = Path(sysconfig.get_config_var("LIBDIR") or "", f"libpython{PYTHON_VERSION}.so.1.0")
     if library.is_file():

@@ -1,10 +1,9 @@
-"""Every process of a served pair killed and stopped under load, and what clients see.
+"""Every process of a served pair killed under load, and what clients see.
 
 One `serve` is asked by clients over OpenAI's port (streamed or not) and gRPC all the time. Each run
-kills the Triton server and each model's process in turn, the first ones stop them too, and notes
-the memory of every process when all is well again. Then `serve` itself is killed, and in each
-further run another one. A request ends right (with the text it should have), or with one error;
-anything else is lost.
+kills the Triton server and each model's process in turn, and notes the memory of every process when
+all is well again. Then `serve` itself is killed, and in each further run another one. A request
+ends right (with the text it should have), or with one error; anything else is lost.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field
 from itertools import cycle, islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 import click
@@ -85,11 +84,9 @@ class ServeProcess:
         return next(pid for pid, text in self.children().items() if "tritonserver --id" in text)
 
     def find(self, name: str) -> int:
-        """The process id of the `server`, the `guard`, or of a model."""
+        """The process id of the `server`, or of a model."""
         if name == "server":
             return self.server()
-        if name == "guard":
-            return next(pid for pid, text in self.children().items() if "guard.py" in text)
         return next(pid for pid, model in find_models(self.server()).items() if model == name)
 
     def memory(self) -> dict[str, float]:
@@ -223,9 +220,9 @@ def _read_answer(status: int, content: bytes, *, streamed: bool) -> str | None:
     return "".join(one["choices"][0]["text"] for one in parsed if one["choices"])
 
 
-async def strike(clients: Clients, name: str, number: signal.Signals) -> Figures:
-    """Sends the signal; seconds until health is honest, and until a request is answered right."""
-    os.kill(clients.serve.find(name), number)
+async def strike(clients: Clients, name: str) -> Figures:
+    """Kills a process; seconds until health is honest, and until a request is answered right."""
+    os.kill(clients.serve.find(name), signal.SIGKILL)
     struck = time.monotonic()
     told_s: float | None = None
     while time.monotonic() - struck < PATIENCE_S:
@@ -272,18 +269,15 @@ def measure(
     bundle: Path,
     *,
     clients: int = 32,
-    stops: Annotated[int, "Runs that stop processes too."] = 3,
     max_tokens: int = 64,
 ) -> Figures:
     require("the kill campaign", "aiohttp")
     allow_more_files()
     manifest = open_bundle(bundle).manifest
-    return asyncio.run(_campaign(bundle, manifest.name, work.runs, clients, stops, max_tokens))
+    return asyncio.run(_campaign(bundle, manifest.name, work.runs, clients, max_tokens))
 
 
-async def _campaign(
-    bundle: Path, name: str, runs: int, clients: int, stops: int, max_tokens: int
-) -> Figures:
+async def _campaign(bundle: Path, name: str, runs: int, clients: int, max_tokens: int) -> Figures:
     blows: dict[str, list[Figures]] = {}
     memory: list[Figures] = []
     loads: list[Clients] = []
@@ -293,13 +287,11 @@ async def _campaign(
             load = Clients(serve, name, max_tokens)
             loads.append(load)
             async with load.running(clients):
-                for run in range(0 if serve_number else runs):
-                    await _strike_all(load, blows, stop=run < stops)
+                for _ in range(0 if serve_number else runs):
+                    await _strike_all(load, blows)
                     await asyncio.sleep(_CALM_S)
                     memory.append(serve.memory())
                     click.echo(f"MiB: {memory[-1]}")
-                os.kill(serve.find("guard"), signal.SIGKILL)  # which another replaces
-                await asyncio.sleep(1.0)
                 load.is_stopping = True
                 gone.append(await kill_serve(serve))
                 click.echo(f"serve SIGKILL: all is gone after {gone[-1]} s")
@@ -317,11 +309,10 @@ async def _campaign(
     }
 
 
-async def _strike_all(load: Clients, blows: dict[str, list[Figures]], *, stop: bool) -> None:
-    """Kills each process of the server in turn; stops each, too."""
+async def _strike_all(load: Clients, blows: dict[str, list[Figures]]) -> None:
+    """Kills each process of the server in turn."""
     for name in ("server", "tensorrt_llm", "ensemble"):
-        for number in (signal.SIGKILL, signal.SIGSTOP) if stop else (signal.SIGKILL,):
-            await asyncio.sleep(_CALM_S)  # something is in flight
-            blow = await strike(load, name, number)
-            blows.setdefault(f"{name} {number.name}", []).append(blow)
-            click.echo(f"{name} {number.name}: {blow}")
+        await asyncio.sleep(_CALM_S)  # something is in flight
+        blow = await strike(load, name)
+        blows.setdefault(f"{name} SIGKILL", []).append(blow)
+        click.echo(f"{name} SIGKILL: {blow}")
