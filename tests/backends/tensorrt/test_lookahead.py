@@ -17,9 +17,9 @@ import pytest
 from dflash_trt.backends.base import Scores, StepCall, TargetCall
 from dflash_trt.backends.tensorrt.run.executor import TensorRtExecutor
 from dflash_trt.backends.tensorrt.run.lookahead import Step
-from dflash_trt.decoding import Generator, GeneratorOptions, Penalties, SamplingParams
+from dflash_trt.decoding import Generator, GeneratorOptions, Penalties, Request, SamplingParams
 from dflash_trt.graph.form import GraphForm
-from dflash_trt.proof.gpu_check.executor_probes import probe_ahead, probe_drawing
+from dflash_trt.proof.gpu_check.engine_probes import Bench, probe_drawing, probe_unrecorded
 from dflash_trt.sampling.params import pack_sampling
 from dflash_trt.sampling.token_rules import TokenRules
 from tests.backends.steps import one_chunk, random_ids
@@ -314,16 +314,17 @@ def test_the_gpu_checks_probes_see_what_is_wrong(
     machine: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Steps begun in vain cost time and no token; tokens that are drawn otherwise are others."""
-    monkeypatch.setattr("dflash_trt.proof.gpu_check.executor_probes.TIMED_STEPS", 6)
-    executor, prompt = machine.open(), np.array([PROMPTS[0]])
-    assert probe_ahead(executor, prompt)[0] and probe_drawing(executor, prompt)[0]
+    requests = [Request(prompt_ids=tuple(PROMPTS[0]), max_tokens=16)]
+    executor, unused = machine.open(), None
+    bench = Bench(executor, unused, unused, requests)  # type: ignore[arg-type]
+    assert probe_unrecorded(bench)[0] and probe_drawing(bench)[0]
     monkeypatch.setattr(Step, "equals", lambda self, other: False)
-    passed, detail, _ = probe_ahead(executor, prompt)
-    assert not passed and "tokens are the same" in detail
+    passed, detail, _ = probe_unrecorded(bench)
+    assert not passed and "1 of 1 outputs are the same" in detail
     monkeypatch.setattr(
-        "dflash_trt.proof.gpu_check.executor_probes.sampling_input",
+        "dflash_trt.proof.gpu_check.engine_probes.sampling_input",
         lambda limits, params: pack_sampling(
             [replace(one, seed=one.seed % 2**63) for one in params]
         ),
     )
-    assert not probe_drawing(executor, prompt)[0]
+    assert not probe_drawing(bench)[0]
