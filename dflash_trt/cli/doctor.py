@@ -27,26 +27,23 @@ REQUIRED = ("demo pair", "build graphs", "run on the CPU")
     type=FOLDER,
     help="Folder of --gpu-check's record; one that is there is gone on with.  [default: gpu-check]",
 )
-@click.option("--long", "is_long", is_flag=True, help="Run all of --gpu-check, however long.")
 @click.option(
     "--part",
     "parts",
     metavar="NAME",
     multiple=True,
-    help="Run this part of --gpu-check alone, again if it has run; may be given several times.",
+    help="Run this part of --gpu-check alone, however long; may be given several times.",
 )
 @json_option
-def command(
-    gpu_check: bool, output: Path | None, is_long: bool, parts: tuple[str, ...], as_json: bool
-) -> int:
+def command(gpu_check: bool, output: Path | None, parts: tuple[str, ...], as_json: bool) -> int:
     """Say what this machine can build and run, a line each; exit 1 if the CPU path cannot.
 
     With --gpu-check: hold kernels and engines to the CPU's results on the GPU that is here and time
     them, for ten minutes at most; exit 1 if there is none, or if it does not do what it should.
     """
     if gpu_check:
-        return _check_gpu(output or RECORD_FOLDER, parts, is_long=is_long, as_json=as_json)
-    given = {"--output": output, "--long": is_long, "--part": parts}
+        return _check_gpu(output or RECORD_FOLDER, parts, as_json=as_json)
+    given = {"--output": output, "--part": parts}
     refuse_options(given, "is for --gpu-check")
     findings = examine()
     if as_json:
@@ -60,15 +57,15 @@ def command(
     return EXIT_FAILED if broken else 0
 
 
-def _check_gpu(folder: Path, parts: tuple[str, ...], *, is_long: bool, as_json: bool) -> int:
+def _check_gpu(folder: Path, parts: tuple[str, ...], *, as_json: bool) -> int:
     # Imported here: it brings both executors.
     from dflash_trt.proof.gpu_check.check import check_gpu
     from dflash_trt.proof.gpu_check.gpu_record import PAGE_NAME, RECORD_NAME
-    from dflash_trt.proof.gpu_check.page import lines, to_json
+    from dflash_trt.proof.gpu_check.page import lines
 
     try:
         with StageBars() as bars:
-            record = check_gpu(folder, bars, is_long=is_long, only=parts)
+            record = check_gpu(folder, bars, parts)
     except (KeyboardInterrupt, SystemExit):
         if (folder / RECORD_NAME).is_file():
             click.echo(
@@ -76,13 +73,13 @@ def _check_gpu(folder: Path, parts: tuple[str, ...], *, is_long: bool, as_json: 
             )
         raise
     if as_json:
-        print_json(to_json(record))
+        print_json(record.to_json())
     else:
         for line in lines(record):
             click.echo(line)
         click.echo(f"{folder / PAGE_NAME} is the page, {folder / RECORD_NAME} has every figure")
-        if record.unfinished(is_long=False):
+        if any(one.was_stopped for one in record.parts.values()):
             click.echo("the same command goes on with what is unfinished")
-        elif record.unfinished() and not is_long:
-            click.echo("--long takes the time for what is unfinished")
+        elif record.unfinished():
+            click.echo("--part NAME takes the time for what is unfinished")
     return 0 if record.passed else EXIT_FAILED

@@ -76,7 +76,7 @@ def test_a_child_that_hangs_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyP
     outcome = run_in_child(hangs, _setting(tmp_path, 0.2))
     assert (outcome.status, outcome.reason) == ("no answer", "it was ended after 'first'")
     assert outcome.passed is False and outcome.seconds < 60
-    assert outcome.is_final(is_long=False) and not outcome.is_final(is_long=True)
+    assert not outcome.was_stopped
 
 
 def test_ctrl_c_ends_the_child_and_keeps_what_it_found(

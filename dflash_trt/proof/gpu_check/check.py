@@ -19,58 +19,65 @@ from dflash_trt.proof.gpu_check.gpu_record import (
     PartOutcome,
     open_record,
 )
-from dflash_trt.proof.gpu_check.page import page, to_json
+from dflash_trt.proof.gpu_check.page import page
 from dflash_trt.proof.gpu_check.parts import MACHINE, Part, check_parts
 from dflash_trt.proof.gpu_check.runner import Setting, run_in_child
 
 BUDGET_SECONDS = 580
 """Ten minutes with the end of a part that does not heed its time."""
 LONG_SECONDS = 3600
-"""Of one part in the long form, which has no budget."""
+"""Of a part that was asked for by name: there is no budget."""
 LEAST_SECONDS = 15.0
 """No part is begun with less."""
 
 
-def check_gpu(
-    folder: Path, progress: Progress, *, is_long: bool = False, only: Sequence[str] = ()
-) -> CheckRecord:
+def check_gpu(folder: Path, progress: Progress, only: Sequence[str] = ()) -> CheckRecord:
     """Runs what the record in `folder` does not have yet; it is written after every part.
 
-    `only` names parts that are run instead, whether the record has them or not.
+    `only` names parts that are run instead, known or not, for as long as they take.
 
     Raises:
         DflashError: there is no GPU; `folder` holds the record of another, or a name of `only` is
             no part's (usage).
         KeyboardInterrupt, SystemExit: the user's; the record has all that was found until then.
     """
-    chosen = _choose(check_parts(), only)
+    parts = check_parts()
+    known_names = [part.name for part in parts]
+    for name in only:
+        if name not in known_names:
+            what = f"no part is called {one_line(name, 80)!r}{nearest(name, known_names)}"
+            raise DflashError(what, where="--part", usage=True)
     ends = time.monotonic() + BUDGET_SECONDS
-    record = open_record(folder, _find_machine(progress, is_long=is_long))
+    record = open_record(folder, _find_machine(progress))
     folder.mkdir(parents=True, exist_ok=True)
     _save(record, folder)  # a folder that cannot be written to is known before minutes of work
-    for part in chosen:
+    for part in parts:
         known = record.parts.get(part.name)
-        if known is not None and not only and known.is_final(is_long=is_long):
+        is_known = known is not None and not known.was_stopped
+        if part.name not in only if only else is_known:
             continue
-        left = LONG_SECONDS if is_long else ends - time.monotonic()
+        left = LONG_SECONDS if only else ends - time.monotonic()
         if left < LEAST_SECONDS:
-            _keep(record, part, PartOutcome("not run", "out of time"), folder)
-            continue
-        progress.stage(part.name, None)
-        seconds = LONG_SECONDS if is_long else min(part.seconds, left)
-        outcome = _run(part, seconds, is_long=is_long)
-        if outcome.status in ("out of time", "no answer") and seconds < part.seconds:
-            outcome.status, outcome.reason = "interrupted", "the ten minutes were up"
-        _keep(record, part, outcome, folder)
+            outcome = PartOutcome("not run", "out of time")
+        else:
+            progress.stage(part.name, None)
+            seconds = left if only else min(part.seconds, left)
+            outcome = _run(part, seconds)
+            if outcome.status in ("out of time", "no answer") and seconds < part.seconds:
+                outcome.status, outcome.reason = "interrupted", "the ten minutes were up"
+        is_less = known is not None and len(outcome.probes) < len(known.probes)
+        if not (is_less and outcome.was_stopped and outcome.passed is not False):
+            record.parts[part.name] = outcome
+        _save(record, folder)
         if outcome.stop is not None:
             raise outcome.stop
     return record
 
 
-def _find_machine(progress: Progress, *, is_long: bool) -> dict[str, Any]:
+def _find_machine(progress: Progress) -> dict[str, Any]:
     """The GPU and the versions of what is installed."""
     progress.stage(MACHINE.name, None)
-    found = _run(MACHINE, MACHINE.seconds, is_long=is_long)
+    found = _run(MACHINE, MACHINE.seconds)
     if found.stop is not None:
         raise found.stop
     if found.status == "failed":
@@ -82,32 +89,12 @@ def _find_machine(progress: Progress, *, is_long: bool) -> dict[str, Any]:
     return machine
 
 
-def _choose(parts: Sequence[Part], only: Sequence[str]) -> list[Part]:
-    known = [part.name for part in parts]
-    for name in only:
-        if name not in known:
-            what = f"no part is called {one_line(name, 80)!r}{nearest(name, known)}"
-            raise DflashError(what, where="--part", usage=True)
-    return [part for part in parts if not only or part.name in only]
-
-
-def _run(part: Part, seconds: float, *, is_long: bool) -> PartOutcome:
+def _run(part: Part, seconds: float) -> PartOutcome:
     with tempfile.TemporaryDirectory(prefix="dflash-trt-") as folder:
-        ends = time.monotonic() + seconds
-        return run_in_child(part.work, Setting(Path(folder), ends, is_long))
-
-
-def _keep(record: CheckRecord, part: Part, outcome: PartOutcome, folder: Path) -> None:
-    """Puts an outcome in place of the one before, unless that one only knows more."""
-    known = record.parts.get(part.name)
-    is_less = known is not None and len(outcome.probes) < len(known.probes)
-    was_stopped = outcome.status in ("interrupted", "not run")
-    if not (is_less and was_stopped and outcome.passed is not False):
-        record.parts[part.name] = outcome
-    _save(record, folder)
+        return run_in_child(part.work, Setting(Path(folder), time.monotonic() + seconds))
 
 
 def _save(record: CheckRecord, folder: Path) -> None:
-    text = json.dumps(to_json(record), indent=2, allow_nan=False)
+    text = json.dumps(record.to_json(), indent=2, allow_nan=False)
     replace_file(folder / RECORD_NAME, f"{text}\n".encode())
     replace_file(folder / PAGE_NAME, page(record).encode())

@@ -1,10 +1,13 @@
-"""What this project takes CUDA to do, shown on the device itself; no library and no kernel."""
+"""What this project takes CUDA to do, shown on the device itself; no library and no kernel.
+
+The tests' stand-in for CUDA believes the same: what turns out wrong says that it is to be mended.
+"""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
@@ -13,8 +16,8 @@ from dflash_trt.core.machine import describe_host
 from dflash_trt.errors import DflashError
 from dflash_trt.hardware.device import ALIGNMENT, Device, HostBytes, load_cuda
 from dflash_trt.hardware.gpus import arches
-from dflash_trt.proof.gpu_check.gpu_record import Found, Probe, attempt
-from dflash_trt.proof.gpu_check.runner import Setting
+from dflash_trt.proof.gpu_check.gpu_record import Probe
+from dflash_trt.proof.gpu_check.runner import Found, Setting, attempt
 
 SIZE = 1 << 20
 LARGE = 64 << 20
@@ -53,15 +56,8 @@ def describe_machine(setting: Setting) -> Iterator[Probe]:
     )
 
 
-def check_cuda(setting: Setting) -> Iterator[Probe]:
-    """Every contract of `Device` that the stand-in for CUDA believes, and the copy bandwidth."""
-    with closing(Device()) as device:
-        for name, find in PROBES.items():
-            yield from attempt(name, find, device)
-
-
 class _Buffer:
-    """Device memory of random bytes that `sent` has too, beside pinned memory on the host."""
+    """Random bytes in device memory, which go when the device is closed; `sent` has them too."""
 
     def __init__(self, device: Device, size: int, seed: int) -> None:
         self._device = device
@@ -82,18 +78,6 @@ class _Buffer:
         return _equal(self.host, expected)
 
 
-@contextmanager
-def _buffers(device: Device, *sizes: int) -> Iterator[list[_Buffer]]:
-    held = [_Buffer(device, size, seed) for seed, size in enumerate(sizes)]
-    try:
-        yield held
-    finally:
-        device.synchronize()
-        for one in held:
-            device.free(one.address)
-            device.free_host(one.host)
-
-
 def _equal(actual: HostBytes, expected: HostBytes) -> tuple[bool, str]:
     differ = int((actual != expected).sum())
     return not differ, f"{differ:,} of {expected.size:,} bytes differ"
@@ -101,52 +85,49 @@ def _equal(actual: HostBytes, expected: HostBytes) -> tuple[bool, str]:
 
 def _align(device: Device) -> Found:
     addresses = [device.allocate(size, "a probe") for size in (1, 3, ALIGNMENT + 1, SIZE)]
-    for address in addresses:
-        device.free(address)
     off = [address % ALIGNMENT for address in addresses]
     return not any(off), f"four allocations lie {off} bytes past multiples of {ALIGNMENT}"
 
 
 def _copy_in_order(device: Device) -> tuple[bool, str]:
-    with _buffers(device, SIZE, SIZE) as (first, second):
-        device.upload(first.address, first.host)
-        device.copy(second.address, first.address, SIZE)
-        return second.compare(first.sent)
+    first, second = _Buffer(device, SIZE, 0), _Buffer(device, SIZE, 1)
+    device.upload(first.address, first.host)
+    device.copy(second.address, first.address, SIZE)
+    return second.compare(first.sent)
 
 
 def _wait_for_events(device: Device) -> Found:
-    with _buffers(device, SIZE, LARGE) as (small, large):
-        event, back = device.make_event(), large.host[:SIZE]
-        device.download(back, small.address)
-        device.record(event)
-        device.clear(large.address, LARGE)
-        device.clear(small.address, SIZE)
-        device.wait(event)
-        return _equal(back, small.sent)
+    small, large = _Buffer(device, SIZE, 0), _Buffer(device, LARGE, 1)
+    event, back = device.make_event(), large.host[:SIZE]
+    device.download(back, small.address)
+    device.record(event)
+    device.clear(large.address, LARGE)
+    device.clear(small.address, SIZE)
+    device.wait(event)
+    return _equal(back, small.sent)
 
 
 def _keep_pitches(device: Device) -> Found:
     pitch, width, rows = 1024, 700, SIZE // 1024
-    with _buffers(device, SIZE, SIZE) as (source, destination):
-        places = destination.address, source.address
-        device.copy_rows(*places, pitch=pitch, width=width, rows=rows)
-        device.clear_rows(destination.address, pitch=pitch, width=width // 2, rows=rows)
-        expected = destination.sent.reshape(rows, pitch)
-        expected[:, :width] = source.sent.reshape(rows, pitch)[:, :width]
-        expected[:, : width // 2] = 0
-        return destination.compare(expected.ravel())
+    source, destination = _Buffer(device, SIZE, 0), _Buffer(device, SIZE, 1)
+    places = destination.address, source.address
+    device.copy_rows(*places, pitch=pitch, width=width, rows=rows)
+    device.clear_rows(destination.address, pitch=pitch, width=width // 2, rows=rows)
+    expected = destination.sent.reshape(rows, pitch)
+    expected[:, :width] = source.sent.reshape(rows, pitch)[:, :width]
+    expected[:, : width // 2] = 0
+    return destination.compare(expected.ravel())
 
 
 def _replay(device: Device) -> Found:
-    with _buffers(device, SIZE, SIZE) as (source, destination):
-        device.begin_capture()
-        device.copy(destination.address, source.address, SIZE)
-        graph = device.end_capture()
-        waited, _ = destination.compare(destination.sent)
-        sent = source.fill(6)
-        device.launch(graph)
-        ran, detail = destination.compare(sent)
-        device.destroy_graph(graph)
+    source, destination = _Buffer(device, SIZE, 0), _Buffer(device, SIZE, 1)
+    device.begin_capture()
+    device.copy(destination.address, source.address, SIZE)
+    graph = device.end_capture()
+    waited, _ = destination.compare(destination.sent)
+    sent = source.fill(6)
+    device.launch(graph)
+    ran, detail = destination.compare(sent)
     return waited and ran, f"{detail}; {'nothing' if waited else 'it'} ran while it was captured"
 
 
@@ -197,3 +178,10 @@ PROBES: dict[str, Callable[[Device], Found]] = {
     "memory that is freed is free again": _free,
     "copy bandwidth": _measure_copy,
 }
+
+
+def check_cuda(setting: Setting) -> Iterator[Probe]:
+    """Every belief about `Device`, and the copy bandwidth."""
+    for name, find in PROBES.items():
+        with closing(Device()) as device:
+            yield from attempt(name, find, device)

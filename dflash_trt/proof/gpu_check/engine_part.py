@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import closing
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 
-from dflash_trt.backends.base import Int64Array
 from dflash_trt.backends.onnxruntime.executor import OnnxRuntimeExecutor
 from dflash_trt.backends.registry import open_executor
 from dflash_trt.backends.tensorrt.build.builder import EngineOptions
@@ -19,44 +20,25 @@ from dflash_trt.backends.tensorrt.library import Library, RefusedError, load_lib
 from dflash_trt.backends.tensorrt.run.engines import Loader
 from dflash_trt.backends.tensorrt.run.executor import TensorRtExecutor
 from dflash_trt.building.bundle_writer import BuildOptions, build_bundle
+from dflash_trt.building.synthetic.gpt_oss import write_gpt_oss
+from dflash_trt.building.synthetic.qwen3 import write_pair
 from dflash_trt.bundle.bundle import Bundle, load_tokenizer, open_bundle
 from dflash_trt.core.progress import SilentProgress
 from dflash_trt.decoding import Request
+from dflash_trt.deploy.planning.known_pairs import PairShape
 from dflash_trt.errors import DflashError
-from dflash_trt.graph.form import Precision
+from dflash_trt.graph.form import CacheDtype, Precision
 from dflash_trt.hardware.device import Device
 from dflash_trt.hardware.gpus import Arch, arches
-from dflash_trt.models.build_config import load_config, resolve_file
+from dflash_trt.hardware.kernels import ONE_LAUNCH
+from dflash_trt.models.build_config import BuildConfig, load_config, resolve_file
 from dflash_trt.models.draft import read_draft
 from dflash_trt.models.pair_check import Pair, check_pair
+from dflash_trt.models.sizes import DecoderSizes, DraftShape, ExpertSizes, LayerSizes, TargetShape
 from dflash_trt.models.target import read_target
-from dflash_trt.proof.gpu_check.cache_probes import IN_PLACE, probe_dirty_pages, probe_rows
-from dflash_trt.proof.gpu_check.calls import Bench
-from dflash_trt.proof.gpu_check.executor_probes import (
-    probe_ahead,
-    probe_candidates,
-    probe_drawing,
-    probe_graphs,
-    probe_lengths,
-    probe_move,
-    probe_speed,
-    probe_tokens,
-)
-from dflash_trt.proof.gpu_check.gpu_record import (
-    Found,
-    PartSkippedError,
-    Probe,
-    attempt,
-    describe_error,
-)
-from dflash_trt.proof.gpu_check.random_pairs import (
-    PAGE_SIZE,
-    RandomPair,
-    configure,
-    write_random_pair,
-)
-from dflash_trt.proof.gpu_check.runner import Setting
-from dflash_trt.proof.gpu_check.shape_probes import probe_calls, probe_drafts, probe_drift
+from dflash_trt.proof.gpu_check.engine_probes import Bench, choose_probes
+from dflash_trt.proof.gpu_check.gpu_record import PartSkippedError, Probe
+from dflash_trt.proof.gpu_check.runner import Found, Setting, attempt, describe_error
 from dflash_trt.text.prompts import read_prompts
 
 DEMO = "demo"
@@ -66,6 +48,65 @@ PROMPT_LENGTHS, RANDOM_TOKENS = (90, 5, 40, 70), 24
 
 BUILDS, LOADS = "engines build", "engines load as their manifest says"
 REOPENS = "engines open again with what was kept of the first time"
+
+HIDDEN, MLP, VOCABULARY = 256, 192, 1000
+LAYERS, DRAFT_LAYERS, TAPS = 5, 2, (1, 2)
+# All are chosen: a choice between experts may fall otherwise in another precision, and then nothing
+# could be compared.
+EXPERTS = 4
+WINDOW = 40
+MAX_BATCH, PREFILL_CHUNK = 4, 96
+# Attention in one launch, or in several splits and their merge.
+SHORT, LONG = ONE_LAUNCH // 4, ONE_LAUNCH + 100
+PAGE_SIZE = 16
+
+
+@dataclass(frozen=True, slots=True)
+class RandomPair:
+    """A random pair with the heads and caches that public pairs have, built in seconds.
+
+    Args:
+        group: query heads per KV head.
+        attention: Qwen3's (full); gpt-oss's, with sinks and a window in every other layer; Qwen3's
+            and a draft with one sliding layer (window).
+        kv_heads: fewer for a large group, so that all rows cost about the same.
+        is_paged: pages of PAGE_SIZE positions; else linear caches.
+        max_seq_len: positions of a sequence.
+    """
+
+    group: int
+    attention: Literal["full", "sinks", "window"]
+    head_dim: int
+    is_paged: bool
+    cache_dtype: CacheDtype
+    kv_heads: int
+    block_size: int
+    max_seq_len: int
+
+    @property
+    def name(self) -> str:
+        caches = "paged" if self.is_paged else "linear"
+        codes = " FP8" if self.cache_dtype is CacheDtype.FP8 else ""
+        return f"heads of {self.head_dim}, GQA {self.group}, {self.attention}, {caches}{codes}"
+
+    @property
+    def needs_plugins(self) -> bool:
+        """Whether only this project's kernels have its caches."""
+        return self.is_paged or self.cache_dtype is CacheDtype.FP8
+
+
+_FP8, _AUTO = CacheDtype.FP8, CacheDtype.COMPUTE
+PAIRS = (
+    RandomPair(8, "full", 128, True, _FP8, 1, 16, LONG),
+    RandomPair(8, "sinks", 64, False, _AUTO, 2, 8, LONG),
+    RandomPair(4, "full", 128, False, _AUTO, 2, 16, LONG),
+    RandomPair(4, "sinks", 64, True, _AUTO, 2, 8, LONG),
+    RandomPair(1, "window", 64, False, _AUTO, 4, 8, SHORT),
+    RandomPair(1, "full", 64, False, _FP8, 4, 16, LONG),
+    RandomPair(1, "window", 128, True, _FP8, 2, 8, SHORT),
+)
+"""In order of worth: what the largest public pairs have comes first. Each value of the columns is
+met in pages, in linear caches and without plugins, as a test checks."""
 
 
 def check_engines(
@@ -81,17 +122,14 @@ def check_engines(
     Raises:
         PartSkippedError: the library is not here, or has nothing for this GPU.
     """
-    arch = _find_arch(library, plugins=plugins)
-    options = EngineOptions(arch, PRECISION, library, plugins=plugins)
+    options = EngineOptions(
+        _find_arch(library, plugins=plugins), PRECISION, library, plugins=plugins
+    )
     folder = setting.folder
     pair = _read_demo() if shape is None else write_random_pair(shape, folder)
     cpu_bundle = _build(shape, pair, folder / "cpu", None)
-    yield from attempt(
-        "a file that is no engine is refused, with a reason",
-        _probe_refusal,
-        library,
-        folder / "no.engine",
-    )
+    refused = "a file that is no engine is refused, with a reason"
+    yield from attempt(refused, _probe_refusal, library, folder / "no.engine")
     started = time.perf_counter()
     try:
         bundle = _build(shape, pair, folder / "gpu", options)
@@ -99,49 +137,18 @@ def check_engines(
         yield Probe(BUILDS, False, describe_error(error))
         return
     yield from _describe_build(bundle, options, time.perf_counter() - started)
-    requests = _make_requests(shape, cpu_bundle)
 
     def probe_bundles() -> Iterator[Probe]:
         with closing(open_executor(cpu_bundle)) as cpu, closing(open_executor(bundle)) as gpu:
             assert isinstance(gpu, TensorRtExecutor) and isinstance(cpu, OnnxRuntimeExecutor)
             gpu.preload(("target", "draft", "target_only"))
             yield Probe(LOADS, True, "names, types, shapes and aliases are as built")
-            bench = Bench(gpu, cpu, bundle.manifest, requests, _make_prompt(gpu, requests[0]))
-            probes = _choose(gpu, counts_memory=counts_memory, with_speed=shape is None)
-            for name, find in probes.items():
+            bench = Bench(gpu, cpu, bundle.manifest, _make_requests(shape, cpu_bundle))
+            for name, find in choose_probes(gpu, counts_memory=counts_memory).items():
                 yield from attempt(name, find, bench)
 
     yield from attempt(LOADS, probe_bundles)
     yield from attempt(REOPENS, _probe_reopening, bundle)
-
-
-def _choose(
-    gpu: TensorRtExecutor, *, counts_memory: bool, with_speed: bool
-) -> dict[str, Callable[[Bench], Found | Iterator[Probe]]]:
-    """The probes that suit the engines, each after those it depends on."""
-    probes: dict[str, Callable[[Bench], Found | Iterator[Probe]]] = {IN_PLACE: probe_rows}
-    if gpu.limits.page_pool is not None:
-        probes["what an earlier owner left in a page is not seen"] = probe_dirty_pages
-    probes["calls of changing shape give the CPU's logits"] = probe_calls
-    probes["drafts are mostly the CPU's"] = probe_drafts
-    if counts_memory:
-        probes["changes of shape keep no memory"] = probe_drift
-    probes |= {
-        "tokens are the CPU's": probe_tokens,
-        "causality counts from each row's own length": probe_lengths,
-        "CUDA graphs replay the step": probe_graphs,
-        "slots move": probe_move,
-    }
-    if gpu.limits.draws:
-        probes |= {
-            "engines draw what the runtime would": lambda one: probe_drawing(one.gpu, one.prompt),
-            "looking ahead changes no token": lambda one: probe_ahead(one.gpu, one.prompt),
-        }
-    else:
-        probes["candidates draw what whole rows draw"] = probe_candidates
-    if with_speed:
-        probes["speed at batch 1"] = probe_speed
-    return probes
 
 
 def _describe_build(bundle: Bundle, options: EngineOptions, seconds: float) -> Iterator[Probe]:
@@ -152,11 +159,8 @@ def _describe_build(bundle: Bundle, options: EngineOptions, seconds: float) -> I
     if options.plugins:
         files = [bundle.folder / one.summary for one in bundle.manifest.engines.files]
         codes = {json.loads(file.read_bytes())["kernel_code"] for file in files}
-        yield Probe(
-            "TensorRT takes kernels as machine code",
-            codes == {"cubin"},
-            f"built from {', '.join(sorted(codes))}",
-        )
+        detail = f"built from {', '.join(sorted(codes))}"
+        yield Probe("TensorRT takes kernels as machine code", codes == {"cubin"}, detail)
 
 
 def _find_arch(library: Library, *, plugins: bool) -> Arch:
@@ -165,26 +169,21 @@ def _find_arch(library: Library, *, plugins: bool) -> Arch:
     Raises:
         PartSkippedError: the library is missing or has no such GPU, or there are no kernels for it.
     """
+    with closing(Device()) as device:
+        arch = arches().get(device.arch) or Arch(
+            name=device.arch,
+            devices=device.name,
+            largest_bytes=device.total_bytes,
+            tensorrt_rtx="CURRENT",
+        )
     try:
         load_library(library)
-    except DflashError as error:
-        raise PartSkippedError(error.message) from error
-    with closing(Device()) as device:
-        arch = arches().get(device.arch)
-        if arch is None:
-            arch = Arch(
-                name=device.arch,
-                devices=device.name,
-                largest_bytes=device.total_bytes,
-                tensorrt_rtx="CURRENT",
-            )
-    if library.is_rtx and arch.tensorrt_rtx is None:
-        raise PartSkippedError(f"{library.name} has no {arch.name}")
-    if plugins:
-        try:
+        if library.is_rtx and arch.tensorrt_rtx is None:
+            raise PartSkippedError(f"{library.name} has no {arch.name}")
+        if plugins:
             plugin_arch(arch.name)
-        except DflashError as error:
-            raise PartSkippedError(error.what) from error
+    except DflashError as error:
+        raise PartSkippedError(error.what) from error
     return arch
 
 
@@ -193,6 +192,37 @@ def _read_demo() -> Pair:
     sources = config.target.checkpoint, config.draft.checkpoint
     target, draft = (resolve_file(source, path) for source in sources)
     return check_pair(read_target(target), read_draft(draft))
+
+
+def write_random_pair(shape: RandomPair, folder: Path) -> Pair:
+    """Writes the checkpoints to `folder` and reads them as any others."""
+    layer = LayerSizes(shape.group * shape.kv_heads, shape.kv_heads, shape.head_dim)
+    sliding = replace(layer, window=WINDOW)
+    has_sinks, has_scales = shape.attention == "sinks", shape.cache_dtype is CacheDtype.FP8
+    layers = [sliding if has_sinks and not number % 2 else layer for number in range(LAYERS)]
+    first = sliding if shape.attention == "window" else layer
+    sizes = DecoderSizes(
+        hidden_size=HIDDEN,
+        intermediate_size=MLP,
+        layers=tuple(layers),
+        experts=ExpertSizes(EXPERTS, EXPERTS, MLP) if has_sinks else None,
+    )
+    drafted = (first, *[layer] * (DRAFT_LAYERS - 1))
+    draft = DraftShape(
+        sizes=replace(sizes, layers=drafted, experts=None),
+        max_position_embeddings=2 * LONG,
+        block_size=shape.block_size,
+        mask_token_id=VOCABULARY - 1,
+        target_layer_ids=TAPS,
+        vocab_size=VOCABULARY,
+    )
+    target = TargetShape(sizes=sizes, vocab_size=VOCABULARY, max_position_embeddings=2 * LONG)
+    pair = PairShape(name="random", target=target, draft=draft)
+    if has_sinks:
+        write_gpt_oss(folder, pair, random=True, has_kv_scales=has_scales)
+    else:
+        write_pair(folder, pair, dtype="BF16", random=True, has_kv_scales=has_scales)
+    return check_pair(read_target(folder / "target"), read_draft(folder / "draft"))
 
 
 def _build(
@@ -206,7 +236,15 @@ def _build(
         config, path = load_config(DEMO)
         name, options = path.stem, BuildOptions(engines=engines)
     else:
-        config, name = configure(shape), "random"
+        given = {
+            "description": shape.name,
+            "target": {"checkpoint": "target"},
+            "draft": {"checkpoint": "draft"},
+            "max_batch": MAX_BATCH,
+            "max_seq_len": shape.max_seq_len,
+            "prefill_chunk": PREFILL_CHUNK,
+        }
+        config, name = BuildConfig.model_validate(given), "random"
         page_size = PAGE_SIZE if shape.is_paged and engines is not None else None
         options = BuildOptions(engines=engines, page_size=page_size, cache_dtype=shape.cache_dtype)
     build_bundle(pair, config, name, folder, options, SilentProgress())
@@ -225,14 +263,6 @@ def _make_requests(shape: RandomPair | None, bundle: Bundle) -> list[Request]:
     tokenizer = load_tokenizer(bundle)
     prompts = [tokenizer.encode(text) for text in texts]
     return [Request(prompt_ids=tuple(ids), max_tokens=MAX_TOKENS) for ids in prompts]
-
-
-def _make_prompt(gpu: TensorRtExecutor, request: Request) -> Int64Array:
-    """[1,S] of a request's tokens, repeated where it is short."""
-    limits, length = gpu.limits, len(request.prompt_ids)
-    most = min(limits.prefill_chunk, limits.max_seq_len - limits.block_size)
-    rows = min(max(length, 3 * limits.block_size), most)
-    return np.resize(np.array(request.prompt_ids, np.int64), (1, rows))
 
 
 def _probe_refusal(library: Library, path: Path) -> Found:

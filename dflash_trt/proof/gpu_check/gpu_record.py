@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from functools import cache
@@ -43,10 +42,6 @@ class Probe:
         return raw
 
 
-Found = tuple[bool | None, str] | tuple[bool | None, str, dict[str, Any]]
-"""A finding without its name: whether it passed, its detail and its figures."""
-
-
 class PartSkippedError(DflashError):
     """What a part needs is not here: no failure, but the record says so."""
 
@@ -70,11 +65,10 @@ class PartOutcome:
     log: list[str] = field(default_factory=list)
     stop: BaseException | None = None
 
-    def is_final(self, *, is_long: bool) -> bool:
-        """Whether a resumed check leaves it as it is; --long helps what ran out of time."""
-        if self.status in ("out of time", "no answer"):
-            return not is_long
-        return self.status not in ("interrupted", "not run")
+    @property
+    def was_stopped(self) -> bool:
+        """Whether the same command runs it again."""
+        return self.status in ("interrupted", "not run")
 
     @property
     def is_broken(self) -> bool:
@@ -99,11 +93,6 @@ class PartOutcome:
             "log": self.log,
         }
 
-    @classmethod
-    def from_json(cls, raw: Mapping[str, Any]) -> PartOutcome:
-        probes = [Probe(**probe) for probe in raw["probes"]]
-        return cls(raw["status"], raw["reason"], raw["seconds"], probes, raw["log"])
-
 
 @dataclass(slots=True)
 class CheckRecord:
@@ -122,32 +111,23 @@ class CheckRecord:
         """Whether nothing that ran is wrong."""
         return all(one.passed is not False for one in self.parts.values())
 
-    def unfinished(self, *, is_long: bool = True) -> list[str]:
-        """The parts that the check would run again."""
-        return [name for name, one in self.parts.items() if not one.is_final(is_long=is_long)]
+    def unfinished(self) -> list[str]:
+        """The parts that the same command or more time would tell more of."""
+        ends = ("interrupted", "not run", "out of time", "no answer")
+        return [name for name, one in self.parts.items() if one.status in ends]
 
-
-def attempt(
-    name: str, find: Callable[..., Found | Iterator[Probe]], *given: Any
-) -> Iterator[Probe]:
-    """Yields what `find` finds; an error of it is a finding called `name`, and ends nothing else.
-
-    `find` tells the one finding of that name, or makes probes with names of their own.
-    """
-    try:
-        found = find(*given)
-        yield from [Probe(name, *found)] if isinstance(found, tuple) else found
-    except (PartSkippedError, OutOfTimeError):
-        raise
-    except Exception as error:  # what a library does here for the first time is a finding
-        yield Probe(name, False, describe_error(error))
-
-
-def describe_error(error: Exception) -> str:
-    """An error in one line."""
-    if isinstance(error, DflashError):
-        return error.message
-    return f"{type(error).__name__}: {one_line(error)}"
+    def to_json(self) -> dict[str, Any]:
+        """Every figure."""
+        return {
+            "name": "gpu-check",
+            "date": self.date,
+            "command": "dflash-trt doctor --gpu-check",
+            "source": self.source,
+            "machine": self.machine,
+            "passed": self.passed,
+            "unfinished": self.unfinished(),
+            "parts": {name: one.to_json() for name, one in self.parts.items()},
+        }
 
 
 def open_record(folder: Path, machine: dict[str, Any]) -> CheckRecord:
@@ -162,8 +142,11 @@ def open_record(folder: Path, machine: dict[str, Any]) -> CheckRecord:
     text = read_text(path, FileKind.MANIFEST, named=True)
     try:
         raw = json.loads(text)
-        parts = {name: PartOutcome.from_json(one) for name, one in raw["parts"].items()}
-        record = CheckRecord(raw["machine"], raw["source"], raw["date"], parts)
+        record = CheckRecord(raw["machine"], raw["source"], raw["date"])
+        for name, one in raw["parts"].items():
+            probes = [Probe(**probe) for probe in one["probes"]]
+            ended = one["status"], one["reason"], one["seconds"]
+            record.parts[name] = PartOutcome(*ended, probes, one["log"])
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         what = f"is not a record of this check ({one_line(error, 80)})"
         raise DflashError(what, where=path, fix="choose another -o", usage=True) from error

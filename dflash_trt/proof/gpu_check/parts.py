@@ -2,29 +2,41 @@
 
 from __future__ import annotations
 
+import importlib
+from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
+from dflash_plugins.check import check_accuracy, describe_speed, measure, open_launcher
+from dflash_plugins.compile import check_compiler
+from dflash_plugins.roofline import open_predictor
 from dflash_plugins.table import FOLDERS
+from dflash_plugins.testing.gpu import KernelLauncher, TorchRunner, load_driver
 
 from dflash_trt.backends.tensorrt.library import TENSORRT, TENSORRT_RTX, Library
+from dflash_trt.core.user_cache import user_cache_file
+from dflash_trt.errors import DflashError, one_line
+from dflash_trt.hardware.device import Device
 from dflash_trt.proof.gpu_check.cuda_probes import check_cuda, describe_machine
-from dflash_trt.proof.gpu_check.engine_part import check_engines
-from dflash_trt.proof.gpu_check.kernel_part import check_kernels, measure_kernels
-from dflash_trt.proof.gpu_check.random_pairs import PAIRS, RandomPair
-from dflash_trt.proof.gpu_check.runner import PartWork
+from dflash_trt.proof.gpu_check.engine_part import PAIRS, RandomPair, check_engines
+from dflash_trt.proof.gpu_check.gpu_record import PartSkippedError, Probe
+from dflash_trt.proof.gpu_check.runner import PartWork, Setting
 
 # Nobody knows yet how long TensorRT takes to choose tactics for a pair.
 ENGINE_SECONDS = 180
 ACCURACY_SECONDS = {"block_attention": 90, "gated_delta_step": 60, "row_sample": 40}
 SPEED_SECONDS = {"block_attention": 90}
+# What a case takes at most, its compilation included, and a measurement; none is begun with less.
+CASE_SECONDS, POINT_SECONDS = 5.0, 10.0
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
     """One part: a process of its own, so that a fault of the GPU ends no other.
 
-    The record files it under its `name`; in the short form it is ended after `seconds`.
+    The record files it under its `name`; it is ended after `seconds`, unless asked for by name.
     """
 
     name: str
@@ -48,9 +60,8 @@ def check_parts() -> list[Part]:
     ]
     speeds = [
         Part(f"speed: {folder}", SPEED_SECONDS.get(folder, 30), partial(measure_kernels, folder))
-        for folder in FOLDERS
+        for folder in sorted(FOLDERS, key=lambda folder: folder != "block_attention")
     ]
-    speeds.sort(key=lambda part: not part.name.endswith("block_attention"))
     plain = [*(pair for pair in PAIRS if not pair.needs_plugins), None]
     rtx, native = ([_engines(one, pair) for pair in plain] for one in (TENSORRT_RTX, TENSORRT))
     plugged = [_engines(TENSORRT, pair, plugins=True) for pair in (*PAIRS, None)]
@@ -66,3 +77,48 @@ def _engines(library: Library, pair: RandomPair | None, *, plugins: bool = False
     work = partial(check_engines, library, pair, plugins=plugins, counts_memory=pair is first)
     name = f"{kind}: {'demo pair' if pair is None else pair.name}"
     return Part(name, ENGINE_SECONDS, work)
+
+
+def check_kernels(folder: str, setting: Setting) -> Iterator[Probe]:
+    """The accuracy of one operation's kernels, case by case against float64 or to the bit."""
+    with closing(Device()) as device:
+        for one in check_accuracy(folder, device, _open(device)):
+            detail = "" if one.error is None else f"error {one.error:.3g}, bound {one.bound:.3g}"
+            figures = {"error": one.error, "bound": one.bound}
+            yield Probe(one.name, one.mismatch is None, one.mismatch or detail, figures)
+            setting.leave_time(CASE_SECONDS, "the other cases")
+
+
+def measure_kernels(folder: str, setting: Setting) -> Iterator[Probe]:
+    """The time of one operation's kernels beside the least that memory allows and their rivals'."""
+    torch = load_torch()
+    with closing(Device()) as device:
+        runner = TorchRunner(torch, _open(device))
+        copy = runner.copy_bytes_per_second()
+        predict = open_predictor(device, user_cache_file("kernels"))
+        detail = f"a copy reaches {copy / 1e9:,.0f} GB/s"
+        yield Probe("what is compared", None, detail, {"copy": copy})
+        for row in measure(folder, torch, runner, copy, predict):
+            name = f"time of {row['operation']}, {row['case']}"
+            yield Probe(name, None, describe_speed(row), row)
+            setting.leave_time(POINT_SECONDS, "the other points")
+
+
+def _open(device: Device) -> KernelLauncher:
+    """Raises PartSkippedError where nothing can be launched."""
+    try:
+        check_compiler()
+        return open_launcher(device, load_driver())
+    except DflashError as error:
+        raise PartSkippedError(error.message) from error
+
+
+def load_torch() -> Any:
+    """PyTorch; PartSkippedError where it is not, or not for CUDA."""
+    try:
+        torch = importlib.import_module("torch")
+    except ImportError as error:
+        raise PartSkippedError(f"PyTorch is not installed ({one_line(error, 80)})") from error
+    if not torch.cuda.is_available():
+        raise PartSkippedError(f"PyTorch {torch.__version__} is not for CUDA")
+    return torch

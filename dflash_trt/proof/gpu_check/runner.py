@@ -16,16 +16,15 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
-from multiprocessing.process import BaseProcess
 from pathlib import Path
+from typing import Any
 
-from dflash_trt.errors import one_line
+from dflash_trt.errors import DflashError, one_line
 from dflash_trt.proof.gpu_check.gpu_record import (
     OutOfTimeError,
     PartOutcome,
     PartSkippedError,
     Probe,
-    describe_error,
 )
 
 # A part heeds its time itself where it can; what does not is killed so much later.
@@ -36,22 +35,45 @@ LOG_LINES = 30
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """A part's own `folder`, which is removed afterwards, and its end by `time.monotonic`.
-
-    With `is_long` everything is run, whatever it takes.
-    """
+    """A part's own `folder`, which is removed afterwards, and its end by `time.monotonic`."""
 
     folder: Path
     ends: float
-    is_long: bool = False
 
-    def has(self, seconds: float) -> bool:
-        """Whether so much time is left."""
-        return time.monotonic() + seconds <= self.ends
+    def leave_time(self, seconds: float, what: str) -> None:
+        """Raises OutOfTimeError where less than `seconds` are left, which leaves out `what`."""
+        if time.monotonic() + seconds > self.ends:
+            raise OutOfTimeError(f"{what} are left to --part")
 
 
 PartWork = Callable[[Setting], Iterator[Probe]]
 """Yields findings as they are made; another process imports it by name."""
+
+Found = tuple[bool | None, str] | tuple[bool | None, str, dict[str, Any]]
+"""A finding without its name: whether it passed, its detail and its figures."""
+
+
+def attempt(
+    name: str, find: Callable[..., Found | Iterator[Probe]], *given: Any
+) -> Iterator[Probe]:
+    """Yields what `find` finds; an error of it is a finding called `name`, and ends nothing else.
+
+    `find` tells the one finding of that name, or makes probes with names of their own.
+    """
+    try:
+        found = find(*given)
+        yield from [Probe(name, *found)] if isinstance(found, tuple) else found
+    except (PartSkippedError, OutOfTimeError):
+        raise
+    except Exception as error:  # what a library does here for the first time is a finding
+        yield Probe(name, False, describe_error(error))
+
+
+def describe_error(error: Exception) -> str:
+    """An error in one line."""
+    if isinstance(error, DflashError):
+        return error.message
+    return f"{type(error).__name__}: {one_line(error)}"
 
 
 def run_here(
@@ -88,17 +110,26 @@ def run_in_child(work: PartWork, setting: Setting) -> PartOutcome:
     except (KeyboardInterrupt, SystemExit) as signalled:
         stop = signalled
     is_late = child.is_alive()
-    _end(child)
+    if is_late and child.pid is not None:
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(child.pid, signal.SIGKILL)  # with what it may have started
+        child.kill()  # before it had a session of its own
+    child.join(KILL_SECONDS)  # a driver that hangs holds a process that was killed
     outcome = _read(found)
     outcome.seconds = time.monotonic() - started
+    last = f" after {outcome.probes[-1].name!r}" if outcome.probes else " before any finding"
     if stop is not None:
         outcome.status, outcome.reason = "interrupted", f"it had run {outcome.seconds:.0f} s"
         outcome.stop = stop
     elif outcome.status == "died":
         outcome.log = log.read_text(errors="replace").splitlines()[-LOG_LINES:]
-        outcome.reason = _describe_death(child.exitcode, outcome)
+        said = [line for line in outcome.log if line.strip()] or ["it said nothing"]
+        words = next((line for line in said if line.startswith("Fatal Python error")), said[-1])
+        code = child.exitcode or 0
+        how = f"exit code {code}" if code >= 0 else signal.Signals(-code).name
+        outcome.reason = f"its process died ({how}){last}: {one_line(words)}"
         if is_late:
-            outcome.status, outcome.reason = "no answer", f"it was ended{_after(outcome)}"
+            outcome.status, outcome.reason = "no answer", f"it was ended{last}"
     return outcome
 
 
@@ -117,17 +148,7 @@ def _work_in_child(work: PartWork, setting: Setting, found: Path, log: Path) -> 
             file.flush()
 
         outcome = run_here(work, setting, note)
-        ended = {"status": outcome.status, "reason": outcome.reason}
-        file.write(json.dumps({"ended": ended}) + "\n")
-
-
-def _end(child: BaseProcess) -> None:
-    """Ends the child, and what it may have started."""
-    if child.is_alive() and child.pid is not None:
-        with suppress(ProcessLookupError, PermissionError):
-            os.killpg(child.pid, signal.SIGKILL)
-        child.kill()  # before it had a session of its own
-    child.join(KILL_SECONDS)  # a driver that hangs holds a process that was killed
+        file.write(json.dumps({"ended": (outcome.status, outcome.reason)}) + "\n")
 
 
 def _read(found: Path) -> PartOutcome:
@@ -138,19 +159,7 @@ def _read(found: Path) -> PartOutcome:
             break  # its last words were cut
         record = json.loads(line)
         if "ended" in record:
-            outcome.status, outcome.reason = record["ended"]["status"], record["ended"]["reason"]
+            outcome.status, outcome.reason = record["ended"]
         else:
             outcome.probes.append(Probe(**record))
     return outcome
-
-
-def _describe_death(code: int | None, outcome: PartOutcome) -> str:
-    """How a process ended that did not say so itself, and what it said of it."""
-    how = f"exit code {code}" if code is None or code >= 0 else signal.Signals(-code).name
-    said = [line for line in outcome.log if line.strip()] or ["it said nothing"]
-    words = next((line for line in said if line.startswith("Fatal Python error")), said[-1])
-    return f"its process died ({how}){_after(outcome)}: {one_line(words)}"
-
-
-def _after(outcome: PartOutcome) -> str:
-    return f" after {outcome.probes[-1].name!r}" if outcome.probes else " before any finding"

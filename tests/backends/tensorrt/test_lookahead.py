@@ -15,8 +15,10 @@ import pytest
 
 from dflash_trt.backends.base import Scores
 from dflash_trt.backends.tensorrt.run.executor import TensorRtExecutor
-from dflash_trt.decoding import Generator
+from dflash_trt.backends.tensorrt.run.lookahead import Step
+from dflash_trt.decoding import Generator, Request
 from dflash_trt.graph.form import GraphForm
+from dflash_trt.proof.gpu_check.engine_probes import Bench, probe_drawing, probe_unrecorded
 from dflash_trt.sampling.params import pack_sampling
 from tests.backends.steps import one_chunk, random_ids
 from tests.backends.tensorrt.drawing import (
@@ -232,3 +234,23 @@ def test_no_step_is_begun_that_may_not_fit(machine: Machine) -> None:
         decoding.starts[:] = [8, start]
         decoding.call(ahead=True)
         assert executor.lookahead.started == begun
+
+
+def test_the_gpu_checks_probes_see_what_is_wrong(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Steps begun in vain cost time and no token; tokens that are drawn otherwise are others."""
+    requests = [Request(prompt_ids=tuple(PROMPTS[0]), max_tokens=16)]
+    executor, unused = machine.open(), None
+    bench = Bench(executor, unused, unused, requests)  # type: ignore[arg-type]
+    assert probe_unrecorded(bench)[0] and probe_drawing(bench)[0]
+    monkeypatch.setattr(Step, "equals", lambda self, other: False)
+    passed, detail, _ = probe_unrecorded(bench)
+    assert not passed and "1 of 1 outputs are the same" in detail
+    monkeypatch.setattr(
+        "dflash_trt.proof.gpu_check.engine_probes.sampling_input",
+        lambda limits, params: pack_sampling(
+            [replace(one, seed=one.seed % 2**63) for one in params]
+        ),
+    )
+    assert not probe_drawing(bench)[0]
