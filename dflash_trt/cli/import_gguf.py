@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, cast, get_args
 
 import click
 
-from dflash_trt.building.gguf.importer import Imported, import_gguf
-from dflash_trt.building.gguf.weights import ImportedType
+from dflash_trt.building.gguf.importer import Imported, ImportedType, import_gguf
 from dflash_trt.cli.bars import StageBars, format_size
 from dflash_trt.cli.options import FOLDER, PATH, json_option, print_json
 
@@ -41,40 +41,25 @@ def command(file: Path, dtype: str, overwrite: bool, as_json: bool, output: Path
 
 
 def _describe(imported: Imported) -> str:
-    config, vocabulary = imported.config, imported.vocabulary
+    config, vocabulary, rounded = imported.config, imported.vocabulary, imported.rounded
     family, layers = config.architecture.family.name, len(config.sizes.layers)
     kinds = ", ".join(f"{one.tensors} {kind}" for kind, one in sorted(imported.stored.items()))
+    share = rounded / imported.parameters
+    lost = f"{rounded:,} values rounded to bf16 ({share:.1%})" if rounded else "every value is kept"
+    texts = vocabulary.texts
+    shown = ", ".join(f"{texts.get(index, '')} ({index})" for index in vocabulary.ends)
+    ends = f"ends at {shown}" if shown else "no token ends a text"
+    template = "no chat template" if vocabulary.template is None else "chat template kept"
     lines = [
         f"{imported.folder}: {family} target of {layers} layers ({imported.parameters:,} "
         f"parameters), {format_size(imported.file.size)} → {format_size(imported.bytes)} in "
         f"{imported.dtype}",
-        f"  tensors: {kinds}; {_rounding(imported)}",
+        f"  tensors: {kinds}; {lost}",
         f"  tokenizer: {vocabulary.size:,} tokens, {len(vocabulary.merges):,} merges, cut as "
-        f"{vocabulary.pre_name}; {_endings(imported)}; {_template(imported)}",
+        f"{vocabulary.pre_name}; {ends}; {template}",
     ]
     licence = imported.about("license")
     return "\n".join(lines if licence is None else [*lines, f"  licence: {licence}"])
-
-
-def _rounding(imported: Imported) -> str:
-    rounded = sum(one.rounded for one in imported.stored.values())
-    if not rounded:
-        return "every value is kept"
-    return f"{rounded:,} values rounded to bf16 ({rounded / imported.parameters:.1%})"
-
-
-def _endings(imported: Imported) -> str:
-    ends = imported.vocabulary.ends
-    texts = imported.vocabulary.texts
-    shown = ", ".join(f"{texts.get(index, '')} ({index})" for index in ends)
-    return f"ends at {shown}" if ends else "no token ends a text"
-
-
-def _template(imported: Imported) -> str:
-    vocabulary = imported.vocabulary
-    stated = "no chat template" if vocabulary.template is None else "chat template kept"
-    left = ", ".join(vocabulary.templates)
-    return f"{stated}, left out: {left}" if left else stated
 
 
 def _to_json(imported: Imported) -> dict[str, Any]:
@@ -90,24 +75,14 @@ def _to_json(imported: Imported) -> dict[str, Any]:
         "dtype": imported.dtype,
         "source_bytes": imported.file.size,
         "bytes": imported.bytes,
-        "shards": imported.shards,
-        "tensors": {
-            kind: {
-                "tensors": one.tensors,
-                "bytes": one.bytes,
-                "values": one.values,
-                "rounded": one.rounded,
-            }
-            for kind, one in sorted(imported.stored.items())
-        },
+        "tensors": {kind: asdict(one) for kind, one in sorted(imported.stored.items())},
         "tokenizer": {
             "pre_tokenizer": vocabulary.pre_name,
             "tokens": vocabulary.size,
             "merges": len(vocabulary.merges),
-            "added_tokens": len(vocabulary.control) + len(vocabulary.user_defined),
+            "added_tokens": len(vocabulary.added),
             "unused_tokens": vocabulary.size - len(vocabulary.ids),
             "eos_token_ids": list(vocabulary.ends),
             "has_chat_template": vocabulary.template is not None,
-            "templates_left_out": list(vocabulary.templates),
         },
     }

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import errno
 import fcntl
 import hashlib
 import json
 import os
 import shutil
-import tempfile
-from collections.abc import Iterator
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import onnx
@@ -85,15 +81,6 @@ def test_a_bundle_of_coupled_drafts_is_refused(pair: Path, tmp_path: Path) -> No
         open_bundle(folder)
 
 
-def test_two_builds_write_the_same_bytes(pair: Path, tmp_path: Path) -> None:
-    build_pair(pair, tmp_path / "one")
-    build_pair(pair, tmp_path / "two")
-    for file in read_manifest_json(tmp_path / "one")["files"]:
-        path = file["path"]
-        assert (tmp_path / "one" / path).read_bytes() == (tmp_path / "two" / path).read_bytes()
-    assert read_manifest_json(tmp_path / "one") == read_manifest_json(tmp_path / "two")
-
-
 def test_weights_are_linked(pair: Path, tmp_path: Path) -> None:
     watcher = Watcher()
     build_pair(pair, tmp_path / "b", watcher=watcher)
@@ -154,53 +141,6 @@ def test_a_hub_snapshot(pair: Path, tmp_path: Path) -> None:
     assert f"{TARGET_WEIGHTS}: sha256 matches" in verify_bundle(bundle, lambda count: None)
     # The bundle outlives the cache.
     shutil.rmtree(tmp_path / "hub")
-    assert _runs(tmp_path / "b")
-
-
-@pytest.fixture
-def elsewhere(tmp_path: Path) -> Iterator[Path]:
-    """A folder on another filesystem than tmp_path."""
-    shared_memory = Path("/dev/shm")
-    if not shared_memory.is_dir() or not os.access(shared_memory, os.W_OK):
-        pytest.skip("/dev/shm cannot be written")
-    if shared_memory.stat().st_dev == tmp_path.stat().st_dev:
-        pytest.skip("/dev/shm is on the filesystem of the tests")
-    with tempfile.TemporaryDirectory(dir=shared_memory) as folder:
-        yield Path(folder)
-
-
-def test_another_filesystem(pair: Path, elsewhere: Path) -> None:
-    sizes: list[int | None] = []
-    watcher = Watcher()
-
-    def look(name: str) -> None:
-        if name == "copying weights":
-            sizes.append(watcher.stages[-1][1])
-            # The size is announced before the first byte.
-            assert not list(elsewhere.rglob("shard-*"))
-
-    watcher.at = look
-    build_pair(pair, elsewhere / "b", watcher=watcher)
-    total = sum((pair / n / "model.safetensors").stat().st_size for n in ("target", "draft"))
-    assert sizes == [total]
-    assert watcher.done["copying weights"] == total
-    assert read_manifest_json(elsewhere / "b")["weights"] == "copied"
-    placed = elsewhere / "b" / TARGET_WEIGHTS
-    assert placed.read_bytes() == (pair / "target" / "model.safetensors").read_bytes()
-    assert _runs(elsewhere / "b")
-
-
-def test_a_filesystem_without_links(
-    pair: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Same device, but links are refused (FAT, or files of another user)."""
-
-    def refuse(*arguments: Any, **options: Any) -> None:
-        raise PermissionError(errno.EPERM, "Operation not permitted")
-
-    monkeypatch.setattr(os, "link", refuse)
-    build_pair(pair, tmp_path / "b")
-    assert read_manifest_json(tmp_path / "b")["weights"] == "copied"
     assert _runs(tmp_path / "b")
 
 

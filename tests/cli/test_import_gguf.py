@@ -53,7 +53,6 @@ def test_json(run: Run, model: Path, tmp_path: Path) -> None:
         "unused_tokens": 0,
         "eos_token_ids": [320],
         "has_chat_template": False,
-        "templates_left_out": [],
     }
     defaults = json.loads((tmp_path / "out/generation_config.json").read_text())
     assert defaults == {"eos_token_id": 320}

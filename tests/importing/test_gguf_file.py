@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import struct
 import tracemalloc
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,7 @@ from tests.importing.files import write_gguf
 from tests.models.helpers import refused
 from tests.reference.checkpoints import write_target
 
-U32, F32_VALUE, BOOL, TEXT, ARRAY, F64_VALUE = 4, 6, 7, 8, 9, 12
+U32, F32_VALUE, BOOL, TEXT, ARRAY = 4, 6, 7, 8, 9
 F32, F16, Q8_0, I8 = 0, 1, 8, 24
 MEMORY = 4 << 20
 
@@ -63,27 +62,21 @@ def build(
 
 HUGE = 2**63
 HOSTILE: dict[str, tuple[bytes, str]] = {
-    "empty": (b"", "truncated"),
-    "three bytes": (b"GGU", "truncated"),
-    "only a magic": (b"GGUF", "truncated"),
+    "empty": (b"", "not a GGUF file"),
+    "only a magic": (b"GGUF", "cannot be read"),
     "another format": (build(magic=b"PK\3\4"), "not a GGUF file"),
-    "version 1": (build(version=1), "GGUF version 1 is not known"),
+    "version 1": (build(version=1), "version 1 which we cannot handle"),
     "big-endian": (b"GGUF" + struct.pack(">IQQ", 3, 1, 0) + bytes(64), "big-endian"),
     "2^63 tensors": (build(counts=(HUGE, 0)), "claims 9223372036854775808 tensors"),
-    "2^63 keys": (build(counts=(1, HUGE)), "claims 9223372036854775808 keys"),
     "no tensors": (build(tensors=[], data=b""), "has 0 tensors"),
     "one tensor too many": (build(counts=(2, 0)), "truncated"),
     "long key": (build([text("k", HUGE)]), "truncated"),
     "key that is not UTF-8": (build([field(b"\xff", U32, bytes(4))]), "UnicodeDecodeError"),
     "key twice": (build([field("k", U32, bytes(4))] * 2), "Duplicate k"),
     "unknown type": (build([field("k", 13, bytes(8))]), "13 is not a valid"),
-    "text of 2^63 bytes": (build([field("k", TEXT, struct.pack("<Q", HUGE))]), "truncated"),
     "text that is not UTF-8": (build([field("k", TEXT, text(b"\xc3("))]), "UnicodeDecodeError"),
-    "bool of 2": (build([field("k", BOOL, b"\2")]), '"k" is no bool'),
     "NaN": (build([field("k", F32_VALUE, struct.pack("<f", float("nan")))]), '"k" is nan'),
-    "infinity": (build([field("k", F64_VALUE, struct.pack("<d", float("-inf")))]), '"k" is -inf'),
     "array of arrays": (build([array("k", ARRAY, 1, bytes(12))]), "KeyError"),
-    "array of an unknown type": (build([array("k", 77, 1, bytes(12))]), "77 is not a valid"),
     "2^63 numbers": (build([array("k", U32, HUGE)]), "truncated"),
     "2^60 texts": (build([array("k", TEXT, 2**60)]), "truncated"),
     "alignment 0": (build([field("general.alignment", U32, bytes(4))]), "power of two"),
@@ -91,23 +84,19 @@ HOSTILE: dict[str, tuple[bytes, str]] = {
         build([field("general.alignment", U32, struct.pack("<I", 2**31))]),
         "truncated",
     ),
-    "alignment as text": (build([field("general.alignment", TEXT, text("32"))]), "Bad type"),
     "2^32 - 1 dimensions": (
         build(tensors=[text("t") + struct.pack("<I", 2**32 - 1)]),
         "truncated",
     ),
-    "size 0": (build(tensors=[tensor(sizes=(4, 0))]), "has dimensions of [4, 0]"),
-    "size 2^63": (build(tensors=[tensor(sizes=(HUGE,))]), "dimensions of [9223372036854775808]"),
+    "size 0": (build(tensors=[tensor(sizes=(4, 0))]), "sizes [4, 0]"),
     "sizes whose product wraps": (build(tensors=[tensor(sizes=(2**40,) * 4)]), "truncated"),
-    "a type that is not known": (build(tensors=[tensor(kind=5)]), "type 5 is not decoded"),
     "a type without weights": (build(tensors=[tensor(kind=I8)]), "type 24 is not decoded"),
     "half a block": (build(tensors=[tensor(sizes=(48,), kind=Q8_0)]), "blocks of 32"),
     "data that ends early": (build(tensors=[tensor(sizes=(9,))]), "truncated"),
     "data that goes on": (build(data=bytes(64)), "32 bytes after the last"),
-    "an offset that wraps": (build(tensors=[tensor(offset=2**64 - 32)]), "begins at byte 184467"),
+    "an offset that wraps": (build(tensors=[tensor(offset=2**64 - 32)]), "begins at 184467"),
     "a name twice": (build(tensors=[tensor(), tensor(offset=32)], data=bytes(64)), "given twice"),
-    "the same place": (build(tensors=[tensor(), tensor("u")]), "begins at byte"),
-    "a hole": (build(tensors=[tensor(), tensor("u", offset=64)], data=bytes(96)), "begins at byte"),
+    "a hole": (build(tensors=[tensor(), tensor("u", offset=64)], data=bytes(96)), "begins at"),
 }
 
 
@@ -123,24 +112,6 @@ def test_a_file_that_lies_is_refused_in_little_memory(name: str, tmp_path: Path)
         assert tracemalloc.get_traced_memory()[1] < MEMORY
     finally:
         tracemalloc.stop()
-
-
-@pytest.mark.parametrize(
-    ("make", "piece"),
-    [
-        (lambda path: None, "no such file"),
-        (lambda path: path.mkdir(), "not a regular file"),
-        (lambda path: os.mkfifo(path), "not a regular file"),  # which would wait for a writer
-        (lambda path: path.symlink_to("/dev/zero"), "not a regular file"),
-    ],
-    ids=["missing", "folder", "FIFO", "device"],
-)
-def test_what_is_no_file_is_refused(
-    make: Callable[[Path], object], piece: str, tmp_path: Path
-) -> None:
-    make(tmp_path / "m.gguf")
-    with refused(piece):
-        read_gguf(tmp_path / "m.gguf")
 
 
 def test_a_header_has_a_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,8 +14,6 @@ from gguf import GGMLQuantizationType as Kind
 from transformers import AutoModelForCausalLM
 
 from dflash_trt.building.bundle_writer import BuildOptions
-from dflash_trt.building.gguf.config import ARCHITECTURES, add_rope_factors, make_config
-from dflash_trt.building.gguf.gguf_file import GgufFile
 from dflash_trt.building.gguf.importer import import_gguf
 from dflash_trt.core.progress import SilentProgress
 from dflash_trt.graph.bindings import LOGITS
@@ -137,40 +135,3 @@ def test_weights_and_config_are_those_that_transformers_reads_from_the_same_file
     assert stated.pop("rms_norm_eps") == pytest.approx(read["rms_norm_eps"], rel=1e-6)
     differ = {key for key, value in stated.items() if read.get(key) != value}
     assert differ <= NOT_OF_THE_MODEL
-
-
-@pytest.mark.parametrize(("head_dim", "factor"), [(128, 8.0), (64, 32.0)], ids=["8B", "1B"])
-def test_factors_of_published_models(head_dim: int, factor: float, tmp_path: Path) -> None:
-    """As llama.cpp's converter computes them for Llama 3.1 and 3.2, in float32."""
-    pairs = torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim
-    wavelengths = 2 * math.pi * torch.pow(torch.tensor(500_000.0), pairs)
-    blend = (8192 / wavelengths - 1.0) / (4.0 - 1.0)
-    factors = 1 / ((1 - blend) / factor + blend)
-    factors[wavelengths < 8192 / 4.0] = 1
-    factors[wavelengths > 8192 / 1.0] = factor
-    sizes = {"embedding_length": 2048, "feed_forward_length": 8192, "block_count": 2}
-    keys = {"context_length": 131_072, "attention.head_count": 32, "rope.freq_base": 500_000.0}
-    keys |= {"rope.dimension_count": head_dim, "attention.layer_norm_rms_epsilon": 1e-5} | sizes
-    fields = {f"llama.{key}": value for key, value in keys.items()}
-    file = GgufFile(tmp_path / "m.gguf", 0, fields, {})
-    config = make_config(file, ARCHITECTURES["llama"], "bfloat16")
-    add_rope_factors(config, factors.numpy(), file)
-    assert config.values["rope_parameters"] == {
-        "rope_type": "llama3",
-        "rope_theta": 500_000.0,
-        "factor": factor,
-        "low_freq_factor": 1.0,
-        "high_freq_factor": 4.0,
-        "original_max_position_embeddings": 8192,
-    }
-
-
-def test_factors_of_one_are_no_scaling(tmp_path: Path) -> None:
-    source = make_source(tmp_path / "source", "llama")
-    ones = {"rope_freqs.weight": np.ones(16, np.float32)}
-    file = write_gguf(tmp_path / "m.gguf", source, tensors=ones)
-    imported = import_gguf(file, tmp_path / "out", SilentProgress())
-    assert imported.config.values["rope_parameters"] == {
-        "rope_type": "default",
-        "rope_theta": 10_000.0,
-    }

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import random
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,7 @@ from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers, trainers
 from transformers import AutoTokenizer, Qwen2Tokenizer
 
 from dflash_trt.building.gguf.gguf_file import GgufFile
-from dflash_trt.building.gguf.tokenizer import read_vocabulary, special_ids, tokenizer_files
+from dflash_trt.building.gguf.tokenizer import read_vocabulary, tokenizer_files
 from dflash_trt.text.tokenizer import BundleTokenizer
 from tests.importing.files import UNUSED, tokenizer_keys, write_gguf
 from tests.models.helpers import refused
@@ -107,23 +106,6 @@ def test_ids_and_texts_are_those_of_transformers(
     check(name, theirs, tmp_path, [*TEXTS, CORPUS, *CORPUS.splitlines()])
 
 
-@pytest.mark.exhaustive
-@pytest.mark.parametrize("name", NAMES)
-def test_more_ids_and_texts_are_those_of_transformers(
-    name: str, theirs: dict[str, Any], tmp_path: Path
-) -> None:
-    rng = random.Random(0)
-    pieces = [
-        *"aZ 0123 9\n\t é中😀½Ⅷ٣'s\r.,-_\u00a0\u017f\u0301",
-        "<|end|>",
-        "<think>",
-        "'LL",
-        "  ",
-    ]
-    texts = ["".join(rng.choices(pieces, k=rng.randint(1, 40))) for _ in range(20_000)]
-    check(name, theirs, tmp_path, texts)
-
-
 def check(name: str, theirs: dict[str, Any], folder: Path, texts: list[str]) -> None:
     fields = keys(name, add_bos_token=False)
     tokens = fields["tokenizer.ggml.tokens"]
@@ -142,16 +124,6 @@ def numpy_kinds(fields: dict[str, Any]) -> dict[str, Any]:
     """The keys as the header's reader gives them."""
     kinds = np.array(fields["tokenizer.ggml.token_type"], np.int32)
     return fields | {"tokenizer.ggml.token_type": kinds}
-
-
-def test_each_way_to_cut_gives_other_ids(tmp_path: Path) -> None:
-    """Else the other tests would not tell them apart."""
-    text = "They'VE  12 e\u0301 123456"
-    found = {
-        tuple(imported(numpy_kinds(keys(name, add_bos_token=False)), tmp_path).encode(text))
-        for name in NAMES
-    }
-    assert len(found) == len(NAMES)
 
 
 @pytest.mark.parametrize(
@@ -195,14 +167,14 @@ def test_ids_that_end_a_text(tmp_path: Path) -> None:
     fields = numpy_kinds(keys("gpt-2", eot_token_id=468, eom_token_id=467, bos_token_id=3))
     vocabulary = read_vocabulary(GgufFile(tmp_path / "m", 0, fields, {}))
     assert vocabulary.ends == (467, 468)
-    assert special_ids(vocabulary) == {
+    assert vocabulary.special_ids() == {
         "bos_token_id": 3,
         "eos_token_id": [467, 468],
         "pad_token_id": None,
     }
     del fields["tokenizer.ggml.eos_token_id"], fields["tokenizer.ggml.eom_token_id"]
     vocabulary = read_vocabulary(GgufFile(tmp_path / "m", 0, fields, {}))
-    assert special_ids(vocabulary)["eos_token_id"] == 468
+    assert vocabulary.special_ids()["eos_token_id"] == 468
 
 
 def test_unused_tokens_are_left_out_and_keep_their_ids_free(tmp_path: Path) -> None:
@@ -219,28 +191,19 @@ def test_unused_tokens_are_left_out_and_keep_their_ids_free(tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("change", "piece"),
     [
-        ({"model": "llama"}, 'a "llama" tokenizer; only byte-level BPE'),
-        ({"model": None}, "has no tokenizer"),
-        ({"model": ["gpt2"]}, "must be one value"),
+        ({"model": "llama"}, 'its tokenizer is "llama"; only byte-level BPE'),
+        ({"model": None}, "only byte-level BPE"),
         ({"pre": "qwen35"}, "pre-tokenizer \"qwen35\" is not known (nearest: 'qwen2')"),
-        ({"pre": "default"}, "does not say how its tokenizer cuts text"),
-        ({"pre": None}, "does not say how its tokenizer cuts text"),
-        ({"pre": 7}, "pre-tokenizer 7 is not known"),
-        ({"tokens": None}, "tokens must be a list of texts"),
-        ({"tokens": "abc"}, "tokens must be a list of texts"),
+        ({"pre": None}, 'pre-tokenizer "default" is not known'),
+        ({"tokens": None}, "tokens must be a list of 1 to"),
         ({"tokens": ["a"]}, "for each of 1 tokens"),
-        ({"token_type": np.ones(3, np.int32)}, "for each of"),
         ({"token_type": np.full(470, 9, np.int32)}, "must have one of"),
-        ({"merges": None}, "merges must be a list of texts"),
-        ({"merges": ["ab"]}, 'merge 0 is "ab", not two tokens'),
-        ({"merges": [" a"]}, 'merge 0 is " a", not two tokens'),
-        ({"merges": ["e r", "a <|end|>"]}, 'merge 1, "a <|end|>", makes no token'),
+        ({"merges": [" a"]}, 'merge 0, " a", does not make one token of two'),
+        ({"merges": ["e r", "a <|end|>"]}, 'merge 1, "a <|end|>", does not'),
         ({"eos_token_id": 470}, "eos_token_id is 470, not one of 470 tokens"),
-        ({"eos_token_id": -1}, "eos_token_id is -1"),
         ({"bos_token_id": True}, "bos_token_id is true"),
-        ({"padding_token_id": "x"}, 'padding_token_id is "x"'),
-        ({"add_bos_token": 1}, "add_bos_token is 1, not true or false"),
-        ({"add_bos_token": True}, "no bos token is given"),
+        ({"add_bos_token": 1}, "add_bos_token is 1"),
+        ({"add_bos_token": True}, "add_bos_token is true, and bos is null"),
     ],
     ids=str,
 )
@@ -264,12 +227,8 @@ def test_tokens_that_are_given_twice_are_refused(tmp_path: Path) -> None:
 def test_chat_templates(tmp_path: Path) -> None:
     fields = numpy_kinds(keys("gpt-2")) | {
         "tokenizer.chat_template": "{{ messages[0].content }}<|end|>",
-        "tokenizer.chat_template.tool_use": "other",
     }
     assert imported(fields, tmp_path).encode_chats(["a b"]) == [[*trained().encode("a b").ids, 467]]
-    vocabulary = read_vocabulary(GgufFile(tmp_path / "m", 0, fields, {}))
-    assert vocabulary.templates == ("tool_use",)
-    with refused("longer than 1 MiB"):
-        imported(fields | {"tokenizer.chat_template": "x" * (2 << 20)}, tmp_path)
-    with refused("chat_template must be text"):
-        imported(fields | {"tokenizer.chat_template": 3}, tmp_path)
+    for bad in ("x" * (2 << 20), 3):
+        with refused("chat_template must be text of at most 1 MiB"):
+            imported(fields | {"tokenizer.chat_template": bad}, tmp_path)

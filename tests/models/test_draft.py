@@ -5,7 +5,6 @@ tests/frozen has the other refusals of configs.
 
 from __future__ import annotations
 
-import math
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,7 @@ import pytest
 
 from dflash_trt.models.draft import default_target_layer_ids, read_draft
 from dflash_trt.models.pair_check import check_pair
-from dflash_trt.models.rope import RopeSpec, YarnScaling
+from dflash_trt.models.rope import RopeSpec
 from dflash_trt.models.target import read_target
 from tests.models.conftest import MakeCheckpoint, draft_shapes, write_holes
 from tests.models.helpers import refused
@@ -23,9 +22,8 @@ ONE_SLIDES = {"layer_types": [SLIDING, FULL], "sliding_window": 9}
 SWA = {"use_swa": True, "swa_window_size": 7}
 
 
-@pytest.mark.parametrize("dtype", ["F32", "BF16"])
-def test_contract(make_draft: MakeCheckpoint, dtype: str) -> None:
-    draft = read_draft(make_draft(dtype=dtype))
+def test_contract(make_draft: MakeCheckpoint) -> None:
+    draft = read_draft(make_draft(dtype="BF16"))
     assert (draft.block_size, draft.mask_token_id) == (8, 39)
     assert (draft.target_layer_ids, draft.num_target_layers) == ((1, 2, 3), 6)
     assert (draft.num_layers, draft.head_dim, draft.vocab_size) == (2, 8, 40)
@@ -34,12 +32,7 @@ def test_contract(make_draft: MakeCheckpoint, dtype: str) -> None:
     assert draft.fc_input_size == 48
     assert draft.weights["layers.1.q_norm"].name == "layers.1.self_attn.q_norm.weight"
     assert len(draft.weights) == 3 + 2 * 11
-    assert all(entry.dtype == dtype for entry in draft.weights.values())
-
-
-@pytest.mark.parametrize("top", [..., 8])
-def test_block_size_in_either_place(make_draft: MakeCheckpoint, top: Any) -> None:
-    assert read_draft(make_draft({"block_size": 8}, block_size=top)).block_size == 8
+    assert all(entry.dtype == "BF16" for entry in draft.weights.values())
 
 
 def test_everything_at_the_top_level(make_draft: MakeCheckpoint) -> None:
@@ -60,12 +53,7 @@ def test_everything_at_the_top_level(make_draft: MakeCheckpoint) -> None:
     ("target_layers", "draft_layers", "ids"),
     [
         (36, 5, (1, 9, 17, 25, 33)),
-        (32, 5, (1, 8, 15, 22, 29)),
-        (48, 5, (1, 12, 23, 34, 45)),
-        (40, 8, (1, 6, 11, 16, 22, 27, 32, 37)),
         (64, 8, (1, 10, 18, 27, 35, 44, 52, 61)),
-        (61, 6, (1, 12, 24, 35, 47, 58)),
-        (24, 5, (1, 6, 11, 16, 21)),
         (36, 1, (18,)),
         (7, 3, (1, 2, 4)),  # 2.5 rounds to 2
     ],
@@ -120,12 +108,9 @@ def test_sliding_layers(
 @pytest.mark.parametrize(
     ("changes", "piece"),
     [
-        ({"block_size": 8.0}, "block_size is 8.0; it must be an integer from 2"),
-        ({"inner": {"mask_token_id": ...}}, "mask_token_id is missing"),
         ({"inner": {"target_layer_ids": [1, 2.0]}}, "must hold integers from 0"),
         ({"inner": 3}, "dflash_config is 3; it must be an object"),
         ({"is_causal": True}, "is_causal = true is not supported"),
-        ({"rope_theta": ...}, "rope_theta is missing"),
         ({"add_swa_attention_sink_bias": True}, "attention sinks cannot be run yet"),
         ({"quantization_config": {"quant_method": "mxfp4"}}, "gpt-oss's experts only"),
     ],
@@ -135,45 +120,20 @@ def test_config_errors(make_draft: MakeCheckpoint, changes: dict[str, Any], piec
         read_draft(make_draft(**changes))
 
 
-MODELS = {
-    "DFlash2DraftModel": "DFlash2",
-    "DSparkDraftModel": "DSpark",
-    "Gemma4DSparkModel": "DSpark",
-    "Eagle3DeepseekV2ForCausalLM": "EAGLE",
-    "EagleLlamaForCausalLM": "EAGLE",
-    "JetSpecDraftModel": "JetSpec",
-    "PARDForCausalLM": "PARD",
-    "DominoDraftModel": "Domino",
-    "MedusaModel": "Medusa",
-}
-TENSORS = {
-    "candidate_selector.hidden_projection.weight": "DFlash2",
-    "layers.0.attention_conv.base_kernel": "DFlash2",
-    "layers.1.mlp_conv.kernel_projection.weight": "DFlash2",
-    "markov_w1.weight": "DSpark",
-    "confidence_proj.weight": "DSpark",
-    "prefix_gru.weight_ih_l0": "Domino",
-    "embed_proj.0.weight": "Domino",
-    "midlayer.input_layernorm.weight": "EAGLE",
-    "d2t": "EAGLE",
-    "medusa_head.0.0.linear.weight": "Medusa",
-}
-CONFIGS: list[tuple[dict[str, Any], str, str]] = [
-    ({"inner": {"selector_rank": 256}}, "DFlash2", 'config key "selector_rank"'),
-    ({"inner": {"projector_type": "dspark"}}, "DSpark", 'projector_type "dspark"'),
-    ({"inner": {"markov_rank": 8}}, "DSpark", 'config key "markov_rank"'),
-    ({"inner": {"projector_type": "causal_v5"}}, "Domino", 'projector_type "causal_v5"'),
-    ({"medusa_num_heads": 4}, "Medusa", 'config key "medusa_num_heads"'),
-    ({"pard_token": 9}, "PARD", 'config key "pard_token"'),
-]
-
-
 @pytest.mark.parametrize(
     ("arguments", "name", "evidence"),
     [
-        *(({"architectures": [a]}, name, f'architecture "{a}"') for a, name in MODELS.items()),
-        *(({"extra": {t: [2]}}, name, f'tensor "{t}"') for t, name in TENSORS.items()),
-        *CONFIGS,
+        *(
+            ({"architectures": [one]}, name, f'architecture "{one}"')
+            for one, name in (("DFlash2DraftModel", "DFlash2"), ("JetSpecDraftModel", "JetSpec"))
+        ),
+        *(
+            ({"extra": {one: [2]}}, name, f'tensor "{one}"')
+            for one, name in (("prefix_gru.weight_ih_l0", "Domino"), ("d2t", "EAGLE"))
+        ),
+        ({"inner": {"projector_type": "dspark"}}, "DSpark", 'projector_type "dspark"'),
+        ({"medusa_num_heads": 4}, "Medusa", 'config key "medusa_num_heads"'),
+        ({"pard_token": 9}, "PARD", 'config key "pard_token"'),
     ],
 )
 def test_relatives(
@@ -192,13 +152,6 @@ def test_weights_that_do_not_fit(make_draft: MakeCheckpoint) -> None:
         read_draft(make_draft(extra={"embed_tokens.weight": [40, 16]}))
     with refused('"fc.weight" is [17, 48], not [16, ?]'):
         read_draft(make_draft(extra={"fc.weight": [17, 48]}))
-
-
-def test_a_pair(make_target: MakeCheckpoint, make_draft: MakeCheckpoint) -> None:
-    target, draft = read_target(make_target()), read_draft(make_draft())
-    pair = check_pair(target, draft)
-    assert (pair.target, pair.draft) == (target, draft)
-    check_pair(target, read_draft(make_draft(num_target_layers=..., vocab_size=...)))
 
 
 def test_all_mismatches_at_once(make_target: MakeCheckpoint, make_draft: MakeCheckpoint) -> None:
@@ -225,50 +178,25 @@ def test_all_mismatches_at_once(make_target: MakeCheckpoint, make_draft: MakeChe
         check_pair(target, draft)
 
 
-A3B = {
-    "architectures": ["DFlashDraftModel"],
-    "attention_bias": False,
-    "auto_map": {"AutoModel": "dflash.DFlashDraftModel"},
-    "dtype": "bfloat16",
-    "head_dim": 128,
-    "hidden_act": "silu",
-    "hidden_size": 2048,
-    "intermediate_size": 6144,
-    "max_position_embeddings": 262144,
-    "model_type": "qwen3",
-    "num_attention_heads": 32,
-    "num_target_layers": 40,
-    "rms_norm_eps": 1e-6,
-    "tie_word_embeddings": False,
-    "vocab_size": 248320,
-}
-"""What both revisions of the drafts of Qwen3.5-35B-A3B and Qwen3.6-35B-A3B state."""
-
-
-def test_the_first_draft_of_a_35b_a3b(tmp_path: Path) -> None:
-    scaling = {"rope_type": "yarn", "factor": 64.0, "original_max_position_embeddings": 4096}
-    config = A3B | {
-        "block_size": 16,
-        "dflash_config": {"mask_token_id": 248070, "target_layer_ids": [1, 10, 19, 28, 37]},
-        "layer_types": [FULL] * 8,
-        "num_hidden_layers": 8,
-        "num_key_value_heads": 4,
-        "rope_scaling": scaling | {"beta_fast": 32.0, "beta_slow": 1.0},
-        "rope_theta": 10_000_000,
-        "sliding_window": None,
-        "use_sliding_window": False,
-    }
-    draft = read_draft(write_holes(tmp_path / "draft", config, draft_shapes(config, 5)))
-    assert (draft.block_size, draft.mask_token_id, draft.num_layers) == (16, 248070, 8)
-    assert not any(draft.layer_windows) and not any(draft.layer_causal)
-    yarn = YarnScaling(64.0, 4096, pytest.approx(0.1 * math.log(64) + 1))
-    assert draft.rope == RopeSpec(1e7, yarn)
-
-
 def test_the_present_draft_of_a_35b_a3b(tmp_path: Path) -> None:
     """Its block lies in dflash_config, its RoPE in rope_parameters, and most layers slide."""
     taps = [1, 6, 11, 16, 22, 27, 32, 37]
-    config = A3B | {
+    config: dict[str, Any] = {
+        "architectures": ["DFlashDraftModel"],
+        "attention_bias": False,
+        "auto_map": {"AutoModel": "dflash.DFlashDraftModel"},
+        "dtype": "bfloat16",
+        "head_dim": 128,
+        "hidden_act": "silu",
+        "hidden_size": 2048,
+        "intermediate_size": 6144,
+        "max_position_embeddings": 262144,
+        "model_type": "qwen3",
+        "num_attention_heads": 32,
+        "num_target_layers": 40,
+        "rms_norm_eps": 1e-6,
+        "tie_word_embeddings": False,
+        "vocab_size": 248320,
         "dflash_config": {"block_size": 16, "mask_token_id": 248077, "target_layer_ids": taps},
         "layer_types": [SLIDING] * 5 + [FULL],
         "max_window_layers": 6,

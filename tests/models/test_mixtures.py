@@ -40,14 +40,6 @@ def test_what_a_gpt_oss_checkpoint_says(tmp_path: Path) -> None:
     assert target.weights["layers.3.sinks"].shape == (4,)
 
 
-def test_layers_alternate_where_the_config_does_not_say(tmp_path: Path) -> None:
-    folder = gpt_oss(tmp_path)
-    edit_json(folder / "config.json", layer_types=..., swiglu_limit=5.5)
-    target = read_target(folder)
-    assert target.layer_windows == (24, None, 24, None)
-    assert target.moe is not None and target.moe.clamp == Clamp(5.5, 1.702)
-
-
 def test_what_a_qwen3_moe_checkpoint_says(tmp_path: Path) -> None:
     folder = qwen(tmp_path, normalized=False, shards=2)
     spec = MoeSpec(8, 3, 96, "all", False, None, "float")
@@ -92,11 +84,6 @@ def test_experts_missing_in_one_shard(tmp_path: Path) -> None:
         (f"{LAYER}.down_proj_scales", lambda t: t[:, 1:], '" is [8, 63, 3], not [8, 64, 3]'),
         (f"{LAYER}.gate_up_proj_scales", None, f'1 missing ("{LAYER}.gate_up_proj_scales")'),
         (f"{LAYER}.down_proj_scales", torch.Tensor.float, "dtype is F32, MXFP4 is stored as U8"),
-        (
-            f"{LAYER}.gate_up_proj_blocks",
-            lambda t: t.reshape(8, 192, 1, 32),
-            "is [8, 192, 1, 32], not [8, 192, 2, 16]",
-        ),
         ("model.layers.0.self_attn.sinks", None, '1 missing ("model.layers.0.self_attn.sinks")'),
     ],
 )
@@ -120,14 +107,10 @@ def test_packed_experts_that_do_not_fit(
             {"shared_expert_intermediate_size": 64},
             ("shared_expert_intermediate_size = 64 is not supported", "Qwen3MoeForCausalLM"),
         ),
-        (qwen, {"full_attention_interval": 4}, ("full_attention_interval = 4",)),
-        (qwen, {"architectures": ["Qwen3NextForCausalLM"]}, ("Qwen3NextForCausalLM",)),
         (qwen, MXFP4, ("gpt-oss's experts only",)),
         (qwen, {"num_experts_per_tok": 9}, ("must be an integer from 1 to 8",)),
-        (gpt_oss, {"n_shared_experts": 1}, ("n_shared_experts = 1 is not supported",)),
         (gpt_oss, {"layer_types": ["chunked_attention"] * 4}, ("must hold only",)),
         (gpt_oss, {"sliding_window": None}, ("sliding_window is missing",)),
-        (gpt_oss, {"swiglu_limit": "7"}, ("swiglu_limit", "must be a number")),
         (gpt_oss, {"num_local_experts": 4}, ("wrong shape", "not [4, 64]")),
         (gpt_oss, MXFP4, ("gate_up_proj_blocks", "16 missing", "8 unexpected")),
     ],

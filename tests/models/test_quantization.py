@@ -25,7 +25,6 @@ from tests.reference.quantized import Algorithm, quantize_folder, write_quant_co
 
 EXCLUDED = ("lm_head", "model.embed_tokens")
 Q_PROJ = "model.layers.0.self_attn.q_proj"
-UP_PROJ = "model.layers.0.mlp.up_proj.weight"
 
 
 @pytest.fixture(params=["FP8", "NVFP4"])
@@ -95,16 +94,11 @@ def test_either_file_is_enough(target: Callable[..., Path], kept: str) -> None:
     ("name", "value", "pieces"),
     [
         (f"{Q_PROJ}.input_scale", None, ("needs", "q_proj.input_scale", "missing")),
-        (f"{Q_PROJ}.weight_scale", None, ("needs", "q_proj.weight_scale", "missing")),
         (f"{Q_PROJ}.input_scale", torch.tensor(math.nan), ("its value is nan",)),
         (f"{Q_PROJ}.input_scale", torch.tensor(0.0), ("its value is 0, not a finite",)),
-        (f"{Q_PROJ}.input_scale", torch.tensor(-0.1), ("its value is -0.1",)),
-        (f"{Q_PROJ}.input_scale", torch.tensor(math.inf), ("its value is inf",)),
         (f"{Q_PROJ}.input_scale", torch.ones(2), ("is F32 [2], not an F32 scalar",)),
-        (f"{Q_PROJ}.input_scale", torch.tensor(1.0).half(), ("F16 [], not an F32 scalar",)),
         (f"{Q_PROJ}.weight_scale", torch.ones(64, 2), ("is F32 [64, 2], not",)),
         (f"{Q_PROJ}.weight", torch.ones(64, 64).bfloat16(), ("BF16, but", "not exclude it")),
-        (f"{Q_PROJ}.weight", torch.ones(64, 48).byte(), ("[64, 96], not [64, 64]",)),
         ("model.embed_tokens.weight", torch.ones(64, 32).byte(), ("dtype U8 is not supported",)),
         ("model.norm.input_scale", torch.tensor(1.0), ("1 unexpected", "model.norm.input")),
     ],
@@ -159,19 +153,6 @@ def _no_statement(folder: Path) -> None:
             lambda folder: write_quant_config(folder, "FP8", EXCLUDED, "modelopt"),
             ("it is U8, but the config says FP8",),
         ),
-        (
-            lambda folder: edit_tensors(
-                folder / "model.safetensors", {f"{Q_PROJ}.weight_scale_2": torch.tensor(-1e-4)}
-            ),
-            ("q_proj.weight_scale_2", "its value is -0.0001"),
-        ),
-        (
-            # The scales beside other weights are not to blame.
-            lambda folder: edit_tensors(
-                folder / "model.safetensors", {UP_PROJ: torch.zeros(3, 5, dtype=torch.uint8)}
-            ),
-            (f'the config: 1 wrong shape ("{UP_PROJ}" is [3, 10], not [96, 64]); ',),
-        ),
     ],
 )
 def test_statements_and_scales_of_nvfp4(
@@ -180,16 +161,6 @@ def test_statements_and_scales_of_nvfp4(
     folder = target("NVFP4")
     change(folder)
     with refused(*pieces):
-        read_target(folder)
-
-
-def test_columns_that_no_block_divides(tmp_path: Path) -> None:
-    folder = write_target(tmp_path / "target", num_layers=1, intermediate=72)
-    tensors = {"model.layers.0.mlp.down_proj.weight": torch.ones(64, 36, dtype=torch.uint8)}
-    edit_tensors(folder / "model.safetensors", tensors)
-    names = [f"model.layers.0.{part}" for part in ("self_attn*", "mlp.gate_proj", "mlp.up_proj")]
-    write_quant_config(folder, "NVFP4", [*EXCLUDED, *names], "modelopt")
-    with refused("down_proj.weight", "its 72 columns are no multiple of 16"):
         read_target(folder)
 
 
@@ -233,9 +204,7 @@ def test_what_a_checkpoint_states(
     ("value", "what"),
     [
         (torch.tensor([0.5, 0.5]), "F32 [2], not an F32 scalar"),
-        (torch.tensor(1), "I64 [], not an F32 scalar"),
         (torch.tensor(0.0), "its value is 0"),
-        (torch.tensor(0.5, dtype=torch.bfloat16), "BF16 [], not an F32 scalar"),
     ],
 )
 def test_what_no_scale_is(tmp_path: Path, value: torch.Tensor, what: str) -> None:
@@ -250,7 +219,6 @@ def test_what_no_scale_is(tmp_path: Path, value: torch.Tensor, what: str) -> Non
         (FP8, "FP8", 0.5),
         ({"kv_cache_scheme": {"num_bits": 8, "type": "float"}}, "FP8", 0.5),
         ({"kv_cache_quant_algo": "NVFP4"}, "NVFP4", 1.0),
-        ({"kv_cache_quant_algo": "INT8"}, "INT8", 1.0),
         ({"kv_cache_scheme": {"num_bits": 8, "type": "int"}}, "8-bit int", 1.0),
     ],
 )

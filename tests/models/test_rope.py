@@ -50,32 +50,12 @@ def test_llama3_in_both_spellings() -> None:
     assert spec.scaling == Llama3Scaling(8.0, 1.0, 4.0, 4096)
 
 
-@pytest.mark.parametrize("number", [5e-324, 1e-300, 1e-7, 1e300])
-@pytest.mark.parametrize(
-    ("kind", "key"),
-    [
-        *(("llama3", key) for key in ("factor", "low_freq_factor", "high_freq_factor")),
-        *(("yarn", key) for key in ("factor", "beta_fast", "beta_slow", "attention_factor")),
-    ],
-)
+@pytest.mark.parametrize("number", [5e-324, 1e300])
+@pytest.mark.parametrize(("kind", "key"), [("llama3", "low_freq_factor"), ("yarn", "beta_fast")])
 def test_numbers_that_leave_float32(kind: str, key: str, number: float) -> None:
     scaling = {**LLAMA3, "rope_type": kind} if kind == "llama3" else {"type": kind, "factor": 4.0}
     with refused(f"rope_scaling.{key} is {number!r}; it must be a number above 1e-06"):
         rope(rope_scaling={**scaling, key: number}, max_position_embeddings=128)
-
-
-@pytest.mark.parametrize(
-    "scaling",
-    [
-        {**LLAMA3, "factor": 2e-6, "low_freq_factor": 2e-6, "high_freq_factor": 3e-6},
-        {**LLAMA3, "factor": 1e18, "low_freq_factor": 1.0, "high_freq_factor": 1e18},
-        {"type": "yarn", "factor": 2e-6, "beta_fast": 2e-6, "beta_slow": 2e-6},
-        {"type": "yarn", "factor": 1e18, "beta_fast": 1e18, "attention_factor": 2e-6},
-    ],
-)
-def test_numbers_at_the_ends_make_finite_tables(scaling: dict[str, Any]) -> None:
-    spec = rope(rope_scaling=scaling, max_position_embeddings=128)
-    assert all(np.isfinite(one).all() for one in tables(spec, 16, 64))
 
 
 @pytest.mark.parametrize(
@@ -96,12 +76,11 @@ def test_bad_values(config: dict[str, Any], piece: str) -> None:
         rope(**config)
 
 
-@pytest.mark.parametrize("head_dim", [16, 64, 80, 128])
+@pytest.mark.parametrize("head_dim", [16, 80])
 @pytest.mark.parametrize(
     "spec",
     [
         RopeSpec(1e4),
-        RopeSpec(1e6),
         RopeSpec(1e7),
         LLAMA3_SPEC,
         RopeSpec(1e4, Llama3Scaling(32, 1, 4, 64)),

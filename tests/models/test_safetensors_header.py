@@ -10,13 +10,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import ml_dtypes
-import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from safetensors import deserialize
-from safetensors.numpy import save_file
 
 from dflash_trt.errors import DflashError
 from dflash_trt.models.safetensors_header import header_sha256, read_header
@@ -30,26 +27,6 @@ def tensor(dtype: Any = "F32", shape: Any = (2,), begin: Any = 0, end: Any = 8) 
     return {"dtype": dtype, "shape": list(shape), "data_offsets": [begin, end]}
 
 
-def test_offsets_point_at_the_very_bytes(tmp_path: Path) -> None:
-    path = tmp_path / "model.safetensors"
-    arrays = {
-        "w": np.arange(6, dtype=np.float32).reshape(2, 3),
-        "b": np.arange(4, dtype=ml_dtypes.bfloat16),
-        "scalar": np.array(5, dtype=np.float16),
-        "empty": np.zeros((0, 3), dtype=np.uint8),
-    }
-    save_file(arrays, path)
-    entries = read_header(path)
-    assert set(entries) == set(arrays)
-    stored = path.read_bytes()
-    for name, array in arrays.items():
-        entry = entries[name]
-        assert entry.shape == array.shape
-        assert entry.num_elements == array.size
-        assert stored[entry.offset : entry.offset + entry.length] == array.tobytes()
-    assert [entries[name].dtype for name in arrays] == ["F32", "BF16", "F16", "U8"]
-
-
 def test_golden_header(hostile: Hostile) -> None:
     header = {"__metadata__": {"format": "pt"}, "a": tensor()}
     path = hostile(header, b"\0" * 8)
@@ -59,37 +36,23 @@ def test_golden_header(hostile: Hostile) -> None:
     assert header_sha256(path) == hashlib.sha256(struct.pack("<Q", len(raw)) + raw).hexdigest()
 
 
-def test_padding_and_empty_tensors_are_fine(hostile: Hostile) -> None:
-    assert read_header(hostile(b"{}      ")) == {}
-    header = {"a": tensor(), "e": tensor(shape=(0, 9)), "f": tensor(shape=(0,))}
-    header["e"]["data_offsets"] = header["f"]["data_offsets"] = [8, 8]
-    assert read_header(hostile(header, b"\0" * 8))["e"].length == 0
-
-
 @pytest.mark.parametrize(
     ("header", "data", "piece"),
     [
-        (b"[]", b"", "header must be a JSON object, not list"),
         (b"{", b"", "not valid JSON"),
-        (b"\xff{}", b"", "not UTF-8"),
         (b'{"a": 1, "a": 2}', b"", 'key "a" is given twice'),
-        (b"[" * 100_000, b"", "nested too deeply"),
         ({"a": {"dtype": "F32", "shape": []}}, b"", 'tensor "a": must have exactly'),
         ({"a": tensor(dtype=["F32"])}, b"\0" * 8, "is not supported"),
         ({"a": tensor(shape=[True, 2])}, b"\0" * 8, "shape has true"),
-        ({"a": tensor(shape=[2.0])}, b"\0" * 8, "shape has 2.0"),
         ({"a": tensor(shape=[2**63])}, b"\0" * 8, "shape has 9223372036854775808"),
         ({"a": tensor(shape=[1] * 33, end=4)}, b"\0" * 4, "at most 32 sizes"),
         ({"a": tensor(shape=[3])}, b"\0" * 8, "needs 12 bytes, data_offsets give 8"),
-        ({"a": tensor(begin=0, end=True)}, b"\0" * 8, "data_offsets has true"),
         ({"a": {**tensor(), "data_offsets": [0]}}, b"\0" * 8, "begin <= end"),
-        ({"a": {**tensor(), "data_offsets": "0,8"}}, b"\0" * 8, "data_offsets must be a list"),
         ({"a": tensor(), "b": tensor(begin=4, end=12)}, b"\0" * 12, 'overlaps tensor "a" by 4'),
         ({"a": tensor(), "b": tensor(begin=12, end=20)}, b"\0" * 20, '"b": leaves a hole of 4'),
         ({"a": tensor()}, b"\0" * 5, "truncated: 3 of"),
         ({"a": tensor()}, b"\0" * 9, "1 bytes after its last tensor"),
         ({"__metadata__": {"a": 1}}, b"", "__metadata__ must map text to text"),
-        ({"__metadata__": {"a": {"b": "c"}}}, b"", "__metadata__ must map text to text"),
         ({"bad\nname\ud800": 1}, b"", r"bad\nname\ud800"),
     ],
 )
@@ -107,17 +70,6 @@ def test_lying_lengths_allocate_nothing(hostile: Hostile) -> None:
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert peak < 1_000_000
-
-
-def test_files_that_are_none(tmp_path: Path) -> None:
-    short = tmp_path / "short.safetensors"
-    short.write_bytes(b"1234567")
-    with refused("only 7 bytes, too short"):
-        read_header(short)
-    with refused("no such file"):
-        read_header(tmp_path / "absent.safetensors")
-    with refused("is a folder"):
-        header_sha256(tmp_path)
 
 
 VALID = safetensors_bytes(

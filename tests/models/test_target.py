@@ -20,8 +20,7 @@ LLAMA = {"architectures": ["LlamaForCausalLM"]}
 TIED = {"tie_word_embeddings": True}
 
 
-@pytest.mark.parametrize("dtype", ["F32", "F16", "BF16"])
-@pytest.mark.parametrize("shards", [1, 3])
+@pytest.mark.parametrize(("dtype", "shards"), [("F32", 1), ("F16", 3)])
 def test_qwen3(make_target: MakeCheckpoint, dtype: str, shards: int) -> None:
     target = read_target(make_target(dtype=dtype, shards=shards))
     assert (target.family, target.qk_norm, target.attention_bias) == ("qwen3", True, False)
@@ -44,11 +43,6 @@ def test_llama_with_default_head_size(make_target: MakeCheckpoint) -> None:
     assert len(target.weights) == 3 + 6 * 9
 
 
-def test_qwen3_default_head_size_is_128(make_target: MakeCheckpoint) -> None:
-    target = read_target(make_target(shape_of={"head_dim": 128}, head_dim=...))
-    assert target.head_dim == 128
-
-
 @pytest.mark.parametrize("architecture", ["LlamaForCausalLM", "Qwen3ForCausalLM"])
 def test_attention_bias(make_target: MakeCheckpoint, architecture: str) -> None:
     changes = {"architectures": [architecture], "attention_bias": True}
@@ -68,12 +62,6 @@ def test_tied_embeddings(make_target: MakeCheckpoint) -> None:
     file = folder / "model.safetensors"
     edit_tensors(file, {"lm_head.weight": load_file(file)["model.embed_tokens.weight"]})
     assert "lm_head" not in read_target(folder).weights
-
-
-def test_saved_rotary_buffers_are_ignored(make_target: MakeCheckpoint) -> None:
-    name = "model.layers.0.self_attn.rotary_emb.inv_freq"
-    target = read_target(make_target(extra={name: [4]}))
-    assert name not in {entry.name for entry in target.weights.values()}
 
 
 @pytest.mark.parametrize(
@@ -103,11 +91,8 @@ def test_eos_token_ids(
         ({"hidden_act": "gelu"}, 'hidden_act = "gelu" is not supported'),
         ({**LLAMA, "mlp_bias": True}, "mlp_bias = true is not supported"),
         ({"attention_bias": 1}, "attention_bias is 1; it must be true or false"),
-        ({"vocab_size": ...}, "vocab_size is missing"),
         ({"hidden_size": 16.0}, "hidden_size is 16.0; it must be an integer from 1 to 16777216"),
-        ({"num_hidden_layers": True}, "num_hidden_layers is true"),
         ({"rms_norm_eps": 0}, "rms_norm_eps is 0; it must be a number above 0"),
-        ({"rms_norm_eps": "tiny"}, "must be a number"),
         ({"eos_token_id": []}, "must be a list of 1 to 256 integers"),
     ],
 )
@@ -138,10 +123,6 @@ def test_config_errors(make_target: MakeCheckpoint, changes: dict[str, Any], pie
             ('2 wrong shape ("model.embed_tokens.weight" is [48, 16], not [40, 16]',),
         ),
         ({"shape_of": TIED}, ('1 missing ("lm_head.weight")',)),
-        (
-            {"extra": {"model.norm.weight": [16, 1]}},
-            ('"model.norm.weight" is [16, 1], not [16]',),
-        ),
     ],
 )
 def test_weights_that_do_not_fit(

@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from torch import Tensor
 
-from .draft import DraftOutput, KeyValue, ReferenceDraft
+from .draft import DraftOutput, KeyValue, ReferenceDraft, load_tensors
 
 
 def write_deepspec(
@@ -34,8 +34,8 @@ def write_deepspec(
         "enable_confidence_head": markov is not None,
         "markov_rank": rank,
     }
-    tensors = _load(draft)
-    owned = _load(target)
+    tensors = load_tensors(draft)
+    owned = load_tensors(target)
     embedding = owned["model.embed_tokens.weight"]
     tensors["embed_tokens.weight"] = embedding
     tensors["lm_head.weight"] = owned.get("lm_head.weight", embedding.clone())
@@ -51,14 +51,6 @@ def write_deepspec(
     (folder / "config.json").write_text(json.dumps(kept), encoding="utf-8")
     save_file(tensors, folder / "model.safetensors")
     return folder
-
-
-def _load(folder: Path) -> dict[str, Tensor]:
-    return {
-        name: tensor
-        for path in sorted(folder.glob("*.safetensors"))
-        for name, tensor in load_file(path).items()
-    }
 
 
 class DeepSpecDraft(ReferenceDraft):

@@ -106,11 +106,7 @@ class ReferenceDraft:
     ) -> ReferenceDraft:
         """From a draft folder; `target` is a transformers causal LM. Computes in `dtype`."""
         config = DraftConfig.read(folder)
-        weights = {
-            name: tensor.to(dtype)
-            for path in sorted(Path(folder).glob("*.safetensors"))
-            for name, tensor in load_file(path).items()
-        }
+        weights = {name: tensor.to(dtype) for name, tensor in load_tensors(folder).items()}
         expected = 3 + 11 * config.layers
         if len(weights) != expected:
             raise ValueError(f"{folder}: {len(weights)} tensors, expected {expected}")
@@ -211,6 +207,15 @@ class ReferenceDraft:
             mask = torch.zeros(p.shape[0], j.shape[1], dtype=scores.dtype)
             scores = scores + mask.masked_fill((p - j).abs() >= window, -torch.inf)
         return (torch.softmax(scores, -1) @ value).transpose(1, 2).flatten(2)
+
+
+def load_tensors(folder: str | Path) -> dict[str, Tensor]:
+    """All tensors of a checkpoint, by name."""
+    return {
+        name: tensor
+        for path in sorted(Path(folder).glob("*.safetensors"))
+        for name, tensor in load_file(path).items()
+    }
 
 
 def default_layer_ids(target_layers: int, draft_layers: int) -> tuple[int, ...]:

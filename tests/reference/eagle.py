@@ -14,8 +14,10 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from torch import Tensor
+
+from .draft import load_tensors
 
 Layout = Literal["eagle", "modelopt", "speculators", "deepspec"]
 STORED = {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -75,7 +77,7 @@ def write_eagle(
         tensors["t2d"] = torch.zeros(vocab, dtype=torch.bool)
         tensors["t2d"][chosen] = True
     if layout in ("speculators", "deepspec"):
-        tensors["embed_tokens.weight"] = _load(target)["model.embed_tokens.weight"]
+        tensors["embed_tokens.weight"] = load_tensors(target)["model.embed_tokens.weight"]
     sizes: dict[str, Any] = {
         "hidden_size": hidden,
         "intermediate_size": inner,
@@ -116,14 +118,6 @@ def write_eagle(
     return folder
 
 
-def _load(folder: Path) -> dict[str, Tensor]:
-    return {
-        name: tensor
-        for path in sorted(folder.glob("*.safetensors"))
-        for name, tensor in load_file(path).items()
-    }
-
-
 @dataclass(frozen=True)
 class ReferenceEagle:
     """A head over a target's embedding [V,H]; weights by their names without the layer's prefix."""
@@ -138,7 +132,7 @@ class ReferenceEagle:
     def load(cls, folder: Path, target: Any, taps: Sequence[int]) -> ReferenceEagle:
         config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
         weights = {}
-        for name, tensor in _load(folder).items():
+        for name, tensor in load_tensors(folder).items():
             plain = name.removeprefix("midlayer.").removeprefix("layers.0.")
             weights[plain] = tensor.float() if tensor.is_floating_point() else tensor
         module = target.get_input_embeddings()

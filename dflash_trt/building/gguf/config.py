@@ -1,12 +1,7 @@
-"""config.json from the keys of a GGUF file, and llama.cpp's architectures as data.
-
-Roles are those of `dflash_trt/models/weight_names.py`. Names of tensors: llama.cpp's, as in
-the package gguf. "name[{e}]" is part `e` of a tensor that holds all experts of a layer.
-"""
+"""config.json from the keys of a GGUF file, and llama.cpp's architectures as data."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -30,81 +25,39 @@ from dflash_trt.models.rope import (
 )
 from dflash_trt.models.sizes import MAX_HEADS, MAX_LAYERS, MAX_WIDTH, DecoderSizes
 
-TENSORS: Mapping[str, str] = {
-    "embed_tokens": "token_embd.weight",
-    "norm": "output_norm.weight",
-    "lm_head": "output.weight",
-    "layers.{i}.input_layernorm": "blk.{i}.attn_norm.weight",
-    "layers.{i}.q_proj": "blk.{i}.attn_q.weight",
-    "layers.{i}.k_proj": "blk.{i}.attn_k.weight",
-    "layers.{i}.v_proj": "blk.{i}.attn_v.weight",
-    "layers.{i}.o_proj": "blk.{i}.attn_output.weight",
-    "layers.{i}.q_proj.bias": "blk.{i}.attn_q.bias",
-    "layers.{i}.k_proj.bias": "blk.{i}.attn_k.bias",
-    "layers.{i}.v_proj.bias": "blk.{i}.attn_v.bias",
-    "layers.{i}.o_proj.bias": "blk.{i}.attn_output.bias",
-    "layers.{i}.q_norm": "blk.{i}.attn_q_norm.weight",
-    "layers.{i}.k_norm": "blk.{i}.attn_k_norm.weight",
-    "layers.{i}.post_attention_layernorm": "blk.{i}.ffn_norm.weight",
-    "layers.{i}.gate_proj": "blk.{i}.ffn_gate.weight",
-    "layers.{i}.up_proj": "blk.{i}.ffn_up.weight",
-    "layers.{i}.down_proj": "blk.{i}.ffn_down.weight",
-    "layers.{i}.router": "blk.{i}.ffn_gate_inp.weight",
-    "layers.{i}.experts.{e}.gate": "blk.{i}.ffn_gate_exps.weight[{e}]",
-    "layers.{i}.experts.{e}.up": "blk.{i}.ffn_up_exps.weight[{e}]",
-    "layers.{i}.experts.{e}.down": "blk.{i}.ffn_down_exps.weight[{e}]",
-}
-
 ROPE_FACTORS = "rope_freqs.weight"
 """Llama 3's scaling, which has no keys: what each pair's frequency is divided by."""
-
+HEAD = "output.weight"
 BIAS_PROBE = "blk.0.attn_q.bias"
 """A family's attention has its biases everywhere or nowhere, where its config may choose."""
+FROM_HF = "build the model from its Hugging Face checkpoint"
 
-_COMMON_KEYS = (
+_KEYS = frozenset(
     "block_count context_length embedding_length feed_forward_length vocab_size "
     "attention.head_count attention.head_count_kv attention.key_length attention.value_length "
     "attention.layer_norm_rms_epsilon rope.freq_base rope.dimension_count rope.scaling.type "
     "rope.scaling.factor rope.scaling.original_context_length rope.scaling.finetuned "
-    "rope.scaling.yarn_beta_fast rope.scaling.yarn_beta_slow tensor_data_layout"
+    "rope.scaling.yarn_beta_fast rope.scaling.yarn_beta_slow tensor_data_layout".split()
 )
-_EXPERT_KEYS = "expert_count expert_used_count expert_feed_forward_length"
-_FROM_HF = "build the model from its Hugging Face checkpoint"
-_DRAFT = "a DFlash draft, not a target: drafts are not imported from GGUF"
-_OTHER_ARCHITECTURES = {
-    "gemma3": "known to `build`, and not imported from GGUF: its tokenizer is no byte-level BPE",
-    "gpt-oss": "known to `build`, and not imported from GGUF",
-    "dflash": _DRAFT,
-    "dflash-draft": _DRAFT,
-    "eagle3": "an EAGLE-3 drafter, not a target",
-}
-_SPLIT_NAME = re.compile(r"-(\d{5})-of-(\d{5})\.gguf$")
-_OTHER_KINDS = {
-    "adapter": "a LoRA adapter, not a model: merge it into its model first",
-    "mmproj": "a projector of images or sound, not a language model",
-    "imatrix": "an importance matrix, not a model",
-    "vocab": "a vocabulary without weights",
-}
+_EXPERT_KEYS = frozenset(("expert_count", "expert_used_count", "expert_feed_forward_length"))
 
 # llama.cpp has these as numbers of its code: Llama 3.1 and 3.2 differ in the factor only.
-_LLAMA3_LOW, _LLAMA3_HIGH, _LLAMA3_ORIGINAL = 1.0, 4.0, 8192
+_LLAMA3: Mapping[str, Any] = {
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 8192,
+}
 # The converter computes the factors in float32, where the blend is steep.
 _FACTOR_TOLERANCE = 1e-4
 
 
 @dataclass(frozen=True, slots=True)
 class Architecture:
-    """A value of general.architecture.
-
-    `hf_name` is the same model's in a config.json. In `has_turned_heads` the rows of q and k lie
-    in the order of llama.cpp's first RoPE, which turns neighbours: 0, D/2, 1, D/2 + 1 …
-    """
+    """A value of general.architecture; `hf_name` and `model_type` are a config.json's."""
 
     name: str
     hf_name: str
     model_type: str
-    has_turned_heads: bool = False
-    keys: frozenset[str] = frozenset(_COMMON_KEYS.split())
 
     @property
     def family(self) -> Family:
@@ -113,14 +66,13 @@ class Architecture:
         return family
 
 
-_MOE_KEYS = frozenset(f"{_COMMON_KEYS} {_EXPERT_KEYS}".split())
 ARCHITECTURES = {
     one.name: one
     for one in (
-        Architecture("llama", "LlamaForCausalLM", "llama", has_turned_heads=True),
+        Architecture("llama", "LlamaForCausalLM", "llama"),
         Architecture("qwen2", "Qwen2ForCausalLM", "qwen2"),
         Architecture("qwen3", "Qwen3ForCausalLM", "qwen3"),
-        Architecture("qwen3moe", "Qwen3MoeForCausalLM", "qwen3_moe", keys=_MOE_KEYS),
+        Architecture("qwen3moe", "Qwen3MoeForCausalLM", "qwen3_moe"),
     )
 }
 
@@ -133,8 +85,6 @@ class ModelConfig:
     values: dict[str, Any]
     sizes: DecoderSizes
     symbols: Mapping[str, int]
-    attention_bias: bool
-    tied: bool
 
 
 def find_architecture(file: GgufFile) -> Architecture:
@@ -144,26 +94,19 @@ def find_architecture(file: GgufFile) -> Architecture:
         DflashError: a part of a split model, an adapter or another companion of a model, or an
             architecture that is not supported.
     """
-    part = _SPLIT_NAME.search(file.path.name)
     count = file.single("split.count", 1)
-    if (part and part[2] != "00001") or count not in (0, 1):
-        which = (
-            f"part {int(part[1])} of {int(part[2])}" if part else f"one of {quoted(count)} parts"
-        )
+    if count not in (0, 1):
         fix = "join them first: llama-gguf-split --merge FIRST.gguf WHOLE.gguf"
-        raise file.error(f"is {which} of a model", fix)
+        raise file.error(f"is one of {quoted(count)} parts of a model", fix)
     kind = file.single("general.type", "model")
     if kind != "model":
-        what = _OTHER_KINDS.get(str(kind), f"of type {quoted(kind)}")
-        raise file.error(f"is {what}", "pass the GGUF file of a language model")
-    name = file.single("general.architecture", "")
-    if name in ARCHITECTURES:
-        return ARCHITECTURES[str(name)]
-    if name in _OTHER_ARCHITECTURES:
-        what = f"architecture {quoted(name)} is {_OTHER_ARCHITECTURES[str(name)]}"
-        raise file.error(what, "pass its Hugging Face checkpoint, or the GGUF file of a target")
-    hint = nearest(str(name), list(ARCHITECTURES))
-    raise file.error(f"architecture {quoted(name)} is not supported{hint}")
+        what = f"is of type {quoted(kind)}, no language model"
+        raise file.error(what, "pass the GGUF file of a language model")
+    name = str(file.single("general.architecture", ""))
+    if name not in ARCHITECTURES:
+        hint = nearest(name, list(ARCHITECTURES))
+        raise file.error(f"architecture {quoted(name)} is not imported from GGUF{hint}", FROM_HF)
+    return ARCHITECTURES[name]
 
 
 def make_config(file: GgufFile, architecture: Architecture, dtype: str) -> ModelConfig:
@@ -175,23 +118,19 @@ def make_config(file: GgufFile, architecture: Architecture, dtype: str) -> Model
         DflashError: a key is missing, has a bad value, or says that more is computed than is
             known here.
     """
-    prefix = f"{architecture.name}."
+    prefix, family = f"{architecture.name}.", architecture.family
     stated = {
         key.removeprefix(prefix): value
         for key, value in file.fields.items()
         if key.startswith(prefix)
     }
+    known = _KEYS if family.experts is None else _KEYS | _EXPERT_KEYS
     for key, value in stated.items():
         is_off = isinstance(value, int | float) and not value
-        if key not in architecture.keys and not is_off:
-            hint = nearest(key, sorted(architecture.keys)) if len(key) < 64 else ""
-            raise file.error(
-                f"key {quoted(prefix + key)} = {quoted(value)} is not known{hint}",
-                f"it may change what the model computes; {_FROM_HF}",
-            )
-    keys, family = ConfigFields(stated, file.path, prefix), architecture.family
-    attention_bias = family.default_attention_bias or BIAS_PROBE in file.tensors
-    tied = TENSORS["lm_head"] not in file.tensors
+        if key not in known and not is_off:
+            what = f"key {quoted(prefix + key)} = {quoted(value)} is not known"
+            raise file.error(what, f"it may change what the model computes; {FROM_HF}")
+    keys = ConfigFields(stated, file.path, prefix)
     values: dict[str, Any] = {
         "architectures": [architecture.hf_name],
         "model_type": architecture.model_type,
@@ -201,16 +140,26 @@ def make_config(file: GgufFile, architecture: Architecture, dtype: str) -> Model
         "rms_norm_eps": keys.number("attention.layer_norm_rms_epsilon", high=1.0),
         "rope_parameters": _rope_parameters(keys),
         "hidden_act": "silu",
-        "attention_bias": attention_bias,
-        "tie_word_embeddings": tied,
-        **_experts(keys, architecture),
+        "attention_bias": family.default_attention_bias or BIAS_PROBE in file.tensors,
+        "tie_word_embeddings": HEAD not in file.tensors,
     }
+    if family.experts is not None:
+        # llama.cpp's graph always divides by the sum of the chosen experts' weights, and has
+        # experts in every layer.
+        values |= {
+            "num_experts": keys.integer("expert_count"),
+            "num_experts_per_tok": keys.integer("expert_used_count"),
+            "moe_intermediate_size": keys.integer("expert_feed_forward_length", high=MAX_WIDTH),
+            "norm_topk_prob": True,
+            "decoder_sparse_step": 1,
+            "mlp_only_layers": [],
+        }
     config = ConfigFields(values, file.path)
     sizes = read_sizes(config, family.default_head_dim)
     read_rope(config)
     moe = read_moe(config, family, sizes.hidden_size, None)
     symbols = sizes.symbols() | ({} if moe is None else moe.symbols(sizes.hidden_size))
-    return ModelConfig(architecture, values, sizes, symbols, attention_bias, tied)
+    return ModelConfig(architecture, values, sizes, symbols)
 
 
 def add_rope_factors(config: ModelConfig, factors: FloatArray, file: GgufFile) -> None:
@@ -219,26 +168,18 @@ def add_rope_factors(config: ModelConfig, factors: FloatArray, file: GgufFile) -
     Raises:
         DflashError: they are those of another scaling.
     """
-    rope = config.values["rope_parameters"]
-    head_dim = config.sizes.layer.head_dim
     if np.all(factors == 1):
         return
-    factor = float(factors.max())
-    theta = rope["rope_theta"]
-    scaling = Llama3Scaling(factor, _LLAMA3_LOW, _LLAMA3_HIGH, _LLAMA3_ORIGINAL)
+    rope, head_dim = config.values["rope_parameters"], config.sizes.layer.head_dim
+    factor, theta = float(factors.max()), rope["rope_theta"]
     plain, fits = inverse_frequencies(RopeSpec(theta), head_dim), False
     if factors.shape == plain.shape and factor > 1 and rope["rope_type"] == "default":
-        scaled = inverse_frequencies(RopeSpec(theta, scaling), head_dim)
-        fits = bool(np.allclose(plain / scaled, factors, rtol=_FACTOR_TOLERANCE, atol=0))
+        scaling = RopeSpec(theta, Llama3Scaling(factor, *_LLAMA3.values()))
+        wanted = plain / inverse_frequencies(scaling, head_dim)
+        fits = bool(np.allclose(wanted, factors, rtol=_FACTOR_TOLERANCE, atol=0))
     if not fits:
-        raise file.error("rope_freqs.weight scales RoPE in another way than Llama 3's", _FROM_HF)
-    rope |= {
-        "rope_type": "llama3",
-        "factor": factor,
-        "low_freq_factor": _LLAMA3_LOW,
-        "high_freq_factor": _LLAMA3_HIGH,
-        "original_max_position_embeddings": _LLAMA3_ORIGINAL,
-    }
+        raise file.error("rope_freqs.weight scales RoPE in another way than Llama 3's", FROM_HF)
+    rope |= {"rope_type": "llama3", "factor": factor, **_LLAMA3}
 
 
 def _dimensions(keys: ConfigFields) -> dict[str, int]:
@@ -261,34 +202,19 @@ def _dimensions(keys: ConfigFields) -> dict[str, int]:
 
 
 def _rope_parameters(keys: ConfigFields) -> dict[str, Any]:
-    theta = keys.number("rope.freq_base", DEFAULT_THETA, low=1.0)
     kind = keys.text("rope.scaling.type", "none")
+    rope: dict[str, Any] = {
+        "rope_type": "default" if kind == "none" else kind,
+        "rope_theta": keys.number("rope.freq_base", DEFAULT_THETA, low=1.0),
+    }
     if kind == "none":
-        return {"rope_type": "default", "rope_theta": theta}
+        return rope
     if kind != "yarn":
         raise keys.unsupported("rope.scaling.type", "none and yarn are, and Llama 3's factors")
-    rope: dict[str, Any] = {
-        "rope_type": "yarn",
-        "rope_theta": theta,
-        "factor": keys.number("rope.scaling.factor"),
-        "original_max_position_embeddings": keys.integer("rope.scaling.original_context_length"),
-    }
+    rope["factor"] = keys.number("rope.scaling.factor")
+    original = keys.integer("rope.scaling.original_context_length")
+    rope["original_max_position_embeddings"] = original
     for name in ("beta_fast", "beta_slow"):
         if keys.has(f"rope.scaling.yarn_{name}"):
             rope[name] = keys.number(f"rope.scaling.yarn_{name}")
     return rope
-
-
-def _experts(keys: ConfigFields, architecture: Architecture) -> dict[str, Any]:
-    if architecture.family.experts is None:
-        return {}
-    # llama.cpp's graph of Qwen3-MoE always divides by the sum of the chosen experts' weights, and
-    # has experts in every layer.
-    return {
-        "num_experts": keys.integer("expert_count"),
-        "num_experts_per_tok": keys.integer("expert_used_count"),
-        "moe_intermediate_size": keys.integer("expert_feed_forward_length", high=MAX_WIDTH),
-        "norm_topk_prob": True,
-        "decoder_sparse_step": 1,
-        "mlp_only_layers": [],
-    }

@@ -24,15 +24,10 @@ from dflash_trt.core.strict_json import quoted
 from dflash_trt.errors import DflashError, one_line
 from dflash_trt.quantization.codecs import Float32
 
-MAGIC = b"GGUF"
 MAX_HEADER_BYTES = 64 << 20
 MAX_COUNT = 1 << 16
 """Keys of a file, and tensors."""
-MAX_RANK = 4
-MAX_DIMENSION = 1 << 40
-_LEAST_BYTES = 13
-"""A key has that many at least, and a tensor has more."""
-_AGAIN = "download the file again"
+AGAIN = "download the file again"
 
 Scalar = int | float | bool | str
 Value = Scalar | list[str] | npt.NDArray[Any]
@@ -70,7 +65,7 @@ class GgufFile:
         value = self.fields.get(key, default)
         if value is None or isinstance(value, Scalar):
             return value
-        raise self.error(f"{quoted(key)} must be one value, not a list", _AGAIN)
+        raise self.error(f"{quoted(key)} must be one value, not a list", AGAIN)
 
     def error(self, what: str, fix: str | None = None) -> DflashError:
         """An error about the file."""
@@ -87,19 +82,24 @@ def read_gguf(path: str | Path) -> GgufFile:
     path = Path(path)
     kind = _bounded_reader()
     with open_file(path, named=True) as file:
-        size = os.fstat(file.fileno()).st_size
+        size, head = os.fstat(file.fileno()).st_size, file.read(24)
+        if not head.startswith(b"GGUF"):
+            what = f"is not a GGUF file: it begins with {ascii(head[:4])[1:]}"
+            raise DflashError(what, where=path, fix="pass a .gguf file")
+        if len(head) == 24 and not head[4] and not head[5]:
+            fix = "convert it to little-endian with gguf_convert_endian of the package gguf"
+            raise DflashError("is big-endian", where=path, fix=fix)
         try:
-            _check_preamble(file.read(24), size, path)
+            if max(counts := struct.unpack("<8xQQ", head)) > MAX_COUNT:
+                raise ValueError(f"claims {counts[0]} tensors and {counts[1]} keys")
             reader = kind(file)
             own = ("GGUF.version", "GGUF.tensor_count", "GGUF.kv_count")  # the package's keys
             stated = {key: one for key, one in reader.fields.items() if key not in own}
             fields = {key: _value(field) for key, field in stated.items()}
             return GgufFile(path, size, fields, _place(reader, size))
-        except DflashError:
-            raise
         except Exception as error:  # whatever the package ends in
             what = f"cannot be read ({type(error).__name__}: {one_line(error, 200)})"
-            raise DflashError(what, where=path, fix=_AGAIN) from None
+            raise DflashError(what, where=path, fix=AGAIN) from None
 
 
 @cache
@@ -109,7 +109,7 @@ def decoded_types() -> Mapping[int, tuple[str, int, int]]:
     Raises:
         DflashError: the package `gguf` cannot be imported.
     """
-    gguf, found = _package(), {}
+    gguf, found = gguf_package(), {}
     for kind, (elements, size) in gguf.GGML_QUANT_SIZES.items():
         with suppress(NotImplementedError), np.errstate(all="ignore"):
             gguf.dequantize(np.zeros((1, size), np.uint8), kind)
@@ -119,52 +119,35 @@ def decoded_types() -> Mapping[int, tuple[str, int, int]]:
 
 def decode(data: bytes, source: GgufTensor) -> Float32:
     """Decodes whole rows of a tensor; damaged blocks may give NaN and infinities."""
-    gguf, rows = _package(), np.frombuffer(data, np.uint8).reshape(-1, source.row_bytes)
+    gguf, rows = gguf_package(), np.frombuffer(data, np.uint8).reshape(-1, source.row_bytes)
     with np.errstate(all="ignore"):
         values: Float32 = gguf.dequantize(rows, gguf.GGMLQuantizationType[source.kind])
     return values.reshape(-1, source.shape[-1])
 
 
-def _package() -> Any:
+def gguf_package() -> Any:
+    """The package `gguf`; DflashError where it cannot be imported."""
     try:
         return import_module("gguf")
     except ImportError as error:
-        raise DflashError(
-            f"reading GGUF needs the package gguf, which cannot be imported ({error})",
-            fix="pip install 'dflash-trt[gguf]'",
-        ) from error
-
-
-def _check_preamble(head: bytes, size: int, path: Path) -> None:
-    if not head.startswith(MAGIC[: len(head)]):
-        what = f"is not a GGUF file: it begins with {ascii(head[:4])[1:]}"
-        raise DflashError(what, where=path, fix="pass a .gguf file")
-    if len(head) < 24:
-        raise DflashError("truncated: it ends inside its first 24 bytes", where=path, fix=_AGAIN)
-    _, version, *counts = struct.unpack("<4sIQQ", head)
-    if not version & 0xFFFF:
-        fix = "convert it to little-endian with gguf_convert_endian of the package gguf"
-        raise DflashError("is big-endian", where=path, fix=fix)
-    if version not in (2, 3):
-        fix = "known are 2 and 3: convert the model again"
-        raise DflashError(f"GGUF version {version} is not known", where=path, fix=fix)
-    for what, count in zip(("tensors", "keys"), counts, strict=True):
-        if count > MAX_COUNT or count * _LEAST_BYTES > size:
-            raise DflashError(f"claims {count} {what}", where=path, fix=_AGAIN)
+        what = f"reading GGUF needs the package gguf, which cannot be imported ({error})"
+        raise DflashError(what, fix="pip install 'dflash-trt[gguf]'") from error
 
 
 @cache
 def _bounded_reader() -> type[Any]:
-    gguf = _package()
+    gguf = gguf_package()
 
     class BoundedReader(gguf.GGUFReader):  # type: ignore[name-defined, misc]
         """Reads no further than the header, arrays at once, and no tensor's data."""
 
         def _get(self, offset: int, dtype: Any, count: int = 1, override_order: Any = None) -> Any:
-            end = offset + np.dtype(dtype).itemsize * int(count)
+            self._check(offset + np.dtype(dtype).itemsize * int(count))
+            return super()._get(offset, dtype, count, override_order)
+
+        def _check(self, end: int) -> None:
             if end > min(len(self.data), MAX_HEADER_BYTES):
                 raise ValueError(f"truncated: its header ends at byte {end} at least")
-            return super()._get(offset, dtype, count, override_order)
 
         def _get_field_parts(self, orig_offs: int, raw_type: int) -> tuple[int, Any, Any, Any]:
             if raw_type != gguf.GGUFValueType.ARRAY:
@@ -172,24 +155,17 @@ def _bounded_reader() -> type[Any]:
                 return parts
             kind = gguf.GGUFValueType(self._get(orig_offs, np.uint32)[0])
             count = int(self._get(orig_offs + 4, np.uint64)[0])
-            start = orig_offs + 12
+            end = orig_offs + 12
             if kind == gguf.GGUFValueType.STRING:
-                values, end = self._texts(start, count)
+                values, data = list[str](), memoryview(self.data)
+                for _ in range(count):
+                    start = end + 8
+                    self._check(end := start + int.from_bytes(data[end:start], "little"))
+                    values.append(str(data[start:end], "utf-8"))
             else:  # no known key is an array of arrays: they have no type here
-                values = self._get(start, self.gguf_scalar_to_np[kind], count)
-                end = start + values.nbytes
+                values = self._get(end, self.gguf_scalar_to_np[kind], count)
+                end += values.nbytes
             return end - orig_offs, [values], [0], [gguf.GGUFValueType.ARRAY, kind]
-
-        def _texts(self, start: int, count: int) -> tuple[list[str], int]:
-            data, texts = memoryview(self.data)[:MAX_HEADER_BYTES], list[str]()
-            for _ in range(count):
-                text = start + 8
-                end = text + int.from_bytes(data[start:text], "little")
-                if end > len(data):
-                    raise ValueError(f"truncated: its header ends at byte {end} at least")
-                texts.append(str(data[text:end], "utf-8"))
-                start = end
-            return texts, start
 
         def _build_tensors(self, start_offs: int, fields: list[Any]) -> None:
             self.data_offset, self.tensor_fields = int(start_offs), fields
@@ -203,14 +179,10 @@ def _value(field: Any) -> Value:
         return str(bytes(value), "utf-8")
     if kind == "ARRAY":
         return value if isinstance(value, list) else np.array(value)
-    if kind == "BOOL" and value.view(np.uint8)[0] > 1:
-        raise ValueError(f"{quoted(field.name)} is no bool")
-    if not np.isfinite(value[0]):
+    if not np.isfinite(value[0]) or (kind == "BOOL" and value.view(np.uint8)[0] > 1):
         raise ValueError(f"{quoted(field.name)} is {value[0]}")
-    if kind.startswith("FLOAT"):
-        # The shortest decimal that stands for it: 1e-05, not float32's 9.999999747378752e-06.
-        return float(str(value[0]))
-    number: Scalar = value[0].item()
+    # A float's shortest decimal: 1e-05, not float32's 9.999999747378752e-06.
+    number: Scalar = float(str(value[0])) if kind.startswith("FLOAT") else value[0].item()
     return number
 
 
@@ -221,17 +193,13 @@ def _place(reader: Any, size: int) -> dict[str, GgufTensor]:
     for field in sorted(reader.tensor_fields, key=lambda one: int(one.parts[5][0])):
         shown, sizes = f"tensor {quoted(field.name)}", [int(one) for one in field.parts[3]]
         code, offset = int(field.parts[4][0]), reader.data_offset + int(field.parts[5][0])
-        if field.name in placed:
-            raise ValueError(f"{shown} is given twice")
-        if not 1 <= len(sizes) <= MAX_RANK or not all(1 <= one <= MAX_DIMENSION for one in sizes):
-            raise ValueError(f"{shown} has dimensions of {one_line(sizes, 60)}")
         if code not in types:
             raise ValueError(f"{shown}: type {code} is not decoded; quantize it in Q8_0, say")
         kind, elements, block_bytes = types[code]
-        if sizes[0] % elements:
-            raise ValueError(f"{shown}: rows of {sizes[0]} are no {kind} blocks of {elements}")
-        if offset != position:
-            raise ValueError(f"{shown} begins at byte {offset}, not {position}")
+        if not sizes or not all(sizes) or sizes[0] % elements:
+            raise ValueError(f"{shown}: sizes {one_line(sizes, 60)} in {kind} blocks of {elements}")
+        if field.name in placed or offset != position:
+            raise ValueError(f"{shown} is given twice, or begins at {offset}, not {position}")
         length = math.prod(sizes) // elements * block_bytes
         if offset + length > size:
             raise ValueError(f"truncated: {shown} ends at {offset + length}, the file at {size}")

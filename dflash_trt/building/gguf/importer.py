@@ -1,12 +1,20 @@
-"""Turns a GGUF file into a Hugging Face checkpoint folder, which is whole or absent."""
+"""Turns a GGUF file into a Hugging Face checkpoint folder, which is whole or absent.
+
+Weights are decoded in float32 and rounded at most once. Shapes: N rows, C columns, D head size.
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+import math
+import os
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO, Literal
+
+import ml_dtypes
+import numpy as np
 
 from dflash_trt.building.gguf.config import (
     ROPE_FACTORS,
@@ -15,36 +23,70 @@ from dflash_trt.building.gguf.config import (
     find_architecture,
     make_config,
 )
-from dflash_trt.building.gguf.gguf_file import GgufFile, read_gguf
-from dflash_trt.building.gguf.tokenizer import (
-    Vocabulary,
-    read_vocabulary,
-    special_ids,
-    tokenizer_files,
+from dflash_trt.building.gguf.gguf_file import (
+    GgufFile,
+    GgufTensor,
+    decode,
+    gguf_package,
+    read_gguf,
 )
-from dflash_trt.building.gguf.weights import (
-    ImportedType,
-    Stored,
-    find_origins,
-    plan_shards,
-    read_vector,
-    write_shards,
-)
-from dflash_trt.core.files import resolved
+from dflash_trt.building.gguf.tokenizer import Vocabulary, read_vocabulary, tokenizer_files
+from dflash_trt.core.files import open_file, resolved
 from dflash_trt.core.links import check_space
 from dflash_trt.core.progress import Progress
 from dflash_trt.core.publish import StagedKind, check_destination, staged_folder
 from dflash_trt.core.strict_json import quoted
-from dflash_trt.errors import DflashError
-from dflash_trt.models.folder import CONFIG_NAME, INDEX_NAME
+from dflash_trt.errors import DflashError, first_few
+from dflash_trt.models.families import target_rules
+from dflash_trt.models.folder import CONFIG_NAME, SINGLE_NAME
+from dflash_trt.models.name_map import size_of
 from dflash_trt.models.target import GENERATION_CONFIG_NAME, read_target
-from dflash_trt.quantization.tensor_rows import TensorLayout, shard_bytes
+from dflash_trt.models.weight_names import HARMLESS_SUFFIXES
+from dflash_trt.quantization.codecs import Float32
+from dflash_trt.quantization.tensor_rows import (
+    CHUNK_ELEMENTS,
+    TensorLayout,
+    open_shard,
+    shard_bytes,
+)
 from dflash_trt.version import __version__
 
 SOURCE_NAME = "gguf_source.json"
 """What a folder was imported from; only a folder that has it is overwritten."""
 IMPORTED = StagedKind("checkpoint that was imported from GGUF", SOURCE_NAME)
+ImportedType = Literal["bf16", "fp32"]
 _CONFIG_TYPES: Mapping[ImportedType, str] = {"bf16": "bfloat16", "fp32": "float32"}
+_CODES: Mapping[ImportedType, str] = {"bf16": "BF16", "fp32": "F32"}
+_TURNED = ("q_proj", "k_proj", "q_proj.bias", "k_proj.bias")
+"""Rows that lie in the order of llama.cpp's first RoPE, which turns neighbours: 0, D/2, 1 …"""
+
+
+@dataclass(frozen=True, slots=True)
+class WeightOrigin:
+    """A tensor of the checkpoint and its source: the bytes from `offset` on.
+
+    The rows of each of its heads are in llama.cpp's order where `turned_head` gives their size D.
+    """
+
+    layout: TensorLayout
+    source: GgufTensor
+    offset: int
+    turned_head: int | None = None
+
+    @property
+    def length(self) -> int:
+        """Bytes in the GGUF file."""
+        return self.source.length * math.prod(self.layout.shape) // math.prod(self.source.shape)
+
+
+@dataclass(slots=True)
+class Stored:
+    """What a file holds in one of GGUF's types; `rounded` values are others in bf16."""
+
+    tensors: int = 0
+    bytes: int = 0
+    values: int = 0
+    rounded: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,12 +99,15 @@ class Imported:
     vocabulary: Vocabulary
     dtype: ImportedType
     bytes: int
-    shards: int
     stored: Mapping[str, Stored]
 
     @property
     def parameters(self) -> int:
         return sum(one.values for one in self.stored.values())
+
+    @property
+    def rounded(self) -> int:
+        return sum(one.rounded for one in self.stored.values())
 
     def about(self, key: str) -> str | None:
         """What the file says of its model under general.`key`, such as "license"."""
@@ -84,8 +129,9 @@ def import_gguf(
     at a few rows, whatever the size.
 
     Raises:
-        DflashError: see `read_gguf`, `make_config`, `read_vocabulary` and `find_origins`; weights
-            that are not finite; a destination that exists or holds the file; a full disk.
+        DflashError: see `read_gguf`, `make_config` and `read_vocabulary`; tensors that are
+            missing, wrongly shaped, of no use or not finite; a destination that exists or holds
+            the file; a full disk.
     """
     path = Path(path)
     check_destination(resolved(destination), overwrite=overwrite, kind=IMPORTED)
@@ -100,28 +146,31 @@ def import_gguf(
     if file.single(key, size) != size:
         what = f"{key} is {quoted(file.single(key))}, and there are {size} tokens"
         raise file.error(what, "convert the model again")
-    config.values.update(vocab_size=size, **special_ids(vocabulary))
-    origins = find_origins(file, config, size, dtype)
+    ids = vocabulary.special_ids()
+    config.values.update(vocab_size=size, **ids)
+    origins = _find_origins(file, config, size, dtype)
     if ROPE_FACTORS in file.tensors:
-        add_rope_factors(config, read_vector(file, ROPE_FACTORS), file)
-    shards = plan_shards(origins)
-    layouts = {name: [one.layout for one in group] for name, group in shards.items()}
+        add_rope_factors(config, _read_vector(file, ROPE_FACTORS), file)
     texts = tokenizer_files(file, vocabulary, config.values["max_position_embeddings"])
-    texts |= _json_files(config.values, layouts)
+    texts[CONFIG_NAME] = _json(config.values)
+    texts[GENERATION_CONFIG_NAME] = _json({key: one for key, one in ids.items() if one is not None})
+    layouts = [one.layout for one in origins]
     with staged_folder(destination, overwrite=overwrite, kind=IMPORTED) as folder:
-        check_space(sum(map(shard_bytes, layouts.values())), folder, destination)
-        stored = write_shards(file, shards, folder, progress)
-        imported = Imported(
-            folder=destination,
-            file=file,
-            config=config,
-            vocabulary=vocabulary,
-            dtype=dtype,
-            bytes=sum(origin.layout.num_bytes for origin in origins),
-            shards=len(shards),
-            stored=stored,
+        check_space(shard_bytes(layouts), folder, destination)
+        stored = _write_weights(file, origins, folder / SINGLE_NAME, progress)
+        total = sum(layout.num_bytes for layout in layouts)
+        imported = Imported(destination, file, config, vocabulary, dtype, total, stored)
+        texts[SOURCE_NAME] = _json(
+            {
+                "file": path.name,
+                "bytes": file.size,
+                **{key: imported.about(key) for key in ("name", "architecture", "license")},
+                "dtype": dtype,
+                "tensors": {kind: one.tensors for kind, one in sorted(stored.items())},
+                "rounded_values": imported.rounded,
+                "dflash_trt_version": __version__,
+            }
         )
-        texts[SOURCE_NAME] = _json(_source(imported))
         for name, text in texts.items():
             (folder / name).write_text(text, encoding="utf-8")
         progress.stage("checking the checkpoint", None)
@@ -132,32 +181,122 @@ def import_gguf(
     return imported
 
 
-def _json_files(
-    config: Mapping[str, Any], layouts: Mapping[str, Sequence[TensorLayout]]
-) -> dict[str, str]:
-    ids = ("bos_token_id", "eos_token_id", "pad_token_id")
-    defaults = {key: config[key] for key in ids if config[key] is not None}
-    files = {CONFIG_NAME: _json(config), GENERATION_CONFIG_NAME: _json(defaults)}
-    if len(layouts) > 1:
-        places = {one.name: shard for shard, group in layouts.items() for one in group}
-        total = sum(one.num_bytes for group in layouts.values() for one in group)
-        index = {"metadata": {"total_size": total}, "weight_map": dict(sorted(places.items()))}
-        files[INDEX_NAME] = _json(index)
-    return files
+def _find_origins(
+    file: GgufFile, config: ModelConfig, vocab: int, dtype: ImportedType
+) -> list[WeightOrigin]:
+    """Every tensor that a checkpoint of `config` has, in the order of the file's data."""
+    architecture, gguf = config.architecture, gguf_package()
+    bias, tied = config.values["attention_bias"], config.values["tie_word_embeddings"]
+    rules = target_rules(architecture.family, attention_bias=bias, tied=tied)
+    layers, symbols = len(config.sizes.layers), {**config.symbols, "vocab": vocab}
+    if layers > len(file.tensors):
+        raise file.error(f"states {layers} layers and has {len(file.tensors)} tensors")
+    kind = gguf.MODEL_ARCH[architecture.name.upper()]
+    names = gguf.get_tensor_name_map(kind, layers)
+    origins: list[WeightOrigin] = []
+    problems: dict[str, list[str]] = {"missing": [], "of another shape": [], "not known": []}
+    for role, (name, terms) in rules.items():
+        shape = tuple(int(size_of(term, symbols)) for term in terms)
+        is_part = "{e}" in name  # all experts of a layer lie in one tensor
+        parts, stored = (symbols["experts"] if is_part else 1), shape
+        if is_part:
+            stored = (parts, *shape)
+        turned = architecture.name == "llama" and role.endswith(_TURNED)
+        head = config.sizes.layer.head_dim if turned else None
+        for i in range(layers if "{i}" in role else 1):
+            plain = name.replace(".{e}", "").format(i=i)
+            theirs = str(names.get_name(plain, (".weight", ".bias")))
+            source = file.tensors.get(theirs)
+            if source is None:
+                problems["missing"].append(theirs)
+            elif source.shape != stored:
+                what = f"{source.name} is {list(source.shape)}, not {list(stored)}"
+                problems["of another shape"].append(what)
+            else:
+                size = source.length // parts
+                origins += (
+                    WeightOrigin(
+                        TensorLayout(name.format(i=i, e=e), _CODES[dtype], shape),
+                        source,
+                        source.offset + size * e,
+                        head,
+                    )
+                    for e in range(parts)
+                )
+    if not any(problems.values()):  # else what is left is of no interest
+        used = {origin.source.name for origin in origins} | {ROPE_FACTORS}
+        left = [one for one in file.tensors if one not in used]
+        problems["not known"] = [one for one in left if not one.endswith(HARMLESS_SUFFIXES)]
+    told = [
+        f"{len(names)} {label} ({first_few([quoted(one)[1:-1] for one in names], 4, '; ')})"
+        for label, names in problems.items()
+        if names
+    ]
+    if told:
+        raise file.error(
+            f"tensors do not fit the architecture {architecture.name}: {', '.join(told)}",
+            "build the model from its Hugging Face checkpoint",
+        )
+    return sorted(origins, key=lambda origin: origin.offset)
 
 
-def _source(imported: Imported) -> dict[str, Any]:
-    """Where the folder's weights come from, and what became of their values."""
-    stored = imported.stored
-    return {
-        "file": imported.file.path.name,
-        "bytes": imported.file.size,
-        **{key: imported.about(key) for key in ("name", "architecture", "license")},
-        "dtype": imported.dtype,
-        "tensors": {kind: one.tensors for kind, one in sorted(stored.items())},
-        "rounded_values": sum(one.rounded for one in stored.values()),
-        "dflash_trt_version": __version__,
-    }
+def _write_weights(
+    file: GgufFile, origins: Sequence[WeightOrigin], path: Path, progress: Progress
+) -> dict[str, Stored]:
+    """Writes all weights, a few rows in memory at a time; returns counts by type."""
+    stored: dict[str, Stored] = {}
+    progress.stage("writing weights", sum(origin.length for origin in origins))
+    with (
+        open_file(file.path, named=True) as weights,
+        open_shard(path, [origin.layout for origin in origins]) as writer,
+    ):
+        for origin in origins:
+            kind = stored.setdefault(origin.source.kind, Stored())
+            kind.tensors += 1
+            kind.bytes += origin.length
+            for values in _read(weights, origin, file):
+                piece: Any = values
+                if origin.layout.dtype == "BF16":
+                    kind.rounded += int(np.count_nonzero(values.view(np.uint32) & 0xFFFF))
+                    piece = values.astype(ml_dtypes.bfloat16)  # too large becomes infinite
+                if not np.isfinite(piece).all():
+                    what = f"tensor {quoted(origin.source.name)} holds NaN or infinities"
+                    fix = "the file is damaged, or its model cannot be used"
+                    raise file.error(what, fix)
+                writer.write(origin.layout.name, piece.view(np.uint8))
+                kind.values += values.size
+            progress.advance(origin.length)
+    return stored
+
+
+def _read_vector(file: GgufFile, name: str) -> Float32:
+    source = file.tensors[name]
+    if len(source.shape) != 1:
+        raise file.error(f"tensor {quoted(name)} is {list(source.shape)}, not a vector")
+    origin = WeightOrigin(TensorLayout(name, "F32", source.shape), source, source.offset)
+    with open_file(file.path, named=True) as weights:
+        return np.concatenate([values.ravel() for values in _read(weights, origin, file)])
+
+
+def _read(weights: BinaryIO, origin: WeightOrigin, file: GgufFile) -> Iterator[Float32]:
+    """The values of a tensor as float32, a few rows at a time, from first to last."""
+    source, head = origin.source, origin.turned_head
+    is_vector, columns = len(source.shape) == 1, source.shape[-1]
+    least = 1 if head is None or is_vector else head  # rows of whole heads
+    step = least * max(1, CHUNK_ELEMENTS // (columns * least))
+    rows = math.prod(origin.layout.shape) // columns
+    for first in range(0, rows, step):
+        count = min(step, rows - first) * source.row_bytes
+        data = os.pread(weights.fileno(), count, origin.offset + first * source.row_bytes)
+        if len(data) < count:
+            what = f"ends inside tensor {quoted(source.name)}; it changed while it was read"
+            raise file.error(what)
+        values = decode(data, source)
+        if head is not None:
+            # llama.cpp turns neighbours 2i and 2i + 1 of a head, Hugging Face i and i + D/2.
+            pairs = values.reshape(-1, head // 2, 2, 1 if is_vector else columns)
+            values = np.ascontiguousarray(pairs.swapaxes(1, 2)).reshape(values.shape)
+        yield values
 
 
 def _json(value: Mapping[str, Any]) -> str:

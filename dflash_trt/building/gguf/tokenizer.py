@@ -14,16 +14,15 @@ from typing import Any
 
 import numpy as np
 
-from dflash_trt.building.gguf.gguf_file import GgufFile
+from dflash_trt.building.gguf.config import FROM_HF
+from dflash_trt.building.gguf.gguf_file import AGAIN, GgufFile
 from dflash_trt.core.strict_json import quoted
-from dflash_trt.errors import DflashError, first_few, nearest
+from dflash_trt.errors import DflashError, nearest
 from dflash_trt.models.target import MAX_VOCAB
 from dflash_trt.text.tokenizer import MAX_TEMPLATE_CHARACTERS
 from dflash_trt.text.tokenizer_calls import LLAMA3, QWEN2, open_tokenizer
 
 _PREFIX, _TEMPLATE = "tokenizer.ggml.", "tokenizer.chat_template"
-_FROM_HF = "build the model from its Hugging Face checkpoint"
-_AGAIN = "download the file again"
 # Kinds of tokens: llama.cpp's LLAMA_TOKEN_TYPE_*.
 _NORMAL, _CONTROL, _USER_DEFINED, _UNUSED = 1, 3, 4, 5
 _KINDS = (_NORMAL, 2, _CONTROL, _USER_DEFINED, _UNUSED, 6)
@@ -53,29 +52,39 @@ _STEPS: Mapping[str, list[dict[str, Any]]] = {
 class Vocabulary:
     """A byte-level BPE vocabulary of `size` ids.
 
-    `ids` has the tokens that are in use. `control` ids are special tokens, `user_defined` ones
-    are found whole in a text too. `special` are the ids that the file names, `ends` those of a
-    text, a turn and a message. `prefix` and `suffix` are put around every text. `templates` names
-    the chat templates beside the default one.
+    `ids` has the tokens that are in use. `added` ids are found whole in a text, and are special
+    where that is true. `special` are the ids that the file names, `ends` those of a text, a turn
+    and a message. `prefix` and `suffix` are put around every text.
     """
 
     size: int
     ids: Mapping[str, int]
     merges: Sequence[tuple[str, str]]
-    control: Sequence[int]
-    user_defined: Sequence[int]
+    added: Mapping[int, bool]
     special: Mapping[str, int]
-    ends: tuple[int, ...]
     prefix: int | None
     suffix: int | None
     pre_name: str
     template: str | None
-    templates: tuple[str, ...]
 
     @property
     def texts(self) -> dict[int | None, str]:
         """Tokens in use, by id."""
         return {index: text for text, index in self.ids.items()}
+
+    @property
+    def ends(self) -> tuple[int, ...]:
+        named = (self.special.get(one) for one in ("eos", "eot", "eom"))
+        return tuple(dict.fromkeys(one for one in named if one is not None))
+
+    def special_ids(self) -> dict[str, int | list[int] | None]:
+        """The keys of config.json that name ids: for an absent one transformers takes its own."""
+        ends = self.ends
+        return {
+            "bos_token_id": self.special.get("bos"),
+            "eos_token_id": (list(ends) if len(ends) > 1 else ends[0]) if ends else None,
+            "pad_token_id": self.special.get("padding"),
+        }
 
 
 def read_vocabulary(file: GgufFile) -> Vocabulary:
@@ -85,38 +94,56 @@ def read_vocabulary(file: GgufFile) -> Vocabulary:
         DflashError: it is of another kind than byte-level BPE, its pre-tokenizer is not known, or
             tokens, merges and ids do not fit together.
     """
-    model = file.single(f"{_PREFIX}model")
+    model, pre_name = file.single(f"{_PREFIX}model"), file.single(f"{_PREFIX}pre", "default")
     if model != "gpt2":
-        what = "has no tokenizer" if model is None else f"has a {quoted(model)} tokenizer"
-        raise file.error(f"{what}; only byte-level BPE (gpt2) is imported", _FROM_HF)
-    pre_name = _pre_tokenizer(file)
+        what = f"its tokenizer is {quoted(model)}; only byte-level BPE (gpt2) is imported"
+        raise file.error(what, FROM_HF)
+    if not isinstance(pre_name, str) or pre_name not in _STEPS:
+        hint = nearest(str(pre_name), sorted(_STEPS))
+        what = f"pre-tokenizer {quoted(pre_name)} is not known{hint}"
+        raise file.error(what, f"convert the model again with a newer llama.cpp, or {FROM_HF}")
     tokens = _texts(file, "tokens")
-    kinds = _kinds(file, len(tokens))
+    kinds = file.fields.get(f"{_PREFIX}token_type", np.full(len(tokens), _NORMAL))
+    if np.shape(kinds) != (len(tokens),) or not np.isin(kinds, _KINDS).all():
+        what = f"{_PREFIX}token_type must have one of {_KINDS} for each of {len(tokens)} tokens"
+        raise file.error(what, AGAIN)
+    assert isinstance(kinds, np.ndarray)
     used = [index for index, kind in enumerate(kinds) if kind != _UNUSED]
     ids = {tokens[index]: index for index in used}
     if len(ids) < len(used):
         twice = next(tokens[index] for index in used if ids[tokens[index]] != index)
-        raise file.error(f"token {quoted(twice)} is given twice", _FROM_HF)
-    special = _special_ids(file, len(tokens))
+        raise file.error(f"token {quoted(twice)} is given twice", FROM_HF)
+    merges: list[tuple[str, str]] = []
+    for number, text in enumerate(_texts(file, "merges")):
+        # A space inside a token is written as another character: the only one parts the two.
+        left, _, right = text.partition(" ")
+        if left not in ids or right not in ids or left + right not in ids:
+            what = f"merge {number}, {quoted(text)}, does not make one token of two"
+            raise file.error(what, AGAIN)
+        merges.append((left, right))
+    special: dict[str, int] = {}
+    for name in ("bos", "eos", "eot", "eom", "unknown", "padding"):
+        value = file.single(key := f"{_PREFIX}{name}_token_id")
+        if value is None:
+            continue
+        if type(value) is not int or not 0 <= value < len(tokens):
+            raise file.error(f"{key} is {quoted(value)}, not one of {len(tokens)} tokens", AGAIN)
+        special[name] = value
     template = file.single(_TEMPLATE)
-    if template is not None and not isinstance(template, str):
-        raise file.error(f"{_TEMPLATE} must be text", _AGAIN)
-    if template is not None and len(template) > MAX_TEMPLATE_CHARACTERS:
-        raise file.error("its chat template is longer than 1 MiB")
-    named = [key.removeprefix(f"{_TEMPLATE}.") for key in file.fields]
+    if template is not None and (
+        not isinstance(template, str) or len(template) > MAX_TEMPLATE_CHARACTERS
+    ):
+        raise file.error(f"{_TEMPLATE} must be text of at most 1 MiB", AGAIN)
     return Vocabulary(
         size=len(tokens),
         ids=ids,
-        merges=_merges(file, ids),
-        control=[index for index in used if kinds[index] == _CONTROL],
-        user_defined=[index for index in used if kinds[index] == _USER_DEFINED],
+        merges=merges,
+        added={i: kinds[i] == _CONTROL for i in used if kinds[i] in (_CONTROL, _USER_DEFINED)},
         special=special,
-        ends=tuple(dict.fromkeys(special[one] for one in ("eos", "eot", "eom") if one in special)),
-        prefix=_added(file, "bos", special, default=pre_name in _LLAMA),
-        suffix=_added(file, "eos", special, default=False),
+        prefix=_around(file, "bos", special, default=pre_name in _LLAMA),
+        suffix=_around(file, "eos", special, default=False),
         pre_name=pre_name,
         template=template,
-        templates=tuple(sorted(set(named) - set(file.fields))),
     )
 
 
@@ -134,8 +161,16 @@ def tokenizer_files(file: GgufFile, vocabulary: Vocabulary, max_positions: int) 
         "model_max_length": max_positions,
         **{key: texts[special[one]] for key, one in named.items() if special.get(one) in texts},
     }
+    try:
+        core = json.dumps(_tokenizer_json(vocabulary)).encode()
+        tokenizer = open_tokenizer(core, file.path)
+    except DflashError as error:
+        raise file.error(f"its tokenizer cannot be made: {error.what}", FROM_HF) from error
+    for text, index in vocabulary.ids.items():
+        if tokenizer.token_to_id(text) != index:
+            raise file.error(f"token {quoted(text)} would get another id", FROM_HF)
     files = {
-        "tokenizer.json": _tokenizer_json(file, vocabulary),
+        "tokenizer.json": str(tokenizer.to_str(pretty=False)),
         "tokenizer_config.json": json.dumps(settings, indent=2, ensure_ascii=False) + "\n",
     }
     if vocabulary.template is not None:
@@ -143,100 +178,32 @@ def tokenizer_files(file: GgufFile, vocabulary: Vocabulary, max_positions: int) 
     return files
 
 
-def special_ids(vocabulary: Vocabulary) -> dict[str, int | list[int] | None]:
-    """Returns the keys of config.json that name ids: null says that there is none.
-
-    For a key that is absent transformers takes an id of its own choice.
-    """
-    ends, special = vocabulary.ends, vocabulary.special
-    return {
-        "bos_token_id": special.get("bos"),
-        "eos_token_id": (list(ends) if len(ends) > 1 else ends[0]) if ends else None,
-        "pad_token_id": special.get("padding"),
-    }
-
-
-def _pre_tokenizer(file: GgufFile) -> str:
-    name = file.single(f"{_PREFIX}pre", "default")
-    if name == "default":
-        raise file.error(
-            "does not say how its tokenizer cuts text (tokenizer.ggml.pre), as old files do not",
-            "convert the model again with a llama.cpp of June 2024 or later",
-        )
-    if not isinstance(name, str) or name not in _STEPS:
-        hint = nearest(str(name), sorted(_STEPS))
-        raise file.error(f"pre-tokenizer {quoted(name)} is not known{hint}", _FROM_HF)
-    return name
-
-
 def _texts(file: GgufFile, key: str) -> list[str]:
     value = file.fields.get(_PREFIX + key)
-    if not isinstance(value, list) or not value:
-        raise file.error(f"{_PREFIX}{key} must be a list of texts", _AGAIN)
-    if len(value) > MAX_VOCAB:
-        raise file.error(f"{_PREFIX}{key} has {len(value)} items, over {MAX_VOCAB}")
+    if not isinstance(value, list) or not 0 < len(value) <= MAX_VOCAB:
+        raise file.error(f"{_PREFIX}{key} must be a list of 1 to {MAX_VOCAB} texts", AGAIN)
     return value
 
 
-def _kinds(file: GgufFile, count: int) -> list[int]:
-    """The kind of each token; all are normal where the file does not say."""
-    value = file.fields.get(f"{_PREFIX}token_type", np.full(count, _NORMAL))
-    kinds = value if isinstance(value, np.ndarray) else np.zeros(0)
-    if kinds.shape != (count,) or not np.isin(kinds, _KINDS).all():
-        what = f"{_PREFIX}token_type must have one of {_KINDS} for each of {count} tokens"
-        raise file.error(what, _AGAIN)
-    return [int(kind) for kind in kinds]
-
-
-def _merges(file: GgufFile, ids: Mapping[str, int]) -> list[tuple[str, str]]:
-    merges: list[tuple[str, str]] = []
-    for number, text in enumerate(_texts(file, "merges")):
-        # A space inside a token is written as another character: the only one parts the two.
-        left, _, right = text.partition(" ")
-        if left not in ids or right not in ids:
-            raise file.error(f"merge {number} is {quoted(text)}, not two tokens", _AGAIN)
-        if left + right not in ids:
-            raise file.error(f"merge {number}, {quoted(text)}, makes no token", _AGAIN)
-        merges.append((left, right))
-    return merges
-
-
-def _special_ids(file: GgufFile, count: int) -> dict[str, int]:
-    found: dict[str, int] = {}
-    for name in ("bos", "eos", "eot", "eom", "unknown", "padding"):
-        key = f"{_PREFIX}{name}_token_id"
-        value = file.single(key)
-        if value is None:
-            continue
-        if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < count:
-            raise file.error(f"{key} is {quoted(value)}, not one of {count} tokens", _AGAIN)
-        found[name] = value
-    return found
-
-
-def _added(file: GgufFile, name: str, special: Mapping[str, int], *, default: bool) -> int | None:
+def _around(file: GgufFile, name: str, special: Mapping[str, int], *, default: bool) -> int | None:
     """The token that is put before or behind every text; None where none is."""
-    key = f"{_PREFIX}add_{name}_token"
-    is_added = file.single(key, default)
-    if not isinstance(is_added, bool):
-        raise file.error(f"{key} is {quoted(is_added)}, not true or false", _AGAIN)
-    if is_added and name not in special:
-        raise file.error(f"{key} is true, and no {name} token is given", _FROM_HF)
+    is_added = file.single(key := f"{_PREFIX}add_{name}_token", default)
+    if not isinstance(is_added, bool) or (is_added and name not in special):
+        what = f"{key} is {quoted(is_added)}, and {name} is {quoted(special.get(name))}"
+        raise file.error(what, FROM_HF)
     return special[name] if is_added else None
 
 
-def _tokenizer_json(file: GgufFile, vocabulary: Vocabulary) -> str:
-    """tokenizer.json as the library writes what it has read."""
+def _tokenizer_json(vocabulary: Vocabulary) -> dict[str, Any]:
     texts, name = vocabulary.texts, vocabulary.pre_name
     off = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
-    control = set(vocabulary.control)
-    core = {
+    return {
         "version": "1.0",
         "truncation": None,
         "padding": None,
         "added_tokens": [
-            {"id": index, "content": texts[index], **off, "special": index in control}
-            for index in sorted([*control, *vocabulary.user_defined])
+            {"id": index, "content": texts[index], **off, "special": bool(is_special)}
+            for index, is_special in sorted(vocabulary.added.items())
         ],
         "normalizer": {"type": "NFC"} if name == "qwen2" else None,
         "pre_tokenizer": {"type": "Sequence", "pretokenizers": _STEPS[name]},
@@ -255,35 +222,22 @@ def _tokenizer_json(file: GgufFile, vocabulary: Vocabulary) -> str:
             "merges": vocabulary.merges,
         },
     }
-    try:
-        tokenizer = open_tokenizer(json.dumps(core).encode(), file.path)
-    except DflashError as error:
-        raise file.error(f"its tokenizer cannot be made: {error.what}", _FROM_HF) from error
-    moved = [text for text, index in vocabulary.ids.items() if tokenizer.token_to_id(text) != index]
-    if moved:
-        shown = first_few([quoted(text) for text in moved], 3)
-        raise file.error(f"tokens would get other ids: {shown}", _FROM_HF)
-    return str(tokenizer.to_str(pretty=False))
 
 
 def _post_processor(vocabulary: Vocabulary, texts: Mapping[int | None, str]) -> dict[str, Any]:
     """Puts the vocabulary's prefix before a text and its suffix behind it."""
-    around = {texts[one]: one for one in (vocabulary.prefix, vocabulary.suffix) if one in texts}
-
-    def token(index: int | None, type_id: int) -> list[Any]:
-        return (
-            [{"SpecialToken": {"id": texts[index], "type_id": type_id}}] if index in texts else []
-        )
+    before, behind = texts.get(vocabulary.prefix), texts.get(vocabulary.suffix)
 
     def template(*sequences: str) -> list[Any]:
         return [
-            piece
+            {kind: {"id": text, "type_id": type_id}}
             for type_id, sequence in enumerate(sequences)
-            for piece in (
-                *token(vocabulary.prefix, type_id),
-                {"Sequence": {"id": sequence, "type_id": type_id}},
-                *token(vocabulary.suffix, type_id),
+            for kind, text in (
+                ("SpecialToken", before),
+                ("Sequence", sequence),
+                ("SpecialToken", behind),
             )
+            if text is not None
         ]
 
     return {
@@ -291,6 +245,8 @@ def _post_processor(vocabulary: Vocabulary, texts: Mapping[int | None, str]) -> 
         "single": template("A"),
         "pair": template("A", "B"),
         "special_tokens": {
-            text: {"id": text, "ids": [index], "tokens": [text]} for text, index in around.items()
+            text: {"id": text, "ids": [vocabulary.ids[text]], "tokens": [text]}
+            for text in (before, behind)
+            if text is not None
         },
     }
