@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file
 from torch import Tensor
 from transformers import PreTrainedTokenizerFast, Qwen3ForCausalLM
 from transformers.models.qwen3.modeling_qwen3 import Qwen3RotaryEmbedding
@@ -165,11 +164,3 @@ def export_draft(model: Any, directory: Path) -> None:
     config = json.loads(path.read_text())
     assert config["rope_theta"] == model.dflash_config.rope_parameters["rope_theta"]
     path.write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
-
-
-def load_draft(recipe: TrainingRecipe, target: Qwen3ForCausalLM, directory: Path) -> Any:
-    """The exported draft in `directory` over `target`, for evaluation of what was written."""
-    model = attach_draft(recipe, target)
-    tensors = load_file(directory / "model.safetensors")
-    model.dflash_module.load_state_dict({k: v.float() for k, v in tensors.items()})
-    return model

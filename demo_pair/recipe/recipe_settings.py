@@ -15,31 +15,10 @@ LossReport = Callable[[str, int, int, float], None]
 
 
 def small_sizes(
-    layers: int,
-    hidden: int = 64,
-    heads: int = 2,
-    kv_heads: int = 1,
-    head_dim: int = 32,
-    intermediate: int = 192,
+    layers: int, heads: int = 2, kv_heads: int = 1, intermediate: int = 192
 ) -> DecoderSizes:
     """A Qwen3-style decoder."""
-    return DecoderSizes(
-        hidden_size=hidden,
-        intermediate_size=intermediate,
-        layers=(LayerSizes(heads, kv_heads, head_dim),) * layers,
-    )
-
-
-def expert_sizes(sizes: DecoderSizes, window: int = 64) -> DecoderSizes:
-    """A gpt-oss decoder: four experts as wide as an MLP of `sizes`, two chosen.
-
-    Every second layer, the first among them, sees `window` positions; all have sinks.
-    """
-    windows = (None if index % 2 else window for index in range(len(sizes.layers)))
-    return replace(
-        sizes.with_layers(windows, has_sinks=True),
-        experts=ExpertSizes(experts=4, chosen=2, intermediate_size=sizes.intermediate_size),
-    )
+    return DecoderSizes(64, intermediate, (LayerSizes(heads, kv_heads, 32),) * layers)
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +90,6 @@ class TrainingRecipe:
     weight_decay: float = 0.05
     clip: float = 1.0
     prompts: int = 32
-    new_tokens: int = 256
     max_length: int = 1024
     threads: int = 1
 
@@ -138,7 +116,11 @@ class TrainingRecipe:
 DEMO = TrainingRecipe()
 
 GPT_OSS = TrainingRecipe(
-    target=expert_sizes(small_sizes(layers=6, intermediate=96)),
+    # Four experts as wide as the MLP, two chosen; every second layer sees 64 positions.
+    target=replace(
+        small_sizes(layers=6, intermediate=96).with_layers((64, None) * 3, has_sinks=True),
+        experts=ExpertSizes(experts=4, chosen=2, intermediate_size=96),
+    ),
     target_stages=(
         Stage(length=256, rows=8, steps=600, lr=4e-3, floor=0.25),
         Stage(length=512, rows=4, steps=350, lr=3e-3, warmup=20, floor=0.1),

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from itertools import count
 from typing import Any
 
 import torch
@@ -57,25 +58,20 @@ def deepen(recipe: TrainingRecipe, model: Qwen3ForCausalLM, layers: int) -> Qwen
     return deep
 
 
-def corpus_row(
-    tokenizer: PreTrainedTokenizerFast, seed: int, stream: str, index: int, length: int
-) -> list[int]:
-    """Row `index` of a stream: documents from its first token on, joined by the end token."""
-    ids: list[int] = []
-    part = 0
-    while len(ids) < length:
-        text = document(seed, f"{stream}/{part}", index)
-        ids += [*tokenizer(text)["input_ids"], END_ID]
-        part += 1
-    return ids[:length]
-
-
 def corpus_rows(
     tokenizer: PreTrainedTokenizerFast, seed: int, stream: str, rows: range, length: int
 ) -> Tensor:
-    """The rows of a stream as int64 ids [len(rows), length]."""
-    ids: Tensor = torch.tensor([corpus_row(tokenizer, seed, stream, row, length) for row in rows])
-    return ids
+    """Rows of documents, joined by the end token, as int64 ids [len(rows), length]."""
+    found = []
+    for index in rows:
+        ids: list[int] = []
+        for part in count():
+            if len(ids) >= length:
+                break
+            text = document(seed, f"{stream}/{part}", index)
+            ids += [*tokenizer(text)["input_ids"], END_ID]
+        found.append(ids[:length])
+    return torch.tensor(found)
 
 
 def rate(stage: Stage, step: int) -> float:
@@ -136,13 +132,6 @@ def _kind(name: str, dimensions: int) -> str:
     return "other"
 
 
-def round_to_bf16(model: Any) -> None:
-    """Round every weight to the nearest bf16 value; the tensors stay float32."""
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.copy_(parameter.to(torch.bfloat16).to(parameter.dtype))
-
-
 def train_target(
     recipe: TrainingRecipe, tokenizer: PreTrainedTokenizerFast, progress: LossReport
 ) -> Qwen3ForCausalLM:
@@ -164,7 +153,9 @@ def train_target(
             loss = model(input_ids=ids, labels=ids).loss
             optimizer.step(loss, rate(stage, step))
             progress(f"target stage {number + 1}", step + 1, stage.steps, loss.item())
-    round_to_bf16(model)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.copy_(parameter.to(torch.bfloat16).to(parameter.dtype))
     model.train(False)
     return model
 
