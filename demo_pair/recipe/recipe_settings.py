@@ -18,7 +18,8 @@ def small_sizes(
     layers: int, heads: int = 2, kv_heads: int = 1, intermediate: int = 192
 ) -> DecoderSizes:
     """A Qwen3-style decoder."""
-    return DecoderSizes(64, intermediate, (LayerSizes(heads, kv_heads, 32),) * layers)
+    layer = LayerSizes(heads, kv_heads, 32)
+    return DecoderSizes(hidden_size=64, intermediate_size=intermediate, layers=(layer,) * layers)
 
 
 @dataclass(frozen=True, slots=True)

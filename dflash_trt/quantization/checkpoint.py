@@ -12,6 +12,7 @@ import numpy as np
 from dflash_trt.core.formats import NVFP4_BLOCK, Format
 from dflash_trt.core.progress import Progress
 from dflash_trt.models.decoder import DecoderSpec
+from dflash_trt.models.quantized_weights import is_kv_scale
 from dflash_trt.models.safetensors_header import ITEM_BYTES, TensorEntry
 from dflash_trt.quantization.codecs import (
     dequantize_fp8,
@@ -113,9 +114,9 @@ class _LinearRewriting(Rewriting):
     def layout(self, entry: TensorEntry) -> list[TensorLayout] | None:
         linear, scale = self._linears.get(entry.name), None
         if self._kv_scales is not None:
-            if self._kv_scales.is_stale(entry.name):
+            if is_kv_scale(entry.name):  # which the new ones replace
                 return []
-            scale = self._kv_scales.name(entry.name)
+            scale = self._kv_scales.names.get(entry.name)
         if linear is None and scale is None:
             return None
         same = [TensorLayout(entry.name, entry.dtype, entry.shape)]
@@ -145,7 +146,7 @@ class _LinearRewriting(Rewriting):
         self, entry: TensorEntry, shard: ShardWriter, on_bytes: Callable[[int], None]
     ) -> tuple[str, TensorReport] | None:
         scales = self._kv_scales
-        if scales is not None and (name := scales.name(entry.name)) is not None:
+        if scales is not None and (name := scales.names.get(entry.name)) is not None:
             shard.write(name, scales.encode(entry.name))
         linear = self._linears.get(entry.name)
         if linear is None:  # a projection that stays as it is, beside its cache's scale

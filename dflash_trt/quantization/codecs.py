@@ -95,11 +95,6 @@ def decode_packed_e2m1(packed: Codes) -> Float32:
     return pairs.view(np.float32)
 
 
-def encode_e8m0(exponents: npt.NDArray[np.int32]) -> Codes:
-    """E8M0 codes of powers of two given by exponent, clipped to -127 … 127."""
-    return (np.clip(exponents, -E8M0_BIAS, E8M0_BIAS) + E8M0_BIAS).astype(np.uint8)
-
-
 def decode_e8m0(codes: Codes) -> Float32:
     """2^(code - 127) in float32, exact; code 255 is NaN."""
     return _values(ml_dtypes.float8_e8m0fnu, 256).take(codes)
@@ -194,7 +189,8 @@ def quantize_mxfp4(values: Float32) -> tuple[Codes, Codes]:
     fractions, exponents = np.frexp(np.abs(blocks).max(axis=-1) / np.float32(E2M1_MAX))
     # frexp's fraction lies in [0.5, 1), or is 0: only 0.5 is a power of two.
     ceilings = np.where(fractions > 0.5, exponents, exponents - 1)
-    scales = encode_e8m0(np.where(fractions == 0, -E8M0_BIAS, ceilings))
+    powers = np.where(fractions == 0, -E8M0_BIAS, ceilings)
+    scales = (np.clip(powers, -E8M0_BIAS, E8M0_BIAS) + E8M0_BIAS).astype(np.uint8)
     codes = encode_e2m1(blocks / decode_e8m0(scales)[..., None])
     return pack_e2m1(codes.reshape(values.shape)), scales
 

@@ -13,7 +13,6 @@ import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -31,8 +30,6 @@ from dflash_trt.quantization.codecs import (
     E8M0_BIAS,
     E8M0_NAN,
     Codes,
-    decode_e8m0,
-    decode_packed_e2m1,
     dequantize_mxfp4,
     dequantize_nvfp4,
     encode_e4m3,
@@ -63,11 +60,6 @@ class Recoded:
     norm: float
 
 
-def global_exponent(largest_scale: int) -> int:
-    """The exponent of NVFP4's scale for a tensor whose largest E8M0 code is `largest_scale`."""
-    return largest_scale - E8M0_BIAS - LARGEST_EXPONENT
-
-
 def global_scale(shift: int) -> np.float32:
     """2^shift as NVFP4's scale of a tensor."""
     return np.float32(np.ldexp(np.float32(1), shift))
@@ -76,11 +68,11 @@ def global_scale(shift: int) -> np.float32:
 def mxfp4_to_nvfp4(packed: Codes, scales: Codes, shift: int) -> Recoded:
     """NVFP4 with the tensor's scale 2^shift, of packed codes [..., K/2] and scales [..., K/32].
 
-    No scale may be NaN or above 2^(shift + 8): see `global_exponent`.
+    No scale may be NaN or above 2^(shift + 8).
     """
     relative = scales.astype(np.int32) - (E8M0_BIAS + shift)
-    block_scales = _scales_by_exponent().take(np.maximum(relative, SMALLEST_EXPONENT) + 9)
-    block_scales = np.repeat(block_scales, _HALVES, axis=-1)
+    powers = np.ldexp(np.float32(1), np.maximum(relative, SMALLEST_EXPONENT))
+    block_scales = np.repeat(encode_e4m3(powers), _HALVES, axis=-1)
     below = relative < SMALLEST_EXPONENT
     count = block_scales.size
     if not below.any():
@@ -106,26 +98,9 @@ def mxfp4_to_nvfp4(packed: Codes, scales: Codes, shift: int) -> Recoded:
 
 def mxfp4_to_bf16(packed: Codes, scales: Codes) -> npt.NDArray[np.uint16]:
     """The bits of bf16 values [..., K], all exact but those that bf16 has no finite value for."""
-    blocks = packed.reshape(*scales.shape, MX_BLOCK // 2)
-    index = (scales.astype(np.uint16) << np.uint16(8))[..., None] | blocks
-    return _bf16_pairs().take(index).view(np.uint16).reshape(*packed.shape[:-1], -1)
-
-
-def _scales_by_exponent() -> Codes:
-    """E4M3 codes of 2^-9 … 2^8."""
-    exponents = np.arange(SMALLEST_EXPONENT, LARGEST_EXPONENT + 1)
-    return encode_e4m3(np.ldexp(np.float32(1), exponents).astype(np.float32))
-
-
-@cache
-def _bf16_pairs() -> npt.NDArray[np.uint32]:
-    """The two bf16 values, side by side in one word, of each scale and byte."""
-    byte = np.arange(256, dtype=np.uint8)
-    with np.errstate(over="ignore"):
-        values = decode_e8m0(byte)[:, None, None] * decode_packed_e2m1(byte[:, None])
     # At most one bit follows the leading one, so the lower half is zero, of subnormals too.
-    bits = (values.astype(np.float32).view(np.uint32) >> np.uint32(16)).astype(np.uint16)
-    return np.ascontiguousarray(bits).view(np.uint32).reshape(-1)
+    bits = dequantize_mxfp4(packed, scales).view(np.uint32) >> np.uint32(16)
+    return bits.astype(np.uint16)
 
 
 METHOD = "mxfp4"
@@ -259,7 +234,7 @@ class _ExpertRewriting(Rewriting):
     def _write_nvfp4(
         self, experts: LayerExperts, shard: ShardWriter, on_bytes: Callable[[int], None]
     ) -> TensorReport:
-        shift = global_exponent(int(self._largest[experts.name]))
+        shift = int(self._largest[experts.name]) - E8M0_BIAS - LARGEST_EXPONENT
         exact = requantized = 0
         error = norm = 0.0
         for packed, scales in experts.iterate():

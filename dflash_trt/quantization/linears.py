@@ -85,13 +85,18 @@ def select_linears(spec: DecoderSpec, options: QuantizeOptions) -> Selection:
     if options.kv_scales and any(layer.keys_are_values for layer in spec.sizes.layers):
         what = "K and V of some layers are one projection, whose FP8 caches are not known"
         raise DflashError(what, where="--kv-scales", fix="leave it out", usage=True)
-    wanted = _wanted_outside_layers(spec, options)
+    if options.quantize_lm_head:
+        what = "a draft borrows the target's lm_head"
+        if isinstance(spec, TargetSpec):
+            what = "the lm_head is tied to the embedding, which stays in high precision"
+        if not isinstance(spec, TargetSpec) or spec.tie_word_embeddings:
+            raise DflashError(what, where="--quantize-lm-head", fix="leave it out", usage=True)
     linears: list[Linear] = []
     kept: list[str] = []
     for role, module in _candidates(spec).items():
-        inside = role.rpartition(".")[2] in LAYER_LINEARS
-        excluded = any(fnmatchcase(module, pattern) for pattern in options.exclude)
-        if excluded or not (inside or role in wanted):
+        name = role.rpartition(".")[2]
+        wanted = options.quantize_lm_head if role == LM_HEAD else name in LAYER_LINEARS
+        if not wanted or any(fnmatchcase(module, pattern) for pattern in options.exclude):
             kept.append(module)
         else:
             linears.append(Linear(role, module, _group(role), spec.weights[role]))
@@ -111,7 +116,11 @@ def select_linears(spec: DecoderSpec, options: QuantizeOptions) -> Selection:
         raise DflashError("nothing is left to quantize", where="--exclude", usage=True)
     if options.form is Format.NVFP4:
         _check_blocks(spec, linears)
-    kept += [*expert_patterns, *_unused_parts(spec)]
+    kept += expert_patterns
+    if isinstance(spec, TargetSpec):  # what lies beside the text model stays as it is
+        names = spec.checkpoint.tensors
+        unused = {part for one in FAMILIES if one.name == spec.family for part in one.unused}
+        kept += [f"{one[:-1]}*" for one in unused if any(name.startswith(one) for name in names)]
     return Selection(tuple(linears), tuple(sorted({*kept})))
 
 
@@ -130,18 +139,6 @@ def _candidates(spec: DecoderSpec) -> dict[str, str]:
         for role, weight in spec.weights.items()
         if role.rpartition(".")[2] in (*LAYER_LINEARS, *GATES) or role in (LM_HEAD, FC, EMBEDDING)
     }
-
-
-def _unused_parts(spec: DecoderSpec) -> list[str]:
-    """Patterns of the modules that lie beside a target's text model and stay as they are."""
-    parts = {
-        part
-        for family in FAMILIES
-        if isinstance(spec, TargetSpec) and family.name == spec.family
-        for part in family.unused
-    }
-    names = spec.checkpoint.tensors
-    return [f"{part[:-1]}*" for part in parts if any(name.startswith(part) for name in names)]
 
 
 def refuse_quantized(
@@ -185,18 +182,6 @@ def _exclude_experts(spec: DecoderSpec, patterns: Iterable[str]) -> list[str]:
             fix=fix,
         )
     return found
-
-
-def _wanted_outside_layers(spec: DecoderSpec, options: QuantizeOptions) -> list[str]:
-    """The roles outside the layers that were asked for."""
-    if not options.quantize_lm_head:
-        return []
-    what = "a draft borrows the target's lm_head"
-    if isinstance(spec, TargetSpec):
-        if not spec.tie_word_embeddings:
-            return [LM_HEAD]
-        what = "the lm_head is tied to the embedding, which stays in high precision"
-    raise DflashError(what, where="--quantize-lm-head", fix="leave it out", usage=True)
 
 
 def _group(role: str) -> str:

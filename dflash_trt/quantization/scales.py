@@ -59,7 +59,16 @@ def compute_scales(
     Raises:
         DflashError: a linear's input was not observed, or never differed from zero.
     """
-    _check_activations(linears, activations)
+    missing = [linear.module for linear in linears if linear.role not in activations]
+    if missing:
+        raise DflashError(f"calibration saw no input of {first_few(missing, NAMES_SHOWN)}")
+    for linear in linears:
+        amax = activations[linear.role]
+        if not math.isfinite(amax) or amax <= 0:
+            raise DflashError(
+                f"the largest input of {linear.module} over the calibration texts is {amax:g}",
+                fix=f"calibrate with other texts, or exclude {linear.module}",
+            )
     scale = fp8_scale if form is Format.FP8 else nvfp4_global_scale
     inputs = _group_maxima(linears, activations)
     fused = _group_maxima(linears, weights)
@@ -79,19 +88,6 @@ def _group_maxima(linears: Collection[Linear], amax: Mapping[str, float]) -> dic
     return maxima
 
 
-def _check_activations(linears: Collection[Linear], activations: Mapping[str, float]) -> None:
-    missing = [linear.module for linear in linears if linear.role not in activations]
-    if missing:
-        raise DflashError(f"calibration saw no input of {first_few(missing, NAMES_SHOWN)}")
-    for linear in linears:
-        amax = activations[linear.role]
-        if not math.isfinite(amax) or amax <= 0:
-            raise DflashError(
-                f"the largest input of {linear.module} over the calibration texts is {amax:g}",
-                fix=f"calibrate with other texts, or exclude {linear.module}",
-            )
-
-
 KV_CACHE = "FP8"
 _FIX = "calibrate with other texts, or leave out --kv-scales"
 
@@ -106,12 +102,12 @@ def states_scales(spec: DecoderSpec) -> bool:
 class KvScales:
     """One scale for K and one for V of each layer, largest magnitude / 448.
 
-    Each is written beside the weight of its projection; scales that the source has are dropped.
+    Each is written beside the weight of its projection: `names` are theirs, by the weight's.
     """
 
     def __init__(self, spec: DecoderSpec) -> None:
         self._roles: dict[str, str] = {}
-        self._names: dict[str, str] = {}
+        self.names: dict[str, str] = {}
         for layer, sizes in enumerate(spec.sizes.layers):
             if sizes.recurrent is not None:
                 continue
@@ -119,17 +115,8 @@ class KvScales:
                 weight = spec.weights[f"layers.{layer}.{kind}_proj"].name
                 module = weight.removesuffix(f"{kind}_proj.weight")
                 self._roles[weight] = f"layers.{layer}.{kind}_cache"
-                self._names[weight] = module + suffixes[0]
-        self._stale = {name for name in spec.checkpoint.tensors if is_kv_scale(name)}
+                self.names[weight] = module + suffixes[0]
         self._scales: dict[str, np.float32] = {}
-
-    def name(self, weight: str) -> str | None:
-        """The scale that goes with the tensor called `weight`; None: no scale does."""
-        return self._names.get(weight)
-
-    def is_stale(self, name: str) -> bool:
-        """Whether a tensor of the source is a scale, which the new ones replace."""
-        return name in self._stale
 
     def prepare(self, amax: Mapping[str, float]) -> None:
         """Computes the scales from the largest magnitudes in the caches, by role.

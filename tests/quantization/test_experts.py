@@ -27,7 +27,6 @@ from dflash_trt.quantization.codecs import (
 )
 from dflash_trt.quantization.experts import (
     convert_experts,
-    global_exponent,
     global_scale,
     mxfp4_to_bf16,
     mxfp4_to_nvfp4,
@@ -201,7 +200,7 @@ def _blocks(exponents: list[int], seed: int = 0) -> tuple[np.ndarray, np.ndarray
 def _check(packed: np.ndarray, scales: np.ndarray) -> tuple[int, int]:
     """Recodes, and holds every block of 16 to the definition; exact and requantised blocks."""
     before = dequantize_mxfp4(packed, scales)
-    shift = global_exponent(int(scales.max()))
+    shift = int(scales.max()) - BIAS - 8
     recoded = mxfp4_to_nvfp4(packed, scales, shift)
     after = dequantize_nvfp4(recoded.packed, recoded.scales, global_scale(shift))
     same = (after == before).reshape(-1, 16).all(axis=-1)
