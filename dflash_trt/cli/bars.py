@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Self
+
 from rich.console import Console
 from rich.progress import (
     BarColumn,
@@ -37,15 +39,15 @@ class StageBars:
         self._bar: Progress | None = None
         self._task: TaskID | None = None
 
-    def __enter__(self) -> StageBars:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        self._finish(done=kind is None)
+        self.pause(done=kind is None)
 
     def stage(self, name: str, total: int | None, unit: Unit = "bytes") -> None:
         """Closes the current line and opens the next; the size is on it before work starts."""
-        self._finish(done=True)
+        self.pause()
         measured = self._bytes if unit == "bytes" else self._steps
         self._bar = self._plain if total is None else measured
         self._task = self._bar.add_task(name, total=total or 1)
@@ -56,11 +58,8 @@ class StageBars:
         if self._bar is not self._plain and self._bar is not None and self._task is not None:
             self._bar.advance(self._task, count)
 
-    def pause(self) -> None:
+    def pause(self, *, done: bool = True) -> None:
         """Closes the current line, so that others can be written; the next stage opens one."""
-        self._finish(done=True)
-
-    def _finish(self, *, done: bool) -> None:
         if self._bar is None or self._task is None:
             return
         if done:

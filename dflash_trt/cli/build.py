@@ -15,7 +15,7 @@ from dflash_trt.building.spec import (
     LimitOptions,
     PrecisionOptions,
 )
-from dflash_trt.bundle.manifest import EngineSet, Manifest
+from dflash_trt.bundle.manifest import Manifest
 from dflash_trt.bundle.memory.estimate import (
     bundle_memory,
     engine_bytes,
@@ -233,7 +233,7 @@ def _show_bundle(built: BuiltBundle) -> None:
         click.echo(
             f"engines for {manifest.engines.arch} in {manifest.compute_dtype}: "
             + ", ".join(f"{graph} {format_size(size)}" for graph, size in sizes.items())
-            + f"; {_allocated(manifest, manifest.engines)}"
+            + f"; {_allocated(manifest, manifest.engines.cache_length)}"
         )
     if built.added_end is not None:
         others = [one for one in manifest.target.eos_token_ids if one != built.added_end]
@@ -248,9 +248,9 @@ def _show_bundle(built: BuiltBundle) -> None:
         )
 
 
-def _allocated(manifest: Manifest, engines: EngineSet) -> str:
+def _allocated(manifest: Manifest, length: int) -> str:
     """What an engine bundle takes of the device beside its weights, from the start."""
-    slots, length, pool = manifest.limits.max_batch, engines.cache_length, manifest.page_pool
+    slots, pool = manifest.limits.max_batch, manifest.page_pool
     layout, shape = "linear", f"{slots} × {length} positions"
     if pool is not None:
         layout, shape = "paged", f"{pool.pages + 1} × {pool.page_size} positions"

@@ -8,7 +8,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
-from typing import Protocol
+from functools import partial
 
 import click
 
@@ -27,15 +27,12 @@ NEW = "/new"
 _MOST_CHARACTERS = 16 << 20
 
 
-class Speaker(Protocol):
-    """What answers a conversation, and prints the answer as it grows."""
-
-    def answer(self, messages: Sequence[Message]) -> tuple[str, str]:
-        """What was said, for the history, and a line about it. Ctrl-C ends it early."""
-
-
 class PairSpeaker:
-    """The pair of a bundle in this process; accepted drafts are coloured."""
+    """The pair of a bundle in this process; accepted drafts are coloured.
+
+    `answer` prints the answer as it grows, and returns it, for the history, and a line about it.
+    Ctrl-C ends it early.
+    """
 
     def __init__(
         self,
@@ -51,7 +48,9 @@ class PairSpeaker:
         self._pair, self._sampling, self._options = pair, sampling, options
         self._variables = variables
         self._threads = name_threads(pair.bundle.manifest, pair.threads)
-        self._colours = has_colours() and not isinstance(pair.answer_format, HarmonyFormat)
+        plain = os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb"
+        shows = sys.stdout is not None and sys.stdout.isatty() and not plain
+        self._colours = shows and not isinstance(pair.answer_format, HarmonyFormat)
 
     @property
     def greeting(self) -> str:
@@ -66,10 +65,9 @@ class PairSpeaker:
     def answer(self, messages: Sequence[Message]) -> tuple[str, str]:
         form, stops = self._pair.answer_format, self._options.get("stop_strings", ())
         prompt = self._pair.request(messages, template_options=self._variables).prompt_ids
-        channels = None if form is None else lambda _: open_answer(form, stops, prompt)
+        channels = [] if form is None else [partial(open_answer, form, stops, prompt)]
         writer = TextWriter(view=self._colours, quiet=False, count=1, channels=channels)
-        said, result = "", None
-        ids: list[int] = []
+        said, ids, result = "", list[int](), None
         started = time.perf_counter()
         events = self._pair.stream(prompt, self._sampling, **self._options)
         # A step is not torn apart: the request is cancelled between two of them.
@@ -119,13 +117,7 @@ class ServedSpeaker:
         return said, f"{ended}{time.perf_counter() - started:.1f} s"
 
 
-def has_colours() -> bool:
-    """Whether stdout is a terminal that shows them, and nobody asked for none."""
-    plain = os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb"
-    return sys.stdout is not None and sys.stdout.isatty() and not plain
-
-
-def hold_chat(speaker: Speaker, system: str | None, greeting: str) -> None:
+def hold_chat(speaker: PairSpeaker | ServedSpeaker, system: str | None) -> None:
     """Reads messages and prints answers until the end of stdin.
 
     Raises:
@@ -133,7 +125,7 @@ def hold_chat(speaker: Speaker, system: str | None, greeting: str) -> None:
     """
     first = [] if system is None else [{"role": "system", "content": system}]
     history: list[Message] = list(first)
-    click.echo(greeting, err=True)
+    click.echo(speaker.greeting, err=True)
     hint = f"Ctrl-C ends an answer, Ctrl-D the chat; {NEW} forgets what was said"
     click.secho(hint, err=True, dim=True)
     for text in _messages():

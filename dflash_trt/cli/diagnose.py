@@ -111,7 +111,11 @@ def command(
     chosen = choose_threads(threads, opened.manifest.target.parameters)
     service = Serving(form=form, sampling=sampling, max_tokens=max_tokens, threads=chosen)
     questions = [
-        Question(record.text, one.name if len(sets) > 1 else "", _tags(record))
+        Question(
+            record.text,
+            one.name if len(sets) > 1 else "",
+            () if record.category is None else (record.category,),
+        )
         for one in sets
         for record in one.prompts
     ]
@@ -201,10 +205,6 @@ def _known(
     return answers
 
 
-def _tags(record: PromptRecord) -> tuple[str, ...]:
-    return () if record.category is None else (record.category,)
-
-
 def _print_diagnosis(bundle: Bundle, diagnosis: Diagnosis) -> None:
     """Prints figures, then the verdict."""
     evidence = diagnosis.evidence
@@ -220,7 +220,14 @@ def _print_diagnosis(bundle: Bundle, diagnosis: Diagnosis) -> None:
             f"{evidence.oracle_length:.2f}"
         )
     _print_slots(evidence)
-    _print_groups(evidence)
+    for group in [*evidence.groups, *([evidence.reference] if evidence.reference else [])]:
+        reached = group.acceptance.acceptance_length or 0.0
+        recall = group.acceptance.recall_at_16[0]
+        click.echo(
+            f"  {group.name:<36} {reached:5.2f} tokens a step, slot 1 in the 16 likeliest "
+            f"{'-' if recall is None else f'{recall:.0%}'}, against the others "
+            f"{show_gain(group.gain)}"
+        )
     click.echo("changed, one thing at a time:")
     for trial in evidence.tried[:SHOWN]:
         known = trial.acceptance_length is not None
@@ -251,18 +258,6 @@ def _print_slots(evidence: Evidence) -> None:
         click.echo(
             f"  agreement with the token before, at and behind a slot's place: "
             f"{agreement[-1]:.1%}, {agreement[0]:.1%}, {agreement[1]:.1%}"
-        )
-
-
-def _print_groups(evidence: Evidence) -> None:
-    groups = [*evidence.groups, *([evidence.reference] if evidence.reference else [])]
-    for group in groups:
-        length = group.acceptance.acceptance_length or 0.0
-        recall = group.acceptance.recall_at_16[0]
-        click.echo(
-            f"  {group.name:<36} {length:5.2f} tokens a step, slot 1 in the 16 likeliest "
-            f"{'-' if recall is None else f'{recall:.0%}'}, against the others "
-            f"{show_gain(group.gain)}"
         )
 
 

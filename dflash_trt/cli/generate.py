@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from functools import partial
@@ -15,7 +14,7 @@ import click
 
 from dflash_trt.bundle.bundle import bound_memory, open_bundle
 from dflash_trt.cli.chat import PairSpeaker, ServedSpeaker, hold_chat
-from dflash_trt.cli.generation_output import TextWriter, showable
+from dflash_trt.cli.generation_output import OpenAnswer, TextWriter, showable
 from dflash_trt.cli.options import (
     FILE,
     FOLDER,
@@ -33,7 +32,7 @@ from dflash_trt.cli.options import (
     threads_option,
 )
 from dflash_trt.core.strict_json import read_json_object
-from dflash_trt.decoding import Request, RequestResult, SamplingParams
+from dflash_trt.decoding import RequestResult, SamplingParams
 from dflash_trt.decoding.drafter_kinds import DFLASH, NOBODY, Drafting
 from dflash_trt.decoding.request import ContinuationOptions
 from dflash_trt.decoding.tuning.break_even import (
@@ -49,7 +48,7 @@ from dflash_trt.pair import LoadedPair
 from dflash_trt.serving.client.client import GenerationRequest, ServedModel
 from dflash_trt.serving.client.openai_chat import OpenAiChat
 from dflash_trt.text.grammar import Grammar, schema_text
-from dflash_trt.text.thoughts import AnswerFormat, TokenReader, open_answer
+from dflash_trt.text.thoughts import open_answer
 
 MAX_TOKENS = 128
 DEFAULT_GRPC_PORT = 8001
@@ -171,8 +170,7 @@ def command(
         refuse_given(context, {"ignore_eos"}, "does not go with --url and --chat")
         given = {"max_tokens": max_tokens, "stop": [*stops], "chat_template_kwargs": variables}
         asked = {name: one for name, one in given.items() if one}
-        speaker = ServedSpeaker(OpenAiChat(url, sampling, asked))
-        hold_chat(speaker, prompts.system, speaker.greeting)
+        hold_chat(ServedSpeaker(OpenAiChat(url, sampling, asked)), prompts.system)
         return
     if url is not None:
         refuse_given(
@@ -185,7 +183,10 @@ def command(
             GenerationRequest(prompt=text, sampling=sampling, grammar=grammar, **common)
             for text in prompts.read()
         ]
-        _generate_remote(address, remote, raw=prompts.raw, as_json=as_json)
+        writer = TextWriter(view=False, quiet=as_json, count=len(remote))
+        started = time.perf_counter()
+        results = asyncio.run(_run_remote(address, remote, writer, prompts.raw))
+        writer.end(results, time.perf_counter() - started)
         return
     if bundle is None:
         raise DflashError("no model", fix="pass a BUNDLE, or the --url of a server", usage=True)
@@ -201,8 +202,7 @@ def command(
     show_thread_note(pair.schedule, pair.threads)
     if is_chat:
         with pair:
-            talk = PairSpeaker(pair, sampling, common, variables)
-            hold_chat(talk, prompts.system, talk.greeting)
+            hold_chat(PairSpeaker(pair, sampling, common, variables), prompts.system)
         return
     follower = None if grammar is None else pair.grammars.compile(grammar)
     requests = [
@@ -210,9 +210,11 @@ def command(
         for ids in prompts.encode(pair.tokenizer)
     ]
     is_templated = pair.tokenizer.chat_template is not None and not prompts.raw
-    form, channels = pair.answer_format if is_templated else None, None
-    if form is not None:
-        channels = partial(_open_answer, form, requests)
+    channels: list[OpenAnswer] = []
+    if is_templated and (form := pair.answer_format) is not None:
+        channels = [
+            partial(open_answer, form, one.stop_strings, one.prompt_ids) for one in requests
+        ]
     writer = TextWriter(view=view, quiet=as_json, count=len(requests), channels=channels)
     with pair:
         pair.check(requests)
@@ -224,25 +226,6 @@ def command(
     if steps.count and drafter == DFLASH:
         schedule = own_schedule(pair.bundle) if block_schedule.isdecimal() else pair.schedule
         show_hint(low_acceptance(steps, schedule_break_even(schedule, steps.block), str(bundle)))
-
-
-def _open_answer(form: AnswerFormat, requests: Sequence[Request], index: int) -> TokenReader:
-    request = requests[index]
-    return open_answer(form, request.stop_strings, request.prompt_ids)
-
-
-def _generate_remote(
-    address: str, requests: list[GenerationRequest], *, raw: bool, as_json: bool
-) -> None:
-    """Runs `requests` on the server at `address` (host:port) and shows what came of them.
-
-    Raises:
-        DflashError: no server, a chat template without `raw`, or a request that failed.
-    """
-    writer = TextWriter(view=False, quiet=as_json, count=len(requests))
-    started = time.perf_counter()
-    results = asyncio.run(_run_remote(address, requests, writer, raw))
-    writer.end(results, time.perf_counter() - started)
 
 
 def _parse_url(url: str) -> str:
@@ -265,7 +248,8 @@ def _parse_url(url: str) -> str:
 async def _run_remote(
     address: str, requests: list[GenerationRequest], writer: TextWriter, raw: bool
 ) -> list[RequestResult]:
-    """Results in the order of `requests`; the first failure ends all of them."""
+    """Results in the order of `requests` on the server at `address` (host:port); the first failure
+    ends all of them, as does a chat template without `raw`."""
     model = ServedModel(address)
     turn = asyncio.Semaphore(MAX_IN_FLIGHT)
 

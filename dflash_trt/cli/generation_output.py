@@ -13,8 +13,8 @@ from dflash_trt.cli.options import print_json
 from dflash_trt.decoding import RequestResult, TokenEvent, TotalStatistics, total
 from dflash_trt.text.thoughts import TokenReader
 
-OpenChannels = Callable[[int], TokenReader]
-"""What tells the answer to the prompt of an index from its reasoning."""
+OpenAnswer = Callable[[], TokenReader]
+"""Opens what tells an answer from its reasoning."""
 ACCEPTED, OWN = "green", "yellow"
 """Colours of accepted drafts and of the target's own tokens."""
 _CODES = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]")
@@ -33,15 +33,15 @@ def showable(text: str) -> str:
 class TextWriter:
     """Prints texts in the prompts' order while they all grow at once.
 
-    `channels` opens what tells an answer from its reasoning, which then is dim and stands before.
+    `channels` has one for each prompt, or none: reasoning then is dim and stands before.
     """
 
     def __init__(
-        self, *, view: bool, quiet: bool, count: int, channels: OpenChannels | None = None
+        self, *, view: bool, quiet: bool, count: int, channels: Sequence[OpenAnswer] = ()
     ) -> None:
         self._view = view
         self._channels = channels
-        self._answers = [] if channels is None else [_Answer(channels(at)) for at in range(count)]
+        self._answers = [_Answer(channel()) for channel in channels]
         self._quiet = quiet
         self._count = count
         self._waiting: dict[int, list[str]] = {}
@@ -79,7 +79,7 @@ class TextWriter:
         """Ends the last line and says how fast it all was; as JSON, texts included, if quiet."""
         summary = total((result.statistics for result in results), wall_s)
         if self._quiet:
-            print_results(results, summary, self._channels)
+            self._print_json(results, summary)
         else:
             click.echo()
             _print_statistics(results, summary, threads)
@@ -98,6 +98,20 @@ class TextWriter:
             for index, piece in enumerate(event.pieces)
         )
 
+    def _print_json(self, results: list[RequestResult], summary: TotalStatistics) -> None:
+        """One request's figures, or all requests' and their total."""
+        described: list[dict[str, Any]] = []
+        for index, result in enumerate(results):
+            text: dict[str, Any] = {"text": result.text}
+            if self._channels:
+                stream = self._channels[index]()
+                piece = stream.push(result.token_ids) + stream.flush()
+                text = {"text": piece.content, "reasoning": piece.reasoning}
+            text |= {"token_ids": list(result.token_ids), **result.statistics.to_json()}
+            described.append(text | {"finish_reason": result.finish_reason})
+        several = {"requests": described, "total": summary.to_json()}
+        print_json(described[0] if len(described) == 1 else several)
+
 
 class _Answer:
     """An answer whose reasoning has come to an end or not."""
@@ -115,30 +129,6 @@ class _Answer:
         if piece.content and self._reasons:
             shown, self._reasons = f"{shown}\n\n", False
         return shown + showable(piece.content)
-
-
-def print_results(
-    results: list[RequestResult], summary: TotalStatistics, channels: OpenChannels | None = None
-) -> None:
-    """One request's figures, or all requests' and their total."""
-    described: list[dict[str, Any]] = [
-        {
-            **_describe_text(result, None if channels is None else channels(index)),
-            "token_ids": list(result.token_ids),
-            **result.statistics.to_json(),
-            "finish_reason": result.finish_reason,
-        }
-        for index, result in enumerate(results)
-    ]
-    several = {"requests": described, "total": summary.to_json()}
-    print_json(described[0] if len(described) == 1 else several)
-
-
-def _describe_text(result: RequestResult, stream: TokenReader | None) -> dict[str, Any]:
-    if stream is None:
-        return {"text": result.text}
-    piece = stream.push(result.token_ids) + stream.flush()
-    return {"text": piece.content, "reasoning": piece.reasoning}
 
 
 def _print_statistics(results: list[RequestResult], summary: TotalStatistics, threads: str) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from dflash_trt.bundle.bundle import Bundle, open_bundle, verify_bundle
+from dflash_trt.bundle.bundle import open_bundle, verify_bundle
 from dflash_trt.bundle.dims import DraftDims, ModelDims
 from dflash_trt.bundle.manifest import Manifest
 from dflash_trt.bundle.memory.estimate import (
@@ -60,7 +60,12 @@ def command(bundle: Path, verify: bool, gpu: str | None, as_json: bool) -> None:
     schedules = {kind: choose_schedule(opened, AUTO, kind) for kind in DRAFTERS}
     batch, context = manifest.limits.max_batch, manifest.limits.max_seq_len
     fit = None if gpu is None else fit_bundle(manifest, find_gpu(gpu), context)
-    checks = _verify(opened) if verify else None
+    checks = None
+    if verify:
+        total = sum(file.bytes for file in manifest.files if file.sha256 is not None)
+        with StageBars() as bars:
+            bars.stage("checking hashes", total)
+            checks = verify_bundle(opened, bars.advance)
     if as_json:
         figures: dict[str, Any] = summarize(manifest, batch, context)
         figures["fit"] = None if fit is None else fit.to_json()
@@ -78,13 +83,6 @@ def command(bundle: Path, verify: bool, gpu: str | None, as_json: bool) -> None:
             click.echo(f"blocks  {schedule.describe()}{note}")
     for line in checks or [f"{len(manifest.files)} files present with their sizes"]:
         click.echo(line)
-
-
-def _verify(bundle: Bundle) -> list[str]:
-    total = sum(file.bytes for file in bundle.manifest.files if file.sha256 is not None)
-    with StageBars() as bars:
-        bars.stage("checking hashes", total)
-        return verify_bundle(bundle, bars.advance)
 
 
 def describe_bundle(manifest: Manifest, memory: MemoryEstimate) -> list[str]:

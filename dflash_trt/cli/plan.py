@@ -5,19 +5,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
 
 import click
 
 from dflash_trt.building.named_pair import find_config
-from dflash_trt.building.on_gpu import NEVER_RUN, PairOnGpu, judge_pair
+from dflash_trt.building.on_gpu import NEVER_RUN, judge_pair
 from dflash_trt.building.sources import find_source, read_shapes
 from dflash_trt.building.spec import Checkpoints
 from dflash_trt.bundle.memory.cache_bytes import KV_ITEM_BYTES
 from dflash_trt.bundle.memory.gpu_layout import GpuLayout
 from dflash_trt.cli.options import FILE, FOLDER, json_option, parse_numbers, print_json
 from dflash_trt.core.formats import Format
-from dflash_trt.deploy.planning.calibration import StoredCalibration, read_calibration
+from dflash_trt.deploy.planning.calibration import read_calibration
 from dflash_trt.deploy.planning.known_pairs import (
     PairShape,
     find_pair,
@@ -25,9 +24,9 @@ from dflash_trt.deploy.planning.known_pairs import (
     published_decodings,
 )
 from dflash_trt.deploy.planning.layout_search import Site, Workload, possible_layouts
-from dflash_trt.deploy.planning.projection import Projection, make_projection
+from dflash_trt.deploy.planning.projection import make_projection
 from dflash_trt.errors import DflashError, one_line
-from dflash_trt.hardware.chosen_gpu import Card, choose_card
+from dflash_trt.hardware.chosen_gpu import choose_card
 from dflash_trt.hardware.gpus import Gpu, gpu_names
 
 _COUNT = click.IntRange(1, 1 << 20)
@@ -109,8 +108,24 @@ def command(
     No figure of it is measured.
     """
     name, gpus = _split_count(gpu)
-    card, chosen = _find_gpu(name)
-    pair = _find_pair(target)
+    card = choose_card(name)
+    chosen = card.gpu
+    if chosen is None:
+        raise DflashError(
+            f"no figures are known of {card.title}, the GPU of this machine",
+            where="--gpu",
+            fix=f"choose one of {', '.join(gpu_names())}",
+            usage=True,
+        )
+    if card.found is not None:
+        click.echo(f"note: {card.title} is here; its figures are of {chosen.title}", err=True)
+    if target in pair_names():
+        pair = find_pair(target)
+    else:  # what a build would find
+        source, path = find_config(target, Checkpoints())
+        model = find_source(source.target, path, None, "--target")
+        draft = find_source(source.draft, path, None, "--target")
+        pair = replace(read_shapes(model, draft, source, path), name=path.stem)
     if precision is not None:
         pair = replace(pair, target=pair.target.in_format(Format(precision)))
     asked: Sequence[float | None] = [None]
@@ -118,7 +133,15 @@ def command(
         asked = parse_numbers(interactivity, "--interactivity")
     if len(asked) > 1:
         raise DflashError("takes one number", where="--interactivity", usage=True)
-    requests = _workload(pair, input_tokens, output_tokens, context)
+    needed, longest = input_tokens + output_tokens, pair.target.max_position_embeddings
+    reserved, what = context or needed, None
+    if reserved < needed:
+        what = f"{reserved:,} tokens do not hold {input_tokens:,} + {output_tokens:,}"
+    elif reserved > longest:
+        what = f"{reserved:,} tokens are more than the {longest:,} of {pair.name}"
+    if what is not None:
+        raise DflashError(what, where="--context", usage=True)
+    requests = Workload(input_tokens, output_tokens, reserved)
     stored = read_calibration()
     layouts = _layouts(chosen, gpus, pair, layout)
     kv_bytes = 1 if kv_dtype == "fp8" else KV_ITEM_BYTES
@@ -136,12 +159,35 @@ def command(
     # Of a public pair as published it is known what could run it.
     is_known = target in pair_names() and precision is None
     judged = judge_pair(pair.name, card, gpus) if is_known else None
+    from dflash_perf.projection.projection_tables import (
+        describe,
+        plan_title,
+        projected_front,
+        sections,
+        text_lines,
+    )
+
     if as_json:
-        print_json({**_to_json(plan, stored), "runs": judged and asdict(judged)})
+        fronts = {kind: [asdict(a) for a in projected_front(plan, kind)] for kind in plan.points}
+        shown = plan.to_json() | {"fronts": fronts}
+        shown["accuracy"] = [asdict(one) for one in stored.accuracy]
+        print_json(shown | {"runs": judged and asdict(judged)})
         return
-    _print(plan, stored)
+    click.echo(plan_title(plan))
+    for line in describe(plan):
+        click.echo(f"  {line}")
+    for heading, table in sections(plan, stored):
+        click.echo(f"\n{heading}")
+        for line in text_lines(table):
+            click.echo(f"  {line}")
     if judged is not None:
-        _print_ways(judged)
+        click.echo(f"\nwhat could run it ({NEVER_RUN})")
+        for way in judged.main_ways():
+            held = f"{way.users} users of {way.context:,} tokens"
+            command = f"dflash-trt build --target {judged.name} {' '.join(way.options)}"
+            click.echo(f"  {command}  on {way.gpus} GPU{'s'[: way.gpus > 1]} holds {held}")
+        for obstacle in () if judged.ways else judged.obstacles:
+            click.echo(f"  nothing: {obstacle}")
     elif precision is not None and not chosen.multiplies(Format(precision)):
         click.echo(f"\nnothing here runs it so: builds for {chosen.title} refuse {precision}")
 
@@ -155,43 +201,6 @@ def _split_count(gpu: str | None) -> tuple[str | None, int]:
         what = f"{one_line(count, 20)} GPUs are not from 1 to {MOST_GPUS}"
         raise DflashError(what, where="--gpu", usage=True)
     return name, int(count)
-
-
-def _find_gpu(name: str | None) -> tuple[Card, Gpu]:
-    """The GPU called `name`; without a name the one of this machine, which a note names."""
-    card = choose_card(name)
-    if card.gpu is None:
-        raise DflashError(
-            f"no figures are known of {card.title}, the GPU of this machine",
-            where="--gpu",
-            fix=f"choose one of {', '.join(gpu_names())}",
-            usage=True,
-        )
-    if card.found is not None:
-        click.echo(f"note: {card.title} is here; its figures are of {card.gpu.title}", err=True)
-    return card, card.gpu
-
-
-def _find_pair(target: str) -> PairShape:
-    """The pair by its public name, or from what a build would find."""
-    if target in pair_names():
-        return find_pair(target)
-    config, path = find_config(target, Checkpoints())
-    model = find_source(config.target, path, None, "--target")
-    draft = find_source(config.draft, path, None, "--target")
-    return replace(read_shapes(model, draft, config, path), name=path.stem)
-
-
-def _workload(pair: PairShape, inputs: int, outputs: int, context: int | None) -> Workload:
-    reserved = inputs + outputs if context is None else context
-    what, longest = None, pair.target.max_position_embeddings
-    if reserved < inputs + outputs:
-        what = f"{reserved:,} tokens do not hold {inputs:,} + {outputs:,}"
-    elif reserved > longest:
-        what = f"{reserved:,} tokens are more than the {longest:,} of {pair.name}"
-    if what is not None:
-        raise DflashError(what, where="--context", usage=True)
-    return Workload(inputs, outputs, reserved)
 
 
 def _layouts(gpu: Gpu, gpus: int, pair: PairShape, asked: str | None) -> tuple[GpuLayout, ...]:
@@ -209,33 +218,3 @@ def _layouts(gpu: Gpu, gpus: int, pair: PairShape, asked: str | None) -> tuple[G
     layout = GpuLayout(size) if kind == "tp" or size == 1 else GpuLayout(size, "data")
     layout.check(*models)
     return (layout,)
-
-
-def _to_json(plan: Projection, stored: StoredCalibration) -> dict[str, Any]:
-    from dflash_perf.projection.projection_tables import projected_front
-
-    fronts = {kind: [asdict(one) for one in projected_front(plan, kind)] for kind in plan.points}
-    accuracy = [asdict(one) for one in stored.accuracy]
-    return {**plan.to_json(), "fronts": fronts, "accuracy": accuracy}
-
-
-def _print(plan: Projection, stored: StoredCalibration) -> None:
-    from dflash_perf.projection.projection_tables import describe, plan_title, sections, text_lines
-
-    click.echo(plan_title(plan))
-    for line in describe(plan):
-        click.echo(f"  {line}")
-    for heading, table in sections(plan, stored):
-        click.echo(f"\n{heading}")
-        for line in text_lines(table):
-            click.echo(f"  {line}")
-
-
-def _print_ways(judged: PairOnGpu) -> None:
-    click.echo(f"\nwhat could run it ({NEVER_RUN})")
-    for way in judged.main_ways():
-        held = f"{way.users} users of {way.context:,} tokens"
-        command = f"dflash-trt build --target {judged.name} {' '.join(way.options)}"
-        click.echo(f"  {command}  on {way.gpus} GPU{'s'[: way.gpus > 1]} holds {held}")
-    for obstacle in () if judged.ways else judged.obstacles:
-        click.echo(f"  nothing: {obstacle}")

@@ -94,13 +94,23 @@ def command(
     converts = target_checkpoint is None and has_mxfp4_experts(read_config(checkpoint))
     with StageBars() as bars, _interruption_note(output):
         if converts:
+            if precision not in EXPERT_FORMATS:
+                raise DflashError(
+                    f"{checkpoint} has MXFP4 experts, which become {' or '.join(EXPERT_FORMATS)}",
+                    where="--precision",
+                    fix="quantizing them again to fp8 takes more space and is no more exact",
+                    usage=True,
+                )
             given = {
                 "--calibration": calibration,
                 "--exclude": exclude,
                 "--quantize-lm-head": quantize_lm_head,
                 "--kv-scales": kv_scales,
             }
-            _check_conversion(checkpoint, precision, given)
+            what = (
+                "is not for a checkpoint whose experts are MXFP4: nothing else of it is quantized"
+            )
+            refuse_options(given, what, "leave it out")
             source = read_target(checkpoint).checkpoint
             written = convert_experts(source, Format(precision), output, bars, overwrite=overwrite)
         else:
@@ -112,19 +122,6 @@ def command(
         print_json(_to_json(written, precision if converts else None))
     else:
         click.echo(_describe_experts(written, precision) if converts else _describe(written))
-
-
-def _check_conversion(checkpoint: Path, precision: str, given: Mapping[str, object]) -> None:
-    """Raises DflashError (usage) for what only a calibrated quantisation has."""
-    if precision not in EXPERT_FORMATS:
-        raise DflashError(
-            f"{checkpoint} has MXFP4 experts, which become {' or '.join(EXPERT_FORMATS)}",
-            where="--precision",
-            fix="quantizing them again to fp8 takes more space and is no more exact",
-            usage=True,
-        )
-    what = "is not for a checkpoint whose experts are MXFP4: nothing else of it is quantized"
-    refuse_options(given, what, "leave it out")
 
 
 def _quantize(

@@ -132,14 +132,18 @@ def command(
     cuts them off), and exits with the server's code. A server that fails is started again.
     """
     http_host = choose_http_host(host, expose=expose_http)
-    _check_ports(
-        {
-            "--grpc-port": (host, grpc_port),
-            "--http-port": (http_host, http_port),
-            "--metrics-port": (host, metrics_port),
-            "--openai-port": (host, openai_port or 0),
-        }
-    )
+    ports = {
+        "--grpc-port": (host, grpc_port),
+        "--http-port": (http_host, http_port),
+        "--metrics-port": (host, metrics_port),
+        "--openai-port": (host, openai_port or 0),
+    }
+    seen: dict[int, str] = {}
+    for option, (address, port) in ports.items():  # before other work
+        if port and port in seen:
+            raise DflashError(f"{port} is {seen[port]} already", where=option, usage=True)
+        seen[port] = option
+        bind_port(address, port, option).close()
     if openai_port is None:
         given = {name: getattr(front, field) for name, field in _FRONT_ONLY.items()}
         refuse_options(given, "is for the OpenAI port", "add --openai-port, or leave it out")
@@ -236,13 +240,3 @@ def _open_repository(source: Path, packaging: RepositoryOptions) -> Generator[Pa
         if named := name_threads(bundle.manifest, threads):
             click.secho(f"{named.removeprefix(', ')} for a step", err=True, dim=True)
         yield repository
-
-
-def _check_ports(places: dict[str, tuple[str, int]]) -> None:
-    """Raises DflashError (usage) for a port that is given twice or taken: before other work."""
-    seen: dict[int, str] = {}
-    for option, (host, port) in places.items():
-        if port and port in seen:
-            raise DflashError(f"{port} is {seen[port]} already", where=option, usage=True)
-        seen[port] = option
-        bind_port(host, port, option).close()

@@ -79,7 +79,8 @@ def command(
     targets = [] if interactivity is None else parse_numbers(interactivity, "--interactivity")
     settings = read_sweep_config(config, _collect(given))
     with SweepView() as view:
-        store = run_sweep(settings, output_dir, view, _command_line(), targets)
+        typed = " ".join(["dflash-trt", *map(_without_folders, sys.argv[1:])])
+        store = run_sweep(settings, output_dir, view, typed, targets)
     points = store.points()
     answers = [answer(points, target, settings.baseline_name) for target in targets]
     if as_json:
@@ -114,11 +115,6 @@ def _whole(number: float) -> int:
     if number != int(number):
         raise DflashError(f"{number:g} is not a whole number", where="--concurrency", usage=True)
     return int(number)
-
-
-def _command_line() -> str:
-    """As typed, without this machine's folders."""
-    return " ".join(["dflash-trt", *map(_without_folders, sys.argv[1:])])
 
 
 def _without_folders(word: str) -> str:

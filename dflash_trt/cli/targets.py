@@ -9,11 +9,10 @@ from typing import TYPE_CHECKING
 import click
 
 from dflash_trt.cli.options import json_option, print_json
-from dflash_trt.models.build_config import BuildConfig, load_config, target_names, targets_not_yet
+from dflash_trt.models.build_config import load_config, target_names, targets_not_yet
 
 if TYPE_CHECKING:
     from dflash_trt.building.on_gpu import PairOnGpu
-    from dflash_trt.hardware.chosen_gpu import Card
 
 OPTIONS_SHOWN = 72
 """Characters of a way's options in one line of the table, which has 120."""
@@ -45,20 +44,14 @@ def command(gpu: str | None, as_json: bool) -> None:
         return
     width = max(map(len, configs), default=0)
     for name, config in configs.items():
-        for number, line in enumerate(_describe(config)):
-            click.echo(f"{'' if number else name:<{width}}  {line}")
+        click.echo(f"{name:<{width}}  {config.description}")
+        if config.profiles:
+            click.echo(f"{'':<{width}}  profiles: {', '.join(config.profiles)}")
+        click.echo(f"{'':<{width}}  verified: {config.verified}")
     for why in dict.fromkeys(missing.values()):
         names = ", ".join(name for name, reason in missing.items() if reason == why)
         click.echo(f"not yet: {names}: {why}")
     click.echo("`dflash-trt targets --gpu h100` says which public pairs a GPU holds")
-
-
-def _describe(config: BuildConfig) -> list[str]:
-    return [
-        config.description,
-        *([f"profiles: {', '.join(config.profiles)}"] if config.profiles else []),
-        f"verified: {config.verified}",
-    ]
 
 
 def _show_gpu(name: str, *, as_json: bool) -> None:
@@ -80,8 +73,13 @@ def _show_gpu(name: str, *, as_json: bool) -> None:
     click.echo()
     for line in _pair_table(pairs):
         click.echo(line)
-    for line in _next_steps(card, pairs):
-        click.echo(line)
+    if ways := [(pair.name, way) for pair in pairs for way in pair.ways]:
+        first, way = min(ways, key=lambda one: one[1].gpus)
+        click.echo(f"next: dflash-trt build --target {first} {' '.join(way.options)}")
+    if card.gpu is not None:
+        asked = f"--target NAME --gpu {card.gpu.name} --interactivity 50"
+        click.echo(f"speed: dflash-trt plan {asked}  projects it")
+    click.echo("without a GPU: --executor cpu runs every pair that the host's memory holds")
 
 
 def _pair_table(pairs: list[PairOnGpu]) -> Iterator[str]:
@@ -122,14 +120,3 @@ def _option_lines(options: tuple[str, ...]) -> list[str]:
     begin = options.index("--precision")
     end = options.index("--calibration") + 2
     return [" ".join(options[:begin] + options[end:]), " ".join(options[begin:end])]
-
-
-def _next_steps(card: Card, pairs: list[PairOnGpu]) -> Iterator[str]:
-    ways = [(pair.name, way) for pair in pairs for way in pair.ways]
-    if ways:
-        name, way = min(ways, key=lambda one: one[1].gpus)
-        yield f"next: dflash-trt build --target {name} {' '.join(way.options)}"
-    if card.gpu is not None:
-        asked = f"--target NAME --gpu {card.gpu.name} --interactivity 50"
-        yield f"speed: dflash-trt plan {asked}  projects it"
-    yield "without a GPU: --executor cpu runs every pair that the host's memory holds"

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from dataclasses import asdict
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from dflash_trt.cli.bars import StageBars
-from dflash_trt.core.progress import Unit
 from dflash_trt.training.hours_plan import REST_SHARE
 
 if TYPE_CHECKING:
@@ -20,40 +19,27 @@ if TYPE_CHECKING:
 _SHOWN_SLOTS = 7
 
 
-class TerminalWatch:
+class TerminalWatch(StageBars):
     """Bars on stderr; what is to be read stays: on stdout, or on stderr where that is JSON's.
 
     `name` is the draft's, for the page with curves.
     """
 
     def __init__(self, name: str, *, as_json: bool) -> None:
+        super().__init__()
         self._name = name
-        self._bars = StageBars()
         self._as_json = as_json
         self._plan: Plan | None = None
         self._chosen: dict[str, str] = {}
         self._warnings: list[str] = []
 
-    def __enter__(self) -> Self:
-        self._bars.__enter__()
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
-        self._bars.__exit__(kind, *error)
-
-    def stage(self, name: str, total: int | None, unit: Unit = "bytes") -> None:
-        self._bars.stage(name, total, unit)
-
-    def advance(self, count: int) -> None:
-        self._bars.advance(count)
-
     def say(self, line: str) -> None:
-        self._bars.pause()
+        self.pause()
         click.echo(line, err=self._as_json)
 
     def warn(self, line: str) -> None:
         self._warnings.append(line)
-        self._bars.pause()
+        self.pause()
         click.echo(f"warning: {line}", err=True)
 
     def show_plan(self, plan: Plan, chosen: dict[str, str]) -> None:

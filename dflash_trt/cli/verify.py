@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 
 from dflash_trt.backends.registry import check_runnable
-from dflash_trt.bundle.bundle import Bundle, bound_memory, open_bundle
+from dflash_trt.bundle.bundle import bound_memory, open_bundle
 from dflash_trt.cli.bars import StageBars
 from dflash_trt.cli.options import (
     FOLDER,
@@ -48,13 +48,7 @@ from dflash_trt.pair import LoadedPair
 from dflash_trt.proof.task_table import tabulate
 from dflash_trt.proof.twin_comparison import Bounds, compare
 from dflash_trt.proof.twins import check_twins
-from dflash_trt.proof.verification import (
-    Mode,
-    ModeReport,
-    Timing,
-    measure_speed,
-    verify,
-)
+from dflash_trt.proof.verification import Mode, measure_speed, verify
 
 PROOF_OPTIONS = {"blocks", "batches", "repeats", "drafter"}
 COMPARISON_OPTIONS = {"fail_below_agreement", "max_tau_loss"}
@@ -209,16 +203,11 @@ def command(
         if prompts.are_named:
             print_tasks(figures, shown.mode, title)
     if drafter == DFLASH and pair.bundle.manifest.draft.traits.is_diagnosed:
-        _point_to_diagnosis(pair.bundle, shown, timing, timed)
+        if ratios := timing.speed().ratios:
+            steps = DraftedSteps(*timing.speculative[0])
+            break_even = timed_break_even(steps, ratios)
+        else:
+            steps = DraftedSteps(*shown.of_prompts)
+            break_even = schedule_break_even(own_schedule(pair.bundle), timed)
+        show_hint(low_acceptance(steps, break_even, str(pair.bundle.folder)))
     return EXIT_FAILED if failed else 0
-
-
-def _point_to_diagnosis(bundle: Bundle, shown: ModeReport, timing: Timing, block: int) -> None:
-    """Says where low acceptance is looked into, if drafts cost more than they bring."""
-    if ratios := timing.speed().ratios:
-        steps = DraftedSteps(*timing.speculative[0])
-        break_even = timed_break_even(steps, ratios)
-    else:
-        steps = DraftedSteps(*shown.of_prompts)
-        break_even = schedule_break_even(own_schedule(bundle), block)
-    show_hint(low_acceptance(steps, break_even, str(bundle.folder)))

@@ -10,7 +10,6 @@ import click
 
 from dflash_trt.cli.options import columns, print_json
 from dflash_trt.decoding.loops import LOOP_TIMES, LOOP_TOKENS
-from dflash_trt.proof.comparison import AcceptanceFigures
 from dflash_trt.proof.task_table import TaskFigures
 from dflash_trt.proof.twin_comparison import TwinComparison
 from dflash_trt.proof.verification import ModeReport, Speed
@@ -87,7 +86,17 @@ def print_tasks(figures: Sequence[TaskFigures], mode: str, drafter: str = "DFlas
         f"by set of prompts, {mode} (τ = output tokens after the first ÷ steps; tokens/s at "
         "batch 1):"
     )
-    for line in columns([header, *map(_cells, figures)]):
+    rows: list[tuple[str, ...]] = [header]
+    for one in figures:
+        statistics, speed = one.statistics, one.speed
+        rates: tuple[str, ...] = (_NONE, _NONE, _NONE)
+        if speed.ratios:
+            baseline, speculative = median(speed.baseline), median(speed.speculative)
+            rates = _rate(baseline), _rate(speculative), f"{speed.speedup:.2f}"
+        counts = (statistics.requests, statistics.output_tokens, statistics.steps)
+        tau = _tau(statistics.acceptance_length)
+        rows.append((one.name, *(f"{count:,}" for count in counts), tau, *rates))
+    for line in columns(rows):
         click.echo(f"  {line}")
     with_loops = [one for one in figures if one.looping.requests]
     if len(with_loops) == 2 and len(figures) > 2:
@@ -105,22 +114,6 @@ def count_answers(count: int) -> str:
     return f"{count:,} answer{'' if count == 1 else 's'}"
 
 
-def _cells(one: TaskFigures) -> tuple[str, ...]:
-    statistics, speed = one.statistics, one.speed
-    rates: tuple[str, ...] = (_NONE, _NONE, _NONE)
-    if speed.ratios:
-        baseline, speculative = median(speed.baseline), median(speed.speculative)
-        rates = _rate(baseline), _rate(speculative), f"{speed.speedup:.2f}"
-    return (
-        one.name,
-        f"{statistics.requests:,}",
-        f"{statistics.output_tokens:,}",
-        f"{statistics.steps:,}",
-        _tau(statistics.acceptance_length),
-        *rates,
-    )
-
-
 def _rate(value: float) -> str:
     return f"{value:,.0f}" if value >= 100 else f"{value:.1f}"
 
@@ -130,7 +123,6 @@ def _tau(value: float | None) -> str:
 
 
 def print_comparison(comparison: TwinComparison) -> None:
-    """The comparison as text."""
     text = comparison.text
     change = text.perplexity / text.twin_perplexity - 1
     click.echo(f"{text.tokens:,} predicted tokens, bundle beside its twin:")
@@ -144,17 +136,24 @@ def print_comparison(comparison: TwinComparison) -> None:
     )
     for temperature in sorted({one.temperature for one in comparison.acceptances}):
         name = "greedy" if temperature == 0 else f"temperature {temperature:g}"
-        rows = [one for one in comparison.acceptances if one.temperature == temperature]
-        click.echo(f"acceptance length over {rows[0].statistics.requests} prompts, {name}:")
-        header = ("target", "draft", "length", "loss", "steps", "tokens")
-        for line in columns([header, *(_acceptance(comparison, row) for row in rows)], words=2):
+        rows = [("target", "draft", "length", "loss", "steps", "tokens")]
+        for one in comparison.acceptances:
+            if one.temperature != temperature:
+                continue
+            statistics, loss = one.statistics, comparison.find_loss(one)
+            length = statistics.acceptance_length
+            cells = "-" if length is None else f"{length:.3f}"
+            lost = "-" if length is None or loss is None else f"{loss:.1f}%"
+            counts = f"{statistics.steps:,}", f"{statistics.step_tokens:,}"
+            rows.append((one.target, one.draft, cells, lost, *counts))
+        click.echo(f"acceptance length over {statistics.requests} prompts, {name}:")
+        for line in columns(rows, words=2):
             click.echo(f"  {line}")
     for failure in comparison.failures:
         click.echo(f"FAILED: {failure}")
 
 
 def print_comparison_json(comparison: TwinComparison) -> None:
-    """The comparison as JSON."""
     acceptances = [
         {
             "target": one.target,
@@ -168,16 +167,3 @@ def print_comparison_json(comparison: TwinComparison) -> None:
     ]
     text = dataclasses.asdict(comparison.text)
     print_json({"text": text, "acceptance": acceptances, "failures": comparison.failures})
-
-
-def _acceptance(comparison: TwinComparison, figures: AcceptanceFigures) -> tuple[str, ...]:
-    statistics, loss = figures.statistics, comparison.find_loss(figures)
-    length = statistics.acceptance_length
-    return (
-        figures.target,
-        figures.draft,
-        "-" if length is None else f"{length:.3f}",
-        "-" if length is None or loss is None else f"{loss:.1f}%",
-        f"{statistics.steps:,}",
-        f"{statistics.step_tokens:,}",
-    )

@@ -18,13 +18,13 @@ assert FORM is not None
 REASONING = "Simple: 2 + 2, é 🙂."
 
 
-def _open(index: int) -> TokenReader:
+def _open() -> TokenReader:
     assert FORM is not None
     return open_answer(FORM, ("= ",), "")
 
 
 def test_reasoning_stands_before_the_answer(capsys: pytest.CaptureFixture[str]) -> None:
-    writer = TextWriter(view=False, quiet=False, count=1, channels=_open)
+    writer = TextWriter(view=False, quiet=False, count=1, channels=[_open])
     ids = encode(ANALYSIS + FINAL)
     for index, token_id in enumerate(ids):
         event = TokenEvent(
