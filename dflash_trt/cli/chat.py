@@ -146,7 +146,6 @@ def hold_chat(speaker: PairSpeaker | ServedSpeaker, system: str | None) -> None:
 
 
 def _messages() -> Iterator[str]:
-    """What the user says, line by line."""
     is_terminal = sys.stdin is not None and sys.stdin.isatty()
     if is_terminal:
         import readline  # noqa: F401  # input() edits lines and remembers them then

@@ -206,7 +206,6 @@ def _known(
 
 
 def _print_diagnosis(bundle: Bundle, diagnosis: Diagnosis) -> None:
-    """Prints figures, then the verdict."""
     evidence = diagnosis.evidence
     base = evidence.base
     click.echo(

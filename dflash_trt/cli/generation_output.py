@@ -99,7 +99,6 @@ class TextWriter:
         )
 
     def _print_json(self, results: list[RequestResult], summary: TotalStatistics) -> None:
-        """One request's figures, or all requests' and their total."""
         described: list[dict[str, Any]] = []
         for index, result in enumerate(results):
             text: dict[str, Any] = {"text": result.text}
@@ -132,7 +131,6 @@ class _Answer:
 
 
 def _print_statistics(results: list[RequestResult], summary: TotalStatistics, threads: str) -> None:
-    """A few lines on stderr."""
     reasons = {result.finish_reason for result in results}
     lines = [
         f"{summary.output_tokens} tokens from {summary.prompt_tokens} of prompt, "

@@ -9,10 +9,9 @@ from typing import Any
 import click
 
 from dflash_trt.bundle.bundle import open_bundle, verify_bundle
-from dflash_trt.bundle.dims import DraftDims, ModelDims
+from dflash_trt.bundle.dims import ModelDims
 from dflash_trt.bundle.manifest import Manifest
 from dflash_trt.bundle.memory.estimate import (
-    BundleFit,
     MemoryEstimate,
     cache_bytes,
     engine_bytes,
@@ -76,7 +75,13 @@ def command(bundle: Path, verify: bool, gpu: str | None, as_json: bool) -> None:
     for line in describe_bundle(manifest, estimate_memory(manifest, batch, context)):
         click.echo(line)
     if fit is not None:
-        click.echo(_describe_fit(fit, is_cpu=manifest.engines is None))
+        users = ", ".join(f"{count:,} of {length:,}" for length, count in fit.users.items())
+        note = " (they and caches as the CPU holds them, no engine's; see `plan`)"
+        click.echo(
+            f"fit     projected: {fit.gpu}, {format_size(fit.gpu_memory)}: weights "
+            f"{format_size(fit.weights)}{'' if manifest.engines else note}, workspace "
+            f"{format_size(fit.workspace)}, then sequences of so many tokens: {users}"
+        )
     for kind, schedule in schedules.items():
         if schedule is not None:
             note = "" if kind == DFLASH else f" ({DRAFTERS[kind]})"
@@ -90,6 +95,9 @@ def describe_bundle(manifest: Manifest, memory: MemoryEstimate) -> list[str]:
     taps = ", ".join(map(str, draft.target_layer_ids))
     windows = sorted({window for window in draft.layer_windows if window is not None})
     per_token = cache_bytes(manifest)
+    block = f"trained block {draft.trained_block_size}, mask token {draft.mask_token_id}"
+    if draft.traits.is_chain:
+        block = f"a chain of up to {draft.trained_block_size - 1}"
     head = f" + {format_size(memory.draft_head)} (the output head, held by both sessions)"
     return [
         f"{manifest.name}: {target.family} target with {draft.traits.title}, for executor "
@@ -100,7 +108,7 @@ def describe_bundle(manifest: Manifest, memory: MemoryEstimate) -> list[str]:
         *_indented(attention_line(manifest)),
         *_indented(recurrent_line(manifest)),
         *_indented(quantization_line(target, manifest.kv_dtype)),
-        f"draft   {_dims(draft)}, {_block(draft)}",
+        f"draft   {_dims(draft)}, {block}",
         *_indented(quantization_line(draft, manifest.kv_dtype)),
         *_indented(draft_tokens_line(manifest)),
         f"        taps layers {taps} of {target.layers}; sliding windows "
@@ -118,23 +126,6 @@ def describe_bundle(manifest: Manifest, memory: MemoryEstimate) -> list[str]:
         + (f", states {format_size(memory.target_state)}" if memory.target_state else ""),
         *_describe_engines(manifest),
     ]
-
-
-def _block(draft: DraftDims) -> str:
-    if draft.traits.is_chain:
-        return f"a chain of up to {draft.trained_block_size - 1}"
-    return f"trained block {draft.trained_block_size}, mask token {draft.mask_token_id}"
-
-
-def _describe_fit(fit: BundleFit, *, is_cpu: bool) -> str:
-    """Of a bundle without engines the bytes are the CPU's: an engine's weights are others."""
-    users = ", ".join(f"{count:,} of {length:,}" for length, count in fit.users.items())
-    note = " (they and caches as the CPU holds them, no engine's; see `plan`)" if is_cpu else ""
-    return (
-        f"fit     projected: {fit.gpu}, {format_size(fit.gpu_memory)}: weights "
-        f"{format_size(fit.weights)}{note}, workspace {format_size(fit.workspace)}, then "
-        f"sequences of so many tokens: {users}"
-    )
 
 
 def _describe_engines(manifest: Manifest) -> list[str]:

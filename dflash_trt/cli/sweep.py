@@ -94,7 +94,6 @@ def command(
 
 
 def _collect(given: dict[str, Any]) -> dict[str, Any]:
-    """The sweep's keys that the command line sets."""
     flags = {key: value for key, value in given.items() if value not in (None, ())}
     one = {key: flags.pop(key) for key in ("url", "model") if key in flags}
     if "sources" in flags:

@@ -33,8 +33,6 @@ _COUNT = click.IntRange(1, MAX_COUNT)
 
 
 class _Layers(click.ParamType):  # type: ignore[type-arg]  # generic since click 8.4
-    """Layers of the target, as 1,8,15."""
-
     name = "layers"
 
     def convert(
@@ -74,7 +72,6 @@ _SETTINGS: dict[str, tuple[str, str, click.ParamType]] = {  # type: ignore[type-
 def _read_settings(
     context: click.Context, parameter: click.Parameter, given: tuple[str, ...]
 ) -> dict[str, dict[str, Any]]:
-    """The fields that NAME=VALUE set, by group."""
     found: dict[str, dict[str, Any]] = {}
     for item in given:
         name, equals, text = item.partition("=")

@@ -41,13 +41,9 @@ def stay_within_memory(mapped: Iterable[Path] = ()) -> None:
 
 def available_memory() -> int | None:
     """Bytes that can be had without swapping; None where the system does not say."""
-    found = [left for left in (_system_memory(), _cgroup_memory()) if left is not None]
-    return min(found, default=None)
-
-
-def _system_memory() -> int | None:
-    """MemAvailable: the whole machine's, even inside a container."""
-    return _read_field(MEMORY_FILE, "MemAvailable:", unit=1 << 10)
+    # Inside a container too MemAvailable is the whole machine's.
+    system = _read_field(MEMORY_FILE, "MemAvailable:", unit=1 << 10)
+    return min((one for one in (system, _cgroup_memory()) if one is not None), default=None)
 
 
 def _cgroup_memory() -> int | None:

@@ -68,12 +68,20 @@ def staged_folder(
             be written, or was built by another process in the meantime.
     """
     destination = resolved(destination)
-    _remove_abandoned(destination)
+    prefix = f".{destination.name}.building-"
+    for abandoned in destination.parent.glob(f"{glob.escape(prefix)}*"):
+        with suppress(OSError):  # a build that is still running, or just removed
+            lock = lock_folder(abandoned, wait=False)
+            try:
+                put_back(abandoned, destination)
+                shutil.rmtree(abandoned, ignore_errors=True)
+            finally:
+                os.close(lock)
     check_destination(destination, overwrite=overwrite, kind=kind)
     created = missing_folders(destination.parent)
     try:
         destination.parent.mkdir(parents=True, exist_ok=True)
-        staging, lock = _make_locked(destination)
+        staging, lock = _make_locked(prefix, destination.parent)
     except OSError as error:
         remove_empty(created)
         raise file_error(error, destination.parent) from error
@@ -230,29 +238,13 @@ def file_error(error: OSError, where: Path) -> DflashError:
     return DflashError(error.strerror or str(error), where=where, fix=fix)
 
 
-def _make_locked(destination: Path) -> tuple[Path, int]:
+def _make_locked(prefix: str, parent: Path) -> tuple[Path, int]:
     """A temporary folder, and the descriptor whose lock says that its build is running."""
     while True:
-        staging = Path(tempfile.mkdtemp(prefix=_prefix(destination), dir=destination.parent))
+        staging = Path(tempfile.mkdtemp(prefix=prefix, dir=parent))
         # Another build may take the folder for abandoned before it is locked.
         with suppress(FileNotFoundError):
             return staging, lock_folder(staging, wait=True)
-
-
-def _remove_abandoned(destination: Path) -> None:
-    """Removes what killed builds left; what one of them was about to replace is put back."""
-    for staging in destination.parent.glob(f"{glob.escape(_prefix(destination))}*"):
-        with suppress(OSError):  # a build that is still running, or just removed
-            lock = lock_folder(staging, wait=False)
-            try:
-                put_back(staging, destination)
-                shutil.rmtree(staging, ignore_errors=True)
-            finally:
-                os.close(lock)
-
-
-def _prefix(destination: Path) -> str:
-    return f".{destination.name}.building-"
 
 
 def _taken(destination: Path, what: str) -> DflashError:

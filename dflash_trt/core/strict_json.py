@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -38,7 +37,12 @@ def parse_json(data: bytes, where: str | Path, most_values: int = MAX_VALUES) ->
     )  # before they are made: an empty object is 2 bytes, and then 100
     try:
         value = json.loads(data.decode("utf-8"), object_pairs_hook=_Pairs(where))
-        _refuse_depth(value, where)
+        level = [value] if isinstance(value, dict | list) else []
+        for _ in range(MAX_DEPTH):
+            inner = (one.values() if isinstance(one, dict) else one for one in level)
+            level = [one for one in chain.from_iterable(inner) if isinstance(one, dict | list)]
+        if level:
+            raise RecursionError
         _refuse_non_finite(None, value, where)
     except UnicodeDecodeError as error:
         what = f"not UTF-8 text (byte {error.start})"
@@ -110,22 +114,6 @@ def _refuse_many(data: bytes, where: str | Path, most: int) -> None:
     if texts > 2 * most or sum(map(bare.count, _MARKS)) >= most:
         what = f"holds more than {most:,} JSON values"
         raise DflashError(what, where=where, fix="check that this is the right file")
-
-
-def _refuse_depth(value: Any, where: str | Path) -> None:
-    level = [value]
-    for _ in range(MAX_DEPTH):
-        inner = chain.from_iterable(map(_items, level))
-        level = [one for one in inner if isinstance(one, dict | list)]
-        if not level:
-            return
-    raise DflashError("JSON is nested too deeply", where=where)
-
-
-def _items(value: Any) -> Iterable[Any]:
-    if isinstance(value, dict):
-        return value.values()
-    return value if isinstance(value, list) else ()
 
 
 def _refuse_non_finite(key: str | None, value: Any, where: str | Path) -> None:

@@ -36,7 +36,6 @@ class StrictRecord(BaseModel):
 
 
 def _describe_unknown(key: str, location: Location, known: list[str]) -> str:
-    """What to say of a key that `known` lacks."""
     return f"unknown key {key!r}{nearest(str(location[-1]), known)}"
 
 
@@ -113,7 +112,6 @@ def _mistakes(
     raw: Any,
     unknown: Callable[[str, Location, list[str]], str],
 ) -> dict[str, str]:
-    """What is wrong, by key."""
     found: dict[str, str] = {}
     misspelt: set[str] = set()
     for one in sorted(error.errors(include_url=False), key=lambda one: one["type"] not in _UNKNOWN):

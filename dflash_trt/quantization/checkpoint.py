@@ -89,8 +89,6 @@ def write_linear(
 
 
 class _LinearRewriting(Rewriting):
-    """Linears in floating point become FP8 or NVFP4."""
-
     def __init__(
         self, spec: DecoderSpec, options: QuantizeOptions, activations: Activations | None = None
     ) -> None:

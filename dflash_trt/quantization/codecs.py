@@ -119,7 +119,6 @@ def _e2m1_pairs() -> npt.NDArray[np.uint64]:
 
 @cache
 def _values(dtype: Any, count: int) -> Float32:
-    """The float32 values of codes 0 … `count` - 1."""
     values: Float32 = np.arange(count, dtype=np.uint8).view(dtype).astype(np.float32)
     return values
 

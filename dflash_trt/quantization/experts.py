@@ -121,31 +121,17 @@ class LayerExperts:
     blocks: TensorEntry
     scales: TensorEntry
 
-    @property
-    def count(self) -> int:
-        return self.blocks.shape[0]
-
-    @property
-    def rows(self) -> int:
-        """Outputs of each expert's matrix."""
-        return self.blocks.shape[1]
-
-    @property
-    def columns(self) -> int:
-        """Its inputs."""
-        return self.scales.shape[2] * MX_BLOCK
-
     def iterate(self) -> Iterator[tuple[Codes, Codes]]:
         """Packed codes [out, in/2] and scales [out, in/32] of one expert after the other.
 
         Raises DflashError when a file has become shorter than its header says.
         """
-        packed, scales = (
-            entry.pieces(entry.length // self.count) for entry in (self.blocks, self.scales)
-        )
+        count, rows = self.blocks.shape[:2]
+        entries = self.blocks, self.scales
+        packed, scales = (entry.pieces(entry.length // count) for entry in entries)
         for pair in zip(packed, scales, strict=True):
             codes, factors = (np.frombuffer(data, np.uint8) for data in pair)
-            yield codes.reshape(self.rows, -1), factors.reshape(self.rows, -1)
+            yield codes.reshape(rows, -1), factors.reshape(rows, -1)
 
 
 def has_mxfp4_experts(config: Mapping[str, Any]) -> bool:
@@ -183,8 +169,6 @@ def find_experts(checkpoint: Checkpoint) -> dict[str, LayerExperts]:
 
 
 class _ExpertRewriting(Rewriting):
-    """MXFP4 experts become another format."""
-
     def __init__(self, checkpoint: Checkpoint, form: Format) -> None:
         algorithm = WEIGHTS_ONLY if form is Format.NVFP4 else None
         stage = f"converting experts to {form.algorithm}"
@@ -200,7 +184,8 @@ class _ExpertRewriting(Rewriting):
         experts = self._experts.get(entry.name)
         if experts is None:
             return None
-        name, count, rows, columns = experts.name, experts.count, experts.rows, experts.columns
+        name, (count, rows, blocks) = experts.name, experts.scales.shape
+        columns = blocks * MX_BLOCK
         if self._form is Format.BF16:
             return [TensorLayout(name, "BF16", (count, columns, rows))]
         return [
@@ -229,11 +214,6 @@ class _ExpertRewriting(Rewriting):
                 on_bytes(packed.size)
             blocks = experts.scales.num_elements * (MX_BLOCK // NVFP4_BLOCK)
             return experts.name, TensorReport(error=0.0, exact=blocks)
-        return experts.name, self._write_nvfp4(experts, shard, on_bytes)
-
-    def _write_nvfp4(
-        self, experts: LayerExperts, shard: ShardWriter, on_bytes: Callable[[int], None]
-    ) -> TensorReport:
         shift = int(self._largest[experts.name]) - E8M0_BIAS - LARGEST_EXPONENT
         exact = requantized = 0
         error = norm = 0.0
@@ -249,7 +229,8 @@ class _ExpertRewriting(Rewriting):
         scale = np.asarray(global_scale(shift), "<f4")
         shard.write(f"{experts.name}_weight_scale_2", scale.tobytes())
         relative = math.sqrt(error / norm) if norm else 0.0
-        return TensorReport(error=relative, exact=exact, requantized=requantized)
+        report = TensorReport(error=relative, exact=exact, requantized=requantized)
+        return experts.name, report
 
 
 def convert_experts(
@@ -295,7 +276,6 @@ def _kept(checkpoint: Checkpoint) -> tuple[str, ...]:
 
 
 def _largest_scale(entry: TensorEntry, on_bytes: Callable[[int], None]) -> int:
-    """The largest E8M0 code of a tensor."""
     largest = 0
     for data in entry.pieces(_CHUNK):
         largest = max(largest, int(np.frombuffer(data, np.uint8).max()))
