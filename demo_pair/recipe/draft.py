@@ -26,14 +26,18 @@ ROWS_AT_ONCE = 64
 PROMPT_LENGTHS = (48, 64, 80, 96)
 
 
-def draft_options(recipe: TrainingRecipe) -> dict[str, Any]:
-    """ModelOpt's DFlash config for the paper's objective and the recipe's draft.
+def attach_draft(recipe: TrainingRecipe, target: Qwen3ForCausalLM) -> Any:
+    """A ModelOpt DFlash model over a copy of `target`, which itself stays as it is.
 
-    Every dimension and the rope base are given: ModelOpt 0.47 inherits neither from a
-    transformers 5 target, and a rope base that differs from the exported one ruins acceptance.
+    ModelOpt taps one target layer per draft layer; the z-lab contract allows any number, so the
+    draft module is rebuilt here with the recipe's taps.
     """
+    from modelopt.torch import speculative  # which takes seconds
+
     sizes = recipe.draft
-    return {
+    # ModelOpt 0.47 inherits neither dimensions nor the rope base from a transformers 5 target, and
+    # a rope base that differs from the exported one ruins acceptance.
+    options = {
         "dflash_offline": True,
         "dflash_block_size": recipe.block_size,
         "dflash_mask_token_id": MASK_ID,
@@ -52,41 +56,21 @@ def draft_options(recipe: TrainingRecipe) -> dict[str, Any]:
             "initializer_range": sizes.hidden_size**-0.5,
         },
     }
-
-
-def attach_draft(recipe: TrainingRecipe, target: Qwen3ForCausalLM) -> Any:
-    """A ModelOpt DFlash model over a copy of `target`, which itself stays as it is.
-
-    ModelOpt taps one target layer per draft layer; the z-lab contract allows any number, so the
-    draft module is rebuilt here with the recipe's taps.
-    """
-    from modelopt.torch import speculative  # which takes seconds
-
     model: Any = copy.deepcopy(target)
     model.config.num_orig_hidden_layers = model.config.num_hidden_layers
-    speculative.convert(model, [("dflash", draft_options(recipe))])
+    speculative.convert(model, [("dflash", options)])
     taps = list(recipe.draft_taps)
     model.target_layer_ids = taps
     model.dflash_config.target_layer_ids = taps
     model.dflash_module = model._build_draft_module(model.dflash_config)
     # ModelOpt 0.47 builds this lazily with an argument that transformers 5.23 no longer takes.
     model.dflash_module.rotary_emb = Qwen3RotaryEmbedding(config=model.dflash_config)
-    start_at = torch.nn.init.constant_
-    for name, weight in model.dflash_module.named_parameters():
-        if name.endswith(("q_norm.weight", "k_norm.weight")):
-            # With small heads, a start at 1 keeps attention near flat.
-            start_at(weight, recipe.qk_norm_start)
     for name, parameter in model.named_parameters():
         parameter.requires_grad = name.startswith("dflash_module.")
+        if parameter.requires_grad and name.endswith(("q_norm.weight", "k_norm.weight")):
+            # With small heads, a start at 1 keeps attention near flat.
+            torch.nn.init.constant_(parameter, recipe.qk_norm_start)
     return model
-
-
-def tapped_features(recipe: TrainingRecipe, target: Qwen3ForCausalLM, ids: Tensor) -> Tensor:
-    """Residual streams after the tapped layers, [rows, length, taps * hidden], for int64 ids."""
-    with torch.no_grad():
-        states = target.model(input_ids=ids, output_hidden_states=True).hidden_states
-    features: Tensor = torch.cat([states[tap + 1] for tap in recipe.draft_taps], dim=-1)
-    return features
 
 
 def training_rows(
@@ -120,8 +104,11 @@ def training_rows(
             ids.append(some)
             labels.append(some.clone())
             labels[-1][:, :prompt] = IGNORED
-            parts = torch.split(some, 8)
-            features += [tapped_features(recipe, target, part).bfloat16() for part in parts]
+            for part in torch.split(some, 8):
+                with torch.no_grad():
+                    states = target.model(input_ids=part, output_hidden_states=True).hidden_states
+                tapped = torch.cat([states[tap + 1] for tap in recipe.draft_taps], dim=-1)
+                features.append(tapped.bfloat16())
             progress(f"{kind} rows of {length}", rows[-1] + 1, count, 0.0)
     return torch.cat(ids), torch.cat(labels), torch.cat(features)
 

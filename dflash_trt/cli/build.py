@@ -16,10 +16,7 @@ from dflash_trt.building.spec import (
     PrecisionOptions,
 )
 from dflash_trt.bundle.manifest import Manifest
-from dflash_trt.bundle.memory.estimate import (
-    bundle_memory,
-    engine_bytes,
-)
+from dflash_trt.bundle.memory.estimate import bundle_memory, engine_bytes
 from dflash_trt.bundle.summary import (
     cache_line,
     precision_line,

@@ -6,8 +6,8 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing
 from functools import partial
 
 import click
@@ -70,15 +70,26 @@ class PairSpeaker:
         said, ids, result = "", list[int](), None
         started = time.perf_counter()
         events = self._pair.stream(prompt, self._sampling, **self._options)
-        # A step is not torn apart: the request is cancelled between two of them.
-        with closing(events), _noted_interrupt() as interrupted:
-            for event in events:
-                writer.take(0, event)
-                said += event.text
-                ids += event.token_ids
-                result = event.result
-                if interrupted():
-                    break
+        pressed: list[int] = []
+
+        def note(number: int, frame: object) -> None:
+            if pressed:
+                raise KeyboardInterrupt
+            pressed.append(number)
+
+        # A step is not torn apart: the request is cancelled between two, or by a second Ctrl-C.
+        before = signal.signal(signal.SIGINT, note)
+        try:
+            with closing(events):
+                for event in events:
+                    writer.take(0, event)
+                    said += event.text
+                    ids += event.token_ids
+                    result = event.result
+                    if pressed:
+                        break
+        finally:
+            signal.signal(signal.SIGINT, before)
         if form is not None:
             stream = open_answer(form, stops, prompt)
             said = (stream.push(ids) + stream.flush()).content
@@ -173,20 +184,3 @@ def _read_line() -> str:
     if not line:
         raise EOFError
     return line.strip()
-
-
-@contextmanager
-def _noted_interrupt() -> Iterator[Callable[[], bool]]:
-    """Inside, Ctrl-C is only noted; a second one interrupts after all."""
-    pressed: list[int] = []
-
-    def note(number: int, frame: object) -> None:
-        if pressed:
-            raise KeyboardInterrupt
-        pressed.append(number)
-
-    before = signal.signal(signal.SIGINT, note)
-    try:
-        yield lambda: bool(pressed)
-    finally:
-        signal.signal(signal.SIGINT, before)

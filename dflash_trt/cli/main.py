@@ -15,14 +15,7 @@ from typing import Any, NoReturn
 
 import click
 
-from dflash_trt.errors import (
-    EXIT_FAILED,
-    EXIT_USAGE,
-    DflashError,
-    nearest,
-    one_line,
-    printable,
-)
+from dflash_trt.errors import EXIT_FAILED, EXIT_USAGE, DflashError, nearest, one_line, printable
 from dflash_trt.version import __version__
 
 COMMANDS = {

@@ -21,13 +21,7 @@ from dflash_trt.hardware.cores import AUTO, ThreadChoice, available_cores
 from dflash_trt.sampling.params import SamplingParams
 from dflash_trt.text.hub_prompts import EXAMPLE
 from dflash_trt.text.prompts import STDIN, check_texts, encode_prompts, read_given, read_stdin
-from dflash_trt.text.task_sets import (
-    Task,
-    TaskSet,
-    encode_tasks,
-    name_sources,
-    read_task_sets,
-)
+from dflash_trt.text.task_sets import Task, TaskSet, encode_tasks, name_sources, read_task_sets
 from dflash_trt.text.tokenizer import BundleTokenizer
 
 if TYPE_CHECKING:  # commands that run no pair should not wait for what runs one

@@ -16,13 +16,7 @@ import click
 from dflash_trt.bundle.bundle import load_tokenizer, open_bundle
 from dflash_trt.bundle.manifest import MANIFEST_NAME
 from dflash_trt.cli.bars import StageBars
-from dflash_trt.cli.options import (
-    FILE,
-    FOLDER,
-    name_threads,
-    option_group,
-    show_thread_note,
-)
+from dflash_trt.cli.options import FILE, FOLDER, name_threads, option_group, show_thread_note
 from dflash_trt.cli.package import packaging_options, refuse_packaging
 from dflash_trt.core.limits import MAX_COUNT
 from dflash_trt.core.machine import allow_more_files

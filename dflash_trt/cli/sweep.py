@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from dflash_perf.harness.points import SweepPoint
 
 _COUNT = click.IntRange(1)
+_NONE = "–"
 
 
 @click.command("sweep")
@@ -99,21 +101,18 @@ def _collect(given: dict[str, Any]) -> dict[str, Any]:
     if "sources" in flags:
         flags["prompts"] = name_sources(flags.pop("sources"))
     if "concurrency" in flags:
-        flags["concurrency"] = [
-            _whole(number) for number in parse_numbers(flags["concurrency"], "--concurrency")
-        ]
+        numbers = parse_numbers(flags["concurrency"], "--concurrency")
+        for number in numbers:
+            if number != int(number):
+                what = f"{number:g} is not a whole number"
+                raise DflashError(what, where="--concurrency", usage=True)
+        flags["concurrency"] = [int(number) for number in numbers]
     if one:
         if "url" not in one:
             raise DflashError("a configuration needs its --url", usage=True)
         kind = "chat" if one["url"].startswith("http") else "llm-api"
         flags["configurations"] = [{**one, "name": one.get("model", "tensorrt_llm"), "kind": kind}]
     return flags
-
-
-def _whole(number: float) -> int:
-    if number != int(number):
-        raise DflashError(f"{number:g} is not a whole number", where="--concurrency", usage=True)
-    return int(number)
 
 
 def _without_folders(word: str) -> str:
@@ -133,48 +132,28 @@ def _print(points: list[SweepPoint], answers: list[SweepAnswer]) -> None:
         "± 95 % confidence of the mean"
     )
     header = ("configuration", "load", "interactivity", "throughput", "TTFT p50/p99", "τ", "failed")
-    rows = (row for point in points for row in (_row(point), *_set_rows(point)))
-    table = Table(header, tuple(rows), words=2)
+    table = Table(header, tuple(row for point in points for row in _rows(point)), words=2)
     for line in [*text_lines(table), *(line for one in answers for line in one.lines(unit))]:
         click.echo(line)
 
 
-def _set_rows(point: SweepPoint) -> list[tuple[str, ...]]:
-    """A line of each named set below the point's, where there are several."""
-    from dflash_perf.report.report_tables import DASH
-
-    rows: list[tuple[str, ...]] = []
-    for name in point.set_names if len(point.set_names) > 1 else ():
-        rate, tau = (point.set_value(name, tag) for tag in ("interactivity", "acceptance_length"))
-        failed = sum(one.requests - one.completed for one in point.of_set(name))
-        rows.append(
-            (
-                "",
-                f"  of {name}",
-                DASH if rate is None else f"{rate.mean:,.1f}",
-                "",
-                "",
-                DASH if tau is None else f"{tau.mean:.2f}",
-                str(failed),
-            )
-        )
-    return rows
-
-
-def _row(point: SweepPoint) -> tuple[str, ...]:
+def _rows(point: SweepPoint) -> Iterator[tuple[str, ...]]:
+    """The point's line, and below it one of each named set where there are several."""
     throughput = point.throughput
     median, tail = point.quantile("ttft", "p50"), point.quantile("ttft", "p99")
-    tau = point.value("acceptance_length")
-    rate = "–"
+    rate, times = _NONE, _NONE
     if throughput is not None:
         half = throughput.half_width
         rate = f"{throughput.mean:,.0f}" + ("" if half is None else f" ± {half:,.0f}")
-    return (
-        point.configuration,
-        point.load.label,
-        "–" if point.interactivity is None else f"{point.interactivity:,.1f}",
-        rate,
-        "–" if median is None or tail is None else f"{median * 1e3:,.1f}/{tail * 1e3:,.1f} ms",
-        "–" if tau is None else f"{tau.mean:.2f}",
-        str(point.failed),
-    )
+    if median is not None and tail is not None:
+        times = f"{median * 1e3:,.1f}/{tail * 1e3:,.1f} ms"
+    speed = _NONE if point.interactivity is None else f"{point.interactivity:,.1f}"
+    tau = point.value("acceptance_length")
+    length = _NONE if tau is None else f"{tau.mean:.2f}"
+    yield point.configuration, point.load.label, speed, rate, times, length, str(point.failed)
+    for name in point.set_names if len(point.set_names) > 1 else ():
+        own, tau = (point.set_value(name, tag) for tag in ("interactivity", "acceptance_length"))
+        speed = _NONE if own is None else f"{own.mean:,.1f}"
+        length = _NONE if tau is None else f"{tau.mean:.2f}"
+        failed = sum(one.requests - one.completed for one in point.of_set(name))
+        yield "", f"  of {name}", speed, "", "", length, str(failed)

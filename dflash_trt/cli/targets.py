@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from dflash_trt.building.on_gpu import PairOnGpu
 
 OPTIONS_SHOWN = 72
-"""Characters of a way's options in one line of the table, which has 120."""
+"""Characters of a way's options in one line of the table, which has 120; longer ones take two."""
 
 
 @click.command("targets")
@@ -92,9 +92,12 @@ def _pair_table(pairs: list[PairOnGpu]) -> Iterator[str]:
         for way in pair.main_ways():
             users = f"{way.users} × {way.context:,}"
             form = way.precision if way.is_native else f"{way.precision} as bf16"
-            options, *more = _option_lines(way.options)
-            rows.append((*first, str(way.gpus), users, form, options))
-            rows += [("", "", "", "", "", line) for line in more]
+            own, more = way.options, ""
+            if len(" ".join(own)) > OPTIONS_SHOWN and "--precision" in own:
+                begin, end = own.index("--precision"), own.index("--calibration") + 2
+                own, more = own[:begin] + own[end:], " ".join(own[begin:end])
+            rows.append((*first, str(way.gpus), users, form, " ".join(own)))
+            rows += [("", "", "", "", "", more)] if more else []
             first = ("", "")
         for obstacle in () if pair.ways else pair.obstacles:
             rows.append((*first, "–", obstacle))
@@ -110,13 +113,3 @@ def _pair_table(pairs: list[PairOnGpu]) -> Iterator[str]:
             for number, (cell, width) in enumerate(zip(row, widths, strict=False))
         ]
         yield "  ".join(cells).rstrip()
-
-
-def _option_lines(options: tuple[str, ...]) -> list[str]:
-    """Options in one line, or where that is long those of the precision in a second."""
-    whole = " ".join(options)
-    if len(whole) <= OPTIONS_SHOWN or "--precision" not in options:
-        return [whole]
-    begin = options.index("--precision")
-    end = options.index("--calibration") + 2
-    return [" ".join(options[:begin] + options[end:]), " ".join(options[begin:end])]

@@ -32,12 +32,7 @@ from dflash_trt.core.publish import write_named
 from dflash_trt.decoding import Request, SamplingParams
 from dflash_trt.decoding.drafter_kinds import DFLASH, DrafterKind
 from dflash_trt.decoding.prediction import StepPrediction
-from dflash_trt.decoding.schedule import (
-    NO_SPECULATION,
-    BlockSchedule,
-    Measurements,
-    schedule_name,
-)
+from dflash_trt.decoding.schedule import NO_SPECULATION, BlockSchedule, Measurements, schedule_name
 from dflash_trt.decoding.tuning.block_times import (
     TuningOptions,
     candidate_batches,
@@ -124,12 +119,9 @@ def command(
         prompts.check(pair, requests, tasks)
         names = [task.set_name for task in tasks]
         measured = measure(pair.executor, requests, options, bars, names)
+    bundle_print, executor = fingerprint(manifest), manifest.executor
     schedule = derive_schedule(
-        measured,
-        limits,
-        executor=manifest.executor,
-        bundle=fingerprint(manifest),
-        drafter=drafter,
+        measured, limits, executor=executor, bundle=bundle_print, drafter=drafter
     )
     written = output or bundle / schedule_name(drafter)
     if output is None:
@@ -137,7 +129,9 @@ def command(
     else:
         write_named(output, encode_schedule(schedule))
     if as_json:
-        print_json(_to_json(schedule, written))
+        drafts = {str(k): v for k, v in schedule.draft_len_schedule().items()}
+        shown = {"schedule": schedule.to_json(), "tokens_per_second": predict(schedule)}
+        print_json(shown | {"draft_len_schedule": drafts, "written": str(written)})
         return
     for line in _describe(schedule, name_threads(manifest, pair.threads)):
         click.echo(line)
@@ -176,15 +170,6 @@ def predict(schedule: BlockSchedule) -> list[dict[str, Any]]:
         }
         for batch in (step.batch for step in measured.steps)
     ]
-
-
-def _to_json(schedule: BlockSchedule, written: Path) -> dict[str, Any]:
-    return {
-        "schedule": schedule.to_json(),
-        "tokens_per_second": predict(schedule),
-        "draft_len_schedule": {str(k): v for k, v in schedule.draft_len_schedule().items()},
-        "written": str(written),
-    }
 
 
 def _describe(schedule: BlockSchedule, threads: str) -> list[str]:

@@ -108,12 +108,9 @@ class Allowed(Protocol):
     @property
     def is_narrow(self) -> bool:
         """Whether few are likely to: all that may are asked for at once then."""
-        ...
 
     def allows(self, token_id: int) -> bool:
         """Whether one token may: cheaper than to say it of all."""
-        ...
 
     def tokens(self) -> TokenMask:
         """All that may."""
-        ...

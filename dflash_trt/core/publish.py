@@ -103,7 +103,7 @@ def publishing(new: Path, destination: Path, *, overwrite: bool) -> Iterator[Non
     """
     try:
         yield
-        _publish(new, new.with_name(_OLD_NAME), destination, overwrite=overwrite)
+        _publish(new, destination, overwrite=overwrite)
     except OSError as error:
         file = error.filename
         outside = isinstance(file, str) and not Path(file).is_relative_to(new.parent)
@@ -116,11 +116,12 @@ def put_back(temporary: Path, destination: Path) -> None:
         (temporary / _OLD_NAME).rename(destination)
 
 
-def _publish(new: Path, replaced: Path, destination: Path, *, overwrite: bool) -> None:
+def _publish(new: Path, destination: Path, *, overwrite: bool) -> None:
     """Renames `new` to `destination`, never over what another process just put there.
 
-    What is overwritten is afterwards `new` or `replaced`; it is put back if the rename fails.
+    What is overwritten lies beside `new` afterwards; it is put back if the rename fails.
     """
+    replaced = new.with_name(_OLD_NAME)
     if overwrite:
         if _exchange(new, destination):
             return

@@ -56,38 +56,6 @@ def linear_layout(linear: Linear, form: Format) -> list[TensorLayout]:
     return tensors + [TensorLayout(scalar, "F32", ()) for scalar in scalars]
 
 
-def write_linear(
-    linear: Linear,
-    form: Format,
-    scales: Scales,
-    shard: ShardWriter,
-    on_bytes: Callable[[int], None],
-) -> float:
-    """Quantises a weight into `shard`, some rows at a time.
-
-    Returns the relative Frobenius error |W' - W| / |W|, 0 where W is all zeros.
-    """
-    name, module = linear.weight.name, linear.module
-    error = norm = 0.0
-    for rows in iterate_rows(linear.weight):
-        if form is Format.FP8:
-            codes = quantize_fp8(rows, scales.weight)
-            decoded = dequantize_fp8(codes, scales.weight)
-        else:
-            codes, blocks = quantize_nvfp4(rows, scales.weight)
-            decoded = dequantize_nvfp4(codes, blocks, scales.weight)
-            shard.write(f"{module}.weight_scale", blocks)
-        shard.write(name, codes)
-        decoded -= rows
-        error += sum_of_squares(decoded)
-        norm += sum_of_squares(rows)
-        on_bytes(rows.size * ITEM_BYTES[linear.weight.dtype])
-    per_tensor = "weight_scale" if form is Format.FP8 else "weight_scale_2"
-    shard.write(f"{module}.{per_tensor}", np.asarray(scales.weight, "<f4").tobytes())
-    shard.write(f"{module}.input_scale", np.asarray(scales.input, "<f4").tobytes())
-    return math.sqrt(error / norm) if norm else 0.0
-
-
 class _LinearRewriting(Rewriting):
     def __init__(
         self, spec: DecoderSpec, options: QuantizeOptions, activations: Activations | None = None
@@ -143,15 +111,32 @@ class _LinearRewriting(Rewriting):
     def write(
         self, entry: TensorEntry, shard: ShardWriter, on_bytes: Callable[[int], None]
     ) -> tuple[str, TensorReport] | None:
-        scales = self._kv_scales
-        if scales is not None and (name := scales.names.get(entry.name)) is not None:
-            shard.write(name, scales.encode(entry.name))
+        caches = self._kv_scales
+        if caches is not None and (scale := caches.names.get(entry.name)) is not None:
+            shard.write(scale, caches.encode(entry.name))
         linear = self._linears.get(entry.name)
         if linear is None:  # a projection that stays as it is, beside its cache's scale
             copy_tensor(entry, shard, on_bytes)
             return None
-        error = write_linear(linear, self._form, self._scales[linear.role], shard, on_bytes)
-        return linear.module, TensorReport(error=error)
+        module, scales, is_fp8 = linear.module, self._scales[linear.role], self._form is Format.FP8
+        error = norm = 0.0
+        for rows in iterate_rows(entry):
+            if is_fp8:
+                codes = quantize_fp8(rows, scales.weight)
+                decoded = dequantize_fp8(codes, scales.weight)
+            else:
+                codes, blocks = quantize_nvfp4(rows, scales.weight)
+                decoded = dequantize_nvfp4(codes, blocks, scales.weight)
+                shard.write(f"{module}.weight_scale", blocks)
+            shard.write(entry.name, codes)
+            decoded -= rows
+            error += sum_of_squares(decoded)
+            norm += sum_of_squares(rows)
+            on_bytes(rows.size * ITEM_BYTES[entry.dtype])
+        per_tensor = "weight_scale" if is_fp8 else "weight_scale_2"
+        shard.write(f"{module}.{per_tensor}", np.asarray(scales.weight, "<f4").tobytes())
+        shard.write(f"{module}.input_scale", np.asarray(scales.input, "<f4").tobytes())
+        return module, TensorReport(error=math.sqrt(error / norm) if norm else 0.0)
 
 
 def quantize_checkpoint(

@@ -47,18 +47,6 @@ def quantization_config(algorithm: str, kept: Sequence[str]) -> dict[str, Any]:
     }
 
 
-def hf_quant_config(algorithm: str, kept: Sequence[str], kv_cache: str | None) -> dict[str, Any]:
-    """hf_quant_config.json, which older loaders read.
-
-    `kv_cache` is what the scales of the KV cache are for: the source's, copied, or new ones.
-    """
-    quantization: dict[str, Any] = {"quant_algo": algorithm, "kv_cache_quant_algo": kv_cache}
-    if algorithm != Format.FP8.algorithm:
-        quantization["group_size"] = NVFP4_BLOCK
-    quantization["exclude_modules"] = list(kept)
-    return {"producer": PRODUCER, "quantization": quantization}
-
-
 # Tokenizer, generation defaults, chat template, licence: neither weights nor code.
 _COPIED_SUFFIXES = (".json", ".jinja", ".txt", ".model", ".tiktoken")
 _COPIED_PREFIXES = ("LICENSE", "NOTICE")
@@ -133,10 +121,6 @@ class _Shard:
     entries: tuple[TensorEntry, ...]
     layout: tuple[TensorLayout, ...]
 
-    @property
-    def source_bytes(self) -> int:
-        return sum(entry.length for entry in self.entries)
-
 
 def rewrite_checkpoint(
     checkpoint: Checkpoint,
@@ -155,7 +139,10 @@ def rewrite_checkpoint(
         DflashError: see `partial_checkpoint`; a destination that overlaps the source; a disk
             that is too small; whatever `rewriting` refuses.
     """
-    _check_apart(checkpoint.path, destination)
+    old, new = resolved(checkpoint.path), resolved(destination)
+    if old == new or old in new.parents or new in old.parents:
+        what = f"overlaps the checkpoint {checkpoint.path}"
+        raise DflashError(what, where=destination, fix="choose another -o", usage=True)
     shards = _plan_shards(checkpoint, rewriting)
     copied = _files_to_copy(checkpoint.path)
     parts = {"version": __version__, "source": checkpoint_key(checkpoint), **rewriting.key}
@@ -172,7 +159,7 @@ def rewrite_checkpoint(
             (partial.folder / shard.name).unlink(missing_ok=True)
         check_space(_needed_bytes(pending, copied), partial.folder, destination)
         rewriting.prepare(partial, progress)
-        progress.stage(rewriting.stage, sum(shard.source_bytes for shard in pending))
+        progress.stage(rewriting.stage, _source_bytes(pending))
         for shard in pending:
             _write_shard(shard, rewriting, partial, progress)
         _write_descriptions(checkpoint, rewriting, shards, partial.folder)
@@ -186,7 +173,7 @@ def rewrite_checkpoint(
     return Rewritten(
         folder=destination,
         algorithm=rewriting.algorithm,
-        source_bytes=sum(shard.source_bytes for shard in shards),
+        source_bytes=_source_bytes(shards),
         bytes=sum(tensor.num_bytes for shard in shards for tensor in shard.layout),
         reports=reports,
         kept=rewriting.kept,
@@ -215,18 +202,6 @@ def _digest(parts: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
 
 
-def _check_apart(source: Path, destination: Path) -> None:
-    """Refuses to write into, over or around the source."""
-    old, new = resolved(source), resolved(destination)
-    if old == new or old in new.parents or new in old.parents:
-        raise DflashError(
-            f"overlaps the checkpoint {source}",
-            where=destination,
-            fix="choose another -o",
-            usage=True,
-        )
-
-
 def _plan_shards(checkpoint: Checkpoint, rewriting: Rewriting) -> list[_Shard]:
     by_file: dict[Path, list[TensorEntry]] = {}
     for entry in checkpoint.tensors.values():
@@ -251,6 +226,10 @@ def _files_to_copy(folder: Path) -> list[Path]:
         and path.name not in _WRITTEN_NAMES
         and (path.suffix in _COPIED_SUFFIXES or path.name.startswith(_COPIED_PREFIXES))
     )
+
+
+def _source_bytes(shards: list[_Shard]) -> int:
+    return sum(entry.length for shard in shards for entry in shard.entries)
 
 
 def _needed_bytes(shards: list[_Shard], copied: list[Path]) -> int:
@@ -289,8 +268,13 @@ def _write_descriptions(
     algorithm, kept = rewriting.algorithm, rewriting.kept
     if algorithm is not None:
         config[CONFIG_KEY] = quantization_config(algorithm, kept)
-        stated = hf_quant_config(algorithm, kept, rewriting.kv_cache)
-        _write_json(folder / QUANT_CONFIG_NAME, stated)
+        stated: dict[str, Any] = {"quant_algo": algorithm}
+        stated["kv_cache_quant_algo"] = rewriting.kv_cache
+        if algorithm != Format.FP8.algorithm:
+            stated["group_size"] = NVFP4_BLOCK
+        stated["exclude_modules"] = list(kept)
+        older = {"producer": PRODUCER, "quantization": stated}  # which older loaders read
+        _write_json(folder / QUANT_CONFIG_NAME, older)
     _write_json(folder / CONFIG_NAME, config)
     if [shard.name for shard in shards] != [SINGLE_NAME]:
         total = sum(tensor.num_bytes for shard in shards for tensor in shard.layout)
