@@ -133,8 +133,7 @@ class LoadedPair:
             live=self.schedule is None and str(block_schedule) == AUTO,
             drafter=drafter,
         )
-        drafts = self._options.graph == "target"
-        needed = needed_graphs(speculation=drafts, schedule=self.schedule)
+        needed = needed_graphs(speculation=self._options.graph == "target", schedule=self.schedule)
         self._graphs = dict.fromkeys([*needed, *graphs])
         self._host = GeneratorHost(self.open_runner)
         self._renderer: ChatRenderer | None = None

@@ -33,7 +33,6 @@ from dflash_trt.cli.options import bundle_argument, json_option, print_json, ref
 from dflash_trt.decoding.drafter_kinds import DFLASH, DRAFTERS
 from dflash_trt.decoding.tuning.bundle_schedule import AUTO, choose_schedule
 from dflash_trt.deploy.trtllm.deployment_record import (
-    Deployment,
     check_deployment,
     is_deployment,
     read_deployment,
@@ -170,23 +169,14 @@ def _inspect_deployment(folder: Path, *, as_json: bool) -> None:
     """Shows a deployment and checks its YAML files, which may have been edited."""
     what = "is about bundles; this is a TensorRT-LLM deployment"
     refuse_given(click.get_current_context(), {"verify", "gpu"}, what)
-    deployment = read_deployment(folder)
-    checked = check_deployment(folder, deployment)
+    one = read_deployment(folder)
+    checked = check_deployment(folder, one)
     if as_json:
-        print_json({**deployment.model_dump(), "files_checked": checked})
+        print_json({**one.model_dump(), "files_checked": checked})
         return
-    for line in _describe_deployment(deployment):
-        click.echo(line)
-    click.echo(
-        f"{checked} YAML files have only fields of TensorRT-LLM {deployment.tensorrt_llm}, ask for "
-        "no more than memory was counted for, and go with draft, target and GPU"
-    )
-
-
-def _describe_deployment(one: Deployment) -> list[str]:
     profile, memory = one.profile, one.memory
     quantised = [f"{role} in {precision}" for role, precision in one.precision.items()]
-    return [
+    lines = [
         f"{one.name}: deployment for TensorRT-LLM {one.tensorrt_llm} on {one.profile_name} "
         f"({profile.gpus} × {profile.gpu}), by {one.created_by}",
         f"status  checked against {one.checked}; not run",
@@ -202,3 +192,8 @@ def _describe_deployment(one: Deployment) -> list[str]:
         *([f"set     {json.dumps(one.llm_args)}"] if one.llm_args else []),
         f"variants {', '.join(one.variants)}; README.md has the commands",
     ]
+    click.echo("\n".join(lines))
+    click.echo(
+        f"{checked} YAML files have only fields of TensorRT-LLM {one.tensorrt_llm}, ask for "
+        "no more than memory was counted for, and go with draft, target and GPU"
+    )

@@ -220,6 +220,7 @@ def _describe_experts(written: Rewritten, precision: str) -> str:
 
 def _to_json(written: Rewritten, experts: str | None) -> dict[str, Any]:
     """`experts` is the format that experts were converted to; None: linears were quantised."""
+    errors, reports = written.errors, written.reports
     files = {
         "output": str(written.folder),
         **({"algorithm": written.algorithm} if experts is None else {"precision": experts}),
@@ -229,28 +230,22 @@ def _to_json(written: Rewritten, experts: str | None) -> dict[str, Any]:
         "resumed_shards": written.resumed_shards,
     }
     if experts is None:
-        worst = max(written.errors, key=written.errors.__getitem__)
-        return {
-            **files,
-            "linears": len(written.errors),
-            "kept": list(written.kept),
-            "relative_error": {
-                "median": median(written.errors.values()),
-                "max": written.errors[worst],
-                "max_module": worst,
-            },
+        worst = max(errors, key=errors.__getitem__)
+        middle, largest = median(errors.values()), errors[worst]
+        error = {"median": middle, "max": largest, "max_module": worst}
+        return files | {"linears": len(errors), "kept": [*written.kept], "relative_error": error}
+    tensors = {
+        name: {
+            "exact_blocks": report.exact,
+            "requantized_blocks": report.requantized,
+            "relative_error_of_requantized": report.error,
         }
-    reports = written.reports
-    return {
-        **files,
-        "exact_blocks": sum(report.exact for report in reports.values()),
-        "requantized_blocks": sum(report.requantized for report in reports.values()),
-        "tensors": {
-            name: {
-                "exact_blocks": report.exact,
-                "requantized_blocks": report.requantized,
-                "relative_error_of_requantized": report.error,
-            }
-            for name, report in sorted(reports.items())
-        },
+        for name, report in sorted(reports.items())
+    }
+    exact = sum(report.exact for report in reports.values())
+    requantized = sum(report.requantized for report in reports.values())
+    return files | {
+        "exact_blocks": exact,
+        "requantized_blocks": requantized,
+        "tensors": tensors,
     }

@@ -99,7 +99,9 @@ def select_linears(spec: DecoderSpec, options: QuantizeOptions) -> Selection:
         if not wanted or any(fnmatchcase(module, pattern) for pattern in options.exclude):
             kept.append(module)
         else:
-            linears.append(Linear(role, module, _group(role), spec.weights[role]))
+            first = next((group[0] for group in FUSED_GROUPS if name in group), name)
+            group = role.removesuffix(name) + first
+            linears.append(Linear(role, module, group, spec.weights[role]))
     matched = matching_patterns(spec, options.exclude)
     if isinstance(spec, TargetSpec) and LM_HEAD not in spec.weights:
         kept.append(LM_HEAD)  # tied: the embedding's tensor, but a module of its own
@@ -114,8 +116,18 @@ def select_linears(spec: DecoderSpec, options: QuantizeOptions) -> Selection:
             )
     if not linears:
         raise DflashError("nothing is left to quantize", where="--exclude", usage=True)
-    if options.form is Format.NVFP4:
-        _check_blocks(spec, linears)
+    odd = [one for one in linears if one.weight.shape[1] % NVFP4_BLOCK]
+    if odd and options.form is Format.NVFP4:
+        weight, module = odd[0].weight, odd[0].module
+        tail = f" (and {len(odd) - 1} more)" if len(odd) > 1 else ""
+        pattern = f"'*.{module.rpartition('.')[2]}'" if "." in module else module
+        raise DflashError(
+            f"tensor {quoted(weight.name)} has {weight.shape[1]} input columns{tail}; "
+            f"NVFP4 needs multiples of {NVFP4_BLOCK}",
+            where=spec.checkpoint.path,
+            fix=f"exclude {pattern}",
+            usage=True,
+        )
     kept += expert_patterns
     if isinstance(spec, TargetSpec):  # what lies beside the text model stays as it is
         names = spec.checkpoint.tensors
@@ -182,27 +194,3 @@ def _exclude_experts(spec: DecoderSpec, patterns: Iterable[str]) -> list[str]:
             fix=fix,
         )
     return found
-
-
-def _group(role: str) -> str:
-    layer, _, name = role.rpartition(".")
-    for members in FUSED_GROUPS:
-        if name in members:
-            return f"{layer}.{members[0]}"
-    return role
-
-
-def _check_blocks(spec: DecoderSpec, linears: list[Linear]) -> None:
-    odd = [linear for linear in linears if linear.weight.shape[1] % NVFP4_BLOCK]
-    if not odd:
-        return
-    weight, module, more = odd[0].weight, odd[0].module, len(odd) - 1
-    tail = f" (and {more} more)" if more else ""
-    pattern = f"'*.{module.rpartition('.')[2]}'" if "." in module else module
-    raise DflashError(
-        f"tensor {quoted(weight.name)} has {weight.shape[1]} input columns{tail}; "
-        f"NVFP4 needs multiples of {NVFP4_BLOCK}",
-        where=spec.checkpoint.path,
-        fix=f"exclude {pattern}",
-        usage=True,
-    )

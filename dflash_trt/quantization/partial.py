@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Literal
 
@@ -23,10 +23,6 @@ _NEW_NAME = "checkpoint"
 _STATE_NAME = "state.json"
 _WORK_NAME = "work"
 _QUANTIZED = publish.StagedKind("quantized checkpoint", QUANT_CONFIG_NAME)
-
-
-Origin = Literal["fresh", "continued", "restarted"]
-"""Whether a run begins, goes on where another was interrupted, or cannot use what it left."""
 
 
 class TensorReport(StrictRecord):
@@ -71,10 +67,13 @@ class PartialCheckpoint:
         self.folder = root / _NEW_NAME
         self.workspace = root / _WORK_NAME
         self._path = root / _STATE_NAME
-        self.origin: Origin = "fresh"
+        # A run begins, goes on where another was interrupted, or cannot use what that left.
+        self.origin: Literal["fresh", "continued", "restarted"] = "fresh"
         self.state = State(key=key)
         if self._path.exists() or self.folder.exists():
-            found = self._read()
+            found = None
+            with suppress(OSError, ValidationError):
+                found = State.model_validate_json(self._path.read_bytes())
             if found is not None and found.key == key and self.folder.is_dir():
                 self.origin, self.state = "continued", found
             else:
@@ -103,12 +102,6 @@ class PartialCheckpoint:
     def save(self) -> None:
         """Replaces the note on disk; a kill leaves the old one or the new one."""
         publish.replace_file(self._path, self.state.model_dump_json().encode(), durable=True)
-
-    def _read(self) -> State | None:
-        try:
-            return State.model_validate_json(self._path.read_bytes())
-        except (OSError, ValidationError):
-            return None
 
 
 @contextmanager
