@@ -15,7 +15,6 @@ from dflash_trt.building.spec import (
     LimitOptions,
     PrecisionOptions,
 )
-from dflash_trt.bundle.manifest import Manifest
 from dflash_trt.bundle.memory.estimate import bundle_memory, engine_bytes
 from dflash_trt.bundle.summary import (
     cache_line,
@@ -226,11 +225,20 @@ def _show_bundle(built: BuiltBundle) -> None:
             err=True,
         )
     if manifest.engines is not None:
-        sizes = engine_bytes(manifest)
+        pool, took = manifest.page_pool, bundle_memory(manifest)
+        layout, shape = "linear", f"{manifest.limits.max_batch} × {manifest.engines.cache_length}"
+        shape += " positions"
+        if pool is not None:
+            layout, shape = "paged", f"{pool.pages + 1} × {pool.page_size} positions"
+            for kind in pool.windowed:
+                shape += f", {kind.pages + 1} × {pool.page_size} of windows of {kind.window:,}"
+        sizes = engine_bytes(manifest).items()
         click.echo(
             f"engines for {manifest.engines.arch} in {manifest.compute_dtype}: "
-            + ", ".join(f"{graph} {format_size(size)}" for graph, size in sizes.items())
-            + f"; {_allocated(manifest, manifest.engines.cache_length)}"
+            + ", ".join(f"{graph} {format_size(size)}" for graph, size in sizes)
+            + f"; {layout} caches {format_size(took.caches)} ({shape}, allocated whole)"
+            + (f", recurrent states {format_size(took.states)}" if took.states else "")
+            + (f", shares of split attention {format_size(took.shares)}" if took.shares else "")
         )
     if built.added_end is not None:
         others = [one for one in manifest.target.eos_token_ids if one != built.added_end]
@@ -243,22 +251,6 @@ def _show_bundle(built: BuiltBundle) -> None:
         click.echo(
             "note: the target has no tokenizer.json; the bundle takes token ids only", err=True
         )
-
-
-def _allocated(manifest: Manifest, length: int) -> str:
-    """What an engine bundle takes of the device beside its weights, from the start."""
-    slots, pool = manifest.limits.max_batch, manifest.page_pool
-    layout, shape = "linear", f"{slots} × {length} positions"
-    if pool is not None:
-        layout, shape = "paged", f"{pool.pages + 1} × {pool.page_size} positions"
-        for kind in pool.windowed:
-            shape += f", {kind.pages + 1} × {pool.page_size} of windows of {kind.window:,}"
-    took = bundle_memory(manifest)
-    return (
-        f"{layout} caches {format_size(took.caches)} ({shape}, allocated whole)"
-        + (f", recurrent states {format_size(took.states)}" if took.states else "")
-        + (f", shares of split attention {format_size(took.shares)}" if took.shares else "")
-    )
 
 
 def _show_deployment(built: BuiltDeployment) -> None:

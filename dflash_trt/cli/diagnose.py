@@ -35,7 +35,6 @@ from dflash_trt.proof.diagnosis.diagnose import (
     answer_questions,
     diagnose,
 )
-from dflash_trt.proof.diagnosis.evidence import Evidence
 from dflash_trt.proof.diagnosis.question import THINKING, Form, Question, encode
 from dflash_trt.proof.diagnosis.verdict import show_gain
 from dflash_trt.text.prompts import PromptRecord, read_records
@@ -218,7 +217,22 @@ def _print_diagnosis(bundle: Bundle, diagnosis: Diagnosis) -> None:
             f"break-even {evidence.break_even:.2f}; with the best of each slot's 16 likeliest "
             f"{evidence.oracle_length:.2f}"
         )
-    _print_slots(evidence)
+    rows = {
+        "accepted": base.conditional_acceptance,
+        "in the 16 likeliest": base.recall_at_16,
+        "confidence": base.confidence,
+    }
+    slots = range(1, len(base.recall_at_16) + 1)
+    click.echo(f"  {'slot':<20}" + "".join(f"{slot:>6}" for slot in slots))
+    for name, values in rows.items():
+        shares = (f"{'-':>6}" if one is None else f"{one:>6.0%}" for one in values)
+        click.echo(f"  {name:<20}" + "".join(shares))
+    if evidence.slots is not None:
+        agreement = evidence.slots.agreement
+        click.echo(
+            f"  agreement with the token before, at and behind a slot's place: "
+            f"{agreement[-1]:.1%}, {agreement[0]:.1%}, {agreement[1]:.1%}"
+        )
     for group in [*evidence.groups, *([evidence.reference] if evidence.reference else [])]:
         reached = group.acceptance.acceptance_length or 0.0
         recall = group.acceptance.recall_at_16[0]
@@ -239,25 +253,6 @@ def _print_diagnosis(bundle: Bundle, diagnosis: Diagnosis) -> None:
     for finding in diagnosis.verdict.findings:
         click.echo(f"- {finding.cause.value}: {finding.evidence}")
         click.echo(f"  what to do: {finding.cause.fix}")
-
-
-def _print_slots(evidence: Evidence) -> None:
-    base = evidence.base
-    rows = {
-        "accepted": base.conditional_acceptance,
-        "in the 16 likeliest": base.recall_at_16,
-        "confidence": base.confidence,
-    }
-    width = len(base.recall_at_16)
-    click.echo(f"  {'slot':<20}" + "".join(f"{slot:>6}" for slot in range(1, width + 1)))
-    for name, values in rows.items():
-        click.echo(f"  {name:<20}" + "".join(map(_share, values)))
-    if evidence.slots is not None:
-        agreement = evidence.slots.agreement
-        click.echo(
-            f"  agreement with the token before, at and behind a slot's place: "
-            f"{agreement[-1]:.1%}, {agreement[0]:.1%}, {agreement[1]:.1%}"
-        )
 
 
 def _write_diagnosis(
@@ -289,7 +284,3 @@ def _write_diagnosis(
         replace_file(folder / "diagnosis.html", page.encode())
     except OSError as error:
         raise file_error(error, folder) from error
-
-
-def _share(value: float | None) -> str:
-    return f"{'-':>6}" if value is None else f"{value:>6.0%}"

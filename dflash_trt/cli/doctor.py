@@ -12,8 +12,8 @@ from dflash_trt.cli.options import FOLDER, json_option, print_json
 from dflash_trt.errors import EXIT_FAILED, refuse_options
 from dflash_trt.proof.doctor import examine
 
-# What the embedded default needs; the other findings are information.
 RECORD_FOLDER = Path("gpu-check")
+# What the embedded default needs; the other findings are information.
 REQUIRED = ("demo pair", "build graphs", "run on the CPU")
 
 

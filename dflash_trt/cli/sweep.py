@@ -22,7 +22,6 @@ from dflash_trt.errors import DflashError
 from dflash_trt.text.task_sets import name_sources
 
 if TYPE_CHECKING:
-    from dflash_perf.harness.interactivity import SweepAnswer
     from dflash_perf.harness.points import SweepPoint
 
 _COUNT = click.IntRange(1)
@@ -72,9 +71,11 @@ def command(
     Tokens are counted by token ids where the server has them, else by its counts, else with
     the tokenizer, never by messages.
     """
-    from dflash_perf.harness.interactivity import answer
+    from dflash_perf.harness.interactivity import answer, throughput_unit
     from dflash_perf.harness.sweep import run_sweep
     from dflash_perf.harness.sweep_config import read_sweep_config
+    from dflash_perf.projection.projection_tables import text_lines
+    from dflash_perf.report.report_tables import Table
 
     from dflash_trt.cli.sweep_progress import SweepView
 
@@ -89,7 +90,16 @@ def command(
         shown = [point.to_json() for point in points]
         print_json({"points": shown, "answers": [one.to_json() for one in answers]})
     else:
-        _print(points, answers)
+        unit = throughput_unit(points)
+        click.echo(
+            "interactivity = 1 / median TPOT in tokens/s per user; throughput = output "
+            f"{unit}, ± 95 % confidence of the mean"
+        )
+        header = ("configuration", "load", "interactivity", "throughput", "TTFT p50/p99")
+        rows = tuple(row for point in points for row in _rows(point))
+        lines = text_lines(Table((*header, "τ", "failed"), rows, words=2))
+        for line in [*lines, *(line for one in answers for line in one.lines(unit))]:
+            click.echo(line)
     for point in points:
         for note in point.notes:
             click.secho(f"{point.configuration}, {point.load.label}: {note}", err=True, fg="yellow")
@@ -119,22 +129,6 @@ def _without_folders(word: str) -> str:
     """`word`, where it or what follows its last "=" is an absolute path, with the path's name."""
     before, separator, path = word.rpartition("=")
     return f"{before}{separator}{Path(path).name}" if path.startswith("/") else word
-
-
-def _print(points: list[SweepPoint], answers: list[SweepAnswer]) -> None:
-    from dflash_perf.harness.interactivity import throughput_unit
-    from dflash_perf.projection.projection_tables import text_lines
-    from dflash_perf.report.report_tables import Table
-
-    unit = throughput_unit(points)
-    click.echo(
-        f"interactivity = 1 / median TPOT in tokens/s per user; throughput = output {unit}, "
-        "± 95 % confidence of the mean"
-    )
-    header = ("configuration", "load", "interactivity", "throughput", "TTFT p50/p99", "τ", "failed")
-    table = Table(header, tuple(row for point in points for row in _rows(point)), words=2)
-    for line in [*text_lines(table), *(line for one in answers for line in one.lines(unit))]:
-        click.echo(line)
 
 
 def _rows(point: SweepPoint) -> Iterator[tuple[str, ...]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -36,7 +37,7 @@ def parse_json(data: bytes, where: str | Path, most_values: int = MAX_VALUES) ->
         data, where, most_values
     )  # before they are made: an empty object is 2 bytes, and then 100
     try:
-        value = json.loads(data.decode("utf-8"), object_pairs_hook=_Pairs(where))
+        value = json.loads(data.decode("utf-8"), object_pairs_hook=partial(_build, where))
         level = [value] if isinstance(value, dict | list) else []
         for _ in range(MAX_DEPTH):
             inner = (one.values() if isinstance(one, dict) else one for one in level)
@@ -87,20 +88,15 @@ def read_json_object(
     return value
 
 
-class _Pairs:
-    """Builds each JSON object; json's own hook would keep the last of two equal keys."""
-
-    def __init__(self, where: str | Path) -> None:
-        self.where = where
-
-    def __call__(self, pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        built: dict[str, Any] = {}
-        for key, value in pairs:
-            if key in built:
-                raise DflashError(f"key {quoted(key)} is given twice", where=self.where)
-            _refuse_non_finite(key, value, self.where)
-            built[key] = value
-        return built
+def _build(where: str | Path, pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """A JSON object; json's own hook would keep the last of two equal keys."""
+    built: dict[str, Any] = {}
+    for key, value in pairs:
+        if key in built:
+            raise DflashError(f"key {quoted(key)} is given twice", where=where)
+        _refuse_non_finite(key, value, where)
+        built[key] = value
+    return built
 
 
 def _refuse_many(data: bytes, where: str | Path, most: int) -> None:

@@ -152,7 +152,10 @@ def quantize_nvfp4(values: Float32, global_scale: np.float32) -> tuple[Codes, Co
     K is a multiple of 16.
     """
     blocks = values.reshape(*values.shape[:-1], -1, NVFP4_BLOCK)
-    scales = _block_amax(blocks) / (np.float32(E2M1_MAX) * global_scale)
+    largest = np.abs(blocks)
+    while largest.shape[-1] > 1:  # by pairs, faster than a reduction
+        largest = np.maximum(largest[..., 0::2], largest[..., 1::2])
+    scales = largest[..., 0] / (np.float32(E2M1_MAX) * global_scale)
     scales[scales == 0] = 1
     np.maximum(scales, np.float32(E4M3_SMALLEST), out=scales)
     block_codes = encode_e4m3(scales)
@@ -169,14 +172,6 @@ def dequantize_nvfp4(packed: Codes, block_codes: Codes, global_scale: np.float32
     values = decode_packed_e2m1(packed).reshape(*steps.shape, NVFP4_BLOCK)
     values *= steps[..., None]
     return values.reshape(*packed.shape[:-1], 2 * packed.shape[-1])
-
-
-def _block_amax(blocks: Float32) -> Float32:
-    """The largest magnitude of each block [..., N, 16]; by pairs, faster than a reduction."""
-    largest = np.abs(blocks)
-    while largest.shape[-1] > 1:
-        largest = np.maximum(largest[..., 0::2], largest[..., 1::2])
-    return largest[..., 0]
 
 
 def quantize_mxfp4(values: Float32) -> tuple[Codes, Codes]:
