@@ -123,10 +123,6 @@ def partial_checkpoint(
     created = publish.missing_folders(destination.parent)
     try:
         root.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        publish.remove_empty(created)
-        raise publish.file_error(error, destination.parent) from error
-    try:
         lock = publish.lock_folder(root, wait=False)
     except (BlockingIOError, FileNotFoundError) as error:
         raise DflashError("is being written by another process", where=destination) from error
