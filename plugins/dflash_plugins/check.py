@@ -1,6 +1,6 @@
 """What `dflash-trt doctor --gpu-check` asks of each operation: its results, and its times.
 
-Not run on a GPU yet; tested against a stand-in for one. Times need PyTorch for CUDA.
+Not run on a GPU yet; tested against a stand-in for one.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from dflash_plugins.roofline import Predictor
-from dflash_plugins.testing.gpu import GpuRunner, KernelLauncher, TorchRunner
+from dflash_plugins.testing.gpu import GpuRunner, KernelLauncher, Timer
 from dflash_plugins.testing.numeric import Accuracy, spread
 from dflash_trt.core.user_cache import user_cache_file
 from dflash_trt.errors import DflashError
@@ -43,24 +43,23 @@ def check_accuracy(folder: str, device: Device, launcher: KernelLauncher) -> Ite
 
 
 def measure(
-    folder: str, torch: Any, runner: TorchRunner, copy: float, predict: Predictor | None = None
+    folder: str, device: Device, launcher: KernelLauncher, predict: Predictor | None = None
 ) -> Iterator[dict[str, Any]]:
     """One operation's measurements; a case that does not fit the GPU's memory gets an error row.
 
-    `copy` is the bandwidth of a copy, bytes/s; `predict` has the least times on this GPU.
-    Any part of the rows is spread over all of them.
+    `predict` has the least times on this GPU. Any part of the rows is spread over all of them.
     """
-    checks = import_checks(folder)
-    for point in spread(checks.points()):
+    timer = Timer(device, launcher)
+    for point in spread(import_checks(folder).points()):
+        row: dict[str, Any] = {"operation": folder, "case": point.name}
         try:
-            row = checks.measure(torch, point, runner)
-        except torch.cuda.OutOfMemoryError:
-            row = {"operation": folder, "case": point.name, "error": "out of memory"}
-        if "bytes_per_second" in row:
-            row["of_copy"] = row["bytes_per_second"] / copy
-        if predict and "seconds" in row and "required_flops" not in row:
-            row["least_seconds"] = predict(point, row.get("required_bytes"))
-        torch.cuda.empty_cache()
+            tactics = timer.tactic_seconds(point)
+        except DflashError as error:
+            yield row | {"error": error.message}
+            continue
+        row |= {"seconds": min(tactics), "tactic_seconds": tactics, "required_bytes": point.moved}
+        if predict:
+            row["least_seconds"] = predict(point.cases, point.moved)
         yield row
 
 
@@ -71,9 +70,6 @@ def describe_speed(row: dict[str, Any]) -> str:
     figures = [f"{row['seconds'] * 1e6:,.1f} µs"]
     if "least_seconds" in row:
         figures.append(f"at least {row['least_seconds'] * 1e6:,.1f}")
-    if "of_copy" in row:
-        figures.append(f"{row['of_copy']:.0%} of copy")
-    if "flops_per_second" in row:
-        figures.append(f"{row['flops_per_second'] / 1e12:,.0f} TFLOP/s")
-    figures += [f"{name} {seconds * 1e6:,.1f}" for name, seconds in row["rival_seconds"].items()]
+    if row["required_bytes"]:
+        figures.append(f"{row['required_bytes'] / row['seconds'] / 1e9:,.0f} GB/s")
     return ", ".join(figures)

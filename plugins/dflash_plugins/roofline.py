@@ -9,11 +9,10 @@ waits for its own products is slower than this.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from dflash_plugins.compile import WARP, CompiledKernel, compile_kernel
 from dflash_plugins.operation import Case
@@ -35,8 +34,8 @@ REGISTER_STEP, WARP_REGISTER_STEP, BLOCK_SHARED_BYTES = 8, 256, 1024
 """Steps in which a thread and a warp get registers, and shared memory that the system keeps of each
 block (CUDA's occupancy rules)."""
 
-Predictor = Callable[[Any, int | None], float]
-"""The least seconds of a benchmark's point that moves so many bytes; None: all of its tensors."""
+Predictor = Callable[[Sequence[Case], int | None], float]
+"""The least seconds of launches that move so many bytes; None: all tensors of the first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,13 +76,14 @@ def open_predictor(device: Device, folder: Path) -> Predictor | None:
     return partial(least_seconds, MemoryRates(gpu, arches()[gpu.arch], gpu.sms), folder)
 
 
-def least_seconds(memory: MemoryRates, folder: Path, point: Any, moved: int | None = None) -> float:
-    """The least seconds of a point, by the tactic whose programs get most of the memory.
+def least_seconds(
+    memory: MemoryRates, folder: Path, cases: Sequence[Case], moved: int | None = None
+) -> float:
+    """The least seconds of launches in turn, by the tactic whose programs get most of the memory.
 
     Raises:
         DflashError: Triton language is not installed, or a kernel does not compile.
     """
-    cases: list[Case] = [point] if isinstance(point, Case) else point.cases
     first = cases[0]
     if moved is None:
         tensors = {**first.inputs, **first.outputs}

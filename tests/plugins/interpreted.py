@@ -16,7 +16,6 @@ import triton.language as tl
 from dflash_plugins.block_attention.kernel import tile_position, tile_range
 from dflash_plugins.operation import Attributes, DType, TensorSpec
 from dflash_plugins.table import load_kernel, operations
-from dflash_plugins.testing.gpu import torch_type
 from dflash_plugins.testing.numeric import Array
 
 Place = tuple[Any, ...]
@@ -28,7 +27,7 @@ class SparseTensor:
 
     def __init__(self, spec: TensorSpec) -> None:
         self.array: Array = np.zeros(spec.shape, spec.dtype.numpy)
-        self.dtype = torch_type(torch, spec)
+        self.dtype = getattr(torch, spec.dtype.numpy.name)
 
     def data_ptr(self) -> int:
         return self.array.ctypes.data

@@ -14,9 +14,7 @@ from dflash_plugins.kv_cache_update.checks import (
     accuracy_cases,
     check_case,
     update,
-    update_by_operation,
 )
-from dflash_plugins.kv_cache_update.launch import LAYOUTS
 from dflash_plugins.kv_cache_update.launch import make_case as update_case
 from dflash_plugins.kv_caches import WriteShape
 from dflash_plugins.kv_feature_injection.checks import error_bound, inject
@@ -24,7 +22,6 @@ from dflash_plugins.kv_feature_injection.launch import make_case as injection_ca
 from dflash_plugins.operation import Attributes, Case, DType
 from dflash_plugins.table import main_cases
 from dflash_plugins.testing.cache_writes import make_inputs
-from dflash_plugins.testing.gpu import to_torch
 from dflash_plugins.testing.guarded import Arrays
 from dflash_plugins.testing.interpreter import Interpreter
 from dflash_plugins.testing.numeric import Array, assert_close, assert_same_bits
@@ -202,16 +199,3 @@ def test_a_wrong_injection_is_noticed(interpreter: Interpreter) -> None:
     expected, _ = inject(case, inputs)
     with pytest.raises(AssertionError, match=r"first at \(0, 0, 3, 0\)"):
         assert_close(outputs["k_cache_out"], expected, error_bound(case, inputs, expected))
-
-
-def test_the_benchmarks_rival_computes_the_same() -> None:
-    """Bit for bit: PyTorch rounds to FP8 as the codec does."""
-    torch = pytest.importorskip("torch")
-    for cache, page_size in LAYOUTS:
-        case = shaped("kv_cache_update", DType.BFLOAT16, cache=cache, page_size=page_size)
-        inputs = make_inputs(case, [5, 28, 0])
-        tensors = to_torch(torch, inputs, "cpu")
-        update_by_operation(torch, case, tensors)
-        for name, expected in zip("kv", update(inputs), strict=True):
-            bits = tensors[f"{name}_cache"].view(torch.uint8).numpy()
-            assert_same_bits(bits, expected.view(np.uint8).reshape(bits.shape))

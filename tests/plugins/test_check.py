@@ -9,23 +9,17 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 pytest.importorskip("cuda.bindings", reason="cuda-python (the rtx extra) is not installed")
 pytest.importorskip("triton", reason="Triton language (the plugins extra) is not installed")
 
 from dflash_plugins import check as checking
-from dflash_plugins.accept import checks as settling
-from dflash_plugins.accept.checks import expect, make_inputs
 from dflash_plugins.compile import CompiledKernel, compile_kernel
-from dflash_plugins.kv_cache_update import checks as cache_update
-from dflash_plugins.kv_feature_injection import checks as injection
-from dflash_plugins.operation import DType
-from dflash_plugins.row_sample import checks as sampling
+from dflash_plugins.operation import TensorSpec
 from dflash_plugins.table import FOLDERS
 from dflash_plugins.testing import gpu
-from dflash_plugins.testing.gpu import KernelLauncher, TorchRunner, to_torch
+from dflash_plugins.testing.gpu import Timer
 from dflash_plugins.testing.numeric import Accuracy
 
 from dflash_trt.errors import DflashError
@@ -119,71 +113,35 @@ def test_a_gpu_without_kernels_is_refused(check: Check) -> None:
         check(cuda, FakeDriver(cuda))
 
 
-class HostTorch(TorchRunner):
-    """Prepares as on a GPU, on the host; time stands still."""
-
-    def __init__(self, torch: Any, cuda: FakeCuda) -> None:
-        self._torch = torch
-        self._launcher = KernelLauncher(FakeDriver(cuda), "sm_90a", Path("unused"))
-        self.timed = 0
-
-    def upload(self, arrays: Any) -> Any:
-        return to_torch(self._torch, arrays, "cpu")
-
-    def prepare(self, case: Any, tensors: Any, tactic: int = 0) -> Any:
-        specs = {name: tensors[name].shape for name in case.operation.inputs}
-        assert specs == {name: case.inputs[name].shape for name in case.operation.inputs}
-        assert case.kernel_spec(tactic).parameters
-        empty = {name: self._torch.empty(one.shape) for name, one in case.outputs.items()}
-        return (lambda: None), empty
-
-    def seconds(self, work: Any) -> float:
-        work()
-        self.timed += 1
-        return 1e-3
-
-
-@pytest.mark.parametrize("benchmark", [cache_update, injection, sampling])
-def test_what_is_measured_fits_its_kernel(benchmark: Any) -> None:
-    import torch
-
-    runner = HostTorch(torch, FakeCuda(HOPPER))
-    found = benchmark.points()
-    smallest = [point for point in found if "1 × " in point.name and "2048" not in point.name]
-    for point in [*smallest[:1], *smallest[-1:]]:
-        row = benchmark.measure(torch, point, runner)
-        assert row["bytes_per_second"] == row["required_bytes"] / 1e-3
-    assert len({point.name for point in found}) == len(found)
-
-
-def test_the_time_of_settling_steps_is_measured_without_a_bandwidth() -> None:
-    """A launch's time; what it is compared with settles the same tokens."""
-    import torch
-
-    runner = HostTorch(torch, FakeCuda(HOPPER))
-    for case in settling.points():
-        row = settling.measure(torch, case, runner)
-        assert row.keys() == {"operation", "case", "seconds", "rival_seconds"}
-        assert row["rival_seconds"] == {"operation by operation": 1e-3}
-        inputs = make_inputs(*case.inputs["token_ids"].shape)
-        found = settling.settle(torch, to_torch(torch, inputs, "cpu"))
-        for tensor, (name, expected) in zip(found, expect(inputs).items(), strict=True):
-            assert np.array_equal(tensor.numpy(), expected), name
-    assert runner.timed == 2 * len(settling.points())
-    said = "1,000.0 µs, operation by operation 1,000.0"
-    assert checking.describe_speed(row) == said
-
-
-def test_bits_arrive_as_they_are() -> None:
-    import torch
-
-    arrays = {dtype.name: np.arange(12).reshape(3, 4).astype(dtype.numpy) for dtype in DType}
-    for name, tensor in to_torch(torch, arrays, "cpu").items():
-        assert tensor.shape == (3, 4)
-        assert tensor.double().tolist() == arrays[name].astype(float).tolist()
-
-
 @pytest.mark.parametrize("folder", FOLDERS)
-def test_every_operation_says_what_must_be_right_and_is_measured(folder: str) -> None:
-    checks = checking.import_checks(folder)
-    assert callable(checks.check_accuracy) and checks.points()
+def test_what_is_measured_fits_its_kernel(folder: str) -> None:
+    """The smallest inputs have the shapes and types of their launches."""
+    points = checking.import_checks(folder).points()
+    assert len({point.name for point in points}) == len(points)
+    point = min(points, key=lambda one: one.cases[0].inputs[next(iter(one.cases[0].inputs))].nbytes)
+    known = {name: TensorSpec.of(array) for name, array in point.inputs().items()}
+    for case in point.cases:
+        assert {name: known[name] for name in case.operation.inputs} == dict(case.inputs)
+        known |= case.outputs
+
+
+def test_a_measurement_and_one_that_does_not_fit(
+    check: Check, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the events of the driver, over memory that is freed."""
+    monkeypatch.setattr(gpu, "FLUSHED_BYTES", 1 << 10)
+    cuda = FakeCuda(HOPPER)
+    monkeypatch.setattr("dflash_trt.hardware.device.load_cuda", lambda: cuda)
+    with closing(Device()) as device:
+        launcher = checking.open_launcher(device, FakeDriver(cuda))
+        rows = list(checking.measure("accept", device, launcher, lambda cases, moved: 1e-6))
+        assert [row["seconds"] for row in rows] == [1e-3] * 4
+        assert checking.describe_speed(rows[0]) == "1,000.0 µs, at least 1.0"
+        assert len(cuda.memory) == 1, "the flushed bytes alone"
+        monkeypatch.setattr(Timer, "_upload", refuse)
+        assert next(checking.measure("accept", device, launcher))["error"] == "no room"
+    assert cuda.is_clean
+
+
+def refuse(*given: Any) -> int:
+    raise DflashError("no room")

@@ -1,14 +1,13 @@
-"""The least time of a kernel: what fits a multiprocessor, what memory gives, what is printed."""
+"""The least time of a kernel: what fits a multiprocessor, what memory gives, least times."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from dflash_plugins import roofline
-from dflash_plugins.check import describe_speed, measure
+from dflash_plugins.accept.launch import make_case
 from dflash_plugins.compile import CompiledKernel
 from dflash_plugins.machine_code import Resources
 from dflash_plugins.roofline import LATENCY_S, LAUNCH_S, REACH, MemoryRates, open_predictor
@@ -56,21 +55,11 @@ class Card:
     name, arch, total_bytes = "NVIDIA H200", "sm_90", 141 * 10**9
 
 
-class Torch:
-    class cuda:  # noqa: N801
-        OutOfMemoryError = MemoryError
-        empty_cache = staticmethod(lambda: None)
-
-
-def test_a_measurement_has_the_least_beside_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_known_gpu_has_least_times(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of an operation whose bytes nobody counts, those of its tensors; of unknown GPUs, nothing."""
     monkeypatch.setattr(roofline, "compile_kernel", lambda *given: kernel(32, 32, 0))
     predict: Any = open_predictor(Card, Path("unused"))  # type: ignore[arg-type]
-    runner: Any = None
-    found: Callable[..., Any] = lambda *given: {"seconds": 2e-6, "rival_seconds": {}}  # noqa: E731
-    monkeypatch.setattr("dflash_plugins.accept.checks.measure", found)
-    row = next(measure("accept", Torch, runner, 1e12, predict))
-    assert row["least_seconds"] == pytest.approx(LAUNCH_S + LATENCY_S["sm_90"], rel=0.1)
-    assert describe_speed(row) == "2.0 µs, at least 1.6"
+    cases = [make_case("", batch=1, rows=8)]
+    assert predict(cases, None) == pytest.approx(LAUNCH_S + LATENCY_S["sm_90"], rel=0.1)
     monkeypatch.setattr(Card, "name", "NVIDIA GB10")
     assert open_predictor(Card, Path("unused")) is None  # type: ignore[arg-type]

@@ -88,6 +88,20 @@ class FakeDriver:
         self._cuda.submit(stream, lambda: self._accept(sizes[0], *values))
         return self._answer("cuLaunchKernel")
 
+    def cuEventCreate(self, flags: int) -> tuple[Any, ...]:  # noqa: N802
+        return self._answer("cuEventCreate", object())
+
+    def cuEventRecord(self, event: Any, stream: Any) -> tuple[Any, ...]:  # noqa: N802
+        assert stream in self._cuda.streams
+        return self._answer("cuEventRecord")
+
+    def cuEventElapsedTime(self, begin: Any, end: Any) -> tuple[Any, ...]:  # noqa: N802
+        """A millisecond."""
+        return self._answer("cuEventElapsedTime", 1.0)
+
+    def cuEventDestroy(self, event: Any) -> tuple[Any, ...]:  # noqa: N802
+        return self._answer("cuEventDestroy")
+
     def _accept(self, batch: int, *arguments: int) -> None:
         tokens, choices, start, rows, *written = arguments
         block = (batch, rows)

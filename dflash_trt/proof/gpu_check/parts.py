@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 from dflash_plugins.check import check_accuracy, describe_speed, measure, open_launcher
 from dflash_plugins.compile import check_compiler
 from dflash_plugins.roofline import open_predictor
 from dflash_plugins.table import FOLDERS
-from dflash_plugins.testing.gpu import KernelLauncher, TorchRunner, load_driver
+from dflash_plugins.testing.gpu import KernelLauncher, load_driver
 
 from dflash_trt.backends.tensorrt.library import TENSORRT, TENSORRT_RTX, Library
 from dflash_trt.core.user_cache import user_cache_file
-from dflash_trt.errors import DflashError, one_line
+from dflash_trt.errors import DflashError
 from dflash_trt.hardware.device import Device
 from dflash_trt.proof.gpu_check.cuda_probes import check_cuda, describe_machine
 from dflash_trt.proof.gpu_check.engine_part import PAIRS, RandomPair, check_engines
@@ -90,15 +88,10 @@ def check_kernels(folder: str, setting: Setting) -> Iterator[Probe]:
 
 
 def measure_kernels(folder: str, setting: Setting) -> Iterator[Probe]:
-    """The time of one operation's kernels beside the least that memory allows and their rivals'."""
-    torch = load_torch()
+    """The time of one operation's kernels beside the least that launches and memory allow."""
     with closing(Device()) as device:
-        runner = TorchRunner(torch, _open(device))
-        copy = runner.copy_bytes_per_second()
         predict = open_predictor(device, user_cache_file("kernels"))
-        detail = f"a copy reaches {copy / 1e9:,.0f} GB/s"
-        yield Probe("what is compared", None, detail, {"copy": copy})
-        for row in measure(folder, torch, runner, copy, predict):
+        for row in measure(folder, device, _open(device), predict):
             name = f"time of {row['operation']}, {row['case']}"
             yield Probe(name, None, describe_speed(row), row)
             setting.leave_time(POINT_SECONDS, "the other points")
@@ -111,14 +104,3 @@ def _open(device: Device) -> KernelLauncher:
         return open_launcher(device, load_driver())
     except DflashError as error:
         raise PartSkippedError(error.message) from error
-
-
-def load_torch() -> Any:
-    """PyTorch; PartSkippedError where it is not, or not for CUDA."""
-    try:
-        torch = importlib.import_module("torch")
-    except ImportError as error:
-        raise PartSkippedError(f"PyTorch is not installed ({one_line(error, 80)})") from error
-    if not torch.cuda.is_available():
-        raise PartSkippedError(f"PyTorch {torch.__version__} is not for CUDA")
-    return torch

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import numpy as np
 
@@ -13,7 +12,7 @@ from dflash_plugins.gated_delta_step.launch import CHUNKS, STEP, TACTICS, make_c
 from dflash_plugins.gated_delta_step.reference import expect
 from dflash_plugins.operation import Case, DType
 from dflash_plugins.public import recurrences
-from dflash_plugins.testing.gpu import TorchRunner
+from dflash_plugins.testing.gpu import Point
 from dflash_plugins.testing.guarded import Arrays, Run
 from dflash_plugins.testing.numeric import (
     Accuracy,
@@ -153,28 +152,19 @@ PENDING = 6
 """Rows that a verify step runs again: those that a public draft has accepted."""
 
 
-def points() -> list[Case]:
-    """Every public hybrid's heads, with rows in bfloat16."""
-    return [
-        make_case(
-            f"{name}, {batch} × {count} rows", sizes, batch=batch, count=count, dtype=DType.BFLOAT16
-        )
-        for name, sizes in recurrences().items()
-        for batch, count in ROWS
-    ]
+def points() -> list[Point]:
+    """Every public hybrid's heads, with rows in bfloat16.
 
-
-def moved_bytes(case: Case) -> int:
-    """The state, read and written; of old rows one side read and one written; the call's rows."""
-    kept = 2 * case.inputs["state"].nbytes + case.inputs["rows"].nbytes
-    return kept + case.inputs["new_rows"].nbytes + case.outputs["y"].nbytes
-
-
-def measure(torch: Any, case: Case, runner: TorchRunner) -> dict[str, Any]:
-    """Seconds row by row, and by chunks. PyTorch has no such operation."""
-    batch, count, _ = case.inputs["new_rows"].shape
-    held = case.inputs["rows"].shape[2]
-    pending = PENDING if count > 1 else 1
-    tensors = runner.upload(make_inputs(case, [Place(count + held, pending)] * batch))
-    by_chunks, _ = runner.prepare(case, tensors, CHUNKS)
-    return runner.measure(case, tensors, {"by chunks": by_chunks}, moved_bytes(case))
+    The state is read and written; of old rows one side is read and one written; the call's rows.
+    """
+    found = []
+    for name, sizes in recurrences().items():
+        for batch, count in ROWS:
+            title = f"{name}, {batch} × {count} rows"
+            case = make_case(title, sizes, batch=batch, count=count, dtype=DType.BFLOAT16)
+            start = count + case.inputs["rows"].shape[2]
+            place = Place(start, PENDING if count > 1 else 1)
+            moved = 2 * case.inputs["state"].nbytes + case.inputs["rows"].nbytes
+            moved += case.inputs["new_rows"].nbytes + case.outputs["y"].nbytes
+            found.append(Point([case], partial(make_inputs, case, [place] * batch), moved))
+    return found

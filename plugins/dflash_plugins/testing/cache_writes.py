@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
 
 import numpy as np
 
 from dflash_plugins.operation import Case
+from dflash_plugins.testing.gpu import Point
 from dflash_plugins.testing.numeric import Array
 
 KV_SCALES = np.array([0.03, 0.007], np.float32)
@@ -53,3 +56,13 @@ def write_rows(inputs: dict[str, Array], cache: Array, rows: Array) -> Array:
         if 0 <= position < size * len(table) and table[position // size] >= 0:
             cache[table[position // size], position % size] = rows[b, s]
     return cache
+
+
+def write_points(cases: Sequence[Case]) -> list[Point]:
+    """What is measured: k and v are read once and written once."""
+    found = []
+    for case in cases:
+        k, cache = case.inputs["k"], case.inputs["k_cache"]
+        moved = 2 * (k.nbytes + replace(k, dtype=cache.dtype).nbytes)
+        found.append(Point([case], partial(make_inputs, case), moved))
+    return found

@@ -9,6 +9,7 @@ import ctypes
 import importlib
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -34,9 +35,6 @@ from dflash_trt.hardware.kernels import kernel_arches
 WARM_UP_CALLS, TIMED_CALLS = 5, 30
 # So many bytes are overwritten before each timed call, so that its data is not in the L2 cache.
 FLUSHED_BYTES = 1 << 28
-COPIED_BYTES = 1 << 30
-
-Call = Callable[[], Any]
 
 
 def load_driver() -> Any:
@@ -72,23 +70,24 @@ class KernelLauncher:
         values = tuple(next(extras if kind == "i32" else pointers) for kind in kinds)
         types = tuple(ctypes.c_int32 if kind == "i32" else ctypes.c_void_p for kind in kinds)
         sizes = (*launch.grid, kernel.threads, 1, 1, kernel.shared_bytes)
-        self._call("cuLaunchKernel", function, *sizes, stream, (values, types), 0)
+        self.call("cuLaunchKernel", function, *sizes, stream, (values, types), 0)
 
     def _load(self, spec: KernelSpec) -> tuple[Any, CompiledKernel]:
         if spec not in self._loaded:
             kernel = compile_kernel(spec, self._arch, self._folder)
-            (module,) = self._call("cuModuleLoadData", kernel.cubin)
-            (function,) = self._call("cuModuleGetFunction", module, kernel.name.encode())
+            (module,) = self.call("cuModuleLoadData", kernel.cubin)
+            (function,) = self.call("cuModuleGetFunction", module, kernel.name.encode())
             # Static and dynamic memory count together; to opt in where they just fit does no harm.
             plain = kernel_arches()[self._arch].plain_shared_bytes
             if kernel.resources.shared_bytes >= plain:
                 attribute = self._driver.CUfunction_attribute
                 kind = attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
-                self._call("cuFuncSetAttribute", function, kind, kernel.shared_bytes)
+                self.call("cuFuncSetAttribute", function, kind, kernel.shared_bytes)
             self._loaded[spec] = function, kernel
         return self._loaded[spec]
 
-    def _call(self, name: str, *arguments: Any) -> tuple[Any, ...]:
+    def call(self, name: str, *arguments: Any) -> tuple[Any, ...]:
+        """What the driver returns behind the error code."""
         error, *results = getattr(self._driver, name)(*arguments)
         if error != self._driver.CUresult.CUDA_SUCCESS:
             _, text = self._driver.cuGetErrorString(error)
@@ -145,86 +144,77 @@ class GpuRunner:
                 self._device.free_host(memory)
 
 
-class TorchRunner:
-    """Launches cases over PyTorch tensors and times work on PyTorch's current stream."""
+@dataclass(frozen=True, slots=True)
+class Point:
+    """One measurement: launches one after another, over the `inputs` of the first and their own.
 
-    def __init__(self, torch: Any, launcher: KernelLauncher) -> None:
-        self._torch, self._launcher = torch, launcher
-        self._flushed = torch.empty(FLUSHED_BYTES, dtype=torch.uint8, device="cuda")
+    `moved` is how many bytes they need of memory; None is all of the first one's tensors.
+    """
 
-    def upload(self, arrays: Arrays) -> dict[str, Any]:
-        """Copies arrays to the GPU."""
-        return to_torch(self._torch, arrays, "cuda")
+    cases: list[Case]
+    inputs: Callable[[], Arrays]
+    moved: int | None = None
 
-    def measure(
-        self,
-        case: Case,
-        tensors: Mapping[str, Any],
-        rivals: Mapping[str, Call],
-        required_bytes: int | None = None,
-    ) -> dict[str, Any]:
-        """Seconds of `case` and of its rivals; bytes/s too if `required_bytes` is given."""
-        work, _ = self.prepare(case, tensors)
-        seconds = self.seconds(work)
-        row = {"operation": case.operation.kernel, "case": case.name, "seconds": seconds}
-        if required_bytes is not None:
-            row["required_bytes"] = required_bytes
-            row["bytes_per_second"] = required_bytes / seconds
-        return row | {"rival_seconds": {name: self.seconds(one) for name, one in rivals.items()}}
-
-    def prepare(
-        self, case: Case, tensors: Mapping[str, Any], tactic: int = 0
-    ) -> tuple[Call, dict[str, Any]]:
-        """A function that launches `case` over `tensors`, and the outputs that it writes."""
-        operation, launch = case.operation, case.launch(tactic)
-        outputs = {
-            name: tensors[operation.aliases[name]]
-            if name in operation.aliases
-            else self._torch.empty(spec.shape, dtype=torch_type(self._torch, spec), device="cuda")
-            for name, spec in case.outputs.items()
-        }
-        known = {**tensors, **outputs}
-        spec = case.kernel_spec(tactic)
-        addresses = [known[name].data_ptr() for name in (*operation.inputs, *operation.outputs)]
-
-        def work() -> None:
-            stream = self._torch.cuda.current_stream().cuda_stream
-            self._launcher.launch(spec, launch, addresses, stream)
-
-        return work, outputs
-
-    def seconds(self, work: Call) -> float:
-        """The median seconds of one call of `work` with a cold L2 cache."""
-        cuda = self._torch.cuda
-        for _ in range(WARM_UP_CALLS):
-            work()
-        events = [(cuda.Event(True), cuda.Event(True)) for _ in range(TIMED_CALLS)]
-        for begin, end in events:
-            self._flushed.zero_()
-            begin.record()
-            work()
-            end.record()
-        cuda.synchronize()
-        milliseconds = [float(begin.elapsed_time(end)) for begin, end in events]
-        return median(milliseconds) / 1e3
-
-    def copy_bytes_per_second(self) -> float:
-        """Memory bandwidth of a large copy: bytes read plus bytes written, per second."""
-        source = self._torch.empty(COPIED_BYTES, dtype=self._torch.uint8, device="cuda")
-        destination = self._torch.empty_like(source)
-        return 2 * COPIED_BYTES / self.seconds(lambda: destination.copy_(source))
+    @property
+    def name(self) -> str:
+        return self.cases[0].name
 
 
-def torch_type(torch: Any, spec: TensorSpec) -> Any:
-    """PyTorch's element type of `spec`; it has the same name as NumPy's."""
-    return getattr(torch, spec.dtype.numpy.name)
+class Timer:
+    """Times launches with a cold L2 cache, by the driver's events."""
 
+    def __init__(self, device: Device, launcher: KernelLauncher) -> None:
+        self._device, self._launcher = device, launcher
+        self._flushed = device.allocate(FLUSHED_BYTES, "a flush of the L2 cache")
 
-def to_torch(torch: Any, arrays: Arrays, device: str) -> dict[str, Any]:
-    """Copies arrays to `device` bit for bit, types that NumPy lacks (bf16, FP8) included."""
-    tensors = {}
-    for name, array in arrays.items():
-        bits = torch.from_numpy(np.ascontiguousarray(array).view(np.uint8).reshape(-1).copy())
-        kind = torch_type(torch, TensorSpec.of(array))
-        tensors[name] = bits.view(kind).reshape(array.shape).to(device)
-    return tensors
+    def tactic_seconds(self, point: Point) -> list[float]:
+        """The median seconds of a point's launches, for each tactic of the first.
+
+        Raises:
+            DflashError: it does not fit the GPU, or the driver reported an error.
+        """
+        known: dict[str, int] = {}
+        try:
+            for name, array in point.inputs().items():
+                known[name] = self._upload(array)
+            for case in point.cases:
+                for name, spec in case.outputs.items():
+                    alias = case.operation.aliases.get(name)
+                    known[name] = known[alias] if alias else self._allocate(spec.nbytes)
+            tactics = range(point.cases[0].operation.tactics)
+            return [self._seconds(point, known, tactic) for tactic in tactics]
+        finally:
+            for address in set(known.values()):
+                self._device.free(address)
+
+    def _seconds(self, point: Point, known: Mapping[str, int], tactic: int) -> float:
+        device, launcher = self._device, self._launcher
+        launches = []
+        for case in point.cases:
+            number, operation = min(tactic, case.operation.tactics - 1), case.operation
+            addresses = [known[name] for name in (*operation.inputs, *operation.outputs)]
+            launches.append((case.kernel_spec(number), case.launch(number), addresses))
+        times = []
+        begin, end = (launcher.call("cuEventCreate", 0)[0] for _ in range(2))
+        for _ in range(WARM_UP_CALLS + TIMED_CALLS):
+            device.clear(self._flushed, FLUSHED_BYTES)
+            launcher.call("cuEventRecord", begin, device.stream)
+            for spec, launch, addresses in launches:
+                launcher.launch(spec, launch, addresses, device.stream)
+            launcher.call("cuEventRecord", end, device.stream)
+            device.synchronize()
+            times.append(float(launcher.call("cuEventElapsedTime", begin, end)[0]))
+        for event in (begin, end):
+            launcher.call("cuEventDestroy", event)
+        return median(times[WARM_UP_CALLS:]) / 1e3
+
+    def _allocate(self, size: int) -> int:
+        return self._device.allocate(size, "a tensor of the check")
+
+    def _upload(self, array: Array) -> int:
+        address, host = self._allocate(array.nbytes), self._device.allocate_host(array.nbytes)
+        host[...] = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+        self._device.upload(address, host)
+        self._device.synchronize()
+        self._device.free_host(host)
+        return address

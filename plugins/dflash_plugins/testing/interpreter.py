@@ -18,7 +18,6 @@ import numpy as np
 
 from dflash_plugins.operation import Attributes, Launch, Operation, TensorSpec
 from dflash_plugins.table import load_kernel
-from dflash_plugins.testing.gpu import torch_type
 from dflash_plugins.testing.guarded import Arrays, Buffers, run_guarded
 from dflash_plugins.testing.numeric import Array, GuardedBuffer
 from dflash_plugins.testing.shortcuts import take_shortcuts
@@ -97,4 +96,5 @@ def _tensor(buffer: GuardedBuffer, spec: TensorSpec) -> Any:
     """The buffer's inner bytes as a tensor that the interpreter takes."""
     import torch
 
-    return torch.from_numpy(buffer.inner).view(torch_type(torch, spec)).reshape(spec.shape)
+    kind = getattr(torch, spec.dtype.numpy.name)
+    return torch.from_numpy(buffer.inner).view(kind).reshape(spec.shape)
