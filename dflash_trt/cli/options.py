@@ -286,18 +286,6 @@ def print_json(value: Any) -> None:
     click.echo(json.dumps(_finite(value), indent=2))
 
 
-def columns(rows: Sequence[Sequence[str]], words: int = 1) -> list[str]:
-    """The lines of a table: the first `words` columns begin together, the others end together."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return [
-        "  ".join(
-            cell.ljust(width) if number < words else cell.rjust(width)
-            for number, (cell, width) in enumerate(zip(row, widths, strict=True))
-        )
-        for row in rows
-    ]
-
-
 def refuse_given(context: click.Context, names: Collection[str], what: str) -> None:
     """Raises DflashError (usage) where the command line gives one of the parameters `names`."""
     for parameter in context.command.params:

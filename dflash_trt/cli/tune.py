@@ -15,7 +15,6 @@ from dflash_trt.cli.options import (
     FILE,
     TaskOptions,
     bundle_argument,
-    columns,
     drafter_option,
     json_option,
     max_tokens_option,
@@ -29,6 +28,7 @@ from dflash_trt.cli.options import (
 )
 from dflash_trt.cli.verify_output import count_answers
 from dflash_trt.core.publish import write_named
+from dflash_trt.core.text_table import columns
 from dflash_trt.decoding import Request, SamplingParams
 from dflash_trt.decoding.drafter_kinds import DFLASH, DrafterKind
 from dflash_trt.decoding.prediction import StepPrediction

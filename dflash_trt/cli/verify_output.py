@@ -8,7 +8,8 @@ from statistics import median
 
 import click
 
-from dflash_trt.cli.options import columns, print_json
+from dflash_trt.cli.options import print_json
+from dflash_trt.core.text_table import columns
 from dflash_trt.decoding.loops import LOOP_TIMES, LOOP_TOKENS
 from dflash_trt.proof.task_table import TaskFigures
 from dflash_trt.proof.twin_comparison import TwinComparison

@@ -91,17 +91,14 @@ def own_schedule(bundle: Bundle) -> BlockSchedule | None:
         return None
 
 
-def low_acceptance(
-    steps: DraftedSteps, break_even: float | None, bundle: str, *, fewest: int = FEWEST_STEPS
-) -> str | None:
+def low_acceptance(steps: DraftedSteps, break_even: float | None, bundle: str) -> str | None:
     """A line that points to `diagnose` where drafts bring less than they cost; else None.
 
     Args:
         break_even: tokens that such a step has to bring; None if nobody measured it.
         bundle: what to call the bundle.
-        fewest: steps before which nothing is said.
     """
-    if break_even is None or steps.count < fewest or steps.highest_length >= break_even:
+    if break_even is None or steps.count < FEWEST_STEPS or steps.highest_length >= break_even:
         return None
     return (
         f"acceptance length {steps.length:.2f} stays below break-even {break_even:.2f}: "

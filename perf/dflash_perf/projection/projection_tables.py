@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from dflash_perf.front import FrontPoint, pareto_front
 from dflash_perf.report.report_tables import DASH, Table, format_ratio
 from dflash_trt.bundle.memory.cache_bytes import (
@@ -11,6 +9,7 @@ from dflash_trt.bundle.memory.cache_bytes import (
     USUAL_CONTEXTS,
     dense_draft_context_bytes,
 )
+from dflash_trt.core.text_table import columns
 from dflash_trt.deploy.planning.calibration import StoredCalibration
 from dflash_trt.deploy.planning.cost import Seconds
 from dflash_trt.deploy.planning.decoding import Kind
@@ -269,12 +268,4 @@ def gigabytes(size: float) -> str:
 
 def text_lines(table: Table) -> list[str]:
     """The table for a terminal."""
-    columns: Sequence[tuple[str, ...]] = list(zip(table.header, *table.rows, strict=True))
-    widths = [max(map(len, column)) for column in columns]
-    return [
-        "  ".join(
-            cell.ljust(width) if index < table.words else cell.rjust(width)
-            for index, (cell, width) in enumerate(zip(row, widths, strict=True))
-        ).rstrip()
-        for row in (table.header, *table.rows)
-    ]
+    return [line.rstrip() for line in columns([table.header, *table.rows], table.words)]

@@ -140,22 +140,6 @@ def error_bound(
     return relative(bound, expected)
 
 
-def masked_error_bound(
-    q: Array, k: Array, v: Array, seen: Array, expected: Array, sinks: Array | None = None
-) -> Array:
-    """`error_bound` of a graph function with the mask seen [B,S,M] over k, v [B,H_kv,M,D]."""
-    bound = np.zeros(expected.shape)
-    group = q.shape[1] // k.shape[1]
-    for b, h, s in np.ndindex(q.shape[:3]):
-        query = q[b, h, s].astype(np.float64)
-        keys, values = (part[b, h // group, seen[b, s]].astype(np.float64) for part in (k, v))
-        sink = -np.inf if sinks is None else float(sinks[h])
-        row = Row((b, h, s), query, keys, values, sink, keys @ query)
-        if row.scores.size:
-            bound[row.at] = _row_bound(row, expected[row.at], q.dtype, BODY)
-    return relative(bound, expected)
-
-
 def _row_bound(row: Row, expected: Array, dtype: np.dtype[Any], how: Roundings) -> Array:
     count, size = row.keys.shape
     weights, sink = row.shares()
