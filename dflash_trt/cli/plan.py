@@ -193,9 +193,9 @@ def command(
 
 
 def _split_count(gpu: str | None) -> tuple[str | None, int]:
-    """The name and the number of GPUs in NAMExN; names themselves have no x before a number."""
-    name, times, count = (gpu or "").rpartition("x")
-    if not times or not count.isdecimal():
+    """The name and the number of GPUs in NAMExN; of what names no GPU, all is the name."""
+    name, _, count = (gpu or "").lower().rpartition("x")
+    if name not in gpu_names() or not count.isdecimal():
         return gpu, 1
     if not 1 <= int(count) <= MOST_GPUS:
         what = f"{one_line(count, 20)} GPUs are not from 1 to {MOST_GPUS}"

@@ -142,7 +142,7 @@ def _read_row(line: str, set_name: str, where: str) -> PromptRow:
     if not any(one["content"].strip() for one in asked if one["role"] == "user"):
         raise refused("its prompt has no text")
     check_texts([one["content"] for one in asked if one["content"]], where)
-    if isinstance(answer, list) and all(type(one) is int and one >= 0 for one in answer):
+    if isinstance(answer, list) and answer and all(type(one) is int and one >= 0 for one in answer):
         answer = tuple(answer)
     elif answer is not None and not isinstance(answer, str):
         raise refused('its "answer" is neither a text nor token ids')

@@ -100,3 +100,9 @@ def test_a_workload_has_its_own_acceptance(run: Run) -> None:
     plan = run.well(*ASKED, "500", "--gpu", "b300x8", "--acceptance", "math500", "--json").json
     assert set(plan["answers"]) == {"autoregressive", "DFlash"}
     run(*QWEN, "--acceptance", "chat").fails(2, "'chat' is neither", "workload: average, GSM8K")
+
+
+def test_a_number_of_gpus_stands_behind_a_name_that_is_known(run: Run) -> None:
+    assert run.well(*QWEN, "--gpu", "B200X2", "--json").json["gpus"] == 2
+    run(*QWEN, "--gpu", "b200x73").fails(2, "73 GPUs are not from 1 to 72")
+    run(*QWEN, "--gpu", "rtx5090").fails(2, "no GPU is called 'rtx5090'", "nearest: 'rtx-5090'")

@@ -226,7 +226,7 @@ def _other_choices(output: SpeculationOutput) -> None:
 
 def _leak(gpu: FakeTensorRt, patch: pytest.MonkeyPatch) -> None:
     calls = count()
-    patch.setattr(Device, "free_bytes", lambda self: (1 << 36) - next(calls) * (1 << 26))
+    patch.setattr(Device, "free_bytes", lambda self: (1 << 30) - next(calls) * (1 << 22))
 
 
 def _refuse_capture(device: Any) -> int:

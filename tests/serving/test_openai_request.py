@@ -301,6 +301,7 @@ def test_what_binds_an_answer() -> None:
     wanted: list[tuple[dict[str, Any], Grammar]] = [
         ({"json": schema}, Grammar("json_schema", '{"type":"object"}')),
         ({"json": '{"type": "object"}'}, Grammar("json_schema", '{"type": "object"}')),
+        ({"json": False}, Grammar("json_schema", "false")),  # which is refused when it compiles
         ({"json_object": True}, Grammar("json_object")),
         ({"regex": "a+"}, Grammar("regex", "a+")),
         ({"choice": ["a", "b"], "json": None}, Grammar("choice", '["a", "b"]')),

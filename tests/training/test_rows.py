@@ -142,6 +142,7 @@ def test_a_conversations_last_answer_is_given(tmp_path: Path) -> None:
         ({"messages": [{"role": "nobody", "content": "a"}]}, '"messages" of role and content'),
         ({"messages": [{"role": "system", "content": "a"}]}, "its prompt has no text"),
         ({"prompt": "a", "answer": [-1]}, 'its "answer" is neither a text nor token ids'),
+        ({"prompt": "a", "answer": []}, 'its "answer" is neither a text nor token ids'),
         ({"prompt": "\ud800"}, "is not Unicode text at character 0"),
     ],
 )

@@ -55,20 +55,21 @@ class StructuredBody(Body):
 
 def read_structure(body: StructuredBody) -> Grammar | None:
     """The grammar that a request's fields ask for; None for any text."""
-    form, guides = body.response_format, body.structured_outputs
-    given: dict[str, Any] = {
-        "response_format": form.type == "json_object" if form is not None else None,
-        "response_format.json_schema.schema": getattr(
-            getattr(form, "json_schema", None), "schema_", None
-        ),
-        **{f"structured_outputs.{name.rstrip('_')}": one for name, one in guides or ()},
-    }
-    asked = [(where, one) for where, one in given.items() if one is not None and one is not False]
+    given: list[tuple[str, str, Any]] = []
+    match body.response_format:
+        case _PlainFormat(type="json_object"):
+            given.append(("response_format", "json_object", True))
+        case _SchemaFormat(json_schema=wrapped):
+            given.append(("response_format.json_schema.schema", "json", wrapped.schema_))
+    for name, value in body.structured_outputs or ():
+        kind = name.rstrip("_")
+        given.append((f"structured_outputs.{kind}", kind, value))
+    asked = [one for one in given if one[2] is not None and one[1:] != ("json_object", False)]
     if len(asked) > 1:
         raise ApiError(f"does not go with {asked[0][0].split('.')[0]}", param=asked[1][0])
-    for where, value in asked:
+    for where, kind, value in asked:
         try:
-            return _make(where.rpartition(".")[2], value)
+            return _make(kind, value)
         except DflashError as error:
             raise ApiError(error.what, param=where) from error
     return None
@@ -76,7 +77,7 @@ def read_structure(body: StructuredBody) -> Grammar | None:
 
 def _make(kind: str, value: Any) -> Grammar:
     match kind:
-        case "json" | "schema":
+        case "json":
             return Grammar("json_schema", value if isinstance(value, str) else schema_text(value))
         case "choice":
             grammar = Grammar("choice", json.dumps(value))
