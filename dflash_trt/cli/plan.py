@@ -204,7 +204,8 @@ def _to_json(plan: Projection, stored: StoredCalibration) -> dict[str, Any]:
 
 
 def _print(plan: Projection, stored: StoredCalibration) -> None:
-    from dflash_perf.projection.projection_tables import describe, plan_title, sections, text_lines
+    from dflash_perf.projection.projection_tables import describe, plan_title, sections
+    from dflash_perf.report.report_tables import text_lines
 
     click.echo(plan_title(plan))
     for line in describe(plan):

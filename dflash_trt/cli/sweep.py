@@ -139,8 +139,7 @@ def _without_folders(word: str) -> str:
 
 def _print(points: list[SweepPoint], answers: list[SweepAnswer]) -> None:
     from dflash_perf.harness.interactivity import throughput_unit
-    from dflash_perf.projection.projection_tables import text_lines
-    from dflash_perf.report.report_tables import Table
+    from dflash_perf.report.report_tables import Table, text_lines
 
     unit = throughput_unit(points)
     click.echo(

@@ -76,18 +76,18 @@ def test_measured_results_are_drawn_solid(run: Run, tmp_path: Path) -> None:
     page = tmp_path / "plan.html"
     run.well(*QWEN, "-o", page, "--measured", results)
     text = page.read_text(encoding="utf-8")
-    assert "Solid lines are measured" in text and "only the chart's solid lines" in text
+    assert "Solid lines are measured" in text and "only solid lines of the chart" in text
     per_server = tmp_path / "per server"
     write_invented(per_server, invented_config(concurrency=[1, 4], repeats=1))
     other = tmp_path / "other.html"
-    run(*QWEN, "-o", other, "--measured", per_server).fails(2, str(per_server), "--gpus")
+    run(*QWEN, "-o", other, "--measured", per_server).fails(2, str(per_server), "`gpus`")
     assert not other.exists()
 
 
 def test_no_label_covers_another() -> None:
     """That of what is projected least of all."""
     pytest.importorskip("matplotlib", reason="the perf extra is not installed")
-    from dflash_perf.projection.chart import draw_plan
+    from dflash_perf.projection.projection_page import draw_plan
     from dflash_perf.report.style import chart_style
 
     for gpu in ("b300", "rtx-pro-6000"):
