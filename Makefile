@@ -75,10 +75,8 @@ format: $(VENV)/.installed-test
 
 benchmark: $(VENV)/.installed-test
 	$(BIN)/dflash-trt build --target demo --max-batch 32 --overwrite -o $(BUNDLE)
-	$(BENCH) demo-speed $(BUNDLE) --output perf/results
-	$(BENCH) compare demo=$(BUNDLE) --output perf/results
 	$(BIN)/dflash-trt tune $(BUNDLE)
-	$(BENCH) tuned-speed $(BUNDLE) --clock cpu --runs 3 --output perf/results
+	$(BENCH) speed demo=$(BUNDLE) --output perf/results
 	$(BENCH) kernel-resources
 
 $(SMOLLM2)/config.json: | $(VENV)/.installed

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from dflash_perf.harness.sweep import SweepObserver, run_sweep
 from dflash_perf.harness.sweep_config import SweepConfig
-from dflash_perf.report.report_page import write_report
+from dflash_perf.report.content import write_report
 
 
 def main(address: str, prompts: str, folder: str, most: str = "8", tokens: str = "64") -> None:

@@ -164,8 +164,8 @@ def command(
         plan_title,
         projected_front,
         sections,
-        text_lines,
     )
+    from dflash_perf.report.report_tables import text_lines
 
     if as_json:
         fronts = {kind: [asdict(a) for a in projected_front(plan, kind)] for kind in plan.points}

@@ -36,7 +36,7 @@ def command(
 
     The page is one file that loads nothing: charts, tables and definitions are inside.
     """
-    from dflash_perf.report.report_page import write_report
+    from dflash_perf.report.content import write_report
 
     page = output or results / "report.html"
     if page.suffix != ".html":

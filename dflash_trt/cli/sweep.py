@@ -74,8 +74,7 @@ def command(
     from dflash_perf.harness.interactivity import answer, throughput_unit
     from dflash_perf.harness.sweep import run_sweep
     from dflash_perf.harness.sweep_config import read_sweep_config
-    from dflash_perf.projection.projection_tables import text_lines
-    from dflash_perf.report.report_tables import Table
+    from dflash_perf.report.report_tables import Table, text_lines
 
     from dflash_trt.cli.sweep_progress import SweepView
 

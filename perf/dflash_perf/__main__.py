@@ -12,13 +12,11 @@ from dflash_trt.errors import EXIT_FAILED, EXIT_USAGE, DflashError, nearest, one
 def benches() -> dict[str, click.Command]:
     """All benchmarks; imported late, because child processes of a benchmark import this module."""
     from dflash_perf.bench import (  # noqa: F401 - an import declares a module's benchmark
-        compare,
-        demo_speed,
         kernel_resources,
         kill_campaign,
         planner_fit,
         served_demo,
-        tuned_speed,
+        speed,
         two_checkouts,
     )
     from dflash_perf.bench.base import BENCHES

@@ -17,6 +17,9 @@ class FrontPoint:
     throughput: float
     label: str
 
+    def describe(self) -> str:
+        return f"{self.interactivity:,.0f} → {self.throughput:,.0f} ({self.label})"
+
 
 @dataclass(frozen=True, slots=True)
 class FrontValue:
@@ -38,6 +41,21 @@ class FrontValue:
     @property
     def is_sparse(self) -> bool:
         return self.near < FEW_POINTS and not self.is_least
+
+    @property
+    def sign(self) -> str:
+        """What stands before a figure that is a lower bound."""
+        return "≥ " if self.is_least else ""
+
+    def describe(self) -> str:
+        """The measured points around it, and a remark if there are few."""
+        if self.is_least:
+            return f"measured {self.below.describe()}; heavier loads were not"
+        text = f"measured {self.below.describe()}"
+        if self.below != self.above:
+            text = f"between {self.below.describe()} and {self.above.describe()}"
+        few = f"; few points: {self.near} measured within a factor of two"
+        return text + few * self.is_sparse
 
 
 class Front:
@@ -64,21 +82,13 @@ class Front:
         value = below.throughput if below is above else self._interpolate([interactivity])[0]
         return FrontValue(interactivity, value, below, above, near)
 
-    def nearest(self, interactivity: float) -> FrontPoint | None:
-        """The point whose interactivity is closest by ratio; None for an empty front."""
-
-        def distance(point: FrontPoint) -> float:
-            return max(point.interactivity / interactivity, interactivity / point.interactivity)
-
-        return min(self.points, key=distance, default=None)
-
-    def curve(self, samples: int = 200) -> list[tuple[float, float]]:
+    def curve(self) -> list[tuple[float, float]]:
         """(interactivity, throughput) along the front to draw; the point itself if it is alone."""
         points = self.points
         if len(points) < 2:
             return [(point.interactivity, point.throughput) for point in points]
         low, high = points[0].interactivity, points[-1].interactivity
-        rates = [low + (high - low) * index / (samples - 1) for index in range(samples)]
+        rates = [low + (high - low) * index / 199 for index in range(200)]
         return list(zip(rates, self._interpolate(rates), strict=True))
 
     def _interpolate(self, rates: list[float]) -> list[float]:

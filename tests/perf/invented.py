@@ -50,7 +50,6 @@ def invent_run(block: int, concurrency: int, repeat: int) -> RunRecord:
                 input_tokens=40,
                 output_tokens=OUTPUT_TOKENS,
                 token_source="output_ids",
-                messages=steps + 1,
                 finish_reason="length",
                 verify_steps=steps,
                 drafted_tokens=drafted,

@@ -12,14 +12,13 @@ from typing import Any, TypeVar
 
 import pytest
 from dflash_perf.harness import load as load_module
-from dflash_perf.harness import trace as trace_module
+from dflash_perf.harness import records as records_module
 from dflash_perf.harness.load import LoadGenerator, RunProgress
 from dflash_perf.harness.load_metrics import RUN_METRICS
 from dflash_perf.harness.load_prompts import PromptSet
 from dflash_perf.harness.points import group
-from dflash_perf.harness.records import RunRecord, ServerCounts
+from dflash_perf.harness.records import RunRecord, ServerCounts, Trace
 from dflash_perf.harness.sweep_config import OfferedLoad, SweepConfig
-from dflash_perf.harness.trace import Trace
 
 from tests.perf.invented import summarize
 from tests.standins.served_model import MODELS, Answer
@@ -105,7 +104,7 @@ def measure(
 ) -> tuple[RunRecord, Server]:
     """One run of `load` on `model`, in no time."""
     clock = VirtualTime()
-    for module in (load_module, trace_module):
+    for module in (load_module, records_module):
         monkeypatch.setattr(module, "time", clock)
     configurations = [{"name": model, "url": "nowhere:1"}]
     known = {"configurations": configurations, "input_file": "none", "osl": OSL}
@@ -125,9 +124,6 @@ def test_answers_that_repeat_themselves(monkeypatch: pytest.MonkeyPatch) -> None
     summary = summarize(record, "steady", OfferedLoad(concurrency=1), 0)
     (everything,) = summary.sets
     assert (everything.name, everything.looping, everything.values) == ("all", 2, {})
-    assert everything.looping_acceptance_length == pytest.approx(
-        summary.values["acceptance_length"]
-    )
     unknown = replace(record, requests=tuple(replace(one, looping=None) for one in record.requests))
     (everything,) = summarize(unknown, "steady", OfferedLoad(concurrency=1), 0).sets
     assert everything.looping is None and everything.values["interactivity"] > 0
@@ -151,14 +147,13 @@ def test_a_closed_loop(monkeypatch: pytest.MonkeyPatch, streams: int) -> None:
         came_at = request.sent_s
         assert request.ttft_s == pytest.approx(answer.moments[0] - came_at, abs=TICK)
         assert request.e2e_s == pytest.approx(answer.moments[-1] - came_at, abs=TICK)
-        assert (request.output_tokens, request.messages) == (OSL, len(answer.moments))
+        assert request.output_tokens == OSL
     figures = {tag: metric(record) for tag, metric in RUN_METRICS.items()}
     tpot = [(one.moments[-1] - one.moments[0]) / (OSL - 1) for one in answers]
     assert figures["interactivity"] == pytest.approx(1 / statistics.median(tpot))
     assert record.window_s == pytest.approx(ends[-1], abs=TICK)
     assert figures["output_throughput"] == pytest.approx(count * OSL / ends[-1])
     assert figures["acceptance_length"] == pytest.approx(30 / 8)
-    assert record.loop_lag_p99_s == pytest.approx(0, abs=TICK)
 
 
 def test_an_open_loop(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -166,7 +161,6 @@ def test_an_open_loop(monkeypatch: pytest.MonkeyPatch) -> None:
     record, server = measure(
         monkeypatch, "steady", OfferedLoad(request_rate=50.0), request_count=400
     )
-    assert [request.delay_s for request in record.requests] == pytest.approx([0] * 400, abs=TICK)
     sent = [request.sent_s for request in record.requests]
     assert sent == sorted(sent) == pytest.approx(server.came_at)
     gaps = [after - before for before, after in pairwise(sent)]

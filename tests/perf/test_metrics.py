@@ -8,11 +8,11 @@ from dataclasses import replace
 
 import pytest
 from dflash_perf.harness import load_metrics as metrics
-from dflash_perf.harness.distribution import Spread
 from dflash_perf.harness.load_metrics import (
     REQUEST_METRICS,
     RUN_METRICS,
     AcceptanceProfile,
+    Spread,
     definition,
 )
 from dflash_perf.harness.points import RunPlan, RunSummary, group
@@ -33,14 +33,9 @@ def run(*requests: RequestRecord, **more: object) -> RunRecord:
 FAILED = RequestRecord(index=3, prompt=0, sent_s=0, error="no")
 
 
-def test_time_per_output_token_leaves_the_first_out() -> None:
-    assert metrics.tpot(request(11, 0.5, 1.5)) == pytest.approx(0.1)
-    assert metrics.tpot(request(1, 0.5, 0.5)) is None
-    assert metrics.tpot(request(None, 0.5, 1.5)) is None
-    assert metrics.end_to_end_rate(request(11, 0.5, 1.5)) == pytest.approx(11 / 1.5)
-
-
 def test_interactivity_ranks_seconds_and_inverts_last() -> None:
+    assert metrics.tpot(request(11, 0.5, 1.5)) == pytest.approx(0.1)  # without the first token
+    assert metrics.tpot(request(1, 0.5, 0.5)) is metrics.tpot(request(None, 0.5, 1.5)) is None
     # TPOT 0.1, 0.1, 0.4, 0.5: the median is 0.25, not the mean of two rates.
     seconds = (0.1, 0.1, 0.4, 0.5)
     found = metrics.interactivity(run(*(request(2, 1.0, 1.0 + value) for value in seconds)))
@@ -53,9 +48,6 @@ def test_throughput_counts_output_tokens_of_completed_requests() -> None:
     assert metrics.output_throughput(both) == 10
     assert metrics.output_throughput_per_gpu(both) is None
     assert metrics.output_throughput_per_gpu(replace(both, gpus=4)) == 2.5
-    assert metrics.request_throughput(both) == 0.5
-    assert metrics.failed_share(both) == pytest.approx(1 / 3)
-    assert metrics.client_cpu_share(both) == 0.25
     assert metrics.output_throughput(run(request(30, 1, 2), request(None, 1, 2))) is None
     assert metrics.output_throughput(run(FAILED)) is None
 
@@ -89,9 +81,7 @@ def test_acceptance_of_the_server_counts() -> None:
     plain = request(10, 1, 2, verify_steps=9, drafted_tokens=0, accepted_tokens=0, histogram=(9,))
     assert metrics.acceptance_length(run(drafted, plain)) == 3
     assert metrics.acceptance_length(run(replace(drafted, histogram=None))) == 3
-    assert metrics.acceptance_rate(run(drafted, plain)) == pytest.approx(6 / 9)
     assert metrics.acceptance_length(run(plain)) is None
-    assert metrics.acceptance_rate(run(plain)) is None
 
 
 def test_conditional_acceptance_from_the_histogram_and_from_trials() -> None:
@@ -112,20 +102,16 @@ def test_spread_is_students_t() -> None:
     values = [10.0, 12.0, 11.0, 15.0]
     spread = Spread.of(values)
     assert spread is not None and spread.half_width is not None
-    low, high = stats.t.interval(0.95, 3, loc=12.0, scale=stats.sem(values))
-    assert (spread.mean - spread.half_width, spread.mean + spread.half_width) == pytest.approx(
-        (low, high)
-    )
+    expected = stats.t.interval(0.95, 3, loc=12.0, scale=stats.sem(values))
+    found = (spread.mean - spread.half_width, spread.mean + spread.half_width)
+    assert found == pytest.approx(expected)
     single = Spread.of([3.0])
-    assert single is not None and single.half_width is None
-    assert Spread.of([]) is None
+    assert single is not None and single.half_width is None and Spread.of([]) is None
 
 
 def test_every_metric_states_its_formula() -> None:
-    for metric in REQUEST_METRICS.values():
-        assert definition(metric) and "\n" not in definition(metric)
-    for tag, figure in RUN_METRICS.items():
-        assert "=" in definition(figure) and getattr(metrics, tag) is figure
+    assert all(map(definition, REQUEST_METRICS.values()))
+    assert all("=" in definition(figure) for figure in RUN_METRICS.values())
 
 
 def test_a_point_averages_seconds_before_it_inverts() -> None:
@@ -140,11 +126,10 @@ def test_a_point_averages_seconds_before_it_inverts() -> None:
     assert point.interactivity == pytest.approx(1 / 0.2)
     assert point.throughput is not None and point.throughput.count == 2
     assert any("fewer than 10" in note for note in point.notes)
-    assert runs[0].acceptance is not None
     assert RunSummary.from_json(json.loads(json.dumps(runs[0].to_json()))) == runs[0]
 
 
 def test_a_record_survives_its_line() -> None:
     one = request(9, 1, 2, histogram=(1, 2), finish_reason="length")
-    assert RequestRecord.from_json(one.to_json()) == replace(one)
+    assert RequestRecord.from_json({**one.to_json(), "of_an_older_version": 1}) == one
     assert RequestRecord.from_json(FAILED.to_json()) == FAILED

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import fcntl
 import json
 import shutil
@@ -77,18 +76,11 @@ def test_tokens_are_counted_by_the_best_there_is(
         assert record.token_source == source
         if source != "tokenizer":
             assert record.output_tokens == OSL
-            assert record.messages < OSL or model == "autoregressive"
         else:
             assert record.output_tokens is not None and record.output_tokens > 1
-        assert not record.count_differs
     if model == "text_only":
         shutil.rmtree(tmp_path / "results")
         sweep("--model", model).fails(2, "neither output_ids nor num_output_tokens", "`tokenizer`")
-
-
-def test_a_count_that_is_not_the_ids_is_told(sweep: Sweep) -> None:
-    told = "output_ids and the server's own count differ in 4 requests"
-    assert told in sweep("--model", "liar").err
 
 
 def test_acceptance_is_the_servers(sweep: Sweep, tmp_path: Path) -> None:
@@ -132,7 +124,7 @@ def test_named_sets_of_prompts(stub: Stub, tmp_path: Path, monkeypatch: pytest.M
     run(*renamed).fails(2, "the prompts of second, a are not those of now")
     page = tmp_path / "report.html"
     assert run("report", tmp_path / "results", "-o", page).code == 0
-    assert "Sets of prompts" in page.read_text() and "sets second · a" in page.read_text()
+    assert "Sets of prompts" in page.read_text() and "second · a" in page.read_text()
     assert "| second |" in page.with_suffix(".md").read_text()
 
 
@@ -140,18 +132,6 @@ def test_sets_that_cannot_be_swept(tmp_path: Path) -> None:
     config = tmp_path / "sweep.yaml"
     config.write_text("prompts: {a: none.jsonl}\nconfigurations: [{name: x, url: 'h:1'}]\n")
     run("sweep", "--config", config, "-o", tmp_path / "r").fails(2, str(tmp_path / "none.jsonl"))
-
-
-def test_random_words_are_said_to_be_that(stub: Stub, tmp_path: Path) -> None:
-    fixed = ["--url", stub.grpc, "--osl", OSL, "--concurrency", "1"]
-    fixed += ["-o", tmp_path / "r", "--limit-prompts", "3"]
-    settings = tmp_path / "own.yaml"
-    own = {"isl": 24, "tokenizer": str(data_folder("demo_pair") / "target")}
-    settings.write_text(yaml.safe_dump(SHORT | own))
-    outcome = run("sweep", *fixed, "--config", settings)
-    assert outcome.code == 0, outcome.err
-    assert "prompts are random words: acceptance, and speed with it, mean nothing" in outcome.err
-    assert {one.set_name for one in _records(tmp_path / "r")} == {"random words"}
 
 
 def test_openai_endpoints(stub: Stub, prompts: Path, tmp_path: Path) -> None:
@@ -163,7 +143,7 @@ def test_openai_endpoints(stub: Stub, prompts: Path, tmp_path: Path) -> None:
     assert sweep_yaml(more, tmp_path / "results").code == 0
     for record in _records(tmp_path / "results"):
         assert (record.output_tokens, record.token_source) == (OSL, "counts")
-        assert record.input_tokens == 9 and record.messages < OSL
+        assert record.input_tokens == 9
         assert (record.verify_steps, record.drafted_tokens, record.accepted_tokens) == (4, 7, 2)
     lengths = [one.value("acceptance_length") for one in ResultStore(tmp_path / "results").points()]
     assert lengths and {None if one is None else one.mean for one in lengths} == {(OSL - 1) / 4}
@@ -196,9 +176,8 @@ def test_failed_requests_are_counted_and_shown(sweep: Sweep, tmp_path: Path) -> 
     failed = [record for record in records if not record.completed]
     assert len(records) == 9 and len(failed) == 3
     assert all(record.error == "the engine lost its block table" for record in failed)
-    rows = list(csv.DictReader((tmp_path / "results" / "points.csv").open()))
-    assert rows[0]["request_count"] == "6" and rows[0]["error_request_count"] == "3"
-    assert float(rows[0]["failed_share"]) == pytest.approx(1 / 3, rel=1e-5)
+    (point,) = json.loads((tmp_path / "results" / "points.json").read_text())
+    assert (point["requests"], point["failed"]) == (9, 3)
 
 
 def test_an_interrupted_sweep_goes_on(sweep: Sweep, tmp_path: Path) -> None:
@@ -274,7 +253,7 @@ def test_one_sweep_at_a_time(sweep: Sweep, tmp_path: Path) -> None:
         ("--model hanging", 1, "no final response within 0.2 s"),
         ("--url 127.0.0.1:1", 1, "127.0.0.1:1: no Triton server answers there"),
         ("--model nobody", 1, "unknown model: 'nobody'"),
-        ("--url http://127.0.0.1:1", 1, "no server answers there"),
+        ("--url http://127.0.0.1:1", 1, "no OpenAI-compatible server answers there"),
         ("--url HTTP --model nobody", 2, "has no model 'nobody'"),
     ],
 )
@@ -353,4 +332,4 @@ def test_an_open_loop_sends_whatever_completes(sweep: Sweep, tmp_path: Path) -> 
     (open_run,) = [one for one in store.runs() if one.load.request_rate]
     assert open_run.load.label == "80 requests/s"
     assert 2 <= open_run.requests == open_run.completed < 80
-    assert all(record.delay_s is not None for record in store.requests(open_run))
+    assert all(record.completed for record in store.requests(open_run))

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import re
 
-import pytest
-from dflash_perf.report.training import format_count, render_training
+from dflash_perf.report.training import render_training
 
 from dflash_trt.training.observer import Evaluation, TrainingCurves
 from tests.perf.page import Page
@@ -31,7 +30,7 @@ def test_a_training() -> None:
     text = render_training("my <draft>", TrainingCurves(evaluations, 500, "the hours"))
     page = Page(text)
     assert not page.open and not re.findall(r"https?:|//[a-z]|@import|<script|<link", text)
-    assert list(page.figures) == ["length", "slots", "sets", "loss"]
+    assert list(page.figures) == ["length", "slots", "loss"]
     assert all(shapes > 10 for shapes in page.figures.values())
     assert len(set(page.ids)) == len(page.ids) and all(page.labels)
     for shown in ("my <draft>", "epoch 3.0; ended by the hours", "2.50 on held-out prompts"):
@@ -46,8 +45,3 @@ def test_the_first_measurement_of_an_older_record() -> None:
     text = render_training("draft", curves)
     assert list(Page(text).figures) == ["length", "slots"]
     assert "ended by the hours were over" in text
-
-
-@pytest.mark.parametrize(("value", "text"), [(500, "500"), (2e3, "2k"), (5e6, "5M"), (1e9, "1B")])
-def test_numbers_of_tokens(value: float, text: str) -> None:
-    assert format_count(value) == text

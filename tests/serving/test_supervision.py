@@ -175,6 +175,6 @@ def test_every_process_killed_under_load(
     assert len(figures["blows"]) == 3 and len(figures["memory_mib"][0]) == 4
     for name, (blow,) in figures["blows"].items():
         assert blow["told_s"] < 2 and blow["back_s"] < 30, name
-    assert figures["serve_gone_s"][0] < 5
+    assert figures["serve_gone_s"] < 5
     for kind in ("whole", "streamed", "grpc"):
         assert figures["outcomes"][f"{kind} right"] and figures["outcomes"][f"{kind} error"]

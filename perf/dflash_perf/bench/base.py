@@ -7,7 +7,6 @@ import sys
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin, get_type_hints
@@ -53,42 +52,41 @@ def bench(runs: int = 1) -> Callable[[Measure], Measure]:
 
     def declare(measure: Measure) -> Measure:
         name = measure.__module__.rpartition(".")[2].replace("_", "-")
-        BENCHES[name] = _to_command(name, measure, runs)
+        hints = get_type_hints(measure, include_extras=True)
+        _, *own = inspect.signature(measure).parameters.values()
+        parameters = [_to_click(one, hints[one.name]) for one in own]
+        folder = click.Path(file_okay=False, path_type=Path)
+        many: dict[str, Any] = {"default": runs, "show_default": True}
+        many["help"] = "How often to measure."
+        parameters.append(click.Option(["--runs"], type=_KINDS[int], **many))
+        parameters.append(click.Option(["--scratch"], type=folder, help="Where to put its files."))
+        if hints["return"] is not NoneType:
+            place = "Folder to record it in."
+            parameters.append(click.Option(["--output"], type=folder, help=place))
+
+        def run(
+            runs: int, scratch: Path | None, output: Path | None = None, **options: Any
+        ) -> None:
+            with tempfile.TemporaryDirectory(dir=scratch) as files:
+                figures = measure(Work(Path(files), runs), **options)
+            if output is not None and figures is not None:
+                record = {"options": {"runs": runs, **_plain(options)}, **figures}
+                click.echo(write_record(output, name, click.get_current_context().obj, record))
+
+        text = sys.modules[measure.__module__].__doc__
+        BENCHES[name] = click.Command(name, params=parameters, callback=run, help=text)
         return measure
 
     return declare
 
 
-def _to_command(name: str, measure: Callable[..., Figures | None], runs: int) -> click.Command:
-    hints = get_type_hints(measure, include_extras=True)
-    _, *own = inspect.signature(measure).parameters.values()
-    parameters = [_to_click(one, hints[one.name]) for one in own]
-    folder = click.Path(file_okay=False, path_type=Path)
-    often = partial(click.Option, ["--runs"], type=_KINDS[int], help="How often to measure.")
-    parameters.append(often(default=runs, show_default=True))
-    parameters.append(click.Option(["--scratch"], type=folder, help="Where to put its files."))
-    if hints["return"] is not NoneType:
-        parameters.append(click.Option(["--output"], type=folder, help="Folder to record it in."))
-
-    def run(runs: int, scratch: Path | None, output: Path | None = None, **options: Any) -> None:
-        with tempfile.TemporaryDirectory(dir=scratch) as files:
-            figures = measure(Work(Path(files), runs), **options)
-        if output is not None and figures is not None:
-            plain = {key: _plain(one) for key, one in options.items()}
-            record = {"options": {"runs": runs, **plain}, **figures}
-            click.echo(write_record(output, name, click.get_current_context().obj, record))
-
-    text = sys.modules[measure.__module__].__doc__
-    return click.Command(name, params=parameters, callback=run, help=text)
-
-
 def _plain(value: Any) -> Any:
-    """An option's value in a record: paths by their last part alone."""
+    """Options in a record: paths by their last part alone."""
+    if isinstance(value, dict):
+        return {key: _plain(one) for key, one in value.items()}
     if isinstance(value, tuple):
         return [_plain(one) for one in value]
-    if isinstance(value, Path):
-        return value.name
-    return plain_argument(value) if isinstance(value, str) else value
+    return plain_argument(str(value)) if isinstance(value, str | Path) else value
 
 
 def _to_click(found: inspect.Parameter, kind: Any) -> click.Parameter:
@@ -98,13 +96,13 @@ def _to_click(found: inspect.Parameter, kind: Any) -> click.Parameter:
         kind = get_args(kind)[0]
     is_many = get_origin(kind) is tuple
     kind = get_args(kind)[0] if is_many else kind
-    is_choice = get_origin(kind) is Literal
-    shown = click.Choice(get_args(kind)) if is_choice else _KINDS[kind]
+    shown = click.Choice(get_args(kind)) if get_origin(kind) is Literal else _KINDS[kind]
     if found.kind is inspect.Parameter.POSITIONAL_OR_KEYWORD:
         return click.Argument([found.name], type=shown, nargs=-1 if is_many else 1, required=True)
-    option = partial(click.Option, [f"--{found.name.replace('_', '-')}"], help=text)
+    name, more = f"--{found.name.replace('_', '-')}", dict[str, Any](help=text)
     if kind is bool:
-        return option(is_flag=True)
+        return click.Option([name], is_flag=True, **more)
     if found.default is inspect.Parameter.empty:
-        return option(type=shown, required=True, multiple=is_many)
-    return option(type=shown, default=found.default, show_default=True, multiple=is_many)
+        return click.Option([name], type=shown, required=True, multiple=is_many, **more)
+    more |= {"default": found.default, "show_default": True}
+    return click.Option([name], type=shown, multiple=is_many, **more)

@@ -2,8 +2,8 @@
 
 One `serve` is asked by clients over OpenAI's port (streamed or not) and gRPC all the time. Each run
 kills the Triton server and each model's process in turn, and notes the memory of every process when
-all is well again. Then `serve` itself is killed, and in each further run another one. A request
-ends right (with the text it should have), or with one error; anything else is lost.
+all is well again. Then `serve` itself is killed. A request ends right (with the text it should
+have), or with one error; anything else is lost.
 """
 
 from __future__ import annotations
@@ -12,17 +12,14 @@ import asyncio
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager, suppress
-from dataclasses import dataclass, field
+from contextlib import suppress
 from itertools import cycle, islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 import click
@@ -44,7 +41,6 @@ _POLL_S = 0.02
 # An error's client waits, so that a restart has the machine's cores.
 _PAUSE_S = 0.5
 _CALM_S = 2.0
-_KINDS = ("whole", "streamed", "grpc")
 _PORTS = ("grpc", "http", "metrics", "openai")
 
 
@@ -56,100 +52,101 @@ def own_memory(pid: int) -> int:
     return 0
 
 
-@dataclass(slots=True)
-class ServeProcess:
-    """`dflash-trt serve`, and where it answers."""
+def _lives(pid: int) -> bool:
+    return (read_state(PROC / str(pid)) or ("X", 0))[0] not in "ZX"
 
-    process: subprocess.Popen[str]
-    urls: dict[str, str]
 
-    @property
-    def address(self) -> str:
-        """Of the OpenAI port."""
-        return urlsplit(self.urls["OpenAI"]).netloc
+class Campaign:
+    """A served bundle, and clients that ask in closed loops until told to stop."""
 
-    def children(self) -> dict[int, str]:
-        """Command lines of its children by process id."""
+    def __init__(self, process: subprocess.Popen[str], model: str, max_tokens: int) -> None:
+        assert process.stdout is not None
+        if not process.stdout.readline().startswith("ready"):
+            raise DflashError("serve did not become ready")
+        self._process = process
+        urls = dict(process.stdout.readline().split()[:2] for _ in _PORTS)
+        self._address, self._grpc = (urlsplit(urls[one]).netloc for one in ("OpenAI", "gRPC"))
+        self._body = {"model": model, "prompt": PROMPT, "max_tokens": max_tokens, "temperature": 0}
+        self.outcomes = Counter[str]()
+        self.lost: list[str] = []
+        self.longest_s = 0.0
+        self.stopping = asyncio.Event()
+        self._expected = ""
+
+    def _children(self) -> dict[int, str]:
+        """Command lines of `serve`'s children by process id."""
         found: dict[int, str] = {}
         for process in PROC.iterdir():
-            if process.name.isdecimal():
-                state, parent = read_state(process) or ("X", 0)
-                if parent == self.process.pid and state not in "ZX":
-                    with suppress(OSError):
-                        text = (process / "cmdline").read_text("utf-8", "replace")
-                        found[int(process.name)] = text.replace("\0", " ")
+            state, parent = (process.name.isdecimal() and read_state(process)) or ("X", 0)
+            if parent == self._process.pid and state not in "ZX":
+                with suppress(OSError):
+                    text = (process / "cmdline").read_text("utf-8", "replace")
+                    found[int(process.name)] = text.replace("\0", " ")
         return found
 
-    def server(self) -> int:
-        return next(pid for pid, text in self.children().items() if "tritonserver --id" in text)
-
-    def find(self, name: str) -> int:
-        """The process id of the `server`, or of a model."""
-        if name == "server":
-            return self.server()
-        return next(pid for pid, model in find_models(self.server()).items() if model == name)
+    def pids(self) -> dict[str, int]:
+        """Process ids of `serve`, the Triton server and its models, by name."""
+        children = self._children().items()
+        server = next(pid for pid, text in children if "tritonserver --id" in text)
+        models = {name: pid for pid, name in find_models(server).items()}
+        return {"serve": self._process.pid, "server": server, **models}
 
     def memory(self) -> dict[str, float]:
         """MiB of each process, but for what files hold."""
-        pids = {"serve": self.process.pid, "server": self.server()}
-        pids |= {name: pid for pid, name in find_models(self.server()).items()}
-        return {name: round(own_memory(pid) / 2**20, 1) for name, pid in pids.items()}
+        return {name: round(own_memory(pid) / 2**20, 1) for name, pid in self.pids().items()}
 
+    async def run_clients(self, session: ClientSession, count: int) -> list[asyncio.Task[None]]:
+        """Starts `count` clients, a third of them of each kind."""
+        self._expected = await self._ask(session, "whole") or ""
+        kinds = islice(cycle(("whole", "streamed", "grpc")), count)
+        return [asyncio.create_task(self._run(session, kind)) for kind in kinds]
 
-@contextmanager
-def serving(bundle: Path, *arguments: str) -> Iterator[ServeProcess]:
-    """Serves the bundle on free ports."""
-    ports = [part for name in _PORTS for part in (f"--{name}-port", "0")]
-    command = [sys.executable, "-m", "dflash_trt", "serve", str(bundle), *ports, *arguments]
-    with subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
-    ) as process:
-        try:
-            assert process.stdout is not None
-            if not process.stdout.readline().startswith("ready"):
-                raise DflashError("serve did not become ready")
-            urls = dict(process.stdout.readline().split()[:2] for _ in _PORTS)
-            yield ServeProcess(process, urls)
-        finally:
-            process.kill()
+    async def _run(self, session: ClientSession, kind: str) -> None:
+        while not self.stopping.is_set():
+            began = time.monotonic()
+            text: str | None = None
+            lost: str | None = None
+            try:
+                text = await self._ask(session, kind)
+                if text not in (None, self._expected):
+                    lost = f"another text: {text!r}"
+            except Exception as error:
+                lost = repr(error)
+            outcome = "error" if text is None else "right"
+            if lost is not None and self.stopping.is_set():
+                outcome = "cut off by the death of serve"  # nobody is there to tell it
+            elif lost is not None:
+                outcome = "lost"
+                self.lost.append(f"{kind}: {lost:.300}")
+            self.longest_s = max(self.longest_s, time.monotonic() - began)
+            self.outcomes[f"{kind} {outcome}"] += 1
+            if outcome != "right":
+                await asyncio.sleep(_PAUSE_S)
 
-
-@dataclass
-class Clients:
-    """Clients that ask in closed loops until told to stop; outcomes by kind of client."""
-
-    serve: ServeProcess
-    model: str
-    max_tokens: int
-    outcomes: Counter[str] = field(default_factory=Counter)
-    lost: list[str] = field(default_factory=list)
-    longest_s: float = 0.0
-    expected: str = ""
-    is_stopping: bool = False
-
-    async def health(self) -> int:
-        """The HTTP status of /health."""
-        url = f"http://{self.serve.address}/health"
-        async with _open_session() as session, session.get(url) as answer:
-            return answer.status
-
-    async def ask(self, kind: str) -> str | None:
-        """The text of a request; None when it ended with one error.
-
-        Raises:
-            Exception: it ended in any other way, or not at all.
-        """
+    async def _ask(self, session: ClientSession, kind: str) -> str | None:
+        """The text of a request; None when it ended with one error, and any exception otherwise."""
         if kind == "grpc":
             return await self._ask_grpc()
-        body = {"model": self.model, "prompt": PROMPT, "max_tokens": self.max_tokens}
-        body |= {"temperature": 0, "stream": kind == "streamed"}
-        url = f"http://{self.serve.address}/v1/completions"
-        async with _open_session() as session, session.post(url, json=body) as answer:
-            return _read_answer(answer.status, await answer.read(), streamed=kind == "streamed")
+        body = {**self._body, "stream": kind == "streamed"}
+        url = f"http://{self._address}/v1/completions"
+        async with session.post(url, json=body) as answer:
+            content = await answer.text()
+        if answer.status != 200:
+            if answer.status == 503 and "error" in json.loads(content):
+                return None
+            raise DflashError(f"HTTP {answer.status}: {content:.200}")
+        events = [event.removeprefix("data: ") for event in content.strip().split("\n\n")]
+        parsed = [json.loads(event) for event in events if event != "[DONE]"]
+        errors = ["error" in one for one in parsed]
+        if any(errors[:-1]) or (kind == "streamed" and (events[-1] == "[DONE]") == errors[-1]):
+            raise DflashError("the stream ends in its middle, or goes on after an error")
+        if errors[-1]:
+            return None
+        return "".join(one["choices"][0]["text"] for one in parsed if one["choices"])
 
     async def _ask_grpc(self) -> str | None:
-        model = ServedModel(urlsplit(self.serve.urls["gRPC"]).netloc)
-        request = GenerationRequest(prompt=PROMPT, max_tokens=self.max_tokens)
+        model = ServedModel(self._grpc)
+        request = GenerationRequest(prompt=PROMPT, max_tokens=int(str(self._body["max_tokens"])))
         try:
             async with asyncio.timeout(PATIENCE_S):
                 return "".join([delta.text async for delta in model.stream(request)])
@@ -158,109 +155,34 @@ class Clients:
         finally:
             await model.close()
 
-    @asynccontextmanager
-    async def running(self, count: int) -> AsyncIterator[None]:
-        """`count` clients, a third of them of each kind."""
-        self.expected = await self.ask("whole") or ""
-        tasks = [asyncio.create_task(self._run(kind)) for kind in islice(cycle(_KINDS), count)]
-        try:
-            yield
-        finally:
-            self.is_stopping = True
-            await asyncio.wait(tasks, timeout=PATIENCE_S)
+    async def strike(self, session: ClientSession, name: str) -> Figures:
+        """Kills a process; seconds until health is honest, and until a request is right."""
+        os.kill(self.pids()[name], signal.SIGKILL)
+        struck, told_s = time.monotonic(), None
+        while time.monotonic() - struck < PATIENCE_S:
+            async with session.get(f"http://{self._address}/health") as health:
+                is_well = health.status == 200
+            if not is_well:
+                told_s = told_s or round(time.monotonic() - struck, 3)
+            elif told_s is not None and await self._ask(session, "whole") == self._expected:
+                return {"told_s": told_s, "back_s": round(time.monotonic() - struck, 3)}
+            await asyncio.sleep(_POLL_S)
+        return {"told_s": told_s, "back_s": None}
 
-    async def _run(self, kind: str) -> None:
-        while not self.is_stopping:
-            began, what = time.monotonic(), None
-            try:
-                text = await self.ask(kind)
-            except Exception as error:
-                text, what = None, repr(error)
-            if not self._record(kind, began, text, what):
-                await asyncio.sleep(_PAUSE_S)
-
-    def _record(self, kind: str, began: float, text: str | None, what: str | None) -> bool:
-        """Counts a request; whether it was answered right. `what` is how it was lost."""
-        if text not in (None, self.expected):
-            what = f"another text: {text!r:.200}"
-        outcome = "right" if text == self.expected else "error"
-        if what is not None and self.is_stopping:
-            outcome = "cut off by the death of serve"  # nobody is there to tell it
-        elif what is not None:
-            outcome = "lost"
-            self.lost.append(f"{kind}: {what:.300}")
-        self.longest_s = max(self.longest_s, time.monotonic() - began)
-        self.outcomes[f"{kind} {outcome}"] += 1
-        return outcome == "right"
-
-
-def _open_session() -> ClientSession:
-    import aiohttp
-
-    return aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=PATIENCE_S))
-
-
-def _read_answer(status: int, content: bytes, *, streamed: bool) -> str | None:
-    if status != 200:
-        if status == 503 and content.count(b'"error"') == 1 and "error" in json.loads(content):
-            return None
-        raise DflashError(f"HTTP {status}: {content[:200]!r}")
-    if not streamed:
-        text: str = json.loads(content)["choices"][0]["text"]
-        return text
-    events = content.decode().removesuffix("\n\n").split("\n\n")
-    *pieces, last = [event.removeprefix("data: ") for event in events]
-    parsed: list[Any] = [json.loads(piece) for piece in pieces]
-    if any("error" in one for one in parsed):
-        raise DflashError("something follows an error")
-    if last != "[DONE]":
-        if "error" not in json.loads(last):
-            raise DflashError("the stream ends in its middle")
-        return None
-    return "".join(one["choices"][0]["text"] for one in parsed if one["choices"])
-
-
-async def strike(clients: Clients, name: str) -> Figures:
-    """Kills a process; seconds until health is honest, and until a request is answered right."""
-    os.kill(clients.serve.find(name), signal.SIGKILL)
-    struck = time.monotonic()
-    told_s: float | None = None
-    while time.monotonic() - struck < PATIENCE_S:
-        if await clients.health() != 200:
-            told_s = told_s or time.monotonic() - struck
-        elif told_s is not None and await clients.ask("whole") == clients.expected:
-            return {"told_s": round(told_s, 3), "back_s": round(time.monotonic() - struck, 3)}
-        await asyncio.sleep(_POLL_S)
-    return {"told_s": told_s, "back_s": None}
-
-
-async def kill_serve(serve: ServeProcess) -> float:
-    """SIGKILL to `serve`; seconds until its processes, ports and shared memory are gone."""
-    server = serve.server()
-    pids = [*serve.children(), *find_models(server)]
-    name = next(one for one in serve.children()[server].split() if one.startswith("--id="))[5:]
-    os.kill(serve.process.pid, signal.SIGKILL)
-    struck = time.monotonic()
-    serve.process.wait()
-    while time.monotonic() - struck < PATIENCE_S:
-        alive = any((read_state(PROC / str(pid)) or ("X", 0))[0] not in "ZX" for pid in pids)
-        left = any(Path("/dev/shm").glob(f"{name}*"))
-        if not alive and not left and all(map(_is_free, serve.urls.values())):
-            break
-        await asyncio.sleep(_POLL_S)
-    return round(time.monotonic() - struck, 3)
-
-
-def _is_free(url: str) -> bool:
-    address = urlsplit(url)
-    with socket.socket() as bound:
-        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            bound.bind((address.hostname, address.port))
-            bound.listen()
-        except OSError:
-            return False
-    return True
+    async def kill_serve(self) -> float:
+        """Kills `serve`; seconds until its processes and shared memory are gone."""
+        self.stopping.set()
+        pids = [*self._children(), *self.pids().values()]
+        arguments = self._children()[self.pids()["server"]].split()
+        name = next(one for one in arguments if one.startswith("--id=")).removeprefix("--id=")
+        self._process.kill()
+        struck = time.monotonic()
+        self._process.wait()
+        while any(map(_lives, pids)) or any(Path("/dev/shm").glob(f"{name}*")):
+            if time.monotonic() - struck > PATIENCE_S:
+                break
+            await asyncio.sleep(_POLL_S)
+        return round(time.monotonic() - struck, 3)
 
 
 @bench(runs=10)
@@ -273,46 +195,45 @@ def measure(
 ) -> Figures:
     require("the kill campaign", "aiohttp")
     allow_more_files()
-    manifest = open_bundle(bundle).manifest
-    return asyncio.run(_campaign(bundle, manifest.name, work.runs, clients, max_tokens))
+    ports = [part for name in _PORTS for part in (f"--{name}-port", "0")]
+    command = [sys.executable, "-m", "dflash_trt", "serve", str(bundle), *ports]
+    command += ["--max-restarts", "1000"]
+    pipe, silent = subprocess.PIPE, subprocess.DEVNULL
+    name = open_bundle(bundle).manifest.name
+    with subprocess.Popen(command, stdout=pipe, stderr=silent, text=True) as process:
+        try:
+            campaign = Campaign(process, name, max_tokens)
+            return asyncio.run(_run(campaign, work.runs, clients))
+        finally:
+            process.kill()
 
 
-async def _campaign(bundle: Path, name: str, runs: int, clients: int, max_tokens: int) -> Figures:
+async def _run(campaign: Campaign, runs: int, clients: int) -> Figures:
+    import aiohttp
+
     blows: dict[str, list[Figures]] = {}
     memory: list[Figures] = []
-    loads: list[Clients] = []
-    gone = []
-    for serve_number in range(runs):
-        with serving(bundle, "--max-restarts", "1000") as serve:
-            load = Clients(serve, name, max_tokens)
-            loads.append(load)
-            async with load.running(clients):
-                for _ in range(0 if serve_number else runs):
-                    await _strike_all(load, blows)
-                    await asyncio.sleep(_CALM_S)
-                    memory.append(serve.memory())
-                    click.echo(f"MiB: {memory[-1]}")
-                load.is_stopping = True
-                gone.append(await kill_serve(serve))
-                click.echo(f"serve SIGKILL: all is gone after {gone[-1]} s")
-    lost = [one for load in loads for one in load.lost]
-    outcomes = sum((load.outcomes for load in loads), Counter[str]())
-    click.echo(f"{dict(outcomes)}; lost: {lost[:5]}")
+    patience = aiohttp.ClientTimeout(total=PATIENCE_S)
+    closed = aiohttp.TCPConnector(limit=0, force_close=True)
+    async with aiohttp.ClientSession(timeout=patience, connector=closed) as session:
+        tasks = await campaign.run_clients(session, clients)
+        for _ in range(runs):
+            for name in ("server", "tensorrt_llm", "ensemble"):
+                await asyncio.sleep(_CALM_S)  # something is in flight
+                blow = await campaign.strike(session, name)
+                blows.setdefault(f"{name} SIGKILL", []).append(blow)
+                click.echo(f"{name} SIGKILL: {blow}")
+            await asyncio.sleep(_CALM_S)
+            memory.append(campaign.memory())
+            click.echo(f"MiB: {memory[-1]}")
+        gone_s = await campaign.kill_serve()
+        await asyncio.wait(tasks, timeout=PATIENCE_S)
+    click.echo(f"serve is gone after {gone_s} s; {dict(campaign.outcomes)}; lost: {campaign.lost}")
     return {
-        "pair": name,
         "blows": blows,
         "memory_mib": memory,
-        "serve_gone_s": gone,
-        "outcomes": dict(sorted(outcomes.items())),
-        "lost": lost,
-        "longest_request_s": round(max(load.longest_s for load in loads), 3),
+        "serve_gone_s": gone_s,
+        "outcomes": dict(sorted(campaign.outcomes.items())),
+        "lost": campaign.lost,
+        "longest_request_s": round(campaign.longest_s, 3),
     }
-
-
-async def _strike_all(load: Clients, blows: dict[str, list[Figures]]) -> None:
-    """Kills each process of the server in turn."""
-    for name in ("server", "tensorrt_llm", "ensemble"):
-        await asyncio.sleep(_CALM_S)  # something is in flight
-        blow = await strike(load, name)
-        blows.setdefault(f"{name} SIGKILL", []).append(blow)
-        click.echo(f"{name} SIGKILL: {blow}")

@@ -1,48 +1,43 @@
-"""Work that is measured again and again: a bundle's prompts, interleaved runs, their spread."""
+"""Work that is measured again and again: bundles' prompts, interleaved runs, their spread."""
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from itertools import islice
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from statistics import median
 from typing import TypeVar
 
-from dflash_trt.bundle.bundle import Bundle, load_tokenizer
-from dflash_trt.decoding import Generator, Request, SamplingParams
+from dflash_trt.bundle.bundle import Bundle, load_tokenizer, open_bundle
+from dflash_trt.decoding import Request, SamplingParams
 from dflash_trt.errors import DflashError
 from dflash_trt.text.prompts import encode_prompts, read_prompts
 
 Value = TypeVar("Value")
-Key = TypeVar("Key")
 SpreadFigures = dict[str, float]
 
 
 def take_turns(
-    ways: Mapping[Key, Callable[[], Value]], runs: int, *, rotate: bool = False
-) -> dict[Key, list[Value]]:
+    ways: Mapping[str, Callable[[], Value]], runs: int, *, warm_up: bool = False
+) -> dict[str, list[Value]]:
     """Runs all `ways` in turn, `runs` times, so that changes of the machine affect all alike.
 
-    With `rotate` each turn begins with another way. Returns the results by way, in run order.
+    Each turn begins with another way; a turn that warms up is not returned.
     """
-    found: dict[Key, list[Value]] = {name: [] for name in ways}
+    found: dict[str, list[Value]] = {name: [] for name in ways}
     order = deque(ways)
-    for _ in range(runs):
+    for turn in range(-1 if warm_up else 0, runs):
         for name in order:
-            found[name].append(ways[name]())
-        order.rotate(rotate)
+            value = ways[name]()
+            if turn >= 0:
+                found[name].append(value)
+        order.rotate()
     return found
 
 
 def spread(values: Sequence[float]) -> SpreadFigures:
     """Median and range of repeated measurements."""
     return {"median": median(values), "min": min(values), "max": max(values), "runs": len(values)}
-
-
-def spreads(rows: Sequence[Mapping[str, float]], *names: str) -> dict[str, SpreadFigures]:
-    """The spread of each of `names` over `rows`."""
-    return {name: spread([row[name] for row in rows]) for name in names}
 
 
 def spread_of_ratios(above: Sequence[float], below: Sequence[float]) -> SpreadFigures:
@@ -57,17 +52,13 @@ def show(figures: SpreadFigures, form: str) -> str:
 
 
 def prompt_file(bundle: Bundle) -> Path:
-    """The file of prompts in the bundle.
-
-    Raises:
-        DflashError: it has none.
-    """
+    """The file of prompts in the bundle; raises DflashError where it has none."""
     if bundle.prompts is None:
         raise DflashError("came without prompts", where=bundle.folder, usage=True)
     return bundle.prompts
 
 
-def requests_of(bundle: Bundle, max_tokens: int, temperature: float = 0.0) -> list[Request]:
+def requests_of(bundle: Bundle, max_tokens: int, temperature: float) -> list[Request]:
     """A request for each of the bundle's prompts, through its chat template where it has one."""
     texts = read_prompts(prompt_file(bundle))
     return [
@@ -80,15 +71,29 @@ def requests_of(bundle: Bundle, max_tokens: int, temperature: float = 0.0) -> li
     ]
 
 
-def decode_all(generator: Generator, requests: Iterable[Request], concurrency: int) -> int:
-    """Decodes `requests`, `concurrency` at a time; returns the number of output tokens."""
-    waiting = iter(requests)
-    tokens, free = 0, concurrency
-    while True:
-        for request in islice(waiting, free):
-            generator.submit(request)
-        if not generator.has_work:
-            return tokens
-        events = generator.step()
-        tokens += sum(len(event.token_ids) for event in events)
-        free = sum(event.result is not None for event in events)
+def read_named_bundles(texts: Sequence[str], target: Bundle | None) -> dict[str, Bundle]:
+    """The bundles of NAME=BUNDLE texts, by name.
+
+    Raises:
+        DflashError: one that cannot be read, or whose target is not that of `target`, or of the
+            first where there is none (usage).
+    """
+    found: dict[str, Bundle] = {}
+    for text in texts:
+        name, equals, path = text.partition("=")
+        if not (name and equals and path) or name in found:
+            raise DflashError(f"{text!r} is not one NAME=BUNDLE", usage=True)
+        found[name] = open_bundle(Path(path))
+        target = target or found[name]
+        if _target_of(found[name]) != _target_of(target):
+            what = f"has another target than {target.folder}"
+            raise DflashError(what, where=path, usage=True)
+    return found
+
+
+def _target_of(bundle: Bundle) -> list[tuple[int, str | None]]:
+    """What tells a bundle's target from others: sizes and headers of its weight files."""
+    files = bundle.manifest.files
+    return [
+        (one.bytes, one.header_sha256) for one in files if one.path.startswith("weights/target/")
+    ]

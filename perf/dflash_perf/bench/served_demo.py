@@ -21,8 +21,7 @@ from typing import Annotated
 import yaml
 
 from dflash_perf.bench.base import Work, bench
-from dflash_perf.bench.compare import read_named_bundles
-from dflash_perf.bench.repeat import prompt_file
+from dflash_perf.bench.repeat import prompt_file, read_named_bundles
 from dflash_trt.bundle.bundle import Bundle, load_tokenizer, open_bundle
 from dflash_trt.core.progress import SilentProgress
 from dflash_trt.decoding.drafter_kinds import NOBODY

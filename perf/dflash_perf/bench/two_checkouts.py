@@ -108,8 +108,7 @@ def measure(
     by_batch: dict[str, Any] = {}
     for size in batch:
         ways = {name: partial(one.decode, size, prompts) for name, one in running.items()}
-        take_turns(ways, 1)  # warms up
-        found = take_turns(ways, work.runs, rotate=True)
+        found = take_turns(ways, work.runs, warm_up=True)
         if len({tokens for runs in found.values() for tokens, _ in runs}) > 1:
             raise AssertionError("the checkouts differ in their outputs")
         rates = {name: [rate for _, rate in runs] for name, runs in found.items()}

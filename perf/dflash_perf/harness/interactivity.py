@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from dflash_perf.front import Front, FrontPoint, FrontValue
@@ -17,67 +17,56 @@ NOT_MEASURED = "not measured"
 class SweepAnswer:
     """Each configuration's throughput at one interactivity, in tokens/s.
 
-    A value of None is "not measured": no load let a user read so fast, and nothing is extrapolated.
-    `nearest` then has the closest point of the front.
+    A front without a value there is "not measured": no load let a user read so fast, and nothing is
+    extrapolated.
     """
 
     interactivity: float
     baseline: str
-    values: dict[str, FrontValue | None]
-    nearest: dict[str, FrontPoint | None] = field(default_factory=dict)
+    fronts: dict[str, Front]
+
+    @property
+    def values(self) -> dict[str, FrontValue | None]:
+        return {name: front.at(self.interactivity) for name, front in self.fronts.items()}
 
     def ratio(self, configuration: str) -> float | None:
         """Throughput ÷ the baseline's at the same interactivity, or less than that where
         `is_least`; None where the baseline's own is not known there."""
-        mine, other = self.values.get(configuration), self.values.get(self.baseline)
-        if mine is None or other is None or (other.is_least and mine is not other):
+        mine, other = (self.values.get(name) for name in (configuration, self.baseline))
+        if mine is None or other is None:
             return None
-        return mine.throughput / other.throughput
-
-    def is_least(self, configuration: str) -> bool:
-        """Whether heavier loads, which were not measured, might give more."""
-        value = self.values.get(configuration)
-        return value is not None and value.is_least
+        is_unknown = other.is_least and configuration != self.baseline
+        return None if is_unknown else mine.throughput / other.throughput
 
     def to_json(self) -> dict[str, Any]:
         return {
             "interactivity": self.interactivity,
             "baseline": self.baseline,
             "configurations": {
-                name: None
-                if value is None
-                else {
-                    "throughput": value.throughput,
-                    "ratio": self.ratio(name),
-                    "below": _bracket(value.below),
-                    "above": _bracket(value.above),
-                    "points_near": value.near,
-                    "is_least": value.is_least,
-                }
+                name: None if value is None else {**asdict(value), "ratio": self.ratio(name)}
                 for name, value in self.values.items()
             },
-            "nearest": {name: _bracket(one) for name, one in self.nearest.items() if one},
         }
 
-    def describe_missing(self, configuration: str) -> str:
-        """Says that it is not measured there, and names the nearest measured point."""
-        near = self.nearest.get(configuration)
-        return NOT_MEASURED if near is None else f"{NOT_MEASURED}; nearest {_describe_point(near)}"
+    def describe(self, configuration: str) -> str:
+        """The measured points around its value, or that it is not measured and the nearest one."""
+        if (value := self.values[configuration]) is not None:
+            return value.describe()
+        points = self.fronts[configuration].points
+        return NOT_MEASURED + (f"; nearest {points[-1].describe()}" if points else "")
 
     def lines(self, unit: str) -> list[str]:
         """One line per configuration, with the measured points around the value."""
         shown = [f"at {self.interactivity:g} tokens/s per user:"]
         for name, value in self.values.items():
-            if value is None:
-                shown.append(f"  {name}: {self.describe_missing(name)}")
-                continue
-            ratio, compared = self.ratio(name), ""
-            if name != self.baseline:
-                least = at_least(self.is_least(name))
-                known = None if ratio is None else f"{least}{ratio:.2f} × {self.baseline}"
+            line = f"  {name}: "
+            if value is not None:
+                line += f"{value.sign}{value.throughput:,.0f} {unit}"
+                ratio = self.ratio(name)
+                known = None if ratio is None else f"{value.sign}{ratio:.2f} × {self.baseline}"
                 compared = f", {known or f'ratio {NOT_MEASURED}'}"
-            line = f"  {name}: {at_least(value.is_least)}{value.throughput:,.0f} {unit}{compared}"
-            shown.append(f"{line}; {describe_bracket(value)}")
+                line += f"{'' if name == self.baseline else compared}; "
+            shown.append(line + self.describe(name))
         return shown
 
 
@@ -94,11 +83,7 @@ def build_fronts(points: Sequence[SweepPoint]) -> dict[str, Front]:
 
 def answer(points: Sequence[SweepPoint], interactivity: float, baseline: str) -> SweepAnswer:
     """Every configuration's answer at `interactivity`, in the order of `points`."""
-    fronts = build_fronts(points)
-    values = {name: front.at(interactivity) for name, front in fronts.items()}
-    missing = [name for name, value in values.items() if value is None]
-    nearest = {name: fronts[name].nearest(interactivity) for name in missing}
-    return SweepAnswer(interactivity, baseline, values, nearest)
+    return SweepAnswer(interactivity, baseline, build_fronts(points))
 
 
 def loads_between(points: Sequence[SweepPoint], targets: Sequence[float]) -> list[OfferedLoad]:
@@ -110,46 +95,16 @@ def loads_between(points: Sequence[SweepPoint], targets: Sequence[float]) -> lis
     concurrency = {point.load.label: point.load.concurrency for point in points}
     found: set[int] = set()
     for front in build_fronts(points).values():
-        for target in targets:
-            value = front.at(target)
+        for value in map(front.at, targets):
             if value is None or not value.is_sparse:
                 continue
             low, high = concurrency[value.below.label], concurrency[value.above.label]
             if low is not None and high is not None:
                 found.add(round((low * high) ** 0.5))
-    known = set(concurrency.values())
-    return [OfferedLoad(concurrency=count) for count in sorted(found - known)]
+    return [OfferedLoad(concurrency=one) for one in sorted(found - set(concurrency.values()))]
 
 
 def throughput_unit(points: Sequence[SweepPoint]) -> str:
     """The unit of throughput: tokens/s per GPU, or per server where GPUs are not given."""
     per_gpu = all(point.value("output_throughput_per_gpu") for point in points)
     return "tokens/s per GPU" if points and per_gpu else "tokens/s per server"
-
-
-def at_least(is_least: bool) -> str:
-    """The sign before a figure that is a lower bound."""
-    return "≥ " if is_least else ""
-
-
-def describe_bracket(value: FrontValue) -> str:
-    """The measured points around a value, and a remark if there are few."""
-    if value.is_least:
-        return f"measured {_describe_point(value.below)}; heavier loads were not"
-    ends = [_describe_point(one) for one in dict.fromkeys((value.below, value.above))]
-    text = f"measured {' and '.join(ends)}" if len(ends) == 1 else f"between {' and '.join(ends)}"
-    if value.is_sparse:
-        text += f"; few points: {value.near} measured within a factor of two"
-    return text
-
-
-def _describe_point(point: FrontPoint) -> str:
-    return f"{point.interactivity:,.0f} → {point.throughput:,.0f} ({point.label})"
-
-
-def _bracket(point: FrontPoint) -> dict[str, Any]:
-    return {
-        "interactivity": point.interactivity,
-        "throughput": point.throughput,
-        "load": point.label,
-    }

@@ -7,24 +7,20 @@ import gc
 import random
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import islice
 
 import numpy as np
 
-from dflash_perf.harness.distribution import percentile
 from dflash_perf.harness.load_prompts import PromptSet
-from dflash_perf.harness.records import RequestRecord, RunRecord
-from dflash_perf.harness.served_model import Endpoint
-from dflash_perf.harness.sweep_config import OfferedLoad, SweepConfig
-from dflash_perf.harness.trace import Trace
+from dflash_perf.harness.records import Endpoint, RequestRecord, RunRecord, Trace
+from dflash_perf.harness.sweep_config import REQUESTS_PER_STREAM, OfferedLoad, SweepConfig
 from dflash_trt.decoding.loops import is_looping
 from dflash_trt.errors import DflashError
 from dflash_trt.serving.client.errors import ServedModelError
 
-REQUESTS_PER_STREAM = 10
 OPEN_LOOP_REQUESTS = 100
-_LAG_PERIOD_S = 0.02
 _ALIVE_TIMEOUT_S = 15.0
 
 
@@ -95,8 +91,7 @@ class LoadGenerator:
         count = streams if self.config.warmup is None else self.config.warmup
         if count:
             loop = _Loop(self, seed, count, None, f"warm-up {seed}", lambda record: None)
-            await loop.run_closed(streams)
-            self._check_any_completed(loop.records)
+            await loop.run(OfferedLoad(concurrency=streams))
 
     async def run(self, load: OfferedLoad, seed: int, progress: RunProgress) -> RunRecord:
         """One measured run; its record includes failed requests.
@@ -107,38 +102,17 @@ class LoadGenerator:
         gc.collect()
         count, duration = self.requests_of(load), self.config.duration_s
         loop = _Loop(self, seed, count, duration, str(seed), progress.add)
-        lag = asyncio.create_task(_measure_lag())
         cpu_before = time.process_time()
         progress.began_at = time.perf_counter()
-        try:
-            if load.concurrency is not None:
-                await loop.run_closed(load.concurrency)
-            else:
-                assert load.request_rate is not None
-                await loop.run_open(load.request_rate)
-        finally:
-            lag.cancel()
-        cpu_s = time.process_time() - cpu_before
-        lags = await lag
+        await loop.run(load)
+        cpu_s, wall_s = time.process_time() - cpu_before, time.perf_counter() - progress.began_at
         records = sorted(map(loop.judge, loop.records), key=lambda record: record.index)
-        self._check_any_completed(records)
         ends = [one.sent_s + one.e2e_s for one in records if one.e2e_s is not None]
-        window_s = max(ends) - min(record.sent_s for record in records)
         return RunRecord(
             requests=tuple(records),
-            window_s=window_s,
-            client_cpu_share=cpu_s / (time.perf_counter() - progress.began_at),
-            loop_lag_p99_s=percentile(lags, 99) if lags else None,
+            window_s=max(ends) - min(record.sent_s for record in records),
+            client_cpu_share=cpu_s / wall_s,
         )
-
-    def _check_any_completed(self, records: list[RequestRecord]) -> None:
-        if not any(record.completed and record.e2e_s is not None for record in records):
-            errors = [record.error for record in records if record.error]
-            raise DflashError(
-                f"all {len(records)} requests failed, the first with: "
-                f"{errors[0] if errors else 'no output'}",
-                where=self.where,
-            )
 
 
 @dataclass(slots=True)
@@ -158,7 +132,20 @@ class _Loop:
     records: list[RequestRecord] = field(default_factory=list)
     output_ids: dict[int, bytes] = field(default_factory=dict)
 
-    async def run_closed(self, streams: int) -> None:
+    async def run(self, load: OfferedLoad) -> None:
+        """Sends all requests; DflashError where none was answered, or the server is gone."""
+        self.began_at = time.perf_counter()
+        if load.concurrency is not None:
+            await self._run_closed(load.concurrency)
+        else:
+            assert load.request_rate is not None
+            await self._run_open(load.request_rate)
+        if not any(record.completed and record.e2e_s is not None for record in self.records):
+            first = next((one.error for one in self.records if one.error), "no output")
+            what = f"all {len(self.records)} requests failed, the first with: {first}"
+            raise DflashError(what, where=self.generator.where)
+
+    async def _run_closed(self, streams: int) -> None:
         """`streams` workers; each sends its next request when the last one is answered."""
         traces = self._traces()
 
@@ -170,16 +157,13 @@ class _Loop:
             for _ in range(streams if self.count is None else min(streams, self.count)):
                 group.create_task(work())
 
-    async def run_open(self, rate: float) -> None:
+    async def _run_open(self, rate: float) -> None:
         """Sends at exponential intervals of mean 1/rate; equal seeds give equal intervals."""
         intervals = random.Random(f"arrivals {self.seed}")
         due_at = time.perf_counter()
         async with _Together() as group:
             for trace in self._traces():
-                trace.due_at = due_at
-                delay = due_at - time.perf_counter()
-                if delay > 0:
-                    await asyncio.sleep(delay)
+                await asyncio.sleep(max(0.0, due_at - time.perf_counter()))
                 group.create_task(self._send(trace))
                 due_at += intervals.expovariate(rate)
 
@@ -192,10 +176,8 @@ class _Loop:
 
     def _traces(self) -> Iterator[Trace]:
         """New requests, until there are `count` or `duration_s` is over."""
-        self.began_at = time.perf_counter()
         prompts = self.generator.prompts
-        order = prompts.order(self.order)
-        for number, prompt in enumerate(islice(order, self.count)):
+        for number, prompt in enumerate(islice(prompts.order(self.order), self.count)):
             taken_s = time.perf_counter() - self.began_at
             if self.duration_s is not None and taken_s >= self.duration_s:
                 return
@@ -225,11 +207,10 @@ class _Loop:
             await self._check_alive()
 
     async def _check_alive(self) -> None:
-        try:
+        alive = False
+        with suppress(TimeoutError):
             async with asyncio.timeout(_ALIVE_TIMEOUT_S):
                 alive = await self.generator.endpoint.is_alive()
-        except TimeoutError:
-            alive = False
         if not alive:
             raise DflashError(
                 "the server stopped answering; finished runs are kept",
@@ -246,15 +227,3 @@ class _Together(asyncio.TaskGroup):
             await super().__aexit__(*details)  # type: ignore[arg-type]
         except BaseExceptionGroup as group:
             raise group.exceptions[0] from None
-
-
-async def _measure_lag() -> list[float]:
-    """Seconds by which this event loop runs a due task late, sampled until cancelled."""
-    lags: list[float] = []
-    try:
-        while True:
-            before = time.perf_counter()
-            await asyncio.sleep(_LAG_PERIOD_S)
-            lags.append(time.perf_counter() - before - _LAG_PERIOD_S)
-    except asyncio.CancelledError:
-        return lags

@@ -7,16 +7,70 @@ None, never 0. A run's metrics cover its completed requests unless they say othe
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import math
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
 from typing import Literal
 
-from dflash_perf.harness.distribution import percentile
+import numpy as np
+
 from dflash_perf.harness.records import RequestRecord, RunRecord
 
 RequestMetric = Callable[[RequestRecord], float | None]
 RunMetric = Callable[[RunRecord], float | None]
+PERCENTILES = (1, 5, 10, 25, 50, 75, 90, 95, 99)
+CONFIDENCE = 0.95
+
+
+def describe(values: Sequence[float]) -> dict[str, float]:
+    """avg, min, max, percentiles and the population standard deviation (divided by n)."""
+    ranks = np.percentile(values, PERCENTILES)
+    return {
+        "avg": float(np.mean(values)),
+        "min": float(min(values)),
+        "max": float(max(values)),
+        **{f"p{rank}": float(value) for rank, value in zip(PERCENTILES, ranks, strict=True)},
+        "std": float(np.std(values)),
+    }
+
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """A figure over repeated runs.
+
+    `half_width` is half of the mean's 95 % confidence interval, by Student's t with count - 1
+    degrees of freedom; None with a single run.
+    """
+
+    mean: float
+    low: float
+    high: float
+    count: int
+    half_width: float | None
+
+    @staticmethod
+    def of(values: Sequence[float]) -> Spread | None:
+        """The spread of `values`; None if there are none."""
+        if not values:
+            return None
+        count, half_width = len(values), None
+        if count > 1:
+            from scipy.special import stdtrit
+
+            quantile = float(stdtrit(count - 1, (1 + CONFIDENCE) / 2))
+            half_width = quantile * float(np.std(values, ddof=1)) / math.sqrt(count)
+        mean = math.fsum(values) / count
+        return Spread(mean, min(values), max(values), count, half_width)
+
+    def to_json(self) -> dict[str, float | int | None]:
+        return {
+            "mean": self.mean,
+            "min": self.low,
+            "max": self.high,
+            "runs": self.count,
+            "confidence_95_half_width": self.half_width,
+        }
 
 
 def ttft(request: RequestRecord) -> float | None:
@@ -37,13 +91,6 @@ def tpot(request: RequestRecord) -> float | None:
     return (request.e2e_s - request.ttft_s) / (n - 1)
 
 
-def end_to_end_rate(request: RequestRecord) -> float | None:
-    """End-to-end rate = n / E2E: a user's tokens per second with TTFT inside."""
-    if not request.e2e_s or request.output_tokens is None:
-        return None
-    return request.output_tokens / request.e2e_s
-
-
 def output_tokens(request: RequestRecord) -> float | None:
     """Output tokens = n."""
     return request.output_tokens
@@ -52,11 +99,6 @@ def output_tokens(request: RequestRecord) -> float | None:
 def input_tokens(request: RequestRecord) -> float | None:
     """Input tokens as the server counts them; none where it does not say."""
     return request.input_tokens
-
-
-def send_delay(request: RequestRecord) -> float | None:
-    """Send delay = really sent - arrival (open loop): a slow client shows here."""
-    return request.delay_s
 
 
 def output_throughput(run: RunRecord) -> float | None:
@@ -76,12 +118,7 @@ def output_throughput_per_gpu(run: RunRecord) -> float | None:
 def interactivity(run: RunRecord) -> float | None:
     """Interactivity = 1 / median TPOT: tokens/s per user; seconds are ranked, then inverted."""
     values = [value for one in run.completed if (value := tpot(one))]
-    return 1 / percentile(values, 50) if values else None
-
-
-def request_throughput(run: RunRecord) -> float | None:
-    """Request throughput = completed requests / window."""
-    return len(run.completed) / run.window_s if run.window_s > 0 else None
+    return 1 / float(np.median(values)) if values else None
 
 
 def goodput(run: RunRecord) -> float | None:
@@ -119,22 +156,6 @@ def acceptance_length(run: RunRecord) -> float | None:
     return emitted / steps if steps else None
 
 
-def acceptance_rate(run: RunRecord) -> float | None:
-    """Acceptance rate = accepted drafts / drafts; None where nothing was drafted."""
-    drafted = accepted = 0
-    for request in run.completed:
-        if request.drafted_tokens and request.accepted_tokens is not None:
-            drafted += request.drafted_tokens
-            accepted += request.accepted_tokens
-    return accepted / drafted if drafted else None
-
-
-def failed_share(run: RunRecord) -> float | None:
-    """Failed share = failed requests / requests sent."""
-    sent = len(run.requests)
-    return (sent - len(run.completed)) / sent if sent else None
-
-
 def client_cpu_share(run: RunRecord) -> float | None:
     """Client CPU share = processor time of the measuring process / wall time; 1 is a whole core."""
     return run.client_cpu_share
@@ -144,20 +165,15 @@ REQUEST_METRICS: dict[str, RequestMetric] = {
     "ttft": ttft,
     "tpot": tpot,
     "e2e": e2e,
-    "end_to_end_rate": end_to_end_rate,
     "output_tokens": output_tokens,
     "input_tokens": input_tokens,
-    "send_delay": send_delay,
 }
 RUN_METRICS: dict[str, RunMetric] = {
     "interactivity": interactivity,
     "output_throughput": output_throughput,
     "output_throughput_per_gpu": output_throughput_per_gpu,
-    "request_throughput": request_throughput,
     "goodput": goodput,
     "acceptance_length": acceptance_length,
-    "acceptance_rate": acceptance_rate,
-    "failed_share": failed_share,
     "client_cpu_share": client_cpu_share,
 }
 """Metrics by tag, in the order of reports."""
@@ -195,7 +211,7 @@ class AcceptanceProfile:
         """The profile of `requests`; None if the server reports no histogram or drafted nothing."""
         drafted = [one for one in requests if one.completed and one.drafted_tokens]
         histogram = _sum_columns(one.histogram for one in drafted)
-        if not histogram or len(histogram) < 2:
+        if len(histogram) < 2:
             return None
         if all(one.position_trials and one.position_accepts for one in drafted):
             trials = _sum_columns(one.position_trials for one in drafted)

@@ -1,4 +1,4 @@
-"""The prompts of a sweep, from a JSON-lines file or a local SPEED-Bench copy, cut to length."""
+"""The prompts of a sweep, from files or the hub, cut to length."""
 
 from __future__ import annotations
 
@@ -6,10 +6,9 @@ import hashlib
 import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import chain, count, cycle
+from itertools import count
 from pathlib import Path
 
-from dflash_perf.harness.speed_bench import read_speed_bench
 from dflash_perf.harness.sweep_config import SweepConfig
 from dflash_trt.core.files import FileKind, read_bytes
 from dflash_trt.errors import DflashError
@@ -17,9 +16,6 @@ from dflash_trt.text.prompts import PromptRecord, read_records
 from dflash_trt.text.task_sets import read_task_sets
 from dflash_trt.text.tokenizer_calls import decode, encode, open_tokenizer
 
-RANDOM_WORDS = "random words"
-"""The set that prompts belong to which nobody wrote."""
-_RANDOM_PROMPTS, _TRIES = 128, 32
 _SEAM = "\n\n"
 _MARGIN = 8
 
@@ -28,45 +24,34 @@ class Tokenizer:
     """A tokenizer.json: cuts prompts to length, and counts tokens if the server does not."""
 
     def __init__(self, path: Path) -> None:
-        file = _find(path)
+        """Opens the file itself, or that of a checkpoint folder or bundle."""
+        places = (path, path / "tokenizer.json", path / "tokenizer" / "tokenizer.json")
+        file = next((place for place in places if place.is_file()), None)
+        if file is None:
+            raise DflashError("no tokenizer.json there", where=path, usage=True)
         try:
             self._core = open_tokenizer(read_bytes(file, FileKind.TOKENIZER, named=True), file)
         except DflashError as error:
             raise DflashError(error.what, where=error.where, usage=True) from error
 
+    def encode(self, text: str) -> list[int]:
+        """The tokens of `text`, without special ones."""
+        return encode(self._core, text, special=False)
+
     def count(self, text: str) -> int:
         """The number of tokens of `text`, without special tokens."""
-        return len(self._encode(text))
+        return len(self.encode(text))
 
-    def cut(self, text: str, length: int) -> str | None:
-        """A beginning of `text` that encodes to `length` tokens; None if none is found.
+    def cut(self, ids: Sequence[int], length: int) -> str | None:
+        """The text of a beginning of `ids` that encodes to `length` tokens; None if none does.
 
         A cut can split a character or a merge of the tokenizer, so nearby cuts are tried too.
         """
-        ids = self._encode(text)
         for extra in sorted(range(-_MARGIN, _MARGIN + 1), key=abs):
-            cut = decode(self._core, ids[: length + extra])
+            cut = decode(self._core, list(ids[: length + extra]))
             if "\ufffd" not in cut and self.count(cut) == length:
                 return cut
         return None
-
-    def words(self) -> list[str]:
-        """Words of letters alone that are one token each, in the order of their ids."""
-        texts = (
-            decode(self._core, [index]).strip() for index in range(self._core.get_vocab_size())
-        )
-        return [text for text in texts if len(text) > 1 and text.isascii() and text.isalpha()]
-
-    def _encode(self, text: str) -> list[int]:
-        return encode(self._core, text, special=False)
-
-
-def _find(path: Path) -> Path:
-    """The tokenizer.json at `path`: the file itself, or that of a checkpoint folder or bundle."""
-    for file in (path, path / "tokenizer.json", path / "tokenizer" / "tokenizer.json"):
-        if file.is_file():
-            return file
-    raise DflashError("no tokenizer.json there", where=path, usage=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,118 +88,52 @@ def load_prompts(config: SweepConfig, tokenizer: Tokenizer | None) -> PromptSet:
 
     Raises:
         DflashError: a file that cannot be used, an empty prompt, too little text for `isl`, or a
-            tokenizer of too few words for random ones.
+            schema of answers that go on behind its end.
     """
-    if config.is_synthetic:
-        assert tokenizer is not None and config.isl is not None, "the settings say so"
-        texts = random_prompts(
-            tokenizer, config.isl, config.limit_prompts or _RANDOM_PROMPTS, config.seed
-        )
-        return PromptSet(tuple(texts), (RANDOM_WORDS,) * len(texts))
+    texts: list[str] = []
+    names: list[str] = []
+    given: list[PromptRecord] = []
     if config.input_file is not None:
-        path = Path(config.input_file)
-        if config.dataset == "speed-bench":
-            records = [PromptRecord(one) for one in read_speed_bench(path, config.categories)]
-        else:
-            records = read_records(path)
-        records = records[: config.limit_prompts]
-        prepared = _prepare([one.text for one in records], config, tokenizer, path)
-        return PromptSet(prepared, schemas=_schemas(records, config))
-    texts, names, given = [], [], list[PromptRecord]()
+        given = read_records(Path(config.input_file))[: config.limit_prompts]
+        texts = _prepare(given, config, tokenizer, config.input_file)
     for one in read_task_sets(config.prompts, config.limit_prompts):
-        prompts = [prompt.text for prompt in one.prompts]
-        texts += _prepare(prompts, config, tokenizer, config.prompts[one.name])
-        names += [one.name] * len(prompts)
         given += one.prompts
-    return PromptSet(tuple(texts), tuple(names), _schemas(given, config))
-
-
-def _schemas(records: Sequence[PromptRecord], config: SweepConfig) -> tuple[str | None, ...]:
-    """Of each prompt; none at all where no prompt has one.
-
-    Raises:
-        DflashError: the sweep goes on behind the end that a schema has (usage).
-    """
-    schemas = tuple(one.schema for one in records)
-    if not any(schemas):
-        return ()
-    if config.ignore_eos:
+        texts += _prepare(one.prompts, config, tokenizer, config.prompts[one.name])
+        names += [one.name] * len(one.prompts)
+    schemas = tuple(one.schema for one in given)
+    if any(schemas) and config.ignore_eos:
         what = "prompts with a schema end where it does"
         raise DflashError(what, where="ignore_eos", fix="leave it out", usage=True)
-    return schemas
+    return PromptSet(tuple(texts), tuple(names), schemas if any(schemas) else ())
 
 
 def _prepare(
-    prompts: Sequence[str], config: SweepConfig, tokenizer: Tokenizer | None, source: str | Path
-) -> tuple[str, ...]:
-    """The prompts of one source, checked, and cut to `isl` from the text of that source alone."""
+    records: Sequence[PromptRecord], config: SweepConfig, tokenizer: Tokenizer | None, source: str
+) -> list[str]:
+    """The prompts of one source; with `isl` of so many tokens: each goes on with the next ones.
+
+    Random tokens would be simpler but distort acceptance.
+    """
+    prompts = [one.text for one in records]
     for number, prompt in enumerate(prompts, start=1):
         if not prompt.strip():
             raise DflashError(f"prompt {number} is empty", where=source, usage=True)
     if config.isl is None:
-        return tuple(prompts)
+        return prompts
     assert tokenizer is not None, "the settings say so"
-    return tuple(cut_to_length(prompts, tokenizer, config.isl, source))
-
-
-def random_prompts(tokenizer: Tokenizer, length: int, count: int, seed: int) -> list[str]:
-    """`count` different prompts of `length` tokens each, of words drawn by `seed`.
-
-    They differ from the first word on, so that no server finds one in another's cache. What a model
-    says to them is like nothing that people ask: their acceptance means nothing.
-
-    Raises:
-        DflashError: the tokenizer has too few words, or no words of so many tokens are found.
-    """
-    words, generator = tokenizer.words(), random.Random(f"{seed}:{length}")
-    found: dict[str, None] = {}
-    for _ in range(count * _TRIES):
-        if len(found) == count or not words:
-            break
-        drawn = " ".join(generator.choices(words, k=length + _MARGIN))
-        cut = tokenizer.cut(drawn, length)
-        if cut is not None:
-            found.setdefault(cut)
-    if len(found) < count:
-        what = f"makes only {len(found):,} random prompts of {length:,} tokens, of {count:,}"
-        fix = "give prompts with --prompts NAME=FILE"
-        raise DflashError(what, where="the tokenizer", fix=fix, usage=True)
-    return list(found)
-
-
-def cut_to_length(
-    prompts: Sequence[str], tokenizer: Tokenizer, length: int, source: str | Path
-) -> list[str]:
-    """One prompt of `length` tokens for each of `prompts`: its text, then that of the next ones.
-
-    Random tokens would be simpler but distort acceptance.
-
-    Raises:
-        DflashError: all prompts together are shorter, or no cut encodes to `length` tokens.
-    """
-    lengths = [tokenizer.count(prompt) for prompt in prompts]
-    if sum(lengths) < length:
-        raise DflashError(
-            f"all prompts together have {sum(lengths):,} tokens, prompts of {length:,} need more",
-            where=source,
-            usage=True,
-        )
+    length = config.isl
+    held = sum(map(tokenizer.count, prompts))
+    if held < length:
+        what = f"all prompts together have {held:,} tokens, prompts of {length:,} need more"
+        raise DflashError(what, where=source, usage=True)
+    turns = -(-(length + _MARGIN) // held) + 1
     found = []
-    numbers = range(len(prompts))
-    for first in numbers:
-        parts: list[str] = []
-        tokens = 0
-        for number in chain(numbers[first:], cycle(numbers)):
-            parts.append(prompts[number])
-            tokens += lengths[number]
-            if tokens >= length + _MARGIN:
-                break
-        text = tokenizer.cut(_SEAM.join(parts), length)
-        if text is None:
-            raise DflashError(
-                f"prompt {first + 1} cannot be cut to {length} tokens that encode to as many",
-                where=source,
-                fix="choose another isl",
-            )
-        found.append(text)
+    for first in range(len(prompts)):
+        text = _SEAM.join(prompts[first:] + prompts * turns)
+        ids = tokenizer.encode(text[: (length + _MARGIN) * 64])
+        cut = tokenizer.cut(ids, length)
+        if cut is None:
+            what = f"prompt {first + 1} cannot be cut to {length} tokens that encode to as many"
+            raise DflashError(what, where=source, fix="choose another isl")
+        found.append(cut)
     return found

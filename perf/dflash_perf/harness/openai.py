@@ -6,16 +6,14 @@ import json
 import os
 import time
 from array import array
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from dflash_perf.harness.records import ServerCounts
+import aiohttp
+
+from dflash_perf.harness.records import ServerCounts, Trace
 from dflash_perf.harness.sweep_config import Configuration, SweepConfig
-from dflash_perf.harness.trace import Trace
 from dflash_trt.errors import DflashError, one_line
 from dflash_trt.serving.client.errors import ServedModelError
-
-if TYPE_CHECKING:
-    from aiohttp import ClientSession
 
 _TEXT_FIELDS = ("content", "reasoning_content", "reasoning")
 _CONNECT_TIMEOUT_S = 10.0
@@ -26,13 +24,25 @@ class OpenAiEndpoint:
     """See `Endpoint`. Counts tokens by `token_ids` of the chunks if there are any, or `usage`."""
 
     def __init__(self, configuration: Configuration, config: SweepConfig) -> None:
-        self._configuration = configuration
+        self._model = configuration.model
         self._root = configuration.url.rstrip("/").removesuffix("/v1") + "/v1"
         if "://" not in self._root:
             self._root = f"http://{self._root}"
         self._chat = configuration.kind == "chat"
         self._url = self._root + ("/chat/completions" if self._chat else "/completions")
-        self._session = _open_session(_headers(configuration))
+        headers = {"Content-Type": "application/json", "Accept": "text/event-stream"}
+        if configuration.api_key_env is not None:
+            key = os.environ.get(configuration.api_key_env)
+            if not key:
+                what = f"the variable {configuration.api_key_env} is not set"
+                raise DflashError(what, where=configuration.name, usage=True)
+            headers["Authorization"] = f"Bearer {key}"
+        self._session = aiohttp.ClientSession(
+            headers=headers,
+            connector=aiohttp.TCPConnector(limit=0),
+            timeout=aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_TIMEOUT_S),
+            read_bufsize=_MAX_LINE,
+        )
         self._body: dict[str, Any] = {
             "model": configuration.model,
             "stream": True,
@@ -48,38 +58,23 @@ class OpenAiEndpoint:
         self._body |= configuration.parameters
 
     async def describe(self) -> dict[str, Any]:
-        import aiohttp
-
         try:
             async with self._session.get(f"{self._root}/models") as reply:
                 body = await reply.json() if reply.ok else {}
                 server, status = reply.headers.get("server", "unknown"), reply.status
-        except (aiohttp.ClientConnectionError, TimeoutError) as error:
-            raise DflashError(
-                f"no server answers there ({one_line(error, 120)})", where=self._root
-            ) from None
-        except (aiohttp.ClientError, ValueError) as error:
-            raise DflashError(
-                f"is no OpenAI-compatible endpoint: {one_line(error, 120)}", where=self._root
-            ) from None
-        names = [one.get("id") for one in body.get("data", []) if isinstance(one, dict)]
+        except (aiohttp.ClientError, TimeoutError, ValueError) as error:
+            what = f"no OpenAI-compatible server answers there ({one_line(error, 120)})"
+            raise DflashError(what, where=self._root) from None
         if status in (401, 403):
-            raise DflashError(
-                f"answers HTTP {status}",
-                where=self._root,
-                fix="name the variable with its key as api_key_env, in a YAML for --config",
-            )
-        if names and self._configuration.model not in names:
-            raise DflashError(
-                f"has no model {self._configuration.model!r}, but {', '.join(map(str, names))}",
-                where=self._root,
-                usage=True,
-            )
-        return {"server": server, "model": self._configuration.model, "parameters": {}}
+            fix = "name the variable with its key as api_key_env, in a YAML for --config"
+            raise DflashError(f"answers HTTP {status}", where=self._root, fix=fix)
+        names = [one.get("id") for one in body.get("data", []) if isinstance(one, dict)]
+        if names and self._model not in names:
+            what = f"has no model {self._model!r}, but {', '.join(map(str, names))}"
+            raise DflashError(what, where=self._root, usage=True)
+        return {"server": server, "model": self._model, "parameters": {}}
 
     async def send(self, prompt: str, seed: int, trace: Trace, schema: str | None = None) -> None:
-        import aiohttp
-
         asked: dict[str, Any] = {"prompt": prompt}
         if self._chat:
             asked = {"messages": [{"role": "user", "content": prompt}]}
@@ -88,20 +83,21 @@ class OpenAiEndpoint:
             asked["response_format"] = {"type": "json_schema", "json_schema": wrapped}
         body = json.dumps({**self._body, **asked, "seed": seed}).encode()
         trace.start()
+        ended = False
         try:
             async with self._session.post(self._url, data=body) as reply:
                 if reply.status != 200:
                     text = (await reply.content.read(2000)).decode(errors="replace")
                     raise ServedModelError(f"HTTP {reply.status}: {_reason(text)}", "failed")
-                ended = False
                 while line := await reply.content.readuntil(b"\n"):
                     ended = self._take(line.strip(), time.perf_counter(), trace) or ended
         except (aiohttp.ClientConnectionError, ConnectionError) as error:
-            raise _unreachable(one_line(error, 200)) from None
+            raise ServedModelError(one_line(error), "unavailable", unreachable=True) from None
         except (aiohttp.ClientError, ValueError) as error:
             raise ServedModelError(one_line(error, 200), "failed") from None
         if not ended:
-            raise _unreachable("the stream ended before its end")
+            what = "the stream ended before its end"
+            raise ServedModelError(what, "unavailable", unreachable=True)
 
     async def is_alive(self) -> bool:
         try:
@@ -120,15 +116,13 @@ class OpenAiEndpoint:
             ServedModelError: the line is an error.
             ValueError: it is not JSON.
         """
-        if not line.startswith(b"data:"):
+        data = line.removeprefix(b"data:").strip()
+        if data == line:
             return False
-        data = line[5:].strip()
         if data == b"[DONE]":
             return True
         chunk = json.loads(data)
-        if not isinstance(chunk, dict):
-            raise ServedModelError("a chunk of the stream is not an object", "failed")
-        if chunk.get("error"):
+        if not isinstance(chunk, dict) or chunk.get("error"):
             raise ServedModelError(_reason(data.decode(errors="replace")), "failed")
         if isinstance(usage := chunk.get("usage"), dict):
             trace.counts = _read_usage(usage)
@@ -145,35 +139,6 @@ class OpenAiEndpoint:
             if reason:
                 trace.finish_reason, ended = str(reason), True
         return ended
-
-
-def _unreachable(what: str) -> ServedModelError:
-    return ServedModelError(what, "unavailable", unreachable=True)
-
-
-def _headers(configuration: Configuration) -> dict[str, str]:
-    headers = {"Content-Type": "application/json", "Accept": "text/event-stream"}
-    if configuration.api_key_env is not None:
-        key = os.environ.get(configuration.api_key_env)
-        if not key:
-            raise DflashError(
-                f"the variable {configuration.api_key_env} is not set",
-                where=configuration.name,
-                usage=True,
-            )
-        headers["Authorization"] = f"Bearer {key}"
-    return headers
-
-
-def _open_session(headers: dict[str, str]) -> ClientSession:
-    import aiohttp
-
-    return aiohttp.ClientSession(
-        headers=headers,
-        connector=aiohttp.TCPConnector(limit=0),
-        timeout=aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_TIMEOUT_S),
-        read_bufsize=_MAX_LINE,
-    )
 
 
 def _read_usage(usage: dict[str, Any]) -> ServerCounts:

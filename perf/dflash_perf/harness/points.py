@@ -10,28 +10,22 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
-from dflash_perf.harness.distribution import Spread, describe
-from dflash_perf.harness.load import REQUESTS_PER_STREAM
 from dflash_perf.harness.load_metrics import (
     REQUEST_METRICS,
     RUN_METRICS,
     AcceptanceProfile,
+    Spread,
     acceptance_length,
-    acceptance_rate,
+    describe,
     interactivity,
 )
-from dflash_perf.harness.load_prompts import RANDOM_WORDS
 from dflash_perf.harness.records import RequestRecord, RunRecord
-from dflash_perf.harness.sweep_config import OfferedLoad
+from dflash_perf.harness.sweep_config import REQUESTS_PER_STREAM, OfferedLoad
 from dflash_trt.text.task_sets import ALL
 
 BUSY_CLIENT = 0.8
 
-SET_METRICS = {
-    "interactivity": interactivity,
-    "acceptance_length": acceptance_length,
-    "acceptance_rate": acceptance_rate,
-}
+SET_METRICS = {"interactivity": interactivity, "acceptance_length": acceptance_length}
 """Run metrics that say something about some of a run's requests; throughput is of all together."""
 
 
@@ -42,9 +36,8 @@ class SetSummary:
     Args:
         requests, completed: how many were sent, and how many were answered.
         output_tokens, verify_steps: sums over the answers of which they are known.
-        values: SET_METRICS by tag, over answers that do not loop (`runtime.loops`).
+        values: SET_METRICS by tag, over answers that do not loop (`decoding.loops`).
         looping: how many answers do; None where no server told token ids.
-        looping_acceptance_length: of those alone.
     """
 
     name: str
@@ -54,7 +47,6 @@ class SetSummary:
     verify_steps: int
     values: dict[str, float]
     looping: int | None = None
-    looping_acceptance_length: float | None = None
 
     @staticmethod
     def of(name: str, requests: Sequence[RequestRecord], run: RunRecord) -> SetSummary:
@@ -62,8 +54,6 @@ class SetSummary:
         completed = [one for one in requests if one.completed]
         counted = [one for one in completed if not one.looping]
         part = replace(run, requests=tuple(counted))
-        looping = replace(run, requests=tuple(one for one in completed if one.looping))
-        values = ((tag, metric(part)) for tag, metric in SET_METRICS.items())
         is_known = any(one.looping is not None for one in completed)
         return SetSummary(
             name=name,
@@ -71,9 +61,10 @@ class SetSummary:
             completed=len(completed),
             output_tokens=sum(one.output_tokens or 0 for one in counted),
             verify_steps=sum(one.verify_steps or 0 for one in counted),
-            values={tag: value for tag, value in values if value is not None},
-            looping=len(looping.requests) if is_known else None,
-            looping_acceptance_length=acceptance_length(looping),
+            values={
+                tag: value for tag, of in SET_METRICS.items() if (value := of(part)) is not None
+            },
+            looping=len(completed) - len(counted) if is_known else None,
         )
 
 
@@ -103,38 +94,32 @@ class RunSummary(RunPlan):
 
     Args:
         requests, completed: how many requests were sent, and how many were answered.
-        window_s, loop_lag_p99_s: see `RunRecord`.
         errors: how many requests failed, by message.
         token_sources: how many requests' tokens were counted in each way.
         values: run metrics by tag; those without data are missing.
-        distributions: request metrics by tag, as from `distribution.describe`.
-        count_differs: requests whose number of token ids differs from the server's count.
-        sets: figures of each named set, then of all requests; empty in results of an older version.
+        distributions: request metrics by tag, as from `describe`.
         ended_early: requests with fewer output tokens than `exact_tokens`.
+        sets: figures of each named set, then of all requests.
     """
 
     requests: int
     completed: int
-    window_s: float
     errors: dict[str, int]
     token_sources: dict[str, int]
     values: dict[str, float]
     distributions: dict[str, dict[str, float]]
     acceptance: AcceptanceProfile | None
-    count_differs: int
     ended_early: int
-    loop_lag_p99_s: float | None
     sets: tuple[SetSummary, ...] = ()
 
     @staticmethod
     def of(plan: RunPlan, run: RunRecord, exact_tokens: int | None = None) -> RunSummary:
         """The summary of `run`; `exact_tokens` is the fixed output length of requests, if any."""
-        completed = run.completed
-        distributions: dict[str, dict[str, float]] = {}
-        for tag, metric in REQUEST_METRICS.items():
-            values = [value for one in completed if (value := metric(one)) is not None]
-            if values:
-                distributions[tag] = describe(values)
+        completed, exact = run.completed, exact_tokens or 0
+        found = {
+            tag: [value for one in completed if (value := metric(one)) is not None]
+            for tag, metric in REQUEST_METRICS.items()
+        }
         run_values = ((tag, metric(run)) for tag, metric in RUN_METRICS.items())
         return RunSummary(
             configuration=plan.configuration,
@@ -143,18 +128,12 @@ class RunSummary(RunPlan):
             seed=plan.seed,
             requests=len(run.requests),
             completed=len(completed),
-            window_s=run.window_s,
             errors=dict(Counter(one.error for one in run.requests if one.error is not None)),
             token_sources=dict(Counter(one.token_source or "not counted" for one in completed)),
             values={tag: value for tag, value in run_values if value is not None},
-            distributions=distributions,
+            distributions={tag: describe(values) for tag, values in found.items() if values},
             acceptance=AcceptanceProfile.of(completed),
-            count_differs=sum(one.count_differs for one in completed),
-            ended_early=sum(
-                exact_tokens is not None and (one.output_tokens or 0) < exact_tokens
-                for one in completed
-            ),
-            loop_lag_p99_s=run.loop_lag_p99_s,
+            ended_early=sum((one.output_tokens or 0) < exact for one in completed),
             sets=summarize_sets(run),
         )
 
@@ -238,30 +217,28 @@ class SweepPoint:
         busiest = max(run.values.get("client_cpu_share", 0.0) for run in self.runs)
         if busiest > BUSY_CLIENT:
             notes.append(f"the client used {busiest:.0%} of a core: it may be the bottleneck")
-        if self.set_names == (RANDOM_WORDS,):
-            notes.append("prompts are random words: acceptance, and speed with it, mean nothing")
-        if differing := sum(run.count_differs for run in self.runs):
-            notes.append(f"output_ids and the server's own count differ in {differing} requests")
         if early := sum(run.ended_early for run in self.runs):
             notes.append(f"{early} requests ended early: the server does not ignore eos")
         if looping := sum(one.looping or 0 for one in self.of_set(ALL)):
-            notes.append(self._describe_loops(looping))
+            others = self.set_value(ALL, "acceptance_length")
+            without = "" if others is None else f", which is {others.mean:.2f} without them"
+            what = f"{looping} of {self.requests} answers repeat themselves"
+            notes.append(f"{what}; they inflate τ{without}")
         return notes
 
-    def _describe_loops(self, looping: int) -> str:
-        """That so many answers repeat themselves, and what the others' acceptance length is."""
-        others = self.set_value(ALL, "acceptance_length")
-        without = "" if others is None else f", which is {others.mean:.2f} without them"
-        return f"{looping} of {self.requests} answers repeat themselves; they inflate τ{without}"
-
     def to_json(self) -> dict[str, Any]:
-        tags = sorted({tag for run in self.runs for tag in run.values})
+        tags = dict.fromkeys(tag for run in self.runs for tag in run.values)
+        found = dict.fromkeys(tag for run in self.runs for tag in run.distributions)
         return {
             "configuration": self.configuration,
-            "load": self.load.model_dump(),
+            "load": self.load.model_dump(exclude_none=True),
             "interactivity": self.interactivity,
             "values": {
                 tag: spread.to_json() for tag in tags if (spread := self.value(tag)) is not None
+            },
+            "quantiles": {
+                tag: {rank: self.quantile(tag, rank) for rank in ("avg", "p50", "p90", "p99")}
+                for tag in found
             },
             "requests": self.requests,
             "failed": self.failed,
@@ -286,15 +263,11 @@ class SweepPoint:
 def group(runs: Iterable[RunSummary]) -> list[SweepPoint]:
     """Points of runs: configurations in order of appearance, loads from light to heavy."""
     by_point: dict[tuple[str, str], list[RunSummary]] = {}
-    names: list[str] = []
     for run in runs:
         by_point.setdefault((run.configuration, run.load.slug), []).append(run)
-        if run.configuration not in names:
-            names.append(run.configuration)
+    names = list(dict.fromkeys(name for name, _ in by_point))
     points = [
-        SweepPoint(
-            group[0].configuration, group[0].load, tuple(sorted(group, key=lambda r: r.repeat))
-        )
-        for group in by_point.values()
+        SweepPoint(name, found[0].load, tuple(sorted(found, key=lambda run: run.repeat)))
+        for (name, _), found in by_point.items()
     ]
     return sorted(points, key=lambda point: (names.index(point.configuration), point.load.order))

@@ -1,14 +1,19 @@
-"""Records of measured requests, from which metrics are computed; a line of requests.jsonl each."""
+"""Measured requests: what arrives for one, its record (a line of requests.jsonl), and a run's."""
 
 from __future__ import annotations
 
 import dataclasses
-from dataclasses import dataclass
-from typing import Any, Literal
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal, Protocol
 
 from dflash_perf.harness.sweep_config import Goodput
 
 TokenSource = Literal["output_ids", "counts", "tokenizer"]
+Streaming = Literal["cumulative", "delta"]
+_SETTLED = 4
+_ID_BYTES = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,23 +38,17 @@ class ServerCounts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestRecord(ServerCounts):
-    """A finished or failed request. Times are seconds of one monotonic clock.
-
-    A figure that was not measured or not reported is None, never 0.
+    """A finished or failed request; a figure that was not measured is None, never 0.
 
     Args:
         index: its number in the run, in the order of sending.
         prompt: index of its prompt.
         set_name: the named set that has it; None where sets have no names.
         sent_s: when it was sent, since the run began.
-        delay_s: open loop: how long after its due time it was sent.
         ttft_s: sent → first text.
         e2e_s: sent → final response.
         output_tokens: counted by `token_source`, never by messages.
-        token_source: token ids, the server's count, or the client's tokenizer.
-        count_differs: the server's count is not the number of its token ids.
-        looping: whether the answer repeats itself (`runtime.loops`); None without token ids.
-        messages: how many messages of the stream carried output.
+        looping: whether the answer repeats itself (`decoding.loops`); None without token ids.
         error: why it failed; other fields may then be missing.
     """
 
@@ -57,13 +56,10 @@ class RequestRecord(ServerCounts):
     prompt: int
     set_name: str | None = None
     sent_s: float
-    delay_s: float | None = None
     ttft_s: float | None = None
     e2e_s: float | None = None
     token_source: TokenSource | None = None
-    count_differs: bool = False
     looping: bool | None = None
-    messages: int = 0
     finish_reason: str | None = None
     error: str | None = None
 
@@ -74,17 +70,19 @@ class RequestRecord(ServerCounts):
     def to_json(self) -> dict[str, Any]:
         """The fields that are not at their defaults; times to the microsecond."""
         shown: dict[str, Any] = {}
-        for field in dataclasses.fields(self):
-            value = getattr(self, field.name)
-            if value != field.default:
-                shown[field.name] = round(value, 6) if isinstance(value, float) else value
+        for one in dataclasses.fields(self):
+            value = getattr(self, one.name)
+            if value != one.default:
+                shown[one.name] = round(value, 6) if isinstance(value, float) else value
         return shown
 
     @staticmethod
     def from_json(raw: dict[str, Any]) -> RequestRecord:
         """The record that `to_json` wrote; raises TypeError for anything else."""
-        lists = {key: tuple(value) for key, value in raw.items() if isinstance(value, list)}
-        return RequestRecord(**{**raw, **lists})
+        known = {one.name for one in dataclasses.fields(RequestRecord)}
+        kept = {key: value for key, value in raw.items() if key in known}
+        lists = {key: tuple(value) for key, value in kept.items() if isinstance(value, list)}
+        return RequestRecord(**{**kept, **lists})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,7 +92,6 @@ class RunRecord:
     Args:
         window_s: first measured request sent → last final response.
         client_cpu_share: processor time of this process / wall time of the run; 1 is one core.
-        loop_lag_p99_s: 99th percentile of how late the event loop ran a task that was due.
         gpus: throughput is divided by their number; None is throughput of the whole server.
         goodput: the limits of a good request.
     """
@@ -102,10 +99,164 @@ class RunRecord:
     requests: tuple[RequestRecord, ...]
     window_s: float
     client_cpu_share: float
-    loop_lag_p99_s: float | None = None
     gpus: int | None = None
     goodput: Goodput = Goodput()
 
     @property
     def completed(self) -> list[RequestRecord]:
         return [request for request in self.requests if request.completed]
+
+
+class GrownBytes:
+    """Joins streamed pieces, each only the new part ("delta") or all so far ("cumulative").
+
+    A cumulative piece begins with the one before. After _SETTLED such pieces that grew, the stream
+    counts as cumulative and earlier pieces are dropped. With fewer, `whole` decides.
+
+    Args:
+        streaming: which it is, if the server says so.
+    """
+
+    def __init__(self, streaming: Streaming | None = None) -> None:
+        self._streaming = streaming
+        self._last = b""
+        self._joined: list[bytes] = []
+        self._growths = 0
+
+    def push(self, piece: bytes) -> None:
+        if self._streaming is None:
+            if not piece.startswith(self._last):
+                self._streaming = "delta"
+            elif len(piece) > len(self._last):
+                self._growths += 1
+                if self._growths == _SETTLED:
+                    self._streaming = "cumulative"
+        if self._streaming == "cumulative":
+            self._joined.clear()
+        else:
+            self._joined.append(piece)
+        self._last = piece
+
+    def whole(self, length: int | None = None) -> bytes:
+        """The whole output; `length` in bytes, if known, decides where the pieces fit both ways."""
+        joined = b"".join(self._joined)
+        if self._streaming == "cumulative":
+            return self._last
+        if self._streaming == "delta" or len(joined) == length:
+            return joined
+        # Pieces that all equal the first are more likely equal tokens than one cumulative output.
+        return self._last if self._growths > 1 or len(self._last) == length else joined
+
+
+@dataclass(slots=True)
+class Trace:
+    """One request in flight; endpoints fill it as messages arrive. Times are of `perf_counter`.
+
+    Args:
+        index: its number in the run.
+        prompt: index of its prompt.
+        set_name: the named set of the prompt.
+        ids: int32 token ids as bytes.
+    """
+
+    index: int
+    prompt: int
+    set_name: str | None = None
+    sent_at: float = 0.0
+    first_text_at: float | None = None
+    last_at: float | None = None
+    ids: GrownBytes | None = None
+    text: GrownBytes = field(default_factory=GrownBytes)
+    counts: ServerCounts = field(default_factory=ServerCounts)
+    finish_reason: str | None = None
+    error: str | None = None
+
+    def start(self) -> None:
+        """Notes that the request is sent now."""
+        self.sent_at = time.perf_counter()
+
+    def receive(
+        self, at: float, text: bytes, ids: bytes | None, *, streaming: Streaming | None
+    ) -> None:
+        """Adds a message with output that came at `at`."""
+        self.last_at = at
+        if text:
+            if self.first_text_at is None:
+                self.first_text_at = at
+            self.text.push(text)
+        if ids is not None:
+            self.ids = self.ids or GrownBytes(streaming)
+            self.ids.push(ids)
+
+    def to_record(
+        self, started_at: float, count_tokens: Callable[[str], int] | None
+    ) -> RequestRecord:
+        """The record, with times since `started_at`; `count_tokens` is the client's tokenizer."""
+        known: dict[str, Any] = {}
+        if self.error is None:
+            tokens, source = self._count(count_tokens)
+            known = {
+                "ttft_s": self._since_sent(self.first_text_at),
+                "e2e_s": self._since_sent(self.last_at),
+                "token_source": source,
+                "finish_reason": self.finish_reason,
+                **asdict(self.counts),
+                "output_tokens": tokens,
+            }
+        return RequestRecord(
+            index=self.index,
+            prompt=self.prompt,
+            set_name=self.set_name,
+            sent_s=self.sent_at - started_at,
+            error=self.error,
+            **known,
+        )
+
+    def output_ids(self) -> bytes | None:
+        """The answer's token ids, int32; None where the server told none."""
+        told = self.counts.output_tokens
+        length = None if told is None else told * _ID_BYTES
+        return None if self.ids is None else self.ids.whole(length)
+
+    def _count(
+        self, count_tokens: Callable[[str], int] | None
+    ) -> tuple[int | None, TokenSource | None]:
+        """The tokens, and how they were counted."""
+        if (ids := self.output_ids()) is not None:
+            return len(ids) // _ID_BYTES, "output_ids"
+        if self.counts.output_tokens is not None:
+            return self.counts.output_tokens, "counts"
+        if count_tokens is not None:
+            return count_tokens(self.text.whole().decode(errors="replace")), "tokenizer"
+        return None, None
+
+    def _since_sent(self, moment: float | None) -> float | None:
+        return None if moment is None else moment - self.sent_at
+
+
+class Endpoint(Protocol):
+    """A served model; use it only in the event loop that created it."""
+
+    async def describe(self) -> dict[str, Any]:
+        """Checks that the server can run the sweep; returns its server, model and parameters.
+
+        Raises:
+            DflashError: no server, no such model, or an input that the model does not have.
+        """
+
+    async def send(self, prompt: str, seed: int, trace: Trace, schema: str | None = None) -> None:
+        """Sends a request and writes what arrives into `trace`, until the final response.
+
+        Args:
+            seed: the request's sampling seed.
+            schema: the JSON schema that the answer follows, as text.
+
+        Raises:
+            ServedModelError: no final response came.
+        """
+
+    async def is_alive(self) -> bool:
+        """Whether the server answers now."""
+
+    async def close(self) -> None:
+        """Closes the connections."""

@@ -3,7 +3,7 @@
 sweep.json                          what is measured, with machine and versions
 runs/NAME/c16-r0/requests.jsonl     one line per request
 runs/NAME/c16-r0/summary.json       the run's figures
-points.json, points.csv             all points, rewritten after every run
+points.json                         all points, rewritten after every run
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from dflash_perf.harness.columns import points_csv
 from dflash_perf.harness.points import RunPlan, RunSummary, SweepPoint, group
 from dflash_perf.harness.records import RequestRecord, RunRecord
 from dflash_perf.harness.sweep_config import SweepConfig, to_slug
@@ -29,10 +28,10 @@ from dflash_trt.core.strict_json import parse_json, read_json
 from dflash_trt.errors import DflashError
 
 FORMAT = "dflash-trt sweep 1"
-# More loads, repeats and configurations may be added to a finished sweep; nothing else may change.
-_MAY_GROW = {"configurations", "concurrency", "request_rate", "repeats", "baseline"}
-# Where prompts came from may change; the hash says whether they did.
-_SOURCES = {"input_file", "prompts"}
+# More loads, repeats and configurations may be added to a finished sweep. Where prompts came from
+# may change: the hash says whether they did.
+_MAY_CHANGE = {"configurations", "concurrency", "request_rate", "repeats", "baseline"}
+_MAY_CHANGE |= {"input_file", "prompts"}
 _LOCK, _PLAN, _RUNS, _PARTIAL = ".lock", "sweep.json", "runs", ".partial"
 
 
@@ -49,7 +48,10 @@ class ResultStore:
         Raises:
             DflashError: it has other files or another sweep, or a sweep is writing to it.
         """
-        if self.folder.exists() and not self._plan.is_file() and self._is_foreign():
+        is_new = not self.folder.exists() or (
+            self.folder.is_dir() and {path.name for path in self.folder.iterdir()} <= {_LOCK}
+        )
+        if not is_new and not self._plan.is_file():
             raise DflashError(
                 "is no folder of a sweep and not empty",
                 where=self.folder,
@@ -92,7 +94,8 @@ class ResultStore:
         _write(partial / "requests.jsonl", "".join(f"{line}\n" for line in lines))
         _write(partial / "summary.json", _to_json(summary.to_json()))
         partial.rename(folder)
-        self._write_points()
+        content = _to_json([point.to_json() for point in self.points()])
+        replace_file(self.folder / "points.json", content.encode(), durable=True)
 
     def runs(self) -> list[RunSummary]:
         """All finished runs, in the plan's order of configurations.
@@ -138,9 +141,6 @@ class ResultStore:
     def _plan(self) -> Path:
         return self.folder / _PLAN
 
-    def _is_foreign(self) -> bool:
-        return not self.folder.is_dir() or any(path.name != _LOCK for path in self.folder.iterdir())
-
     def _run_folder(self, run: RunPlan) -> Path:
         return self.folder / _RUNS / to_slug(run.configuration) / f"{run.load.slug}-r{run.repeat}"
 
@@ -164,33 +164,23 @@ class ResultStore:
 
     def _refuse_changes(self, plan: dict[str, Any], wanted: dict[str, Any], digest: str) -> None:
         before = plan["config"]
-        for key, value in wanted.items():
-            if key not in _MAY_GROW and before.get(key) != value and key not in _SOURCES:
-                self._refuse(f"{key} was {json.dumps(before.get(key))}, now {json.dumps(value)}")
-        if plan["prompts_sha256"] != digest:
-            source = before["input_file"] or ", ".join(before["prompts"])
-            self._refuse(f"the prompts of {source} are not those of now")
+        pairs = [("", before, {key: wanted[key] for key in wanted.keys() - _MAY_CHANGE})]
         known = {one["name"]: one for one in before["configurations"]}
         for one in wanted["configurations"]:
-            for key, value in known.get(one["name"], one).items():
-                if one[key] != value:
-                    self._refuse(
-                        f"{one['name']}'s {key} was {json.dumps(value)}, now {json.dumps(one[key])}"
-                    )
-
-    def _refuse(self, what: str) -> None:
-        raise DflashError(
-            f"holds another sweep: {what}",
-            where=self.folder,
-            fix="choose another --output-dir",
-            usage=True,
-        )
-
-    def _write_points(self) -> None:
-        points = self.points()
-        content = _to_json([point.to_json() for point in points])
-        replace_file(self.folder / "points.json", content.encode(), durable=True)
-        replace_file(self.folder / "points.csv", points_csv(points).encode(), durable=True)
+            pairs.append((f"{one['name']}'s ", known.get(one["name"], one), one))
+        what = None
+        for owner, old, new in pairs:
+            for key, value in new.items():
+                if old.get(key) != value:
+                    what = f"{owner}{key} was {json.dumps(old.get(key))}, now {json.dumps(value)}"
+        if plan["prompts_sha256"] != digest:
+            source = before["input_file"] or ", ".join(before["prompts"])
+            what = f"the prompts of {source} are not those of now"
+        if what is not None:
+            fix = "choose another --output-dir"
+            raise DflashError(
+                f"holds another sweep: {what}", where=self.folder, fix=fix, usage=True
+            )
 
 
 def _merge(before: dict[str, Any], wanted: dict[str, Any]) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from dflash_perf.harness.interactivity import loads_between
 from dflash_perf.harness.load import LoadGenerator, RunProgress
 from dflash_perf.harness.load_prompts import PromptSet, Tokenizer, load_prompts
 from dflash_perf.harness.points import RunPlan, RunSummary
-from dflash_perf.harness.served_model import Endpoint, open_endpoint
+from dflash_perf.harness.records import Endpoint
 from dflash_perf.harness.store import ResultStore
 from dflash_perf.harness.sweep_config import Configuration, OfferedLoad, SweepConfig
 
@@ -97,7 +97,18 @@ class _Sweep:
             await self._measure(configuration, run)
 
     async def _connect(self, configuration: Configuration) -> None:
-        endpoint = open_endpoint(configuration, self.config, counts_needed=self.tokenizer is None)
+        endpoint: Endpoint
+        if configuration.kind == "llm-api":
+            require("a sweep over gRPC", "tritonclient", "grpc")
+            from dflash_perf.harness.triton import TritonEndpoint
+
+            needed = self.tokenizer is None
+            endpoint = TritonEndpoint(configuration, self.config, counts_needed=needed)
+        else:
+            require("a sweep over HTTP", "aiohttp")
+            from dflash_perf.harness.openai import OpenAiEndpoint
+
+            endpoint = OpenAiEndpoint(configuration, self.config)
         self.stack.push_async_callback(endpoint.close)
         described = await endpoint.describe()
         self.endpoints[configuration.name] = endpoint

@@ -3,18 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import (
-    BaseModel,
-    ConfigDict,
-    Field,
-    SerializerFunctionWrapHandler,
-    model_serializer,
-    model_validator,
-)
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from dflash_trt.core.validation import validate
 from dflash_trt.core.yaml_files import read_yaml
@@ -23,7 +15,6 @@ from dflash_trt.text.hub_prompts import is_hub_address
 from dflash_trt.text.task_sets import check_set_name
 
 Kind = Literal["llm-api", "completions", "chat"]
-Dataset = Literal["prompts", "speed-bench"]
 Count = Annotated[int, Field(ge=1, le=1 << 20, strict=True)]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Value = bool | int | float | str
@@ -33,14 +24,7 @@ MAX_CONCURRENCY = 4096
 # A request's seed is (seed << 20) + index, which must stay an integer that JSON readers keep.
 MAX_SEED = 1 << 32
 
-
-# Keys that are options too, where their names are others; of configurations an option gives one.
-_OPTIONS = {"configurations": "--url"}
-_KEYS_ONLY = frozenset(
-    "baseline categories dataset duration_s gpus goodput ignore_eos input_file inputs isl kind "
-    "name parameters repeats request_count request_rate seed temperature timeout_s tokenizer top_k "
-    "top_p warmup".split()
-)
+REQUESTS_PER_STREAM = 10
 
 
 class _Settings(BaseModel):
@@ -100,13 +84,11 @@ class SweepConfig(_Settings):
     Args:
         configurations: what is compared; figures are relative to `baseline`.
         baseline: a configuration's name; by default the first.
-        input_file: prompts (JSON lines, each with a "prompt"), or a local SPEED-Bench copy.
+        input_file: prompts, as JSON lines, each with a "prompt".
         prompts: instead, named sets of prompts: files or hub addresses by name.
         limit_prompts: only the first so many prompts, of each set.
-        categories: of SPEED-Bench; all by default.
         tokenizer: a tokenizer.json, or a folder or bundle that has one.
         isl: input tokens of every prompt, cut from the prompts' text; by default prompts are whole.
-            Without prompts they are random words of the tokenizer, `limit_prompts` of them.
         osl: most output tokens of a request, and exactly that many with `ignore_eos`.
         concurrency: closed loop: requests in flight at any time.
         request_rate: open loop: requests per second with Poisson arrivals, answered or not.
@@ -121,8 +103,6 @@ class SweepConfig(_Settings):
     input_file: Text | None = None
     prompts: dict[Text, Text] = {}
     limit_prompts: Count | None = None
-    dataset: Dataset = "prompts"
-    categories: tuple[Text, ...] = ()
     tokenizer: Text | None = None
     isl: Count | None = None
     osl: Count = 128
@@ -156,32 +136,21 @@ class SweepConfig(_Settings):
                 raise ValueError(f"{name!r} and another configuration are both {slug!r}")
             folders.add(slug)
         if self.baseline is not None and self.baseline not in names:
-            raise ValueError(f"<baseline> {self.baseline!r} is no configuration's name")
+            raise ValueError(f"baseline {self.baseline!r} is no configuration's name")
         if len({configuration.gpus is None for configuration in self.configurations}) > 1:
-            raise ValueError("give <gpus> for all configurations, or for none")
+            raise ValueError("give gpus for all configurations, or for none")
         for one in self.configurations:
             if one.inputs and one.kind != "llm-api":
-                raise ValueError(f"{one.name}: <inputs> belong to kind llm-api; use <parameters>")
+                raise ValueError(f"{one.name}: inputs belong to kind llm-api; use parameters")
         if self.request_count is not None and self.duration_s is not None:
-            raise ValueError("give <request_count> or <duration_s>, not both")
+            raise ValueError("give request_count or duration_s, not both")
         if self.isl is not None and self.tokenizer is None:
-            raise ValueError("<isl> needs a <tokenizer> to count with")
-        if self.input_file is not None and self.prompts:
-            raise ValueError("give <input_file> or <prompts>, not both")
-        if self.is_synthetic and self.isl is None:
-            raise ValueError("give <prompts>, or <isl> and <tokenizer> for random words")
+            raise ValueError("isl needs a tokenizer to count with")
+        if (self.input_file is None) != bool(self.prompts):
+            raise ValueError("give prompts: an input_file or named sets, not both")
         for name in self.prompts:
             check_set_name(name, "prompts")
-        if self.prompts and self.dataset != "prompts":
-            raise ValueError(f"<dataset> {self.dataset} is read from an <input_file>")
-        if self.categories and self.dataset != "speed-bench":
-            raise ValueError("<categories> belong to <dataset> speed-bench")
         return self
-
-    @property
-    def is_synthetic(self) -> bool:
-        """Whether prompts are made up."""
-        return self.input_file is None and not self.prompts
 
     @property
     def baseline_name(self) -> str:
@@ -201,10 +170,6 @@ class OfferedLoad(_Settings):
 
     concurrency: int | None = None
     request_rate: float | None = None
-
-    @model_serializer(mode="wrap")
-    def _leave_out(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        return {key: value for key, value in serialize(self).items() if value is not None}
 
     @property
     def label(self) -> str:
@@ -250,32 +215,10 @@ def read_sweep_config(path: Path | None, given: dict[str, Any]) -> SweepConfig:
     ):
         if either & given.keys():
             raw = {key: raw[key] for key in raw if key not in either}
-    try:
-        return validate(SweepConfig, {**raw, **given}, path or "sweep", usage=True)
-    except DflashError as error:
-        what = _name_settings(error.what, lambda key: path is None or key in given)
-        raise DflashError(what, where=error.where, usage=True) from error
-
-
-def _name_settings(text: str, is_option: Callable[[str], bool]) -> str:
-    """`text` with each setting called as the user gave it: an option, or a key of the file.
-
-    Settings stand in <> where a sentence names them, and before the mistake that is theirs.
-    """
-
-    def name(key: str, outer: str = "") -> str:
-        known = SweepConfig.model_fields | (Configuration.model_fields if outer else {})
-        shown = key not in _KEYS_ONLY and is_option("configurations" if outer else key)
-        if key not in known or not shown:
-            return outer + key
-        return _OPTIONS.get(key, "--" + key.replace("_", "-"))
-
-    text = re.sub(r"<(\w+)>", lambda found: name(found[1]), text)
-    return re.sub(
-        r"(^|errors: |; )(configurations\.0\.)?(\w+)(\.\d+)?(?=: | is missing)",
-        lambda found: found[1] + name(found[3], found[2] or "") + (found[4] or ""),
-        text,
-    )
+    if not raw.get("configurations") and "configurations" not in given:
+        what = "has no configuration" if path else "give a --config, or the --url of a server"
+        raise DflashError(what, where=path or "sweep", usage=True)
+    return validate(SweepConfig, {**raw, **given}, path or "sweep", usage=True)
 
 
 def _beside(path: Path, source: Any) -> Any:

@@ -5,17 +5,15 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from contextlib import aclosing
-from typing import TYPE_CHECKING, Any, cast, get_args
+from typing import Any, cast, get_args
 
-from dflash_perf.harness.records import ServerCounts
+from tritonclient.grpc import InferInput, InferRequestedOutput
+
+from dflash_perf.harness.records import ServerCounts, Streaming, Trace
 from dflash_perf.harness.sweep_config import Configuration, SweepConfig
-from dflash_perf.harness.trace import Streaming, Trace
 from dflash_trt.errors import DflashError, nearest
 from dflash_trt.serving.client.errors import ServedModelError
 from dflash_trt.serving.client.wire import Response, WireClient, make_input
-
-if TYPE_CHECKING:
-    from tritonclient.grpc import InferInput, InferRequestedOutput
 
 STREAMS_PER_CONNECTION = 32
 # An input of the model where it has one, else a parameter of the request.
@@ -55,8 +53,6 @@ class TritonEndpoint:
 
     async def describe(self) -> dict[str, Any]:
         """See `Endpoint`; also finds the model's inputs and outputs, which `send` needs."""
-        from tritonclient.grpc import InferRequestedOutput
-
         name = self._configuration.model
         try:
             model = await self._wire.describe()
@@ -70,12 +66,8 @@ class TritonEndpoint:
             ) from None
         inputs, offered = model.inputs, model.outputs
         if "text_input" not in inputs or "text_output" not in offered:
-            raise DflashError(
-                f"model {name!r} does not speak TensorRT-LLM's LLM-API contract: it has no "
-                f"{'text_output' if 'text_input' in inputs else 'text_input'}",
-                where=self._configuration.url,
-                usage=True,
-            )
+            what = f"model {name!r} does not speak TensorRT-LLM's LLM-API contract"
+            raise DflashError(what, where=self._configuration.url, usage=True)
         if self._counts_needed and not offered & {"output_ids", "num_output_tokens"}:
             raise DflashError(
                 f"model {name!r} offers neither output_ids nor num_output_tokens",
@@ -131,7 +123,7 @@ class TritonEndpoint:
         Raises:
             DflashError: the model lacks an input that the sweep or its configuration needs.
         """
-        config, where = self._config, self._configuration.url
+        config = self._config
         values: dict[str, Any] = {
             "streaming": True,
             "sampling_param_max_tokens": config.osl,
@@ -140,26 +132,18 @@ class TritonEndpoint:
         }
         if config.top_k is not None:
             values["sampling_param_top_k"] = config.top_k
-        for name in values:
-            if name not in known:
-                raise DflashError(
-                    f"model {self._configuration.model!r} has no input {name!r}", where=where
-                )
         for name in ("sampling_param_exclude_input_from_output", "return_finish_reason"):
             if name in known:
                 values[name] = True
         if config.ignore_eos:
             values |= {name: True for name in _EOS_INPUTS if name in known}
             self._parameters.setdefault(_IGNORE_EOS, True)
-        for name, value in self._configuration.inputs.items():
+        values |= self._configuration.inputs
+        for name in values:
             if name not in known:
-                raise DflashError(
-                    f"model {self._configuration.model!r} has no input {name!r}"
-                    f"{nearest(name, sorted(known))}",
-                    where=self._configuration.name,
-                    usage=True,
-                )
-            values[name] = value
+                what = f"model {self._configuration.model!r} has no input {name!r}"
+                hint = nearest(name, sorted(known))
+                raise DflashError(what + hint, where=self._configuration.name, usage=True)
         return [make_input(name, known[name], [value]) for name, value in values.items()]
 
 

@@ -9,7 +9,6 @@ from dflash_trt.bundle.memory.cache_bytes import (
     USUAL_CONTEXTS,
     dense_draft_context_bytes,
 )
-from dflash_trt.core.text_table import columns
 from dflash_trt.deploy.planning.calibration import StoredCalibration
 from dflash_trt.deploy.planning.cost import Seconds
 from dflash_trt.deploy.planning.decoding import Kind
@@ -53,20 +52,12 @@ def describe_limit(step: Seconds) -> str:
 
 
 def front_table(plan: Projection) -> Table:
-    """Throughput of each decoding at round interactivities and at the chosen one."""
-    asked = sorted({*_round_ones(plan), *filter(None, [plan.interactivity])})
-    rows = []
-    for kind in plan.points:
-        found = (plan.answer(kind, x) for x in asked)
-        rows.append((kind, *(DASH if one is None else f"{one.throughput:,.0f}" for one in found)))
-    return Table(("tokens/s per user", *(f"{x:g}" for x in asked)), tuple(rows))
-
-
-def whole_front_table(plan: Projection) -> Table:
-    """What each way of decoding gives at round interactivities; how the drafter is run there."""
+    """What each decoding gives at round interactivities, and how the drafter is run there."""
     own = plan.pair.drafter
+    fastest = max(plan.fastest(kind).interactivity for kind in plan.points)
+    chosen = [x for x in _GRID if fastest / _SPAN <= x <= fastest]
     rows = []
-    for asked in _round_ones(plan):
+    for asked in sorted({*chosen, *filter(None, [plan.interactivity])}):
         found = {kind: plan.answer(kind, asked) for kind in plan.points}
         drafted, plain = found[own], found[BASELINE]
         ratio = None
@@ -84,11 +75,6 @@ def whole_front_table(plan: Projection) -> Table:
         }
         rows.append(cells)
     return Table.of(rows)
-
-
-def _round_ones(plan: Projection) -> list[int]:
-    fastest = max(plan.fastest(kind).interactivity for kind in plan.points)
-    return [x for x in _GRID if fastest / _SPAN <= x <= fastest]
 
 
 def block_table(plan: Projection) -> Table:
@@ -210,14 +196,12 @@ def plan_headline(plan: Projection) -> str:
 def sections(plan: Projection, stored: StoredCalibration) -> list[tuple[str, Table]]:
     """Every table with its heading, in order."""
     own = plan.pair.drafter
-    first = [(f"projected fronts, {UNIT}", whole_front_table(plan))]
+    first = []
     if plan.interactivity is not None:
-        first = [
-            (f"at {plan.interactivity:g} tokens/s per user", answer_table(plan)),
-            (f"projected fronts, {UNIT}", front_table(plan)),
-        ]
+        first = [(f"at {plan.interactivity:g} tokens/s per user", answer_table(plan))]
     found = [
         *first,
+        (f"projected fronts, {UNIT}", front_table(plan)),
         (f"best block by users of a replica, {plan.layout.label}", block_table(plan)),
         (f"memory of one GPU with {own}, and users that all GPUs hold", memory_table(plan)),
         (f"how {own}'s answer depends on parameters", sensitivity_table(plan, stored)),
@@ -264,8 +248,3 @@ def describe(plan: Projection) -> list[str]:
 def gigabytes(size: float) -> str:
     """Bytes as decimal GB, as in data sheets."""
     return f"{size / 1e9:,.1f} GB"
-
-
-def text_lines(table: Table) -> list[str]:
-    """The table for a terminal."""
-    return [line.rstrip() for line in columns([table.header, *table.rows], table.words)]

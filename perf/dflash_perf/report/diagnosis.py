@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from dflash_perf.extra import require
-from dflash_perf.report.content import Chart
-from dflash_perf.report.report_page import render_page
-from dflash_perf.report.report_tables import DASH, Table
-from dflash_perf.report.style import COLOURS, chart_style, label_lines, new_chart
+from dflash_perf.report.report_page import Page
+from dflash_perf.report.report_tables import Table, format_ratio
+from dflash_perf.report.style import Chart, chart_style, draw_shares, name_above, new_chart
 from dflash_trt.proof.diagnosis.diagnose import Diagnosis
 from dflash_trt.proof.diagnosis.evidence import Evidence
-from dflash_trt.proof.diagnosis.trial import Trial
 from dflash_trt.proof.diagnosis.verdict import show_gain
 
 
@@ -22,43 +18,43 @@ def render_diagnosis(bundle: str, diagnosis: Diagnosis) -> str:
         DflashError: the perf extra is missing.
     """
     require("a diagnosis page", "matplotlib")
-    evidence = diagnosis.evidence
+    evidence, verdict = diagnosis.evidence, diagnosis.verdict
     base = evidence.base
     low, high = evidence.expected
     with chart_style():
-        return render_page(
-            "diagnosis.html.j2",
-            [_slot_chart(evidence)],
-            bundle=bundle,
-            verdict=diagnosis.verdict,
-            summary=f"{base.answers} answers, {base.tokens:,} tokens, {base.steps:,} steps; "
+        return Page(
+            title=f"Why is acceptance low? {bundle}",
+            subtitle=f"{base.answers} answers, {base.tokens:,} tokens, {base.steps:,} steps; "
             f"acceptance length {base.acceptance_length or 0:.2f} ({low:.2f} to {high:.2f}), "
             f"break-even {evidence.break_even:.2f}",
-            groups=_group_table(evidence),
-            changes=_change_table(evidence.tried),
-        )
+            headline=verdict.text,
+            sections=[
+                *(
+                    (
+                        finding.cause.value.capitalize(),
+                        [f"{finding.evidence}.", f"What to do: {finding.cause.fix}."],
+                    )
+                    for finding in verdict.findings
+                ),
+                ("", [_slot_chart(evidence)]),
+                ("Sets and tags", [_group_table(evidence)]),
+                ("Everything that was changed", [_change_table(evidence)]),
+            ],
+        ).to_html()
 
 
 def _slot_chart(evidence: Evidence) -> Chart:
     base = evidence.base
+    figure, (axes,) = new_chart()
     lines = {
         "among the 16 likeliest": base.recall_at_16,
         "accepted": base.conditional_acceptance,
         "the draft's confidence": base.confidence,
     }
-    figure, (axes,) = new_chart()
-    ends: list[tuple[float, float, str, str]] = []
-    for (name, values), colour in zip(lines.items(), COLOURS, strict=False):
-        known = [(slot, one) for slot, one in enumerate(values, start=1) if one is not None]
-        if known:
-            axes.plot(*zip(*known, strict=True), marker="o", color=colour)
-            ends.append((*known[-1], name, colour))
-    axes.set_ylim(0, 1.03)
+    draw_shares(axes, lines)
     axes.set_xlabel("slot")
     axes.set_ylabel("share, where all slots before were accepted")
-    axes.yaxis.set_major_formatter(lambda value, _: f"{value:.0%}")
-    axes.set_xticks(range(1, len(base.recall_at_16) + 1))
-    label_lines(axes, ends)
+    name_above(axes, len(lines))
     return Chart(
         "slots",
         "Acceptance by slot",
@@ -69,18 +65,18 @@ def _slot_chart(evidence: Evidence) -> Chart:
     )
 
 
-def _change_table(trials: Sequence[Trial]) -> Table:
+def _change_table(evidence: Evidence) -> Table | None:
     rows = [
         {
             "change": trial.change,
             "speaks for": trial.cause.value,
-            "tokens a step": _number(trial.acceptance_length),
+            "tokens a step": format_ratio(trial.acceptance_length),
             "gain": show_gain(trial.gain),
             "answers": str(trial.answers),
         }
-        for trial in trials
+        for trial in evidence.tried
     ]
-    return Table.of(rows, words=2) if rows else Table(("change",), ())
+    return Table.of(rows, words=2) if rows else None
 
 
 def _group_table(evidence: Evidence) -> Table | None:
@@ -89,13 +85,9 @@ def _group_table(evidence: Evidence) -> Table | None:
         {
             "answers of": group.name,
             "answers": str(group.acceptance.answers),
-            "tokens a step": _number(group.acceptance.acceptance_length),
+            "tokens a step": format_ratio(group.acceptance.acceptance_length),
             "against the others": show_gain(group.gain),
         }
         for group in groups
     ]
     return Table.of(rows) if rows else None
-
-
-def _number(value: float | None) -> str:
-    return DASH if value is None else f"{value:.2f}"

@@ -1,55 +1,77 @@
-"""Writes a report: one self-contained HTML page, Markdown, and its charts as PNG."""
+"""A page: title, headline, and sections of text, tables, notes and charts; HTML and Markdown."""
 
 from __future__ import annotations
 
 import io
 import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 from jinja2 import Environment, FileSystemLoader
 from markupsafe import Markup
 
-from dflash_perf.extra import require
-from dflash_perf.harness.store import ResultStore
-from dflash_perf.report.content import Chart, Content, gather
-from dflash_perf.report.style import chart_style
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
+from dflash_perf.report.report_tables import Table
+from dflash_perf.report.style import Chart
 
 PNG_DPI = 160
-_TEMPLATES = Path(__file__).parent
 _METADATA = re.compile(r"<metadata>.*?</metadata>", re.DOTALL)
 _NAMESPACES = re.compile(r'\s+xmlns(?::\w+)?="[^"]*"')
 
+PagePart = str | Table | Chart | Sequence[str]
+"""A paragraph, a table, a chart, or notes."""
 
-def write_report(
-    results: Path, output: Path, targets: Sequence[float], baseline: str | None
-) -> list[Path]:
-    """Writes `output` (HTML), and beside it NAME.md and NAME-CHART.png; returns all, HTML first.
 
-    Raises:
-        DflashError: `results` is no sweep's folder or has no run, or the perf extra is missing.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Page:
+    """Everything that a page shows.
+
+    Args:
+        headline: what it says, in a sentence or two.
+        sections: parts under a heading, which may be "".
     """
-    require("a report", "matplotlib", "scipy")
-    with chart_style():
-        content = gather(ResultStore(results), targets, baseline)
-        output.parent.mkdir(parents=True, exist_ok=True)
-        images = [
-            save_png(chart, output.with_name(f"{output.stem}-{chart.key}.png"))
-            for chart in content.charts
-        ]
-        drawings = [Markup(to_svg(chart)) for chart in content.charts]
-    output.write_text(_render("page.html.j2", content, drawings), encoding="utf-8")
-    text = output.with_suffix(".md")
-    names = [image.name for image in images]
-    text.write_text(_render("page.md.j2", content, names), encoding="utf-8")
-    return [output, text, *images]
+
+    title: str
+    subtitle: str
+    headline: str | None
+    sections: Sequence[tuple[str, Sequence[PagePart | None]]]
+
+    def to_html(self) -> str:
+        """One file that loads nothing."""
+        return self._render("page.html.j2", lambda chart: Markup(_to_svg(chart)))
+
+    def to_markdown(self, image: Callable[[Chart], str]) -> str:
+        """The same in Markdown, with the file name of each chart's `image`."""
+        return self._render("page.md.j2", image)
+
+    def _render(self, template: str, draw: Callable[[Chart], str]) -> str:
+        is_html = template.endswith(".html.j2")
+        environment = Environment(
+            loader=FileSystemLoader(Path(__file__).parent),
+            autoescape=is_html,
+            trim_blocks=is_html,
+            keep_trailing_newline=True,
+        )
+        filters = {"text": _markdown_text, "cell": _markdown_cell, "path": quote}
+        environment.filters.update(filters)
+        shown = [(heading, [part for part in parts if part]) for heading, parts in self.sections]
+        page = {
+            "title": self.title,
+            "subtitle": self.subtitle,
+            "headline": self.headline,
+            "sections": [(heading, parts) for heading, parts in shown if parts],
+        }
+        return environment.get_template(template).render(page=page, draw=draw)
 
 
-def to_svg(chart: Chart) -> str:
+def save_png(chart: Chart, path: Path) -> Path:
+    """Writes the chart as a PNG, with the same bytes each time; returns `path`."""
+    chart.figure.savefig(path, format="png", dpi=PNG_DPI, metadata={"Software": None})
+    return path
+
+
+def _to_svg(chart: Chart) -> str:
     """The chart as an <svg> element with its alternative text, no links, and unique ids."""
     buffer = io.StringIO()
     chart.figure.savefig(buffer, format="svg", metadata={"Date": None})
@@ -59,31 +81,6 @@ def to_svg(chart: Chart) -> str:
     svg = re.sub(r'(\bid="|href="#|url\(#)', rf"\g<1>{chart.key}-", svg)
     label = str(Markup.escape(chart.alternative))
     return svg.replace("<svg", f'<svg role="img" aria-label="{label}"', 1).strip()
-
-
-def render_page(template: str, charts: Sequence[Chart], *folders: Path, **values: Any) -> str:
-    """The page of a template in `folders` or here, with its charts' drawings."""
-    drawings = [(chart, Markup(to_svg(chart))) for chart in charts]
-    return templates(*folders).get_template(template).render(drawings=drawings, **values)
-
-
-def save_png(chart: Chart, path: Path) -> Path:
-    """Writes the chart as a PNG, with the same bytes each time; returns `path`."""
-    chart.figure.savefig(path, format="png", dpi=PNG_DPI, metadata={"Software": None})
-    return path
-
-
-def _render(template: str, content: Content, drawings: Sequence[str]) -> str:
-    environment = templates(is_html=template.endswith(".html.j2"))
-    environment.filters |= {"text": _markdown_text, "cell": _markdown_cell, "path": quote}
-    pairs = list(zip(content.charts, drawings, strict=True))
-    return environment.get_template(template).render(content=content, drawings=pairs)
-
-
-def templates(*folders: Path, is_html: bool = True) -> Environment:
-    """Templates in `folders` and the shared ones here; values in HTML are escaped."""
-    loader = FileSystemLoader((*folders, _TEMPLATES))
-    return Environment(loader=loader, autoescape=is_html, keep_trailing_newline=True)
 
 
 def _markdown_text(text: str) -> str:

@@ -1,4 +1,4 @@
-"""The tables of a report: cells as text, ready for HTML or Markdown."""
+"""The tables of a report: cells as text, ready for HTML, Markdown or a terminal."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from dflash_perf.harness.distribution import Spread
-from dflash_perf.harness.interactivity import NOT_MEASURED, SweepAnswer, at_least, describe_bracket
+from dflash_perf.harness.interactivity import NOT_MEASURED, SweepAnswer
+from dflash_perf.harness.load_metrics import Spread
 from dflash_perf.harness.points import SweepPoint
+from dflash_trt.core.text_table import columns
 
 DASH = "–"
 
@@ -28,24 +29,25 @@ class Table:
         return Table(tuple(rows[0]), tuple(tuple(row.values()) for row in rows), words)
 
 
+def text_lines(table: Table) -> list[str]:
+    """The table for a terminal."""
+    return [line.rstrip() for line in columns([table.header, *table.rows], table.words)]
+
+
 def answer_table(answers: Sequence[SweepAnswer], unit: str) -> Table | None:
     """Throughput at each interactivity, with the points around it; None without answers."""
-    rows = [
-        {
-            "configuration": name,
-            "tokens/s per user": f"{one.interactivity:g}",
-            unit: NOT_MEASURED
-            if value is None
-            else f"{at_least(value.is_least)}{value.throughput:,.0f}",
-            f"÷ {one.baseline}": at_least(one.is_least(name) and one.ratio(name) is not None)
-            + format_ratio(one.ratio(name)),
-            "measured points around it": (
-                one.describe_missing(name) if value is None else describe_bracket(value)
-            ),
-        }
-        for one in answers
-        for name, value in one.values.items()
-    ]
+    rows = []
+    for one in answers:
+        for name, value in one.values.items():
+            ratio, sign = one.ratio(name), "" if value is None else value.sign
+            cells = {
+                "configuration": name,
+                "tokens/s per user": f"{one.interactivity:.4g}",
+                unit: NOT_MEASURED if value is None else f"{sign}{value.throughput:,.0f}",
+                f"÷ {one.baseline}": DASH if ratio is None else sign + format_ratio(ratio),
+                "measured points around it": one.describe(name),
+            }
+            rows.append(cells)
     return Table.of(rows) if rows else None
 
 
@@ -59,12 +61,12 @@ def point_table(points: Sequence[SweepPoint], unit: str) -> Table:
             "load": point.load.label,
             "interactivity": format_number(point.interactivity),
             unit: format_spread(point.throughput),
-            "TTFT p50, ms": format_number(point.quantile("ttft", "p50"), 1e3),
-            "TTFT p99, ms": format_number(point.quantile("ttft", "p99"), 1e3),
-            "TPOT p50, ms": format_number(point.quantile("tpot", "p50"), 1e3),
+            **{
+                f"{tag.upper()} {rank}, ms": format_number(point.quantile(tag, rank), 1e3)
+                for tag, rank in (("ttft", "p50"), ("ttft", "p99"), ("tpot", "p50"))
+            },
             "TPOT p99, ms": format_number(point.quantile("tpot", "p99"), 1e3),
             "E2E p50, ms": format_number(point.quantile("e2e", "p50"), 1e3),
-            "end-to-end rate p50": format_number(point.quantile("end_to_end_rate", "p50")),
             "goodput, req/s": format_spread(point.value("goodput")),
             "τ": format_spread(point.value("acceptance_length")),
             "requests": f"{point.requests:,}",

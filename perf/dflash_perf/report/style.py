@@ -1,4 +1,4 @@
-"""The style of charts: few lines, labels at the data, colours safe for colour-blind readers."""
+"""The style of charts: few lines, names in their colours, safe for colour-blind readers."""
 
 from __future__ import annotations
 
@@ -24,7 +24,6 @@ _SETTINGS: dict[str, Any] = {
     "text.color": INK,
     "axes.labelcolor": INK,
     "axes.edgecolor": FAINT,
-    "axes.labelsize": 9.5,
     "axes.spines.top": False,
     "axes.spines.right": False,
     "axes.grid": True,
@@ -37,10 +36,29 @@ _SETTINGS: dict[str, Any] = {
     "ytick.labelcolor": INK,
     "lines.linewidth": 1.8,
     "lines.markersize": 5.5,
+    "legend.frameon": False,
+    "legend.labelcolor": "linecolor",
     "figure.constrained_layout.use": True,
     "svg.fonttype": "path",
     "svg.hashsalt": "dflash",
 }
+
+
+@dataclass(frozen=True, slots=True)
+class Chart:
+    """A figure of a page.
+
+    Args:
+        key: its name in file names and anchors.
+        caption: what it shows, with the definition of its figures.
+        alternative: a text for readers who cannot see it.
+    """
+
+    key: str
+    title: str
+    caption: str
+    alternative: str
+    figure: Figure
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,104 +99,41 @@ def new_chart(columns: int = 1, height: float = HEIGHT) -> tuple[Figure, list[Ax
     return figure, list(axes)
 
 
-def label_lines(
-    axes: Axes,
-    ends: Sequence[tuple[float, float, str, str]],
-    *,
-    offset: float = 8,
-) -> None:
-    """Labels the ends of lines, given as (x, y, text, colour).
-
-    A label stands `offset` points right of the end. Labels that would overlap are moved apart and
-    keep their order.
-    """
-    axes.figure.canvas.draw()
-    ordered = sorted(ends, key=lambda end: end[1])
-    heights = [float(axes.transData.transform((x, y))[1]) for x, y, _, _ in ordered]
-    gap = 13.5 * axes.figure.dpi / 100
-    for index in range(1, len(heights)):
-        heights[index] = max(heights[index], heights[index - 1] + gap)
-    for (x, y, text, colour), height in zip(ordered, heights, strict=True):
-        shift = (height - float(axes.transData.transform((x, y))[1])) * 72 / axes.figure.dpi
-        axes.annotate(
-            text,
-            (x, y),
-            xytext=(offset, shift),
-            textcoords="offset points",
-            va="center",
-            color=colour,
-            path_effects=white_halo(),
-            annotation_clip=False,
-            zorder=6,
-        )
-
-
-def name_row(axes: Axes, chosen: dict[str, Look], names: Sequence[str]) -> None:
-    """Names in their colours above the axes, for charts without line ends to label."""
-    place: dict[str, Any] = {
-        "loc": "lower left",
-        "bbox_to_anchor": (0, 1.0),
-        "ncols": min(len(names), 4),
-    }
-    name_lines(axes, chosen, names, **place)
-
-
-def name_lines(
-    axes: Axes,
-    chosen: dict[str, Look],
-    names: Sequence[str],
-    *,
-    styles: Mapping[str, Any] | None = None,
-    labels: Mapping[str, str] | None = None,
-    **place: Any,
-) -> None:
-    """Names in their colours, at the top right by default, which falling lines leave free.
-
-    `styles` are those of lines that tell names apart too, `labels` what is said for a name.
-    """
-    from matplotlib.lines import Line2D
-
-    styles = styles or {}
-    shown = [(name, chosen[name]) for name in names]
-    axes.legend(
-        [
-            Line2D([], [], color=one.colour, marker=one.marker, linestyle=styles.get(name, ""))
-            for name, one in shown
-        ],
-        [(labels or {}).get(name, name) for name in names],
-        **{"loc": "upper right", "title_fontsize": 8.5, "alignment": "left", **place},
-        frameon=False,
-        handletextpad=0.6 if styles else 0.3,
-        handlelength=4.5 if styles else 2.0,
-        columnspacing=1.4,
-        borderaxespad=0.2,
-        labelcolor=[one.colour for _, one in shown],
-    )
+def name_above(axes: Axes, count: int) -> None:
+    """Names of the lines in a row above the axes."""
+    axes.legend(loc="lower left", bbox_to_anchor=(0, 1.0), ncols=min(count, 4))
 
 
 def mark_answers(
-    axes: Axes, at: float, found: dict[str, float | None], chosen: dict[str, Look], missing: str
+    axes: Axes, at: float, found: Mapping[str, float | None], chosen: dict[str, Look]
 ) -> None:
-    """A line at the interactivity `at`, in tokens/s per user, and a ring at each throughput.
-
-    The text above the axes also names the configurations without one, with `missing` as reason.
-    """
+    """A line at the interactivity `at`, in tokens/s per user, and a ring at each throughput."""
     axes.axvline(at, color=INK, linewidth=0.9, linestyle=(0, (4, 3)))
-    notes = [f"{name}: {missing}" for name, value in found.items() if value is None]
     axes.annotate(
-        "\n".join([f"at {at:g} tokens/s per user", *notes]),
+        f"at {at:.4g} tokens/s per user",
         (at, 1),
         xycoords=axes.get_xaxis_transform(),
         xytext=(0, 3),
         textcoords="offset points",
         ha="center",
         fontsize=8.5,
-        color=INK,
     )
     for name, value in found.items():
         if value is not None:
             (ring,) = axes.plot([at], [value], "o", color=chosen[name].colour, markersize=10)
             ring.set(markerfacecolor="white", markeredgewidth=1.8, zorder=5)
+
+
+def draw_shares(axes: Axes, lines: Mapping[str, Sequence[float | None]], **style: Any) -> None:
+    """Lines over slots 1, 2, … of shares from 0 to 1; what is None is left out."""
+    for name, values in lines.items():
+        known = [(slot, one) for slot, one in enumerate(values, start=1) if one is not None]
+        if known:
+            axes.plot(*zip(*known, strict=True), **{"marker": "o", "label": name, **style})
+    axes.set_ylim(0, 1.03)
+    axes.yaxis.set_major_formatter(lambda value, _: f"{value:.0%}")
+    longest = max((len(values) for values in lines.values()), default=1)
+    axes.set_xticks(range(1, longest + 1, max(1, longest // 16)))
 
 
 def log_axis(axes: Axes) -> None:
@@ -187,13 +142,6 @@ def log_axis(axes: Axes) -> None:
 
     axes.set_yscale("log")
     axes.yaxis.set_major_locator(LogLocator(base=10, subs=(1, 2, 5)))
-    axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
+    axes.yaxis.set_major_formatter(lambda value, _: f"{value:,g}")
     axes.yaxis.set_minor_formatter(NullFormatter())
     axes.tick_params(axis="y", which="minor", left=False)
-
-
-def white_halo() -> list[Any]:
-    """Keeps small text readable where lines run behind it."""
-    from matplotlib.patheffects import withStroke
-
-    return [withStroke(linewidth=2.5, foreground="white")]
