@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any, cast, get_args
 
@@ -42,8 +41,8 @@ def command(file: Path, dtype: str, overwrite: bool, as_json: bool, output: Path
 
 def _describe(imported: Imported) -> str:
     config, vocabulary, rounded = imported.config, imported.vocabulary, imported.rounded
-    family, layers = config.architecture.family.name, len(config.sizes.layers)
-    kinds = ", ".join(f"{one.tensors} {kind}" for kind, one in sorted(imported.stored.items()))
+    family, layers = config.family.name, len(config.sizes.layers)
+    kinds = ", ".join(f"{count} {kind}" for kind, count in imported.kinds.items())
     share = rounded / imported.parameters
     lost = f"{rounded:,} values rounded to bf16 ({share:.1%})" if rounded else "every value is kept"
     texts = vocabulary.texts
@@ -69,13 +68,14 @@ def _to_json(imported: Imported) -> dict[str, Any]:
         "source": str(imported.file.path),
         "name": imported.about("name"),
         "license": imported.about("license"),
-        "family": config.architecture.family.name,
+        "family": config.family.name,
         "layers": len(config.sizes.layers),
         "parameters": imported.parameters,
         "dtype": imported.dtype,
         "source_bytes": imported.file.size,
         "bytes": imported.bytes,
-        "tensors": {kind: asdict(one) for kind, one in sorted(imported.stored.items())},
+        "tensors": dict(imported.kinds),
+        "rounded_values": imported.rounded,
         "tokenizer": {
             "pre_tokenizer": vocabulary.pre_name,
             "tokens": vocabulary.size,

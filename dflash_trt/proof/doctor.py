@@ -157,9 +157,10 @@ def _hub() -> str:
 
 
 def _gguf() -> str:
-    from dflash_trt.building.gguf.gguf_file import decoded_types
+    from dflash_trt.building.gguf.gguf_file import gguf_package
 
-    return f"gguf {_version('gguf')}, {len(decoded_types())} types of blocks"
+    gguf_package()
+    return f"gguf {_version('gguf')}"
 
 
 def _train() -> str:

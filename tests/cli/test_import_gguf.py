@@ -43,8 +43,7 @@ def test_json(run: Run, model: Path, tmp_path: Path) -> None:
     weights = tmp_path / "out/model.safetensors"
     assert told["bytes"] == 2 * told["parameters"] < weights.stat().st_size
     assert told["source_bytes"] == model.stat().st_size
-    assert told["tensors"]["F32"]["tensors"] == 7 and told["tensors"]["Q8_0"]["tensors"] == 22
-    assert sum(one["values"] for one in told["tensors"].values()) == told["parameters"]
+    assert told["tensors"] == {"F32": 7, "Q8_0": 22}
     assert told["tokenizer"] == {
         "pre_tokenizer": "gpt-2",
         "tokens": VOCAB,
@@ -58,7 +57,7 @@ def test_json(run: Run, model: Path, tmp_path: Path) -> None:
     assert defaults == {"eos_token_id": 320}
     origin = json.loads((tmp_path / "out/gguf_source.json").read_text())
     assert origin["file"] == "tiny.gguf" and origin["license"] == told["license"] == "apache-2.0"
-    assert origin["rounded_values"] == sum(one["rounded"] for one in told["tensors"].values())
+    assert origin["rounded_values"] == told["rounded_values"] > 0
 
 
 def test_a_build_takes_it(run: Run, build: Build, model: Path, tmp_path: Path) -> None:
@@ -72,9 +71,6 @@ def test_a_build_takes_it(run: Run, build: Build, model: Path, tmp_path: Path) -
 def test_without_the_package(
     run: Run, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from dflash_trt.building.gguf.gguf_file import _bounded_reader
-
-    _bounded_reader.cache_clear()
     for name in [name for name in sys.modules if name.split(".")[0] == "gguf"]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "gguf", None)

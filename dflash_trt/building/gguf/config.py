@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 
 from dflash_trt.building.gguf.gguf_file import GgufFile
-from dflash_trt.core.arrays import FloatArray
 from dflash_trt.core.strict_json import quoted
 from dflash_trt.errors import nearest
 from dflash_trt.models.config_fields import ConfigFields
@@ -51,48 +50,37 @@ _LLAMA3: Mapping[str, Any] = {
 _FACTOR_TOLERANCE = 1e-4
 
 
-@dataclass(frozen=True, slots=True)
-class Architecture:
-    """A value of general.architecture; `hf_name` and `model_type` are a config.json's."""
-
-    name: str
-    hf_name: str
-    model_type: str
-
-    @property
-    def family(self) -> Family:
-        family = find_family(self.hf_name)
-        assert family is not None
-        return family
-
-
 ARCHITECTURES = {
-    one.name: one
-    for one in (
-        Architecture("llama", "LlamaForCausalLM", "llama"),
-        Architecture("qwen2", "Qwen2ForCausalLM", "qwen2"),
-        Architecture("qwen3", "Qwen3ForCausalLM", "qwen3"),
-        Architecture("qwen3moe", "Qwen3MoeForCausalLM", "qwen3_moe"),
-    )
+    "llama": ("LlamaForCausalLM", "llama"),
+    "qwen2": ("Qwen2ForCausalLM", "qwen2"),
+    "qwen3": ("Qwen3ForCausalLM", "qwen3"),
+    "qwen3moe": ("Qwen3MoeForCausalLM", "qwen3_moe"),
 }
+"""By general.architecture, the architecture and the model_type of a config.json."""
 
 
 @dataclass(frozen=True, slots=True)
 class ModelConfig:
-    """What config.json says, the sizes in it, and the symbols that shapes are written in."""
+    """What config.json says, the sizes in it, and the symbols that shapes are written in.
 
-    architecture: Architecture
+    `architecture` is llama.cpp's name.
+    """
+
+    architecture: str
+    family: Family
     values: dict[str, Any]
     sizes: DecoderSizes
     symbols: Mapping[str, int]
 
 
-def find_architecture(file: GgufFile) -> Architecture:
-    """Finds the architecture of a whole model.
+def make_config(file: GgufFile, dtype: str) -> ModelConfig:
+    """Makes the config of the model in `file`, but for its tokens.
+
+    `rope_factors` of Llama 3 are not in it yet, see `add_rope_factors`.
 
     Raises:
-        DflashError: a part of a split model, an adapter or another companion of a model, or an
-            architecture that is not supported.
+        DflashError: no whole model of an architecture that is supported; or a key is missing, has
+            a bad value, or says that more is computed than is known here.
     """
     count = file.single("split.count", 1)
     if count not in (0, 1):
@@ -106,19 +94,9 @@ def find_architecture(file: GgufFile) -> Architecture:
     if name not in ARCHITECTURES:
         hint = nearest(name, list(ARCHITECTURES))
         raise file.error(f"architecture {quoted(name)} is not imported from GGUF{hint}", FROM_HF)
-    return ARCHITECTURES[name]
-
-
-def make_config(file: GgufFile, architecture: Architecture, dtype: str) -> ModelConfig:
-    """Makes the config of the model in `file`, but for its tokens.
-
-    `rope_factors` of Llama 3 are not in it yet, see `add_rope_factors`.
-
-    Raises:
-        DflashError: a key is missing, has a bad value, or says that more is computed than is
-            known here.
-    """
-    prefix, family = f"{architecture.name}.", architecture.family
+    hf_name, model_type = ARCHITECTURES[name]
+    prefix, family = f"{name}.", find_family(hf_name)
+    assert family is not None
     stated = {
         key.removeprefix(prefix): value
         for key, value in file.fields.items()
@@ -132,8 +110,8 @@ def make_config(file: GgufFile, architecture: Architecture, dtype: str) -> Model
             raise file.error(what, f"it may change what the model computes; {FROM_HF}")
     keys = ConfigFields(stated, file.path, prefix)
     values: dict[str, Any] = {
-        "architectures": [architecture.hf_name],
-        "model_type": architecture.model_type,
+        "architectures": [hf_name],
+        "model_type": model_type,
         "dtype": dtype,
         **_dimensions(keys),
         "max_position_embeddings": keys.integer("context_length"),
@@ -159,27 +137,28 @@ def make_config(file: GgufFile, architecture: Architecture, dtype: str) -> Model
     read_rope(config)
     moe = read_moe(config, family, sizes.hidden_size, None)
     symbols = sizes.symbols() | ({} if moe is None else moe.symbols(sizes.hidden_size))
-    return ModelConfig(architecture, values, sizes, symbols)
+    return ModelConfig(name, family, values, sizes, symbols)
 
 
-def add_rope_factors(config: ModelConfig, factors: FloatArray, file: GgufFile) -> None:
-    """Adds Llama 3's RoPE scaling where `factors`, one a pair, are what it gives.
+def add_rope_factors(config: ModelConfig, file: GgufFile) -> None:
+    """Adds Llama 3's RoPE scaling where the file's factors, one a pair, are what it gives.
 
     Raises:
         DflashError: they are those of another scaling.
     """
-    if np.all(factors == 1):
+    if (tensor := file.tensors.get(ROPE_FACTORS)) is None:
         return
     rope, head_dim = config.values["rope_parameters"], config.sizes.layer.head_dim
+    factors = tensor.decode(0, 1)[0]
     factor, theta = float(factors.max()), rope["rope_theta"]
-    plain, fits = inverse_frequencies(RopeSpec(theta), head_dim), False
-    if factors.shape == plain.shape and factor > 1 and rope["rope_type"] == "default":
+    plain, fits = inverse_frequencies(RopeSpec(theta), head_dim), factor == 1
+    if tensor.shape == plain.shape and factor > 1 and rope["rope_type"] == "default":
         scaling = RopeSpec(theta, Llama3Scaling(factor, *_LLAMA3.values()))
         wanted = plain / inverse_frequencies(scaling, head_dim)
         fits = bool(np.allclose(wanted, factors, rtol=_FACTOR_TOLERANCE, atol=0))
-    if not fits:
+        rope |= {"rope_type": "llama3", "factor": factor, **_LLAMA3}
+    if tensor.shape != plain.shape or not fits:
         raise file.error("rope_freqs.weight scales RoPE in another way than Llama 3's", FROM_HF)
-    rope |= {"rope_type": "llama3", "factor": factor, **_LLAMA3}
 
 
 def _dimensions(keys: ConfigFields) -> dict[str, int]:

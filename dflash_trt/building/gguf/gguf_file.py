@@ -1,17 +1,13 @@
 """Reads GGUF files with llama.cpp's `gguf` package, which trusts every size that a file states.
 
-So sizes are bounded here before the package allocates, and whatever it raises is one DflashError.
+So a read past the header's bound is an error here, and whatever the package raises is one
+DflashError.
 """
 
 from __future__ import annotations
 
-import math
-import os
-import struct
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import dataclass
-from functools import cache
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -24,18 +20,16 @@ from dflash_trt.core.strict_json import quoted
 from dflash_trt.errors import DflashError, one_line
 from dflash_trt.quantization.codecs import Float32
 
-MAX_HEADER_BYTES = 64 << 20
-MAX_COUNT = 1 << 16
-"""Keys of a file, and tensors."""
+MAX_HEADER_BYTES = 32 << 20
 AGAIN = "download the file again"
 
 Scalar = int | float | bool | str
-Value = Scalar | list[str] | npt.NDArray[Any]
+Value = Scalar | list[Any]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class GgufTensor:
-    """Where one tensor lies: `length` bytes at byte `offset` of the file.
+    """One tensor: its `rows` as they lie in the file, of values or of the bytes of blocks.
 
     `shape` has the rows first, as in a checkpoint; the file states it the other way round.
     """
@@ -43,12 +37,15 @@ class GgufTensor:
     name: str
     kind: str
     shape: tuple[int, ...]
-    offset: int
-    length: int
+    rows: npt.NDArray[Any]
 
-    @property
-    def row_bytes(self) -> int:
-        return self.length * self.shape[-1] // math.prod(self.shape)
+    def decode(self, first: int, last: int) -> Float32:
+        """The values of some rows; damaged blocks may give NaN and infinities."""
+        gguf = gguf_package()
+        with np.errstate(all="ignore"):
+            kind = gguf.GGMLQuantizationType[self.kind]
+            values: Float32 = gguf.dequantize(self.rows[first:last], kind)
+        return values.reshape(-1, self.shape[-1])
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,56 +70,57 @@ class GgufFile:
 
 
 def read_gguf(path: str | Path) -> GgufFile:
-    """Reads every key of `path`, and where its tensors lie.
+    """Reads every key of `path`, and maps its tensors.
 
     Raises:
         DflashError: no regular file; not GGUF, or big-endian, or of another version; or a header
-            that lies (counts, lengths, types, shapes, offsets, overlaps, sizes).
+            that lies (counts, lengths, types, shapes, offsets).
     """
-    path = Path(path)
-    kind = _bounded_reader()
+    path, gguf = Path(path), gguf_package()
+
+    class BoundedReader(gguf.GGUFReader):  # type: ignore[name-defined, misc]
+        """Reads no further than the file, nor its header than any header goes."""
+
+        _most = MAX_HEADER_BYTES
+
+        def _get(self, offset: int, dtype: Any, count: int = 1, override_order: Any = None) -> Any:
+            # Slices of an array cost less than a memmap's.
+            self.data: npt.NDArray[np.uint8] = np.asarray(self.data)
+            end = offset + np.dtype(dtype).itemsize * int(count)
+            if not 0 <= offset <= end <= min(len(self.data), self._most):
+                raise ValueError(f"truncated: it needs {end} bytes at least")
+            return super()._get(offset, dtype, count, override_order)
+
+        def _build_tensors(self, start_offs: int, fields: list[Any]) -> None:
+            self._most = len(self.data)
+            super()._build_tensors(start_offs, fields)
+
     with open_file(path, named=True) as file:
-        size, head = os.fstat(file.fileno()).st_size, file.read(24)
-        if not head.startswith(b"GGUF"):
-            what = f"is not a GGUF file: it begins with {ascii(head[:4])[1:]}"
+        head = file.read(4)
+        if head != b"GGUF":
+            what = f"is not a GGUF file: it begins with {ascii(head)[1:]}"
             raise DflashError(what, where=path, fix="pass a .gguf file")
-        if len(head) == 24 and not head[4] and not head[5]:
-            fix = "convert it to little-endian with gguf_convert_endian of the package gguf"
-            raise DflashError("is big-endian", where=path, fix=fix)
         try:
-            if max(counts := struct.unpack("<8xQQ", head)) > MAX_COUNT:
-                raise ValueError(f"claims {counts[0]} tensors and {counts[1]} keys")
-            reader = kind(file)
-            own = ("GGUF.version", "GGUF.tensor_count", "GGUF.kv_count")  # the package's keys
-            stated = {key: one for key, one in reader.fields.items() if key not in own}
-            fields = {key: _value(field) for key, field in stated.items()}
-            return GgufFile(path, size, fields, _place(reader, size))
+            with np.errstate(all="ignore"):
+                reader = BoundedReader(file)
+                for kind in {one.tensor_type for one in reader.tensors}:  # those that are decoded
+                    gguf.dequantize(np.zeros((1, gguf.GGML_QUANT_SIZES[kind][1]), np.uint8), kind)
+            if reader.byte_order != "I":
+                raise ValueError("big-endian; convert it with the package's gguf_convert_endian")
+            fields = {key: _value(field) for key, field in reader.fields.items()}
+            tensors = {
+                one.name: GgufTensor(
+                    one.name,
+                    one.tensor_type.name,
+                    tuple(int(size) for size in one.shape[::-1]),
+                    one.data.reshape(-1, one.data.shape[-1]),
+                )
+                for one in sorted(reader.tensors, key=lambda one: one.data_offset)
+            }
+            return GgufFile(path, len(reader.data), fields, tensors)
         except Exception as error:  # whatever the package ends in
             what = f"cannot be read ({type(error).__name__}: {one_line(error, 200)})"
             raise DflashError(what, where=path, fix=AGAIN) from None
-
-
-@cache
-def decoded_types() -> Mapping[int, tuple[str, int, int]]:
-    """Types that hold weights, by code: the name, and a block's elements and bytes.
-
-    Raises:
-        DflashError: the package `gguf` cannot be imported.
-    """
-    gguf, found = gguf_package(), {}
-    for kind, (elements, size) in gguf.GGML_QUANT_SIZES.items():
-        with suppress(NotImplementedError), np.errstate(all="ignore"):
-            gguf.dequantize(np.zeros((1, size), np.uint8), kind)
-            found[int(kind)] = kind.name, elements, size
-    return found
-
-
-def decode(data: bytes, source: GgufTensor) -> Float32:
-    """Decodes whole rows of a tensor; damaged blocks may give NaN and infinities."""
-    gguf, rows = gguf_package(), np.frombuffer(data, np.uint8).reshape(-1, source.row_bytes)
-    with np.errstate(all="ignore"):
-        values: Float32 = gguf.dequantize(rows, gguf.GGMLQuantizationType[source.kind])
-    return values.reshape(-1, source.shape[-1])
 
 
 def gguf_package() -> Any:
@@ -134,77 +132,7 @@ def gguf_package() -> Any:
         raise DflashError(what, fix="pip install 'dflash-trt[gguf]'") from error
 
 
-@cache
-def _bounded_reader() -> type[Any]:
-    gguf = gguf_package()
-
-    class BoundedReader(gguf.GGUFReader):  # type: ignore[name-defined, misc]
-        """Reads no further than the header, arrays at once, and no tensor's data."""
-
-        def _get(self, offset: int, dtype: Any, count: int = 1, override_order: Any = None) -> Any:
-            self._check(offset + np.dtype(dtype).itemsize * int(count))
-            return super()._get(offset, dtype, count, override_order)
-
-        def _check(self, end: int) -> None:
-            if end > min(len(self.data), MAX_HEADER_BYTES):
-                raise ValueError(f"truncated: its header ends at byte {end} at least")
-
-        def _get_field_parts(self, orig_offs: int, raw_type: int) -> tuple[int, Any, Any, Any]:
-            if raw_type != gguf.GGUFValueType.ARRAY:
-                parts: tuple[int, Any, Any, Any] = super()._get_field_parts(orig_offs, raw_type)
-                return parts
-            kind = gguf.GGUFValueType(self._get(orig_offs, np.uint32)[0])
-            count = int(self._get(orig_offs + 4, np.uint64)[0])
-            end = orig_offs + 12
-            if kind == gguf.GGUFValueType.STRING:
-                values, data = list[str](), memoryview(self.data)
-                for _ in range(count):
-                    start = end + 8
-                    self._check(end := start + int.from_bytes(data[end:start], "little"))
-                    values.append(str(data[start:end], "utf-8"))
-            else:  # no known key is an array of arrays: they have no type here
-                values = self._get(end, self.gguf_scalar_to_np[kind], count)
-                end += values.nbytes
-            return end - orig_offs, [values], [0], [gguf.GGUFValueType.ARRAY, kind]
-
-        def _build_tensors(self, start_offs: int, fields: list[Any]) -> None:
-            self.data_offset, self.tensor_fields = int(start_offs), fields
-
-    return BoundedReader
-
-
 def _value(field: Any) -> Value:
-    kind, value = field.types[0].name, field.parts[-1]
-    if kind == "STRING":
-        return str(bytes(value), "utf-8")
-    if kind == "ARRAY":
-        return value if isinstance(value, list) else np.array(value)
-    if not np.isfinite(value[0]) or (kind == "BOOL" and value.view(np.uint8)[0] > 1):
-        raise ValueError(f"{quoted(field.name)} is {value[0]}")
+    value: Value = field.contents()
     # A float's shortest decimal: 1e-05, not float32's 9.999999747378752e-06.
-    number: Scalar = float(str(value[0])) if kind.startswith("FLOAT") else value[0].item()
-    return number
-
-
-def _place(reader: Any, size: int) -> dict[str, GgufTensor]:
-    """The tensors at their places in the file, which they must fill but for the alignment."""
-    types, alignment, placed = decoded_types(), int(reader.alignment), dict[str, GgufTensor]()
-    position = int(reader.data_offset)
-    for field in sorted(reader.tensor_fields, key=lambda one: int(one.parts[5][0])):
-        shown, sizes = f"tensor {quoted(field.name)}", [int(one) for one in field.parts[3]]
-        code, offset = int(field.parts[4][0]), reader.data_offset + int(field.parts[5][0])
-        if code not in types:
-            raise ValueError(f"{shown}: type {code} is not decoded; quantize it in Q8_0, say")
-        kind, elements, block_bytes = types[code]
-        if not sizes or not all(sizes) or sizes[0] % elements:
-            raise ValueError(f"{shown}: sizes {one_line(sizes, 60)} in {kind} blocks of {elements}")
-        if field.name in placed or offset != position:
-            raise ValueError(f"{shown} is given twice, or begins at {offset}, not {position}")
-        length = math.prod(sizes) // elements * block_bytes
-        if offset + length > size:
-            raise ValueError(f"truncated: {shown} ends at {offset + length}, the file at {size}")
-        position = -(-(offset + length) // alignment) * alignment
-        placed[field.name] = GgufTensor(field.name, kind, tuple(sizes[::-1]), offset, length)
-    if size > position or not placed:
-        raise ValueError(f"has {len(placed)} tensors and {size - position} bytes after the last")
-    return placed
+    return float(str(field.parts[-1][0])) if isinstance(value, float) else value

@@ -7,31 +7,25 @@ from __future__ import annotations
 
 import json
 import math
-import os
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO, Literal
+from typing import Any, Literal
 
 import ml_dtypes
 import numpy as np
 
 from dflash_trt.building.gguf.config import (
+    FROM_HF,
     ROPE_FACTORS,
     ModelConfig,
     add_rope_factors,
-    find_architecture,
     make_config,
 )
-from dflash_trt.building.gguf.gguf_file import (
-    GgufFile,
-    GgufTensor,
-    decode,
-    gguf_package,
-    read_gguf,
-)
+from dflash_trt.building.gguf.gguf_file import GgufFile, GgufTensor, gguf_package, read_gguf
 from dflash_trt.building.gguf.tokenizer import Vocabulary, read_vocabulary, tokenizer_files
-from dflash_trt.core.files import open_file, resolved
+from dflash_trt.core.files import resolved
 from dflash_trt.core.links import check_space
 from dflash_trt.core.progress import Progress
 from dflash_trt.core.publish import StagedKind, check_destination, staged_folder
@@ -63,35 +57,23 @@ _TURNED = ("q_proj", "k_proj", "q_proj.bias", "k_proj.bias")
 
 @dataclass(frozen=True, slots=True)
 class WeightOrigin:
-    """A tensor of the checkpoint and its source: the bytes from `offset` on.
+    """A tensor of the checkpoint and its source: the rows from `first` on.
 
     The rows of each of its heads are in llama.cpp's order where `turned_head` gives their size D.
     """
 
     layout: TensorLayout
     source: GgufTensor
-    offset: int
+    first: int = 0
     turned_head: int | None = None
-
-    @property
-    def length(self) -> int:
-        """Bytes in the GGUF file."""
-        return self.source.length * math.prod(self.layout.shape) // math.prod(self.source.shape)
-
-
-@dataclass(slots=True)
-class Stored:
-    """What a file holds in one of GGUF's types; `rounded` values are others in bf16."""
-
-    tensors: int = 0
-    bytes: int = 0
-    values: int = 0
-    rounded: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Imported:
-    """What was written; `bytes` counts the weights, `stored` what they were, by GGUF's types."""
+    """What was written: `bytes` of weights, of `kinds` of tensors in the file.
+
+    `rounded` of the `parameters` are others in bf16.
+    """
 
     folder: Path
     file: GgufFile
@@ -99,15 +81,9 @@ class Imported:
     vocabulary: Vocabulary
     dtype: ImportedType
     bytes: int
-    stored: Mapping[str, Stored]
-
-    @property
-    def parameters(self) -> int:
-        return sum(one.values for one in self.stored.values())
-
-    @property
-    def rounded(self) -> int:
-        return sum(one.rounded for one in self.stored.values())
+    parameters: int
+    kinds: Mapping[str, int]
+    rounded: int
 
     def about(self, key: str) -> str | None:
         """What the file says of its model under general.`key`, such as "license"."""
@@ -140,33 +116,37 @@ def import_gguf(
         raise DflashError(what, where=destination, fix="choose another -o", usage=True)
     progress.stage("reading the header", None)
     file = read_gguf(path)
-    config = make_config(file, find_architecture(file), _CONFIG_TYPES[dtype])
+    config = make_config(file, _CONFIG_TYPES[dtype])
     vocabulary = read_vocabulary(file)
-    key, size = f"{config.architecture.name}.vocab_size", vocabulary.size
-    if file.single(key, size) != size:
-        what = f"{key} is {quoted(file.single(key))}, and there are {size} tokens"
-        raise file.error(what, "convert the model again")
-    ids = vocabulary.special_ids()
+    size, ids = vocabulary.size, vocabulary.special_ids()
     config.values.update(vocab_size=size, **ids)
     origins = _find_origins(file, config, size, dtype)
-    if ROPE_FACTORS in file.tensors:
-        add_rope_factors(config, _read_vector(file, ROPE_FACTORS), file)
+    add_rope_factors(config, file)
     texts = tokenizer_files(file, vocabulary, config.values["max_position_embeddings"])
     texts[CONFIG_NAME] = _json(config.values)
     texts[GENERATION_CONFIG_NAME] = _json({key: one for key, one in ids.items() if one is not None})
     layouts = [one.layout for one in origins]
+    kinds = Counter(one.source.kind for one in origins)
     with staged_folder(destination, overwrite=overwrite, kind=IMPORTED) as folder:
         check_space(shard_bytes(layouts), folder, destination)
-        stored = _write_weights(file, origins, folder / SINGLE_NAME, progress)
-        total = sum(layout.num_bytes for layout in layouts)
-        imported = Imported(destination, file, config, vocabulary, dtype, total, stored)
+        imported = Imported(
+            destination,
+            file,
+            config,
+            vocabulary,
+            dtype,
+            bytes=sum(layout.num_bytes for layout in layouts),
+            parameters=sum(math.prod(layout.shape) for layout in layouts),
+            kinds=dict(sorted(kinds.items())),
+            rounded=_write_weights(file, origins, folder / SINGLE_NAME, progress),
+        )
         texts[SOURCE_NAME] = _json(
             {
                 "file": path.name,
                 "bytes": file.size,
                 **{key: imported.about(key) for key in ("name", "architecture", "license")},
                 "dtype": dtype,
-                "tensors": {kind: one.tensors for kind, one in sorted(stored.items())},
+                "tensors": imported.kinds,
                 "rounded_values": imported.rounded,
                 "dflash_trt_version": __version__,
             }
@@ -187,111 +167,84 @@ def _find_origins(
     """Every tensor that a checkpoint of `config` has, in the order of the file's data."""
     architecture, gguf = config.architecture, gguf_package()
     bias, tied = config.values["attention_bias"], config.values["tie_word_embeddings"]
-    rules = target_rules(architecture.family, attention_bias=bias, tied=tied)
+    rules = target_rules(config.family, attention_bias=bias, tied=tied)
     layers, symbols = len(config.sizes.layers), {**config.symbols, "vocab": vocab}
     if layers > len(file.tensors):
         raise file.error(f"states {layers} layers and has {len(file.tensors)} tensors")
-    kind = gguf.MODEL_ARCH[architecture.name.upper()]
+    kind = gguf.MODEL_ARCH[architecture.upper()]
     names = gguf.get_tensor_name_map(kind, layers)
     origins: list[WeightOrigin] = []
-    problems: dict[str, list[str]] = {"missing": [], "of another shape": [], "not known": []}
+    problems: list[str] = []
     for role, (name, terms) in rules.items():
         shape = tuple(int(size_of(term, symbols)) for term in terms)
-        is_part = "{e}" in name  # all experts of a layer lie in one tensor
-        parts, stored = (symbols["experts"] if is_part else 1), shape
-        if is_part:
-            stored = (parts, *shape)
-        turned = architecture.name == "llama" and role.endswith(_TURNED)
+        parts = symbols["experts"] if "{e}" in name else 1  # a layer's lie in one tensor
+        stored = (parts, *shape) if "{e}" in name else shape
+        turned = architecture == "llama" and role.endswith(_TURNED)
         head = config.sizes.layer.head_dim if turned else None
         for i in range(layers if "{i}" in role else 1):
             plain = name.replace(".{e}", "").format(i=i)
             theirs = str(names.get_name(plain, (".weight", ".bias")))
             source = file.tensors.get(theirs)
             if source is None:
-                problems["missing"].append(theirs)
+                problems.append(f"{theirs} is missing")
             elif source.shape != stored:
-                what = f"{source.name} is {list(source.shape)}, not {list(stored)}"
-                problems["of another shape"].append(what)
+                problems.append(f"{theirs} is {list(source.shape)}, not {list(stored)}")
             else:
-                size = source.length // parts
                 origins += (
                     WeightOrigin(
                         TensorLayout(name.format(i=i, e=e), _CODES[dtype], shape),
                         source,
-                        source.offset + size * e,
+                        len(source.rows) // parts * e,
                         head,
                     )
                     for e in range(parts)
                 )
-    if not any(problems.values()):  # else what is left is of no interest
-        used = {origin.source.name for origin in origins} | {ROPE_FACTORS}
+    used = {origin.source.name for origin in origins} | {ROPE_FACTORS}
+    if not problems:  # else what is left is of no interest
         left = [one for one in file.tensors if one not in used]
-        problems["not known"] = [one for one in left if not one.endswith(HARMLESS_SUFFIXES)]
-    told = [
-        f"{len(names)} {label} ({first_few([quoted(one)[1:-1] for one in names], 4, '; ')})"
-        for label, names in problems.items()
-        if names
-    ]
-    if told:
-        raise file.error(
-            f"tensors do not fit the architecture {architecture.name}: {', '.join(told)}",
-            "build the model from its Hugging Face checkpoint",
-        )
-    return sorted(origins, key=lambda origin: origin.offset)
+        problems = [
+            f"{quoted(one)[1:-1]} is not known"
+            for one in left
+            if not one.endswith(HARMLESS_SUFFIXES)
+        ]
+    if problems:
+        what = f"tensors do not fit the architecture {architecture}"
+        raise file.error(f"{what}: {first_few(problems, 4, '; ')}", FROM_HF)
+    places = {name: place for place, name in enumerate(file.tensors)}  # in the order of their data
+    return sorted(origins, key=lambda origin: (places[origin.source.name], origin.first))
 
 
 def _write_weights(
     file: GgufFile, origins: Sequence[WeightOrigin], path: Path, progress: Progress
-) -> dict[str, Stored]:
-    """Writes all weights, a few rows in memory at a time; returns counts by type."""
-    stored: dict[str, Stored] = {}
-    progress.stage("writing weights", sum(origin.length for origin in origins))
-    with (
-        open_file(file.path, named=True) as weights,
-        open_shard(path, [origin.layout for origin in origins]) as writer,
-    ):
+) -> int:
+    """Writes all weights, a few rows in memory at a time; returns how many values are rounded."""
+    rounded = 0
+    progress.stage("writing weights", sum(origin.layout.num_bytes for origin in origins))
+    with open_shard(path, [origin.layout for origin in origins]) as writer:
         for origin in origins:
-            kind = stored.setdefault(origin.source.kind, Stored())
-            kind.tensors += 1
-            kind.bytes += origin.length
-            for values in _read(weights, origin, file):
+            for values in _read(origin):
                 piece: Any = values
                 if origin.layout.dtype == "BF16":
-                    kind.rounded += int(np.count_nonzero(values.view(np.uint32) & 0xFFFF))
+                    rounded += int(np.count_nonzero(values.view(np.uint32) & 0xFFFF))
                     piece = values.astype(ml_dtypes.bfloat16)  # too large becomes infinite
                 if not np.isfinite(piece).all():
                     what = f"tensor {quoted(origin.source.name)} holds NaN or infinities"
                     fix = "the file is damaged, or its model cannot be used"
                     raise file.error(what, fix)
                 writer.write(origin.layout.name, piece.view(np.uint8))
-                kind.values += values.size
-            progress.advance(origin.length)
-    return stored
+            progress.advance(origin.layout.num_bytes)
+    return rounded
 
 
-def _read_vector(file: GgufFile, name: str) -> Float32:
-    source = file.tensors[name]
-    if len(source.shape) != 1:
-        raise file.error(f"tensor {quoted(name)} is {list(source.shape)}, not a vector")
-    origin = WeightOrigin(TensorLayout(name, "F32", source.shape), source, source.offset)
-    with open_file(file.path, named=True) as weights:
-        return np.concatenate([values.ravel() for values in _read(weights, origin, file)])
-
-
-def _read(weights: BinaryIO, origin: WeightOrigin, file: GgufFile) -> Iterator[Float32]:
+def _read(origin: WeightOrigin) -> Iterator[Float32]:
     """The values of a tensor as float32, a few rows at a time, from first to last."""
     source, head = origin.source, origin.turned_head
     is_vector, columns = len(source.shape) == 1, source.shape[-1]
     least = 1 if head is None or is_vector else head  # rows of whole heads
     step = least * max(1, CHUNK_ELEMENTS // (columns * least))
-    rows = math.prod(origin.layout.shape) // columns
-    for first in range(0, rows, step):
-        count = min(step, rows - first) * source.row_bytes
-        data = os.pread(weights.fileno(), count, origin.offset + first * source.row_bytes)
-        if len(data) < count:
-            what = f"ends inside tensor {quoted(source.name)}; it changed while it was read"
-            raise file.error(what)
-        values = decode(data, source)
+    end = origin.first + math.prod(origin.layout.shape) // columns
+    for first in range(origin.first, end, step):
+        values = source.decode(first, min(first + step, end))
         if head is not None:
             # llama.cpp turns neighbours 2i and 2i + 1 of a head, Hugging Face i and i + D/2.
             pairs = values.reshape(-1, head // 2, 2, 1 if is_vector else columns)

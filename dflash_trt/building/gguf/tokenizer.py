@@ -12,8 +12,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
 from dflash_trt.building.gguf.config import FROM_HF
 from dflash_trt.building.gguf.gguf_file import AGAIN, GgufFile
 from dflash_trt.core.strict_json import quoted
@@ -103,11 +101,10 @@ def read_vocabulary(file: GgufFile) -> Vocabulary:
         what = f"pre-tokenizer {quoted(pre_name)} is not known{hint}"
         raise file.error(what, f"convert the model again with a newer llama.cpp, or {FROM_HF}")
     tokens = _texts(file, "tokens")
-    kinds = file.fields.get(f"{_PREFIX}token_type", np.full(len(tokens), _NORMAL))
-    if np.shape(kinds) != (len(tokens),) or not np.isin(kinds, _KINDS).all():
+    kinds = file.fields.get(f"{_PREFIX}token_type", [_NORMAL] * len(tokens))
+    if not isinstance(kinds, list) or len(kinds) != len(tokens) or not set(kinds) <= set(_KINDS):
         what = f"{_PREFIX}token_type must have one of {_KINDS} for each of {len(tokens)} tokens"
         raise file.error(what, AGAIN)
-    assert isinstance(kinds, np.ndarray)
     used = [index for index, kind in enumerate(kinds) if kind != _UNUSED]
     ids = {tokens[index]: index for index in used}
     if len(ids) < len(used):
@@ -180,9 +177,10 @@ def tokenizer_files(file: GgufFile, vocabulary: Vocabulary, max_positions: int) 
 
 def _texts(file: GgufFile, key: str) -> list[str]:
     value = file.fields.get(_PREFIX + key)
-    if not isinstance(value, list) or not 0 < len(value) <= MAX_VOCAB:
+    texts = [one for one in value if isinstance(one, str)] if isinstance(value, list) else []
+    if not 0 < len(texts) <= MAX_VOCAB or texts != value:
         raise file.error(f"{_PREFIX}{key} must be a list of 1 to {MAX_VOCAB} texts", AGAIN)
-    return value
+    return texts
 
 
 def _around(file: GgufFile, name: str, special: Mapping[str, int], *, default: bool) -> int | None:
