@@ -29,7 +29,6 @@ from dflash_trt.decoding import (
 from dflash_trt.decoding.drafter_kinds import DFLASH, DrafterKind
 from dflash_trt.decoding.host import GeneratorHost
 from dflash_trt.decoding.jobs import JobRunner
-from dflash_trt.decoding.opening import with_step_ratios
 from dflash_trt.decoding.request import ContinuationOptions
 from dflash_trt.decoding.tuning.bundle_schedule import (
     AUTO,
@@ -328,7 +327,7 @@ class LoadedPair:
             executor,
             tokenizer=self.tokenizer.core if self.bundle.tokenizer_folder else None,
             eos_token_ids=self.bundle.manifest.target.eos_token_ids,
-            options=with_step_ratios(executor, self._options),
+            options=self._options,
         )
         return JobRunner(generator, executor)
 

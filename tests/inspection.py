@@ -14,8 +14,7 @@ from dflash_trt.backends.onnxruntime.caches import LinearCaches, PagedCaches
 from dflash_trt.backends.onnxruntime.executor import OnnxRuntimeExecutor
 from dflash_trt.backends.tensorrt.run.executor import TensorRtExecutor
 from dflash_trt.decoding import Generator
-from dflash_trt.decoding.pacers import LivePacer
-from dflash_trt.decoding.pacing import Pacer
+from dflash_trt.decoding.pacers import Pacer
 from dflash_trt.decoding.page_group import PageAllocator
 from dflash_trt.decoding.worker import GeneratorWorker
 from dflash_trt.serving.server.launcher import TritonServer
@@ -82,11 +81,6 @@ def free_pages(generator: Generator, window: int | None = None) -> list[int]:
 def factors(pacer: Pacer) -> list[float]:
     """Live acceptance by draft position, as a share of what was measured."""
     return list(pacer._factors)
-
-
-def is_live(generator: Generator) -> bool:
-    """Whether it weighs what drafts bring against what they cost."""
-    return isinstance(generator._pacer, LivePacer)
 
 
 def poison_free_pages(

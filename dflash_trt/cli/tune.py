@@ -31,8 +31,13 @@ from dflash_trt.core.publish import write_named
 from dflash_trt.core.text_table import columns
 from dflash_trt.decoding import Request, SamplingParams
 from dflash_trt.decoding.drafter_kinds import DFLASH, DrafterKind
-from dflash_trt.decoding.prediction import StepPrediction
-from dflash_trt.decoding.schedule import NO_SPECULATION, BlockSchedule, Measurements, schedule_name
+from dflash_trt.decoding.schedule import (
+    NO_SPECULATION,
+    BlockSchedule,
+    Measurements,
+    StepPrediction,
+    schedule_name,
+)
 from dflash_trt.decoding.tuning.block_times import (
     TuningOptions,
     candidate_batches,

@@ -206,7 +206,7 @@ class Generator:
                 self._prefill(chunk)
             else:
                 states = self._scheduler.slots.decoding
-                self._pacer.fill_gap(self._run, self._limits, states, self._chunk)
+                self._pacer.fill_gap(self._run, states, self._chunk)
         events, self._events = self._events, []
         return events
 

@@ -25,8 +25,6 @@ class GeneratorOptions:
             its upper limit. None is `block_size` throughout.
         live: leave drafts out while they cost more time than they save. Then statistics, never
             outputs, depend on how long steps take.
-        step_ratios: for `live`, what `time_opening` found: the time of a drafted step by batch, in
-            steps without drafts.
         drafter: who fills the blocks.
 
     Raises:
@@ -40,7 +38,6 @@ class GeneratorOptions:
     record_logits: bool = False
     schedule: BlockSchedule | None = None
     live: bool = False
-    step_ratios: tuple[tuple[int, float], ...] = ()
     drafter: DrafterKind = DFLASH
 
     def __post_init__(self) -> None:

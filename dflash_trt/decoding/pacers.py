@@ -1,30 +1,42 @@
-"""Pacers say how many rows the next step has: fixed, by a schedule, or live.
+"""Pacers say how many rows the next step has: fixed, by a schedule, or while drafts pay.
 
-Outputs never depend on them, statistics do. `LivePacer` is the only part of the runtime that
-decides by a clock: docs/design/pacing.md.
+Outputs never depend on them, statistics do. How live acceptance is counted, when gaps in a
+drafter's context are filled, and what `LivePacer` reads of a clock: docs/design/pacing.md.
 """
 
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from statistics import median
 
-from dflash_trt.backends.base import ExecutorLimits, TargetCall, TargetGraph
-from dflash_trt.decoding.generator_options import GeneratorOptions
-from dflash_trt.decoding.pacing import Pacer
-from dflash_trt.decoding.schedule import NO_SPECULATION
-from dflash_trt.decoding.state import RequestState
+import numpy as np
 
+from dflash_trt.backends.base import ExecutorLimits, TargetCall, TargetGraph
+from dflash_trt.decoding.drafter_kinds import target_graph
+from dflash_trt.decoding.generator_options import GeneratorOptions
+from dflash_trt.decoding.schedule import NO_SPECULATION, BlockSchedule, StepPrediction
+from dflash_trt.decoding.scores import sampling_input
+from dflash_trt.decoding.state import RequestState
+from dflash_trt.errors import DflashError
+
+GAPS = (
+    "target_only leaves gaps in the drafter's context, which cannot be filled where layers are "
+    "recurrent, or keep in pages only what their windows see: rows would run again"
+)
+WINDOW_STEPS = 16
+FADING = 0.95
+MARGIN = 0.03
+# Acceptance is believed to be as measured until about so many drafts say otherwise.
+PRIOR_DRAFTS = 32.0
 CREDIT, TRIAL_CREDIT, MOST_CREDIT = 10.0, 4.0, 24.0
 """Plain steps that drafts may lose: at first, after they were stopped, with all that they saved."""
-LEAST_RATIO, MOST_RATIO = 1.2, 13.0
-"""A drafted step never counts as cheaper, in plain steps; a dearer one is not tried."""
+LEAST_RATIO = 1.2
+"""A drafted step never counts as cheaper, in plain steps."""
 FIRST_PAUSE, LONGEST_PAUSE = 256, 4096
 """Plain steps before drafts are tried again; doubled each time that they fail."""
-UNTIMED_STEPS, FIRST_PROBE, NEXT_PROBE = 4, 128, 1024
-"""Drafted steps of a batch before plain ones are timed beside them."""
-PROBE_STEPS = 4
+UNTIMED_STEPS, NEXT_PROBE, PROBE_STEPS = 4, 1024, 4
+"""Drafted steps of a batch before plain ones are timed beside them, and how many these are."""
 _KEPT, _FEWEST = 9, 3
 # Steps that are further apart may have run on a machine that did something else meanwhile.
 _NEAR_STEPS = 32
@@ -60,7 +72,6 @@ class FixedPacer:
     def fill_gap(
         self,
         forward: Callable[[TargetCall], object],
-        limits: ExecutorLimits,
         states: Sequence[RequestState],
         chunk_tokens: int,
     ) -> None:
@@ -74,11 +85,10 @@ class StepRatios:
     first step of a batch and kind is left out: it may allocate, compile or capture.
     """
 
-    def __init__(self, known: Iterable[tuple[int, float]]) -> None:
+    def __init__(self) -> None:
         self._steps = 0
         self._recent: dict[tuple[int, bool], deque[tuple[int, float]]] = {}
         self._found: dict[int, deque[float]] = {}
-        self._known = dict(known)
 
     def add(self, batch: int, seconds: float, *, drafted: bool) -> None:
         """Takes one step of `batch` sequences."""
@@ -91,25 +101,20 @@ class StepRatios:
         recent.append((self._steps, seconds))
         others = self._recent.get((batch, not drafted), ())
         near = [other for step, other in others if self._steps - step <= _NEAR_STEPS]
-        if not near:
-            return
-        found = self._found.setdefault(batch, deque(maxlen=_KEPT))
-        found.append(seconds / median(near) if drafted else median(near) / seconds)
-        if len(found) >= _FEWEST:
-            self._known[batch] = median(found)
-
-    def knows(self, batch: int) -> bool:
-        """Whether steps of this batch, or of one like it, were timed."""
-        return any(known <= batch < 2 * known for known in self._known)
+        if near:
+            found = self._found.setdefault(batch, deque(maxlen=_KEPT))
+            found.append(seconds / median(near) if drafted else median(near) / seconds)
 
     def at(self, batch: int) -> float:
         """The ratio at `batch`, or at the nearest that was timed; at least LEAST_RATIO.
 
         It grows with the batch: rows are free while weights are what takes time to read.
         """
-        smaller = [known for known in self._known if known <= batch]
-        nearest = max(smaller) if smaller else min(self._known, default=0)
-        return max(self._known.get(nearest, LEAST_RATIO), LEAST_RATIO)
+        timed = [one for one, found in self._found.items() if len(found) >= _FEWEST]
+        smaller = [one for one in timed if one <= batch]
+        if not timed:
+            return LEAST_RATIO
+        return max(median(self._found[max(smaller) if smaller else min(timed)]), LEAST_RATIO)
 
 
 class LivePacer(FixedPacer):
@@ -126,14 +131,14 @@ class LivePacer(FixedPacer):
     ) -> None:
         super().__init__(options, limits)
         self._clock = clock
-        self._ratios = StepRatios(options.step_ratios)
-        # Drafted steps by batch, and their tokens, since they last paid; what they saved before.
+        self._ratios = StepRatios()
+        # Drafted steps by batch, and their tokens, since they last paid.
         self._drafted: Counter[int] = Counter()
-        self._tokens, self._saved = 0.0, 0.0
+        self._tokens = 0.0
         self._credit = CREDIT
         # Drafts are off from this batch on, and have been for so many steps; None: nowhere.
         self._off_from: int | None = None
-        self._rested, self._pause, self._is_trial = 0, FIRST_PAUSE, False
+        self._rested, self._pause = 0, FIRST_PAUSE
         self._until_probe: dict[int, int] = {}
         self._batch, self._started = 0, 0.0
         self._accepted: int | None = None
@@ -142,12 +147,8 @@ class LivePacer(FixedPacer):
         """The most rows of the step that `states`, all that decode, are about to make."""
         batch = self._batch = len(states)
         self._accepted = None
-        # A step that costs more than a full block could bring is not even tried.
-        is_hopeless = self._ratios.at(batch) > min(self._most, MOST_RATIO)
-        if is_hopeless and not self._is_trial and not self._is_off(batch):
-            self._stop(batch)
-        is_probe = self._until_probe.get(batch, 1) <= 0
         self._started = self._clock()
+        is_probe = self._until_probe.get(batch, UNTIMED_STEPS) <= 0
         return NO_SPECULATION if is_probe or self._is_off(batch) else self._most
 
     def count(self, rows: int, trials: int, accepted: int) -> None:
@@ -157,50 +158,197 @@ class LivePacer(FixedPacer):
 
     def end_step(self) -> None:
         """Takes the time of the step that has begun; not called for one that failed."""
-        batch, drafted = self._batch, self._accepted is not None
-        self._ratios.add(batch, self._clock() - self._started, drafted=drafted)
-        first = FIRST_PROBE if self._ratios.knows(batch) else UNTIMED_STEPS
-        left = self._until_probe.get(batch, first) - 1
+        batch, accepted = self._batch, self._accepted
+        self._ratios.add(batch, self._clock() - self._started, drafted=accepted is not None)
+        left = self._until_probe.get(batch, UNTIMED_STEPS) - 1
         self._until_probe[batch] = NEXT_PROBE if left <= -PROBE_STEPS else left
-        if self._accepted is not None:
-            self._drafted[batch] += 1
-            self._tokens += 1 + self._accepted / batch
+        if accepted is not None:
+            self._weigh(batch, 1 + accepted / batch)
         elif self._is_off(batch):
             self._rested += 1
             if self._rested >= self._pause:
-                self._off_from, self._is_trial = None, True
-        if self._drafted and not self._is_off(batch):
-            self._weigh(batch)
+                self._off_from, self._pause = None, min(2 * self._pause, LONGEST_PAUSE)
 
-    def _weigh(self, batch: int) -> None:
-        """Stops drafts that lost too much, or whose next step could; starts anew if they paid."""
+    def _weigh(self, batch: int, tokens: float) -> None:
+        """Stops drafts whose next step could lose more than they may; starts anew if they paid."""
+        self._drafted[batch] += 1
+        self._tokens += tokens
         lost = sum(count * self._ratios.at(one) for one, count in self._drafted.items())
         lost -= self._tokens
         if lost <= 0:
-            self._saved -= lost
-            self._forget()
-            if self._is_trial:
-                self._is_trial, self._pause = False, FIRST_PAUSE
-        # Bad luck comes to all in time: what drafts have saved they may lose again.
-        elif lost + self._ratios.at(batch) - 1 > min(self._credit + self._saved, MOST_CREDIT):
+            # Bad luck comes to all in time: what drafts have saved they may lose again.
+            self._credit = min(max(self._credit, CREDIT) - lost, MOST_CREDIT)
+            self._pause = FIRST_PAUSE
+        elif lost + self._ratios.at(batch) - 1 > self._credit:
             # Drafts of nearly no use pay nowhere; others may where fewer sequences decode.
             is_useless = self._tokens / self._drafted.total() < LEAST_RATIO
-            self._stop(1 if is_useless else batch)
-
-    def _stop(self, off_from: int) -> None:
-        """Decodes plainly from a batch on; smaller ones get a credit of their own."""
-        if self._is_trial:
-            self._pause = min(2 * self._pause, LONGEST_PAUSE)
-        self._off_from, self._rested, self._is_trial = off_from, 0, False
-        self._saved, self._credit = 0.0, TRIAL_CREDIT
-        self._forget()
-
-    def _forget(self) -> None:
+            self._off_from = 1 if is_useless else batch
+            self._credit, self._rested = TRIAL_CREDIT, 0
+        else:
+            return
         self._drafted.clear()
         self._tokens = 0.0
 
     def _is_off(self, batch: int) -> bool:
         return self._off_from is not None and batch >= self._off_from
+
+
+class Pacer:
+    """Follows one generator's steps. Deterministic: it counts tokens and never looks at a clock.
+
+    Raises:
+        DflashError: the schedule has larger blocks than the drafter, or leaves gaps that cannot be
+            filled (usage).
+    """
+
+    def __init__(self, schedule: BlockSchedule, limits: ExecutorLimits) -> None:
+        if schedule.largest_block > limits.block_size:
+            raise DflashError(
+                f"block {schedule.largest_block} exceeds the drafter's {limits.block_size}",
+                where="block schedule",
+                usage=True,
+            )
+        self._fed = target_graph(schedule.drafter)
+        if limits.must_feed and schedule.fallback != self._fed:
+            raise DflashError(GAPS, where="block schedule", fix="run tune again", usage=True)
+        self.fallback: TargetGraph = schedule.fallback
+        self._schedule, self._limits = schedule, limits
+        self._prediction: StepPrediction | None = None
+        self._prefill_seconds = 0.0
+        if (measured := schedule.measured) is not None:
+            self._prediction = StepPrediction(measured, schedule.fallback, limits.block_size)
+            self._prefill_seconds = measured.prefill_seconds
+        self._chosen: dict[int, int] = {}
+        self._previous: dict[int, int] = {}
+        self._steps = 0
+        self._seen: Counter[tuple[int, int, int]] = Counter()
+        self._accepted = [0.0] * (limits.block_size - 1)
+        self._expected = [0.0] * (limits.block_size - 1)
+        self._factors: list[float] = []
+
+    def block_size(self, batch: int) -> int:
+        """Rows of a step of `batch` sequences at current acceptance; 1 is no speculation."""
+        block = self._chosen.get(batch)
+        if block is None:
+            block = self._previous.get(batch, self._schedule.block_size(batch))
+            if self._prediction is not None and self._factors:
+                block = self._prediction.choose(batch, block, MARGIN, self._factors)
+            self._chosen[batch] = block
+        return block
+
+    def begin_step(self, states: Sequence[RequestState]) -> int:
+        """The most rows of the step that `states`, all that decode, are about to make."""
+        self._steps += 1
+        if self._steps % WINDOW_STEPS == 0:
+            self._look_back()
+        block = self.block_size(len(states))
+        gaps = [state for state in states if state.injected_until is not None]
+        if gaps:
+            saving = self._saving(len(states), block)
+            for state in gaps:
+                # One more token without drafts is also one more row to fill in.
+                state.forgone_s += saving + self._prefill_seconds
+                if not saving:
+                    state.forgone_s = 0.0
+        return block
+
+    def count(self, rows: int, trials: int, accepted: int) -> None:
+        """Takes one request's step: `trials` drafts were reached, `accepted` of them good.
+
+        None at all, where nothing was found, is as bad as a first one that was wrong.
+        """
+        self._seen[rows, max(trials, 1), accepted] += 1
+
+    def end_step(self) -> None:
+        """Nothing: it looks back when a step begins."""
+
+    def prefill_graph(self, state: RequestState, batch: int) -> TargetGraph:
+        """The graph for `state`'s next prompt chunk when `batch` sequences will decode."""
+        drafts = state.rows > 1 and self.block_size(batch) != NO_SPECULATION
+        return self._fed if drafts and state.injected_until is None else self.fallback
+
+    def fill_gap(
+        self,
+        forward: Callable[[TargetCall], object],
+        states: Sequence[RequestState],
+        chunk_tokens: int,
+    ) -> None:
+        """Fills one chunk of the gap in one request's drafter context, if that pays.
+
+        The target's own cache is written the same rows that it already holds.
+        """
+        slot = self._find_gap(states)
+        if slot is None:
+            return
+        state = states[slot]
+        assert state.injected_until is not None
+        start = state.injected_until
+        end = min(start + chunk_tokens, state.cached_length)
+        is_last = end == state.cached_length
+        call = TargetCall(
+            "target",
+            slot,
+            np.array([state.ids(start, end)], dtype=np.int64),
+            np.array([start], dtype=np.int64),
+            np.zeros((1, 1), dtype=np.int64),
+            sampling=sampling_input(self._limits, [state.request.sampling]),
+            is_chunk=True,
+            is_last=is_last,
+        )
+        forward(call)
+        state.injected_until = None if is_last else end
+
+    def _find_gap(self, states: Sequence[RequestState]) -> int | None:
+        """The slot of the smallest gap whose filling pays."""
+        gaps = [
+            slot
+            for slot, state in enumerate(states)
+            if state.injected_until is not None and state.rows > 1
+        ]
+        if not gaps:
+            return None
+        saving = self._saving(len(states), self.block_size(len(states)))
+        paying: list[tuple[int, int]] = []
+        for slot in gaps:
+            state = states[slot]
+            assert state.injected_until is not None
+            missing = state.cached_length - state.injected_until
+            price = missing * self._prefill_seconds
+            left = state.max_tokens - len(state.token_ids)
+            if saving > 0 and state.forgone_s >= price and left * saving >= price:
+                paying.append((missing, slot))
+        return min(paying)[1] if paying else None
+
+    def _saving(self, batch: int, block: int) -> float:
+        """Seconds that drafting saves per token; 0 where it is off or saves none."""
+        if self._prediction is None or block == NO_SPECULATION:
+            return 0.0
+        plain = self._prediction.tokens_per_second(batch, NO_SPECULATION)
+        drafted = self._prediction.tokens_per_second(batch, block, self._factors)
+        return max(0.0, 1 / plain - 1 / drafted)
+
+    def _look_back(self) -> None:
+        """Fades old counts, adds the window's, and lets blocks be chosen anew."""
+        if self._prediction is None:
+            return
+        accepted = [FADING * count for count in self._accepted]
+        expected = [FADING * count for count in self._expected]
+        for (rows, trials, taken), count in self._seen.items():
+            rates = self._prediction.rates(rows)
+            if rates is None:  # a request's own block, or one cut short by the context's end
+                continue
+            for position in range(trials):
+                expected[position] += count * rates[position]
+            for position in range(taken):
+                accepted[position] += count
+        self._accepted, self._expected = accepted, expected
+        self._seen.clear()
+        # Where little was seen, a position does as the one before it.
+        factor, self._factors = 1.0, []
+        for good, wanted in zip(accepted, expected, strict=True):
+            factor = (good + PRIOR_DRAFTS * factor) / (wanted + PRIOR_DRAFTS)
+            self._factors.append(factor)
+        self._previous, self._chosen = self._previous | self._chosen, {}
 
 
 def open_pacer(

@@ -71,34 +71,12 @@ class RowScores:
             return candidate
         return choose_token(self.candidates.read_row(self.index, row), position, sampling)
 
-    def choose_changed(
-        self,
-        row: int,
-        position: int,
-        sampling: SamplingParams,
-        change: Callable[[FloatArray], FloatArray] | None,
-        allowed: Allowed | None,
-    ) -> int:
-        """As `choose`, of what `change` makes of the row, and what is `allowed` of it.
-
-        The executor's own choices are left alone.
-        """
-        return choose_token(self._change(row, change), position, sampling, allowed)
-
-    def process(
-        self,
-        row: int,
-        sampling: SamplingParams,
-        change: Callable[[FloatArray], FloatArray] | None,
-        allowed: Allowed | None,
-    ) -> FloatArray:
-        """The row [V] that `choose_changed` chooses from, up to a constant."""
-        return process(self._change(row, change), sampling, allowed)
-
-    def _change(self, row: int, change: Callable[[FloatArray], FloatArray] | None) -> FloatArray:
+    def whole(self, row: int) -> FloatArray:
+        """All logits [V] of a row, which whoever changes it needs."""
         if self.logits is None:
             raise _no_logits("penalties, min_p and grammars")
-        return self.logits[row] if change is None else change(self.logits[row])
+        logits: FloatArray = self.logits[row]
+        return logits
 
     def last_row(self) -> RowScores:
         """The last row alone."""
@@ -171,14 +149,16 @@ def make_chooser(state: RequestState, known: RowScores) -> Callable[[int], int]:
     is_hosts = request.changes_logits or request.reads_processed
     if not (is_hosts or (known.is_drawn and request.is_hosts)):
         return lambda row: known.choose(row, first_position + row, sampling)
-    change = None if state.penalties is None else state.penalties.apply
     output = state.token_ids.copy()
 
     def choose(row: int) -> int:
         allowed = _find_allowed(state, output)
-        token = known.choose_changed(row, first_position + row, sampling, change, allowed)
+        logits = known.whole(row)
+        if state.penalties is not None:
+            logits = state.penalties.apply(logits)
+        token = choose_token(logits, first_position + row, sampling, allowed)
         if request.reads_processed:
-            processed = known.process(row, sampling, change, allowed)
+            processed = process(logits, sampling, allowed)
             state.processed.append(score_token(processed, token, top))
         output.append(token)
         if state.penalties is not None:

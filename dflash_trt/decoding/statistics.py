@@ -8,12 +8,11 @@ accepted, but as drafted. A figure that was not measured is None, never 0.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from itertools import zip_longest
 from statistics import median
-from typing import TypeVar
+from typing import Any
 
-Number = TypeVar("Number", int, float)
 JsonValue = int | float | list[int] | list[float | None] | None
 
 
@@ -184,25 +183,20 @@ class TotalStatistics(AcceptanceStatistics):
 def total(requests: Iterable[RequestStatistics], wall_s: float | None = None) -> TotalStatistics:
     """Sums `requests`; `wall_s` is the measured window they ran in, where there was one."""
     each = list(requests)
+    sums: dict[str, Any] = {}
+    for one in fields(AcceptanceStatistics):
+        values = [getattr(request, one.name) for request in each]
+        if one.default == ():
+            sums[one.name] = tuple(map(sum, zip_longest(*values, fillvalue=0)))
+        else:
+            known = [value for value in values if value is not None]
+            sums[one.name] = sum(known) if known or one.default is not None else None
     return TotalStatistics(
         requests=len(each),
-        prompt_tokens=sum(one.prompt_tokens for one in each),
-        output_tokens=sum(one.output_tokens for one in each),
-        cached_prompt_tokens=_sum_known(one.cached_prompt_tokens for one in each),
-        preemptions=_sum_known(one.preemptions for one in each),
-        constrained_steps=sum(one.constrained_steps for one in each),
-        constrained_step_tokens=sum(one.constrained_step_tokens for one in each),
-        forced_tokens=_sum_known(one.forced_tokens for one in each),
-        grammar_s=_sum_known(one.grammar_s for one in each),
-        steps=sum(one.steps for one in each),
-        drafted_tokens=sum(one.drafted_tokens for one in each),
-        accepted_tokens=sum(one.accepted_tokens for one in each),
-        acceptance_histogram=_sum_items(one.acceptance_histogram for one in each),
-        position_trials=_sum_items(one.position_trials for one in each),
-        position_accepts=_sum_items(one.position_accepts for one in each),
         median_time_to_first_token_s=_median(one.time_to_first_token_s for one in each),
         median_time_per_output_token_s=_median(one.time_per_output_token_s for one in each),
         wall_s=wall_s,
+        **sums,
     )
 
 
@@ -292,15 +286,6 @@ class StatisticsRecorder:
             time_to_first_token_s=since_submission(self.first_token_at),
             end_to_end_s=since_submission(self.finished_at),
         )
-
-
-def _sum_items(rows: Iterable[tuple[int, ...]]) -> tuple[int, ...]:
-    return tuple(sum(column) for column in zip_longest(*rows, fillvalue=0))
-
-
-def _sum_known(values: Iterable[Number | None]) -> Number | None:
-    known = [value for value in values if value is not None]
-    return sum(known) if known else None
 
 
 def _median(values: Iterable[float | None]) -> float | None:

@@ -8,8 +8,6 @@ import numpy as np
 
 from dflash_trt.backends.base import FloatArray
 from dflash_trt.decoding import FinishReason, Generator, Request, RequestResult, choose_tokens
-from dflash_trt.decoding.state import RequestState
-from dflash_trt.decoding.statistics import StatisticsRecorder
 from tests.inspection import free_pages, held_pages, paged_requests
 from tests.standins.executor import FakeExecutor, check_step_calls, score_next
 from tests.standins.paged_executor import PagedFakeExecutor
@@ -95,18 +93,3 @@ class Steps:
             assert not any(held_pages(self._generator, window) for window in self._kinds)
             assert not paged_requests(self._generator)
         return self.results
-
-
-def make_state(prompt_length: int, output_length: int = 0) -> RequestState:
-    """A request in the generator whose prompt is cached."""
-    return RequestState(
-        request_id=prompt_length,
-        request=Request(prompt_ids=(0,) * prompt_length),
-        max_tokens=100,
-        rows=4,
-        stop_ids=frozenset(),
-        stream=None,
-        recorder=StatisticsRecorder(0.0),
-        prefilled=prompt_length,
-        token_ids=[0] * output_length,
-    )

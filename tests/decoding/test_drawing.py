@@ -11,7 +11,6 @@ import pytest
 from dflash_trt.backends.base import Scores, SpeculationOutput, StepCall, TargetCall, TargetOutput
 from dflash_trt.decoding import (
     Generator,
-    GeneratorOptions,
     Penalties,
     Request,
     RequestFailedError,
@@ -68,29 +67,6 @@ class DrawingExecutor(FakeExecutor):
             if slot < call.slots.stop and call.first_slot < slot + len(expected[0]):
                 self.kept.append(slot == call.first_slot and asked == expected)
                 del self._expected[slot]
-
-
-@pytest.mark.parametrize("record_logits", [False, True])
-def test_what_is_drawn_is_the_output(record_logits: bool) -> None:
-    executor = DrawingExecutor()
-    requests = [
-        Request(
-            prompt_ids=(3, 1, 4, index),
-            max_tokens=30,
-            sampling=replace(sampling, seed=index),
-            speculate=index % 5 != 0,
-            block_size=(None, 3)[index % 2],
-        )
-        for index, sampling in enumerate(SAMPLINGS * 3)
-    ]
-    generator = Generator(
-        executor, options=GeneratorOptions(record_logits=record_logits, prefill_chunk=3)
-    )
-    for request, result in zip(requests, generator.generate(requests), strict=True):
-        assert (result.logits is not None) == record_logits
-        assert_plain(result, request, executor)
-    # Sampled requests need no logits on the host, and neither does anyone's first token.
-    assert executor.scores == ({Scores.NONE, Scores.LOGITS} if record_logits else {Scores.NONE})
 
 
 @pytest.mark.parametrize("sampling", SAMPLINGS[:2])
@@ -174,20 +150,3 @@ def test_what_the_graph_cannot_choose_the_host_chooses(name: str) -> None:
     assert name == "logprobs" or free[0].token_ids != results[1].token_ids
     assert executor.scores == {Scores.NONE, Scores.LOGITS}
     assert sum(executor.kept) > len(executor.kept) / 2 and executor.hints.count(True) > 8
-
-
-def test_who_waits_for_a_slot_does_not_keep_steps_apart() -> None:
-    executor = DrawingExecutor(max_batch=2, max_seq_len=256)
-    generator = Generator(executor)
-    for first in range(3):
-        generator.submit(Request(prompt_ids=(first, 2), max_tokens=60))
-    for _ in range(2):
-        generator.step()
-    generator.step()
-    assert generator.used_slots == 2 and executor.hints[-1]
-
-
-def test_an_output_that_ends_for_sure_is_not_gone_on_with() -> None:
-    executor = DrawingExecutor(draft_skill=0.0)
-    Generator(executor).generate([Request(prompt_ids=(1,), max_tokens=5, ignore_eos=True)])
-    assert executor.hints[-1] is False and all(executor.hints[:-1]) and len(executor.hints) > 1

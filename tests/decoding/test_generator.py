@@ -5,10 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from dflash_trt.backends.base import SpeculationOutput, StepCall
-from dflash_trt.decoding import Generator, GeneratorOptions, Request, SamplingParams, TokenEvent
+from dflash_trt.decoding import Generator, GeneratorOptions, Request, SamplingParams
 from dflash_trt.errors import DflashError
-from tests.decoding.reference import Steps, assert_plain, decode_plainly
+from tests.decoding.reference import Steps, assert_plain
 from tests.standins.executor import FakeExecutor
 
 
@@ -48,55 +47,6 @@ def test_speculation_changes_nothing(max_batch: int, block_size: int, prefill_ch
     assert sum(result.statistics.accepted_tokens for result in results) > 20
 
 
-@pytest.mark.parametrize("max_batch", [1, 4])
-def test_baseline_runs_target_only(max_batch: int) -> None:
-    executor = FakeExecutor(max_batch=max_batch)
-    options = GeneratorOptions(speculation=False, prefill_chunk=5, record_logits=True)
-    requests = make_requests()
-    results = Generator(executor, options=options).generate(requests)
-    for request, result in zip(requests, results, strict=True):
-        assert_plain(result, request, executor)
-        assert result.statistics.steps == len(result.token_ids) - 1
-        assert result.statistics.acceptance_length is None
-    assert {call.kind for call in executor.calls} - {"move"} == {"target_only"}
-
-
-def test_requests_may_differ_in_block_size_and_speculation() -> None:
-    executor = FakeExecutor(max_batch=4)
-    requests = [
-        Request(prompt_ids=prompt, max_tokens=30, block_size=block_size, speculate=speculate)
-        for prompt, block_size, speculate in zip(
-            make_prompts(6),
-            [None, 2, 2, 5, None, 8],
-            [True, True, True, True, False, True],
-            strict=True,
-        )
-    ]
-    results = Generator(executor, options=GeneratorOptions(block_size=6)).generate(requests)
-    for request, result in zip(requests, results, strict=True):
-        assert result.token_ids == decode_plainly(request, executor)[0]
-    assert {call.rows for call in executor.calls if call.kind == "speculate"} == {2, 5, 6, 8}
-    assert results[4].statistics.drafted_tokens == 0
-
-
-def test_events_stream_the_output_and_mark_drafts() -> None:
-    executor = FakeExecutor(max_batch=4)
-    requests = make_requests(6)
-    events: dict[int, list[TokenEvent]] = {index: [] for index in range(6)}
-    generator = Generator(executor, options=GeneratorOptions(prefill_chunk=3))
-    results = generator.generate(requests, lambda index, event: events[index].append(event))
-    for index, result in enumerate(results):
-        streamed = events[index]
-        assert sum((event.token_ids for event in streamed), ()) == result.token_ids
-        assert [event.result for event in streamed[:-1]] == [None] * (len(streamed) - 1)
-        assert streamed[-1].result is result
-        assert streamed[0].accepted_tokens == 0 and len(streamed[0].token_ids) == 1
-        assert sum(event.accepted_tokens for event in streamed) == (
-            result.statistics.accepted_tokens
-        )
-        assert len(streamed) == result.statistics.steps + 1
-
-
 def test_long_prompts_do_not_starve_running_requests() -> None:
     executor = FakeExecutor(max_batch=2)
     generator = Generator(executor, options=GeneratorOptions(prefill_chunk=2, block_size=2))
@@ -105,16 +55,6 @@ def test_long_prompts_do_not_starve_running_requests() -> None:
     generator.submit(Request(prompt_ids=(2,) * 20, max_tokens=5))
     for _ in range(10):
         assert {event.request_id for event in generator.step()} >= {first}
-
-
-def test_admission_is_first_come_first_served() -> None:
-    generator = Generator(FakeExecutor(max_batch=2))
-    order: list[tuple[int, int]] = []
-    generator.generate(
-        [Request(prompt_ids=(one,), max_tokens=12) for one in range(7)],
-        lambda index, event: order.append((index, len(event.token_ids))),
-    )
-    assert list(dict.fromkeys(index for index, _ in order)) == list(range(7))
 
 
 def test_cancellation_while_queued_prefilling_and_decoding() -> None:
@@ -134,34 +74,6 @@ def test_cancellation_while_queued_prefilling_and_decoding() -> None:
         assert bool(results[one].token_ids) == (one in (decoding, kept))
         assert_plain(results[one], request, executor)
     assert results[queued].statistics.time_to_first_token_s is None
-
-
-def test_cancelling_from_the_callback() -> None:
-    executor = FakeExecutor(max_batch=2)
-    generator = Generator(executor)
-
-    def stop_early(index: int, event: TokenEvent) -> None:
-        if index == 1 and event.result is None:
-            generator.cancel(event.request_id)
-
-    requests = [Request(prompt_ids=(one, one), max_tokens=25) for one in range(3)]
-    results = generator.generate(requests, stop_early)
-    assert [result.finish_reason for result in results] == ["length", "cancelled", "length"]
-    assert_plain(results[2], requests[2], executor)
-
-
-def test_a_failing_callback_leaves_an_idle_engine() -> None:
-    executor = FakeExecutor(max_batch=2)
-    generator = Generator(executor)
-    requests = make_requests(4)
-
-    def fail(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        generator.generate(requests, fail)
-    assert not generator.has_work
-    assert generator.generate(requests)[3].token_ids == decode_plainly(requests[3], executor)[0]
 
 
 def test_a_failing_pass_can_be_repeated() -> None:
@@ -185,31 +97,6 @@ def test_a_failing_pass_can_be_repeated() -> None:
     assert failures > 2
     for request_id, request in zip(ids, requests, strict=True):
         assert_plain(steps.results[request_id], request, executor)
-
-
-def test_a_request_that_ended_before_a_failing_pass_is_not_run_again() -> None:
-    class FailsOnce(FakeExecutor):
-        failures = 0
-
-        def speculate(self, call: StepCall) -> SpeculationOutput:
-            if call.first_slot == 1 and self.failures == 0:
-                self.failures += 1
-                raise DflashError("out of luck")
-            return super().speculate(call)
-
-    executor = FailsOnce(draft_skill=1.0)
-    generator = Generator(executor)
-    short = Request(prompt_ids=(3,), max_tokens=5, block_size=2)
-    other = Request(prompt_ids=(2,), max_tokens=30, block_size=8)
-    ids = [generator.submit(request) for request in (short, other)]
-    steps = Steps(generator, executor)
-    steps.step()
-    steps.step()
-    with pytest.raises(DflashError, match="out of luck"):
-        generator.step()
-    results = steps.finish()
-    for request_id, request in zip(ids, (short, other), strict=True):
-        assert_plain(results[request_id], request, executor)
 
 
 @pytest.mark.parametrize(("temperature", "draws"), [(0.0, False), (1.0, False), (0.0, True)])
@@ -251,9 +138,3 @@ def test_bad_requests_are_refused_in_one_line(fields: dict[str, object], message
     assert caught.value.exit_code == 2
     assert "\n" not in caught.value.message
     assert not generator.has_work
-
-
-@pytest.mark.parametrize("fields", [{"block_size": 9}, {"block_size": 1}, {"prefill_chunk": 0}])
-def test_bad_options_are_refused(fields: dict[str, int]) -> None:
-    with pytest.raises(DflashError):
-        Generator(FakeExecutor(), options=GeneratorOptions(**fields))

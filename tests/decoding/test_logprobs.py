@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
-from dflash_trt.backends.base import Scores
 from dflash_trt.decoding import (
     Generator,
     GeneratorOptions,
@@ -20,7 +18,6 @@ from dflash_trt.decoding import (
 )
 from dflash_trt.errors import DflashError
 from dflash_trt.sampling.token_rules import TokenRules
-from tests.decoding.test_drawing import DrawingExecutor
 from tests.decoding.test_generator import make_requests
 from tests.sampling.law import exact_law
 from tests.standins.executor import FakeExecutor
@@ -55,33 +52,6 @@ def test_speculation_and_batch_change_no_bit() -> None:
     together, plain = run(requests), run(requests, max_batch=1, speculation=False)
     assert [one.logprobs for one in together] == [one.logprobs for one in plain]
     assert sum(one.statistics.accepted_tokens for one in together) > 20
-
-
-def test_neither_tokens_nor_neighbours_change() -> None:
-    requests = make_requests()
-    mixed = [
-        dataclasses.replace(request, logprobs=2 if index % 2 else None)
-        for index, request in enumerate(requests)
-    ]
-    for index, (bare, other) in enumerate(zip(run(requests), run(mixed), strict=True)):
-        assert bare.token_ids == other.token_ids and bare.logprobs is None
-        assert (other.logprobs is not None) == (index % 2 == 1)
-
-
-@pytest.mark.parametrize("top", [-1, 21, True, 1.0])
-def test_bounds(top: object) -> None:
-    with pytest.raises(DflashError, match=r"logprobs: .* from 0 to 20"):
-        Request(prompt_ids=(1,), logprobs=top)  # type: ignore[arg-type]
-    with pytest.raises(DflashError, match=r"prompt_logprobs: .* from 0 to 20"):
-        Request(prompt_ids=(1,), prompt_logprobs=top)  # type: ignore[arg-type]
-
-
-def test_an_executor_that_draws_is_asked_for_logits() -> None:
-    executor = DrawingExecutor(max_batch=4)
-    requests = make_requests(6, logprobs=1)
-    results = Generator(executor).generate(requests)
-    assert Scores.LOGITS in executor.scores
-    assert [one.logprobs for one in results] == [one.logprobs for one in run(requests)]
 
 
 def test_what_a_stop_string_cuts_off_has_none() -> None:

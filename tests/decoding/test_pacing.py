@@ -7,12 +7,11 @@ from typing import Any
 
 import pytest
 
-from dflash_trt.decoding import Generator, GeneratorOptions, Request, pacing
-from dflash_trt.decoding.pacing import WINDOW_STEPS, Pacer
-from dflash_trt.decoding.prediction import StepPrediction
-from dflash_trt.decoding.schedule import BlockSchedule, Measurements, merge_ranges
+from dflash_trt.decoding import Generator, GeneratorOptions, Request, pacers
+from dflash_trt.decoding.pacers import WINDOW_STEPS, Pacer
+from dflash_trt.decoding.schedule import BlockSchedule, Measurements, StepPrediction, merge_ranges
 from dflash_trt.errors import DflashError
-from tests.decoding.reference import decode_plainly, make_state
+from tests.decoding.reference import decode_plainly
 from tests.decoding.schedules import invent_measurements
 from tests.inspection import factors
 from tests.standins.executor import FakeExecutor
@@ -40,7 +39,7 @@ def requests(count: int, **fields: int) -> list[Request]:
 
 @pytest.fixture
 def _never_looks_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pacing, "WINDOW_STEPS", 1 << 30)
+    monkeypatch.setattr(pacers, "WINDOW_STEPS", 1 << 30)
 
 
 @pytest.mark.usefixtures("_never_looks_back")
@@ -77,20 +76,6 @@ def test_a_warm_up_knows_the_steps_to_come(
     assert executor.warmed == [(dict(enumerate(blocks, 1)), plain)]
 
 
-def test_a_request_s_own_block_is_its_upper_limit() -> None:
-    executor = FakeExecutor(max_batch=1)
-    generator = start(executor, make_schedule([8]))
-    generator.generate(requests(1, max_tokens=9, block_size=3))
-    assert {call.rows for call in executor.calls if call.kind == "speculate"} == {3}
-
-
-def test_without_speculation_nothing_but_target_only_runs() -> None:
-    """Prompts included: the cost of a schedule that is off is none."""
-    executor = FakeExecutor(max_batch=4)
-    start(executor, make_schedule([1, 1, 1, 1])).generate(requests(6, max_tokens=9))
-    assert {call.kind for call in executor.calls} <= {"target_only", "move"}
-
-
 def _run_down(executor: FakeExecutor, measured: Measurements, tokens: int) -> list[str]:
     """Four sequences decode plainly, then one is left: the kinds of the calls from then on."""
     generator = start(executor, make_schedule([8, 1, 1, 1], measured))
@@ -115,12 +100,6 @@ def test_a_gap_is_filled_once_it_pays() -> None:
     assert 12 <= filled < 20, "first the drafts forgone must have paid for it"
     assert set(kinds[:filled]) == {"target_only"}
     assert set(kinds[filled + 1 :]) == {"speculate"}, "and then it drafts to the end"
-
-
-def test_a_gap_is_left_where_filling_costs_more_than_is_left_to_save() -> None:
-    dear = invent_measurements(BLOCKS, prefill=50.0)
-    kinds = _run_down(FakeExecutor(max_batch=4, max_seq_len=256), dear, 200)
-    assert set(kinds) == {"target_only"}
 
 
 def test_a_gap_is_filled_in_chunks_of_a_prompt(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -166,27 +145,6 @@ def test_poor_drafts_shorten_blocks_then_end_speculation_and_are_tried_again() -
     assert pacer.block_size(4) > 1, "without new counts the old ones fade"
 
 
-def test_what_was_forgone_before_a_gap_counts_for_no_later_one() -> None:
-    state = make_state(3)
-    state.skip_injection()
-    state.forgone_s = 5.0
-    state.skip_injection()
-    assert state.forgone_s == 5.0, "the same gap"
-    state.preempt()
-    state.skip_injection()
-    assert state.forgone_s == 0.0
-
-
-def test_drafts_as_measured_leave_the_schedule_as_it_is() -> None:
-    measured = invent_measurements(BLOCKS, rate=1.0)
-    blocks = [8, 4, 4, 2]  # not what would be chosen: a schedule is left only for cause
-    pacer = Pacer(make_schedule(blocks), FakeExecutor(max_batch=4).limits)
-    assert [pacer.block_size(n) for n in range(1, 5)] == blocks
-    pacer = Pacer(make_schedule([8] * 4, measured), FakeExecutor(max_batch=4).limits)
-    observe(pacer, 2, 8, 7)
-    assert [pacer.block_size(n) for n in range(1, 5)] == [8] * 4
-
-
 def test_drafts_that_do_as_measured_never_move_a_block() -> None:
     """Half of the drafts are accepted, as measured, with as many counts as any window holds."""
     pacer = Pacer(
@@ -201,13 +159,6 @@ def test_drafts_that_do_as_measured_never_move_a_block() -> None:
             accepted = min(accepted, 7)
             pacer.count(8, min(accepted + 1, 7), accepted)
     assert factors(pacer) == pytest.approx([1.0] * 7, abs=0.1)
-
-
-def test_without_measurements_a_schedule_is_obeyed() -> None:
-    schedule = BlockSchedule(blocks=merge_ranges([8, 4]), executor="fake")
-    pacer = Pacer(schedule, FakeExecutor(max_batch=2).limits)
-    observe(pacer, 2, 4, 0)
-    assert [pacer.block_size(1), pacer.block_size(2), pacer.fallback] == [8, 4, "target"]
 
 
 def test_prediction() -> None:

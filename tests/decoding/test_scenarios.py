@@ -99,7 +99,7 @@ def test_every_output_is_the_plain_one(
     windowed = [WindowedPages(one, (one + 9) // PAGE_SIZE + 2 + spare) for one in seen]
     pool = PagePool(PAGE_SIZE, pages, tuple(windowed))
     executor = PagedFakeExecutor(pool, **fields) if paged else FakeExecutor(**fields)  # type: ignore[arg-type]
-    with patch("dflash_trt.decoding.pacing.WINDOW_STEPS", window):
+    with patch("dflash_trt.decoding.pacers.WINDOW_STEPS", window):
         generator = Generator(executor, eos_token_ids=[EOS], options=options)
         steps = Steps(generator, executor)
         submitted: dict[int, Request] = {}

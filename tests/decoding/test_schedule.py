@@ -100,13 +100,3 @@ def test_what_does_not_fit_is_refused(tmp_path: Path, change: dict[str, Any], pi
     with pytest.raises(DflashError, match=piece) as caught:
         read(tmp_path, PLAIN | change)
     assert caught.value.exit_code == 2 and "\n" not in caught.value.message
-
-
-@pytest.mark.parametrize("content", [b"", b"[]", b"{", b'{"blocks": NaN}', b"\xff"])
-def test_what_is_no_json_object_is_refused(tmp_path: Path, content: bytes) -> None:
-    path = tmp_path / "schedule.json"
-    path.write_bytes(content)
-    with pytest.raises(DflashError):
-        BlockSchedule.read(path)
-    with pytest.raises(DflashError, match="no such file"):
-        BlockSchedule.read(tmp_path / "missing.json")

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from dflash_trt.decoding import Generator, GeneratorOptions, Request, RequestStatistics, total
+from dflash_trt.decoding import Generator, Request, RequestStatistics, total
 from dflash_trt.decoding.statistics import StatisticsRecorder
 from tests.standins.executor import FakeExecutor
 
@@ -50,29 +50,6 @@ def test_worked_example() -> None:
     assert (statistics.position_trials, statistics.position_accepts) == ((3, 2, 1), (2, 2, 1))
 
 
-def test_what_was_not_measured_is_none() -> None:
-    recorder = StatisticsRecorder(submitted_at=1.0)
-    queued = recorder.freeze(prompt_tokens=3, output_tokens=0)
-    for value in (
-        queued.acceptance_length,
-        queued.acceptance_rate,
-        queued.time_to_first_token_s,
-        queued.time_per_output_token_s,
-        queued.tokens_per_second,
-        queued.end_to_end_s,
-    ):
-        assert value is None
-    recorder.first_token_at = recorder.finished_at = 2.0
-    single = recorder.freeze(prompt_tokens=3, output_tokens=1)
-    assert (single.time_to_first_token_s, single.end_to_end_s) == (1.0, 1.0)
-    assert (single.time_per_output_token_s, single.tokens_per_second) == (None, None)
-    recorder.record_step(rows=3, verified=2, emitted=2)
-    assert recorder.freeze(prompt_tokens=3, output_tokens=3).conditional_acceptance == (1.0, 0.0)
-    recorder = StatisticsRecorder(submitted_at=1.0)
-    recorder.record_step(rows=3, verified=1, emitted=1)
-    assert recorder.freeze(prompt_tokens=3, output_tokens=2).conditional_acceptance == (0.0, None)
-
-
 def test_totals() -> None:
     recorder = StatisticsRecorder(
         submitted_at=0.0, first_token_at=1.5, cached_prompt_tokens=4, preemptions=3
@@ -103,29 +80,6 @@ def test_totals() -> None:
     assert empty.acceptance_length is None and empty.interactivity is None
     assert empty.output_throughput is None
     json.dumps(empty.to_json(), allow_nan=False)
-
-
-@pytest.mark.parametrize("draft_skill", [0.0, 0.7, 1.0])
-@pytest.mark.parametrize("block_size", [2, 8])
-def test_counts_of_a_run_agree_with_each_other(draft_skill: float, block_size: int) -> None:
-    executor = FakeExecutor(draft_skill=draft_skill)
-    requests = [Request(prompt_ids=(one,), max_tokens=one * 9 + 1) for one in range(7)]
-    for result in Generator(executor, options=GeneratorOptions(block_size=block_size)).generate(
-        requests
-    ):
-        statistics = result.statistics
-        histogram = statistics.acceptance_histogram
-        emitted = len(result.token_ids) - 1
-        assert sum(histogram) == statistics.steps
-        assert sum(size * count for size, count in enumerate(histogram, 1)) == emitted
-        assert sum(statistics.position_accepts) == statistics.accepted_tokens
-        if emitted:
-            assert statistics.acceptance_length == emitted / statistics.steps
-        if emitted and draft_skill == 1.0:
-            assert statistics.steps == -(-emitted // block_size)
-            assert set(statistics.conditional_acceptance) <= {1.0, None}
-        if emitted and draft_skill == 0.0:
-            assert statistics.acceptance_length == 1.0
 
 
 def test_times_come_from_the_clock() -> None:

@@ -138,18 +138,6 @@ def test_cancelling_frees_the_slot_within_a_step(make: Callable[..., Setup]) -> 
     assert len(waiting.tokens()[0]) == 1
 
 
-def test_what_is_cancelled_before_it_runs_ends_too(make: Callable[..., Setup]) -> None:
-    setup = make(max_batch=1, stepped=True)
-    first, heard = setup.submit(1)
-    second, unheard = setup.submit(2)
-    second.cancelled = True
-    setup.executor.permits.release(2)
-    assert unheard.tokens() == ((), "cancelled")
-    first.cancelled = True
-    setup.executor.permits.release(5)
-    assert heard.tokens()[1] == "cancelled"
-
-
 def test_a_deadline_ends_a_request_that_runs_and_one_that_waits(
     make: Callable[..., Setup],
 ) -> None:
@@ -175,21 +163,6 @@ def test_a_full_queue_refuses_at_once(make: Callable[..., Setup]) -> None:
     for _, listener in accepted:
         listener.tokens()
     assert setup.submit(3)[1].tokens()
-
-
-def test_one_that_cannot_go_on_takes_no_other_along(make: Callable[..., Setup]) -> None:
-    setup = make(max_batch=4)
-    setup.executor.poisoned = 9
-    jobs = [setup.submit(first, 5, 6) for first in (1, 9, 2, 3)]
-    for job, listener in jobs:
-        if job.request.prompt_ids[0] == 9:
-            failure = listener.failure()
-            assert failure.outcome is Outcome.FAILED
-            assert "not finite" in failure.error.message
-        else:
-            expected, reason, _ = decode_plainly(job.request, FakeExecutor())
-            assert listener.tokens() == (expected, reason)
-    assert len(setup.executors) == 1
 
 
 def test_a_token_that_panics_ends_its_request_alone() -> None:
@@ -257,12 +230,3 @@ def test_closing_ends_every_request(make: Callable[..., Setup]) -> None:
         assert "shutting down" in listener.failure().error.message
     assert setup.executor.closed
     assert setup.submit(3)[1].failure().outcome is Outcome.FAILED
-
-
-def test_an_engine_that_does_not_run_is_said_at_once() -> None:
-    executor = SteppedExecutor()
-    executor.error = DflashError("bad weights")
-    worker = GeneratorWorker(lambda: JobRunner(Generator(executor), executor), 4)
-    with pytest.raises(DflashError, match="bad weights"):
-        worker.start()
-    assert executor.closed

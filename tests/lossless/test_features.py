@@ -21,7 +21,6 @@ from dflash_trt.core.limits import PagePool
 from dflash_trt.decoding import (
     Generator,
     GeneratorOptions,
-    Penalties,
     Request,
     RequestResult,
     SamplingParams,
@@ -134,23 +133,3 @@ def test_nor_does_a_bit_of_a_pairs_own_logits(base: str, make_pair: PairFactory)
         return open_executor(built.bundle, threads=1)
 
     check_all(make, BASES[base])
-
-
-def test_penalties_of_a_preempted_output_count_each_token_once() -> None:
-    """What is computed again is not taken again."""
-    asked = [
-        Request(
-            prompt_ids=(first, 2, 3),
-            max_tokens=60,
-            ignore_eos=True,
-            penalties=Penalties(frequency=1.5),
-        )
-        for first in range(8)
-    ]
-    pool = PagePool(page_size=8, pages=20)
-    generator = Generator(PagedFakeExecutor(pool, max_batch=8, max_seq_len=96))
-    results = generator.generate(asked)
-    assert sum(one.statistics.preemptions for one in results) > 2
-    for request, result in zip(asked, results, strict=True):
-        (alone,) = Generator(FakeExecutor(max_seq_len=96)).generate([request])
-        assert result.token_ids == alone.token_ids

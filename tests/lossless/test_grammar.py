@@ -13,9 +13,6 @@ from dflash_trt import SamplingParams
 from dflash_trt.decoding import RequestResult, total
 from dflash_trt.decoding.drafter_kinds import DrafterKind
 from dflash_trt.text.grammar import Follower, Grammar
-from dflash_trt.text.tool_calls import HERMES, CallStream
-from dflash_trt.text.tool_grammars import bind_answer
-from dflash_trt.text.tools import Tool, ToolFormat, ToolUse
 from tests.covering import exhaustive
 
 SCHEMA = {
@@ -26,12 +23,6 @@ SCHEMA = {
         "name": {"type": "string", "maxLength": 9},
     },
     "required": ["state", "load", "name"],
-    "additionalProperties": False,
-}
-ARGUMENTS = {
-    "type": "object",
-    "properties": {"load": {"type": "integer", "minimum": 10, "maximum": 99}},
-    "required": ["load"],
     "additionalProperties": False,
 }
 PROMPTS = ["fleet #6400 to #6410 in kyiv at load 5", "jobs: red fox gold", "route #5399 in rome"]
@@ -103,38 +94,3 @@ def test_runs_that_a_grammar_forces_are_accepted(folder: Path, drafter: DrafterK
         length = one.statistics.acceptance_length
         assert length is not None and length > 3
         assert length > (other.statistics.acceptance_length or 1) and one.finish_reason == "stop"
-
-
-def test_an_end_that_is_ignored_is_refused(folder: Path) -> None:
-    with dflash_trt.load(folder) as pair:
-        grammar = pair.grammars.compile(Grammar("json_object"))
-        with pytest.raises(dflash_trt.DflashError, match="does not go with a grammar"):
-            pair.request("a", grammar=grammar, ignore_eos=True)
-
-
-@pytest.mark.parametrize("temperature", [exhaustive(0.0), 1.0], ids=["greedy", "drawn"])
-def test_tool_calls_are_bound_and_drafts_change_nothing(folder: Path, temperature: float) -> None:
-    sampling = SamplingParams(temperature=temperature, seed=6)
-    use = ToolUse((Tool("run", parameters=ARGUMENTS, strict=True),), must=True, parallel=False)
-    free = replace(use, must=False, parallel=True)
-    with dflash_trt.load(folder, block_schedule="none") as pair:
-        form = ToolFormat.find("", pair.tokenizer.core, harmony=False)
-        bounds = [bind_answer(form, one, None, harmony=False) for one in (use, free)]
-        grammars = [pair.grammars.compile(one) for one in bounds if one is not None]
-        assert len(grammars) == 2
-        asked = [
-            pair.request(prompt, sampling, max_tokens=most, grammar=grammar)
-            for prompt in PROMPTS[:2]
-            for grammar, most in ((grammars[0], 200), (grammars[1], 24), (None, 24))
-        ]
-        together = pair.run(asked)
-        plain = [pair.run([replace(one, speculate=False)])[0] for one in asked]
-    assert [one.token_ids for one in together] == [one.token_ids for one in plain]
-    for one in together[0::3]:
-        stream = CallStream(HERMES, ["run"])
-        piece = stream.push(one.text or "") + stream.flush()
-        assert piece.content == "" and {call.index for call in piece.calls} == {0}
-        assert 10 <= json.loads("".join(call.arguments for call in piece.calls))["load"] <= 99
-    # Text in front of a call is free: as long as there is none, it is what is said unbound.
-    assert [one.text for one in together[1::3]] == [one.text for one in together[2::3]]
-    assert sum(one.statistics.accepted_tokens for one in together) > 0

@@ -5,20 +5,15 @@ from __future__ import annotations
 import random
 from typing import Any
 
-import numpy as np
 import pytest
 
-from dflash_trt.backends.base import Scores, TargetCall
-from dflash_trt.backends.onnxruntime.caches import RecurrentStates
 from dflash_trt.backends.onnxruntime.executor import OnnxRuntimeExecutor
 from dflash_trt.backends.registry import open_executor
-from dflash_trt.backends.state_positions import StatePositions
 from dflash_trt.decoding import Generator, GeneratorOptions, Request, SamplingParams
 from tests.covering import exhaustive
 from tests.lossless.runs import (
     OUTPUT,
     assert_same,
-    check_shared_prefix,
     run,
     run_baseline,
     run_traffic,
@@ -64,15 +59,6 @@ def test_drafts_are_accepted_in_part(executor: OnnxRuntimeExecutor) -> None:
     assert len(lengths) >= 4, lengths
 
 
-def test_linear_caches_share_no_prefix(executor: OnnxRuntimeExecutor) -> None:
-    """Copied rows would leave a state behind: every prompt is computed."""
-    request = Request(prompt_ids=draw_prompt(60), max_tokens=12, ignore_eos=True)
-    (want,) = run(executor, [request])
-    for got in run(executor, [request, request]):
-        assert_same(want, got, "the same prompt again")
-        assert not got.statistics.cached_prompt_tokens
-
-
 def test_prompts_share_up_to_where_they_part(built: TinyPair, make_pair: PairFactory) -> None:
     """The second one finds out where that is. A prompt of whole pages leaves its last to run."""
     shape = {**PAIR, "max_batch": 1, "paging": {"page_size": 8, "pages": 80}}
@@ -88,41 +74,6 @@ def test_prompts_share_up_to_where_they_part(built: TinyPair, make_pair: PairFac
         assert_same(want, got, f"{len(prompt)} tokens")
         cached.append(got.statistics.cached_prompt_tokens)
     assert cached[0] == 0 and cached[2] == 80 and cached[4] == 72, cached
-
-
-def test_a_turn_goes_on_behind_the_last_output(built: TinyPair, make_pair: PairFactory) -> None:
-    """Of an output one copy is kept, of its last page that ended in a step's rows."""
-    paged = open_executor(make_pair(**PAIR, paging={"page_size": 8}).bundle, threads=1)
-    first = Request(prompt_ids=draw_prompt(20), max_tokens=60, ignore_eos=True)
-    (answer,) = run(paged, [first])
-    generator = Generator(paged, options=GeneratorOptions(record_logits=True))
-    (again,) = generator.generate([first])
-    assert_same(answer, again, "alone")
-    turn = Request(
-        prompt_ids=(*first.prompt_ids, *answer.token_ids, 9, 8), max_tokens=12, ignore_eos=True
-    )
-    (want,) = run_baseline(built.open(), [turn])
-    neighbour = Request(prompt_ids=draw_prompt(30, seed=1), max_tokens=40, ignore_eos=True)
-    _, got = generator.generate([neighbour, turn])
-    assert_same(want, got, "the next turn")
-    cached = got.statistics.cached_prompt_tokens
-    assert cached is not None and 64 <= cached < 80, "the last page may have ended the output"
-
-
-def test_a_prefix_with_another_state_would_be_noticed(
-    built: TinyPair,
-    make_pair: PairFactory,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    paged = open_executor(make_pair(**PAIR, paging={"page_size": 8}).bundle, threads=1)
-    monkeypatch.setattr(RecurrentStates, "restore", _restore_nothing)
-    with pytest.raises(AssertionError):
-        check_shared_prefix(built.open(), paged, (9, 20))
-
-
-def _restore_nothing(states: RecurrentStates, copy: int, slot: int) -> None:
-    """Where a state ends, and none of it."""
-    StatePositions.move(states, states.slots + copy, slot)
 
 
 @pytest.mark.parametrize("seed", [0, *map(exhaustive, (1, 2))])
@@ -150,28 +101,3 @@ def test_any_traffic_over_shared_prefixes_keeps_every_bit(
     results = run_traffic(Generator(paged, options=settings), requests, expected, rng, cancels=0.02)
     cached = [result.statistics.cached_prompt_tokens or 0 for result in results]
     assert sum(map(bool, cached)) > 3
-
-
-def test_rows_that_a_state_has_taken_cannot_run_again(built: TinyPair) -> None:
-    """A block of them may, the beginning may; a slot whose call broke off can only begin anew."""
-    executor, ids = built.open(), np.arange(2, 42, dtype=np.int64)[None]
-    first, again = _call(executor, ids, 0), _call(executor, ids[:, 30:], 30)
-    np.testing.assert_array_equal(first[:, 30:], again)
-    with pytest.raises(ValueError, match="slot 0 can go on at 30 … 40 or 0, not at 29"):
-        _call(executor, ids[:, 29:], 29)
-    with pytest.raises(ValueError, match="not at 41"):
-        _call(executor, ids[:, :1], 41)
-    np.testing.assert_array_equal(first, _call(executor, ids, 0))
-    executor.states.lose(range(1))
-    with pytest.raises(ValueError, match="not at 40"):
-        _call(executor, ids[:, :1], 40)
-    np.testing.assert_array_equal(first, _call(executor, ids, 0))
-
-
-def _call(executor: OnnxRuntimeExecutor, ids: Any, start: int) -> Any:
-    """Logits of rows of slot 0."""
-    picked = np.arange(ids.shape[1])[None]
-    call = TargetCall("target", 0, ids, np.array([start]), picked, Scores.LOGITS)
-    logits = executor.forward(call).logits
-    assert logits is not None
-    return logits.copy()

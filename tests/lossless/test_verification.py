@@ -104,30 +104,6 @@ def test_a_parting_is_a_tie_only_below_the_noise_of_the_rows_before(
     assert not report.is_lossless
 
 
-def test_noise_alone_parts_nothing_without_a_promise_of_bits() -> None:
-    def disturb(logits: FloatArray) -> None:
-        logits += np.float32(1e-3)
-
-    reports = run(disturb, bitwise=False)
-    assert all(report.is_lossless for report in reports)
-    assert reports[1].noise == pytest.approx(1e-3, rel=0.1)
-    assert reports[1].difference is not None and not reports[1].ties
-
-
-def test_a_parting_beyond_the_noise_is_a_defect_without_a_promise_of_bits() -> None:
-    """One row of one prompt picks its worst token: no noise explains that."""
-    spoiled: list[int] = []
-
-    def spoil(logits: FloatArray) -> None:
-        if not spoiled:
-            spoiled.append(1)
-            logits[0, 0] *= -1
-
-    _, alone, _ = run(spoil, bitwise=False)
-    assert not alone.is_lossless
-    assert alone.ties[0].gap > alone.noise
-
-
 def test_a_batch_is_full_even_with_fewer_prompts() -> None:
     """One prompt must not pass for a batch of three that never ran."""
     executor = FakeExecutor()
@@ -137,11 +113,3 @@ def test_a_batch_is_full_even_with_fewer_prompts() -> None:
     assert max(call.sequences for call in executor.calls) == 3
     assert report.tokens == 20 and report.is_lossless
     assert sum(heard) == 2 * 20, "the baseline's and the mode's, not the repeats'"
-
-
-def test_an_output_that_ends_early_is_a_defect_without_a_promise_of_bits() -> None:
-    """Its tokens agree as far as they go, so no tie would show it."""
-    report = ModeReport(mode="any", is_bitwise=False)
-    rows = [[3.0, 1.0], [2.0, 1.0]]
-    report.add(0, make_result(rows), make_result(rows[:1]))
-    assert not report.ties and not report.is_lossless

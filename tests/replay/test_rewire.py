@@ -32,7 +32,6 @@ CHANGED: dict[str, Any] = {
     "draft": WINDOWS | {"rope_theta": 3e4},
     "dflash": {"target_layer_ids": [1, 2, 3, 4, 5]},
 }
-PAGED = ("--kv-layout", "paged", "--page-size", "32")
 TOKENS = 16
 
 
@@ -89,13 +88,6 @@ def test_an_edit_is_a_build(good: Bundle, answers: list[Answer], shared: Shared)
     turned = _rotate(1e4)
     back = Edits((tap_layers([0, 1, 2, 3, 4], 6), turned), (set_windows([None] * 2, None), turned))
     assert same(steps(changed, answers, back), before)
-
-
-def test_windows_of_pages(good: Bundle, answers: list[Answer], shared: Shared) -> None:
-    paged = open_bundle(shared.folder(_build, {}, *PAGED) / "bundle")
-    narrow = [Edits(draft=(set_windows([24, 40], size),)) for size in (None, 32)]
-    assert same(steps(paged, answers, narrow[1]), steps(good, answers, narrow[0]))
-    assert not same(steps(paged, answers, narrow[1]), steps(paged, answers))
 
 
 def test_tables_of_tokens(good: Bundle, answers: list[Answer], tmp_path: Path) -> None:

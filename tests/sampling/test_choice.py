@@ -46,37 +46,6 @@ def test_draws_follow_the_law(filters: dict[str, float]) -> None:
     assert chisquare(counts[possible], SEEDS * law[possible]).pvalue > 0.001
 
 
-def test_draws_follow_the_law_within_groups_and_masks() -> None:
-    """Tokens of one group, of several, of the last one, which is a part; two of them masked."""
-    ids = [3, 4, 200, 300, 301, 590, 599]
-    logits = np.full(600, -60, np.float32)
-    logits[ids] = [0.3, 1.0, 0.6, 0.9, 5.0, 0.2, 0.7]
-    flags = np.ones(600, np.bool_)
-    flags[[301, 590]] = False
-    mask = Some(flags)
-    drawn = [
-        choose_token(logits, 3, SamplingParams(temperature=1.3, seed=seed), mask)
-        for seed in range(2000)
-    ]
-    law = exact_law(np.where(flags, logits, -np.inf), SamplingParams(temperature=1.3))
-    counts = np.bincount(drawn, minlength=600)[ids]
-    kept = flags[ids]
-    assert counts.sum() == len(drawn) and not counts[~kept].any()
-    assert chisquare(counts[kept], len(drawn) * law[ids][kept]).pvalue > 0.001
-    # Given that the first group wins, its three are as likely as ever.
-    within = law[ids[:3]] / law[ids[:3]].sum()
-    assert chisquare(counts[:3], counts[:3].sum() * within).pvalue > 0.001
-
-
-def test_draws_at_consecutive_positions_are_independent() -> None:
-    """One seed, pairs of neighbouring positions: the joint law is the product."""
-    logits = np.tile(np.array([0.0, 0.7, -0.7, 0.2], dtype=np.float32), (SEEDS, 1))
-    drawn = choose_tokens(logits, np.arange(SEEDS), SamplingParams(temperature=1.0, seed=5))
-    law = exact_law(logits[0], SamplingParams(temperature=1.0))
-    pairs = np.bincount(drawn[::2] * 4 + drawn[1::2], minlength=16)
-    assert chisquare(pairs, SEEDS / 2 * np.outer(law, law).ravel()).pvalue > 0.001
-
-
 logit_rows = st.lists(
     st.floats(-30, 30, width=32) | st.sampled_from([0.0, 1.0, -np.inf]), min_size=1, max_size=40
 ).filter(lambda row: max(row) > -np.inf)
@@ -194,43 +163,6 @@ def test_what_is_allowed_is_chosen_from() -> None:
         with pytest.raises(DflashError, match="position 3 are not finite"):
             forbidden = np.where(flags, np.float32(-np.inf), rows[1])
             choose_token(forbidden, 3, params, Some(flags))
-
-
-def test_tokens_far_behind_are_still_drawn() -> None:
-    """A ladder of logits down to the last that noise can lift, over many positions."""
-    logits = np.arange(0, -30, -1.5, dtype=np.float32)
-    positions = np.arange(5000)
-    scores = [logits + draw_gumbel(1, position, np.arange(len(logits))) for position in positions]
-    winners = np.argmax(scores, axis=1)
-    assert winners.max() >= 5
-    rows = np.tile(logits, (len(positions), 1))
-    params = SamplingParams(temperature=1.0, seed=1)
-    np.testing.assert_array_equal(choose_tokens(rows, positions, params), winners)
-
-
-def test_top_p_ranks_neighbours_that_scaling_rounds_together() -> None:
-    """-1e-35 is below 0, though both are 1 below the top in float64: it leaves the nucleus."""
-    logits = np.array([[-1e-35, 0.0, 0.0, 1.0]], dtype=np.float32)
-    chosen = {
-        int(choose_tokens(logits, np.array([p]), SamplingParams(temperature=1.0, top_p=0.8))[0])
-        for p in range(200)
-    }
-    assert chosen == {1, 2, 3}
-
-
-def test_rows_do_not_depend_on_each_other() -> None:
-    generator = np.random.default_rng(3)
-    logits = generator.normal(0, 3, (12, 100)).astype(np.float32)
-    positions = generator.integers(0, 5000, 12)
-    params = SamplingParams(temperature=0.9, top_k=30, top_p=0.95, seed=77)
-    together = choose_tokens(logits, positions, params)
-    order = generator.permutation(12)
-    np.testing.assert_array_equal(
-        choose_tokens(logits[order], positions[order], params), together[order]
-    )
-    for row in range(12):
-        alone = choose_tokens(logits[row : row + 1], positions[row : row + 1], params)
-        assert alone.dtype == np.int64 and alone[0] == together[row]
 
 
 def test_ties_go_to_the_lower_id() -> None:

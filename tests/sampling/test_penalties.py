@@ -36,14 +36,6 @@ def test_a_row_is_changed_as_openai_defines_it() -> None:
     np.testing.assert_array_equal(unchanged, logits)
 
 
-def test_the_order_is_that_of_vllm() -> None:
-    """The bias, repetition over what it made, then what is taken off for the output's tokens."""
-    made = Penalties(frequency=0.5, presence=0.25, repetition=2.0, bias=((1, -3.0), (2, 4.0)))
-    state = PenaltyState(made, [1], [2, 2])
-    row = state.apply(np.array([1.0, 1.0, 1.0], np.float32))
-    assert row.tolist() == [1.0, (1 - 3) * 2.0, (1 + 4) / 2.0 - 2 * 0.5 - 0.25]
-
-
 @given(
     prompt=st.lists(st.integers(0, 9), min_size=1, max_size=12),
     output=st.lists(st.integers(0, 9), max_size=12),

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from tokenizers import Tokenizer, models
 
 from dflash_trt.errors import DflashError
 from dflash_trt.text import chat
@@ -102,12 +100,6 @@ def test_hostile_templates(template: str, piece: str) -> None:
     assert piece in _refusal(template)
 
 
-def test_some_attributes_are_merely_undefined() -> None:
-    # jinja2's sandbox: an unsafe attribute that is only printed has no text.
-    unsafe = "{{ raise_exception.__globals__ }}|{{ messages.__class__ }}|"
-    assert _render(unsafe + "{{ messages[0].content }}") == "||hi"
-
-
 @pytest.mark.parametrize(
     "template",
     [
@@ -118,14 +110,6 @@ def test_some_attributes_are_merely_undefined() -> None:
 def test_endless_templates_are_stopped(template: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(chat, "LIMITS", replace(chat.LIMITS, max_seconds=1))
     assert "takes more than 1 s" in _refusal(template)
-
-
-@pytest.mark.parametrize("interpreter", ["/bin/echo", "/bin/true"])
-def test_a_broken_interpreter_is_one_line(
-    monkeypatch: pytest.MonkeyPatch, interpreter: str
-) -> None:
-    monkeypatch.setattr(sys, "executable", interpreter)
-    _refusal("x")
 
 
 KNOWING = """{% for m in messages %}{% if m.role in ROLES %}<{{ m.role }}>
@@ -154,15 +138,6 @@ def test_no_message_is_lost(known: str, roles: str, shown: str) -> None:
                     renderer.render(messages)
             else:
                 assert renderer.render(messages) == shown
-
-
-def test_what_may_be_missing_from_a_chat() -> None:
-    """Nothing of an empty message, and the words beside a call, which Llama's template drops."""
-    calling = {"role": "assistant", "content": "let me see", "tool_calls": [{}]}
-    template = KNOWING.replace("ROLES", "['user', 'assistant']")
-    with closing(ChatRenderer(template, {})) as renderer:
-        empty = {"role": "system", "content": " "}
-        assert renderer.render([empty, *HELLO, calling]) == '<user>"hi"<assistant>call'
 
 
 def _tokenizer(folder: Path, **config: Any) -> BundleTokenizer:
@@ -217,13 +192,6 @@ def test_where_templates_come_from(tmp_path: Path, given: object, found: str | N
     assert _tokenizer(tmp_path, chat_template=given).chat_template == "file"
 
 
-@pytest.mark.parametrize("content", [b"\xff\xfe", b"x" * ((1 << 20) + 1)])
-def test_template_files_that_cannot_be_used(tmp_path: Path, content: bytes) -> None:
-    (tmp_path / "chat_template.jinja").write_bytes(content)
-    with pytest.raises(DflashError):
-        _tokenizer(tmp_path)
-
-
 def test_special_tokens(tmp_path: Path) -> None:
     tokenizer = _tokenizer(
         tmp_path,
@@ -246,14 +214,6 @@ def test_settings_of_the_tokenizers_training_do_not_apply(tmp_path: Path) -> Non
     assert len(BundleTokenizer(tmp_path).encode("0")) == 1
 
 
-def test_a_text_the_tokenizer_has_no_token_for(tmp_path: Path) -> None:
-    Tokenizer(models.WordLevel({"a": 0}, unk_token="[UNK]")).save(str(tmp_path / "tokenizer.json"))
-    tokenizer = BundleTokenizer(tmp_path)
-    assert tokenizer.encode("a") == [0]
-    with pytest.raises(DflashError, match="cannot encode 'b'"):
-        tokenizer.encode("b")
-
-
 def test_a_worker_is_kept() -> None:
     template = "{% for m in messages %}{{ m.content }}{{ eos_token }}{{ loop.index }}{% endfor %}"
     with closing(ChatRenderer(template, {"eos_token": "<end>"})) as renderer:
@@ -265,23 +225,3 @@ def test_a_worker_is_kept() -> None:
         kept.wait()
         assert renderer.render([message]).endswith("1")
         assert chat_worker(renderer).pid != kept.pid
-
-
-def test_a_kept_worker_has_the_limits_of_each_job(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(chat, "LIMITS", replace(chat.LIMITS, max_seconds=1))
-    template = (
-        "{{ raise_exception('no') if messages[0].content == 'no' }}"
-        "{% if messages[0].content == 'loop' %}"
-        "{{ (9 + messages | length) ** (10 ** 8) }}{% endif %}"
-        "{% if messages[0].content == 'large' %}{{ messages[0].role * 10 ** 9 }}{% endif %}fine"
-    )
-    with closing(ChatRenderer(template, {})) as renderer:
-        for content, piece in (
-            ("no", "refuses the conversation: no"),
-            ("large", "needs more than 512 MiB"),
-            ("loop", "takes more than 1 s"),
-            ("loop", "takes more than 1 s"),
-        ):
-            with pytest.raises(DflashError, match=piece):
-                renderer.render([{"role": "user", "content": content}])
-            assert renderer.render([{"role": "user", "content": ""}]) == "fine"

@@ -49,29 +49,6 @@ def test_pieces_join_to_the_whole_decode(make, data: st.DataObject) -> None:  # 
     assert "".join(pieces) + detokenizer.flush() == tokenizer.decode(ids, skip_special_tokens=True)
 
 
-@given(text=st.text(max_size=60) | st.text(alphabet="the key 深層🙂ö\n", max_size=60))
-@settings(max_examples=300, deadline=None)
-def test_valid_text_streams_whole_characters(text: str) -> None:
-    tokenizer = make_byte_level()
-    detokenizer = Detokenizer(tokenizer)
-    seen = ""
-    for token_id in tokenizer.encode(text).ids:
-        seen += detokenizer.push(token_id)
-        assert text.startswith(seen)
-    assert len(text) - len(seen) <= text.endswith("\N{REPLACEMENT CHARACTER}")
-    assert seen + detokenizer.flush() == text
-
-
-def test_a_character_is_held_until_it_is_whole() -> None:
-    tokenizer = make_byte_level()
-    ids = [tokenizer.token_to_id(char) for char in ("ð", "Ł", "Ļ", "Ģ")]  # 🙀 = f0 9f 99 80
-    detokenizer = Detokenizer(tokenizer)
-    assert [detokenizer.push(token_id) for token_id in ids] == ["", "", "", "🙀"]
-    cut = Detokenizer(tokenizer)
-    assert [cut.push(token_id) for token_id in ids[:3]] == ["", "", ""]
-    assert cut.flush() == "\N{REPLACEMENT CHARACTER}"
-
-
 @given(
     pieces=st.lists(st.text(alphabet="ab", max_size=4), max_size=20),
     stops=st.lists(st.text(alphabet="ab", min_size=1, max_size=5), min_size=1, max_size=3),
@@ -150,14 +127,3 @@ class TestInEngine:
             decoded = make_byte_level().decode(list(result.token_ids))
             assert stop in decoded
             assert stop not in make_byte_level().decode(list(result.token_ids[:-1]))
-
-    def test_a_stop_token_has_no_text(self) -> None:
-        [free] = self.make_generator().generate([Request(prompt_ids=(1,), max_tokens=9)])
-        stop = free.token_ids[5]
-        [cut] = self.make_generator(eos_token_ids=[stop]).generate([Request(prompt_ids=(1,))])
-        assert cut.token_ids[-1] == stop
-        assert cut.text == make_byte_level().decode(list(cut.token_ids[:-1]))
-
-    def test_without_a_tokenizer_there_is_no_text(self) -> None:
-        [result] = Generator(FakeExecutor()).generate([Request(prompt_ids=(1,), max_tokens=3)])
-        assert result.text is None

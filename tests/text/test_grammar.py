@@ -50,23 +50,6 @@ def test_what_may_come_next() -> None:
     assert allowed(start) == {"a"}, "each output has one of its own"
 
 
-def test_one_token_is_told_as_all_are() -> None:
-    """At every place of an output, its end too, and where the model has more tokens."""
-    ends = (END, CORE.encode("z").ids[0])
-    texts = {"ab?(12|19)": "ab19", '"[a-z]*"': '"fox"'}
-    for pattern, text in texts.items():
-        follower = compiler(*ends).compile(Grammar("regex", pattern))
-        for token_id in [*CORE.encode(text).ids, None]:
-            alone = [one for one in range(SIZE) if follower.fork().allows(one)]
-            mask = follower.tokens()
-            few = mask.few()
-            assert few is not None
-            assert alone == few.tolist() == [one for one in range(SIZE) if mask.has(one)]
-            assert np.flatnonzero(np.isfinite(follower.mask(np.zeros(SIZE)))).tolist() == alone
-            if token_id is not None:
-                follower.take(token_id)
-
-
 def test_schemas() -> None:
     schema = {
         "type": "object",
@@ -121,11 +104,6 @@ def test_what_is_no_grammar(kind: str, text: str, piece: str) -> None:
     with pytest.raises(DflashError, match=re.escape(piece)) as caught:
         compiler().compile(Grammar(kind, text))  # type: ignore[arg-type]
     assert caught.value.usage and caught.value.message.isprintable()
-
-
-def test_a_model_without_an_end_is_refused() -> None:
-    with pytest.raises(DflashError, match="no end-of-sequence token"):
-        GrammarCompiler(CORE, SIZE, ()).compile(Grammar("json_object"))
 
 
 def test_what_is_known_is_compiled_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -187,17 +165,6 @@ def test_who_uses_up_a_lexer_harms_nobody(monkeypatch: pytest.MonkeyPatch) -> No
     else:
         pytest.fail("it was never used up")
     assert allowed(follow(kept, "a" * 11)) == {*"ab", ""}
-
-
-def test_a_way_that_uses_up_a_lexer_alone_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(grammar._LIMITS, "max_lexer_states", 100)
-    one = new_compiler().compile(Grammar("regex", "(a|b)*a(a|b){30}"))
-    random = Random(5)
-    with pytest.raises(DflashError, match="too many states") as caught:
-        for _ in range(300):
-            allowed(one)
-            follow(one, random.choice("ab"))
-    assert "state>" not in caught.value.message
 
 
 def test_a_token_that_takes_too_long_ends_its_request(monkeypatch: pytest.MonkeyPatch) -> None:

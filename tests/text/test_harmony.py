@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 from dflash_trt.text.detokenise import AnswerPiece
 from dflash_trt.text.harmony import HarmonyFormat
 from tests.text.harmony import ANALYSIS, CALL, FINAL, SPECIAL, encode, make_harmony
-from tests.text.tokenizers import make_byte_level
 
 FORM = HarmonyFormat.find(make_harmony())
 THOUGHT = "Simple: 2 + 2, é 🙂."
@@ -75,7 +74,3 @@ def test_stop_strings_cut_a_message() -> None:
 def test_any_tokens_give_the_same_text_however_they_arrive(parts: list[str]) -> None:
     text = "".join(parts)
     assert _parse(text) == _parse(text, at_once=True)
-
-
-def test_other_tokenizers_have_no_channels() -> None:
-    assert HarmonyFormat.find(make_byte_level()) is None

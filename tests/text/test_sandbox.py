@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import resource
 import signal
 import sys
 from collections.abc import Iterator
-from contextlib import ExitStack, closing
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -78,25 +77,3 @@ def test_a_process_that_is_killed_at_work_is_started_again(
         _ask(process, "fine")
     assert not list(deaths.iterdir())
     assert _ask(process, "fine") == {"text": "fine"}
-
-
-def test_a_server_with_many_files_open(process: Sandbox) -> None:
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if hard < 2000:
-        pytest.skip("a process may open too few files here")
-    resource.setrlimit(resource.RLIMIT_NOFILE, (2000, hard))
-    try:
-        with ExitStack() as held:
-            for _ in range(1100):
-                held.enter_context(Path("/dev/null").open("rb"))
-            assert _ask(process, "fine") == {"text": "fine"}
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-
-
-def test_a_package_that_is_missing_is_named(
-    process: Sandbox, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "jinja2.py").write_text("raise ImportError('no jinja2 here')\n")
-    monkeypatch.syspath_prepend(str(tmp_path))
-    assert _ask(process, "x") == {"error": "its process lacks a package: no jinja2 here"}

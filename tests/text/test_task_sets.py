@@ -15,10 +15,8 @@ import pytest
 from dflash_trt.core.files import FileKind
 from dflash_trt.errors import DflashError
 from dflash_trt.text.hub_prompts import HubPrompts
-from dflash_trt.text.prompts import PromptRecord, read_records
-from dflash_trt.text.task_sets import encode_tasks, name_sources, read_task_set, read_task_sets
-from dflash_trt.text.tokenizer import BundleTokenizer
-from tests.cli.bigram import write_tokenizer
+from dflash_trt.text.prompts import PromptRecord
+from dflash_trt.text.task_sets import name_sources, read_task_set, read_task_sets
 
 GSM8K = "hf://openai/gsm8k?config=main&split=test&column=question"
 
@@ -95,24 +93,6 @@ def test_lines_that_are_refused(tmp_path: Path, line: str, piece: str) -> None:
     file = tmp_path / "a.jsonl"
     file.write_text(line)
     assert piece in _message(lambda: read_task_set("a", str(file)))
-
-
-def test_a_file_that_is_too_large_is_not_read(tmp_path: Path) -> None:
-    file = tmp_path / "a.jsonl"
-    with file.open("wb") as sparse:
-        sparse.truncate(1 << 40)
-    assert "too large for a file of prompts" in _message(lambda: read_records(file))
-
-
-def test_tasks_go_through_the_chat_template(tmp_path: Path) -> None:
-    write_tokenizer(tmp_path, "{{ messages[0].content }}!")
-    (tmp_path / "b.jsonl").write_text('{"prompt": "hi"}\n{"prompt": "ho"}\n')
-    (tmp_path / "a.txt").write_text("he")
-    tokenizer = BundleTokenizer(tmp_path)
-    sets = read_task_sets({"b": str(tmp_path / "b.jsonl"), "a": str(tmp_path / "a.txt")})
-    tasks = encode_tasks(tokenizer, sets)
-    assert [task.label for task in tasks] == ["b, prompt 1", "b, prompt 2", "a, prompt 1"]
-    assert [tokenizer.core.decode(task.ids) for task in tasks] == ["hi!", "ho!", "he!"]
 
 
 class _Hub:

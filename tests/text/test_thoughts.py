@@ -87,10 +87,6 @@ def test_a_part_ends_at_its_stop_string() -> None:
     assert (piece.reasoning, piece.content) == ("a", "d ")
 
 
-def test_no_marks_no_format() -> None:
-    assert find_format(make_plain("<think>")) is None
-
-
 SCHEMA = Grammar("choice", '["yes", "no"]')
 
 

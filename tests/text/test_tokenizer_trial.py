@@ -5,8 +5,6 @@ from __future__ import annotations
 import base64
 import json
 import struct
-import threading
-import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,7 +16,7 @@ from dflash_trt.errors import DflashError
 from dflash_trt.text import tokenizer_calls
 from dflash_trt.text.detokenise import UNDECODED, Detokenizer
 from dflash_trt.text.tokenizer import BundleTokenizer
-from dflash_trt.text.tokenizer_calls import GPT_OSS, LLAMA3, QWEN2, check_tokenizer, encode
+from dflash_trt.text.tokenizer_calls import GPT_OSS, QWEN2, check_tokenizer
 from tests.text.tokenizers import make_plain
 
 Json = dict[str, Any]
@@ -120,16 +118,6 @@ def test_hostile_tokenizers(name: str, tmp_path: Path) -> None:
     assert message.startswith(f"{path}: ") and message.isprintable() and len(message) < 500
 
 
-def test_what_python_cannot_read_is_not_taken(tmp_path: Path) -> None:
-    """The library reads a number of 5,000 digits; what stands beside it would not be seen here."""
-    hidden = _text(_sequence("normalizer", DOUBLE))
-    for digits in ("9" * 5000, "[" * 120_000 + "]" * 120_000):
-        data = hidden.replace(b'"truncation"', f'"x": {digits}, "truncation"'.encode())
-        assert data != hidden
-        with pytest.raises(DflashError, match=r"is no JSON object|is not a readable tokenizer"):
-            check_tokenizer(data, "here")
-
-
 def test_limits_of_time_and_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     limits = replace(tokenizer_calls.TRIAL_LIMITS, max_seconds=1)
     monkeypatch.setattr(tokenizer_calls, "TRIAL_LIMITS", limits)
@@ -189,15 +177,6 @@ def test_each_content_is_tried_once(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         check_tokenizer(data, "here")
 
 
-def test_a_user_without_a_home(monkeypatch: pytest.MonkeyPatch) -> None:
-    def nowhere() -> Path:
-        raise RuntimeError("Could not determine home directory.")
-
-    monkeypatch.delenv("XDG_CACHE_HOME")
-    monkeypatch.setattr(Path, "home", nowhere)
-    check_tokenizer(_text({}), "here")
-
-
 def test_a_prompt_that_panics_is_an_error(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -229,17 +208,6 @@ def test_expressions_of_its_own_are_told(expressions: list[str]) -> None:
         assert not check_tokenizer(_text(parts), "here")
 
 
-@pytest.mark.parametrize("known", [QWEN2, LLAMA3, GPT_OSS])
-def test_known_expressions_take_no_longer_for_longer_texts(known: str) -> None:
-    """A tenth of a second for what a backtracking one would take hours for."""
-    tokenizer = Tokenizer.from_buffer(_text(_split(known)))
-    for one in (" ", "a", "A", "1", "\n", "'", " \n", "aA", "日A", " a", "\u0300", "!\r", "x1"):
-        text = one * (20_000 // len(one)) + "\x01"
-        started = time.process_time()
-        assert len(tokenizer.pre_tokenizer.pre_tokenize_str(text)) > 0
-        assert time.process_time() - started < 5, one
-
-
 def test_a_text_that_goes_on_is_an_error_of_that_text(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -253,27 +221,6 @@ def test_a_text_that_goes_on_is_an_error_of_that_text(
     with pytest.raises(DflashError, match=r"cannot encode .*: takes more than 1 s"):
         tokenizer.encode(("☃" + "a" * 28) * 500)
     assert tokenizer.encode("é☃") == good
-
-
-def test_others_go_on_while_a_long_text_is_encoded() -> None:
-    """A megabyte to /tokenize stopped every answer of the process for 3 s."""
-    tokenizer = Tokenizer.from_buffer(_text({}))
-    turns, ended = 0, threading.Event()
-
-    def turn() -> None:
-        nonlocal turns
-        while not ended.wait(0.001):
-            turns += 1
-
-    thread = threading.Thread(target=turn)
-    thread.start()
-    try:
-        found = encode(tokenizer, "é☃" * 200_000)
-    finally:
-        ended.set()
-        thread.join()
-    assert found == tokenizer.encode("é☃" * 200_000).ids
-    assert turns > 20
 
 
 def test_a_token_that_panics_is_an_error() -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -129,12 +127,3 @@ def _without_marks(content: str, text: str) -> str:
     """A mark of Llama's is a token without text; blanks before one may go with it."""
     assert content.replace("<|python_tag|>", "") == text.replace("<|python_tag|>", "")
     return content
-
-
-def test_long_answers_take_little_time() -> None:
-    for marks, text in ((HERMES, "<tool_call>{"), (LLAMA_3, '{"type": "x", "y": "')):
-        stream = CallStream(marks, ["add"])
-        for piece in (text, *["0123456789" * 3] * 5000):
-            stream.push(piece)
-        assert len(stream.flush().content) > 150_000
-    assert json.loads(ARGUMENTS)["a"] == [1, '}"']

@@ -11,16 +11,14 @@ from dflash_trt.backends.base import ExecutorLimits
 from dflash_trt.core.limits import PagePool, WindowedPages
 from dflash_trt.decoding import Generator, GeneratorOptions, Request
 from dflash_trt.decoding.drafter_kinds import PROMPT_LOOKUP
-from dflash_trt.decoding.pacing import Pacer
-from dflash_trt.decoding.prediction import StepPrediction
-from dflash_trt.decoding.schedule import Measurements, StepSeconds
+from dflash_trt.decoding.pacers import Pacer
+from dflash_trt.decoding.schedule import Measurements, StepPrediction
 from dflash_trt.decoding.tuning import block_times as blocks
 from dflash_trt.decoding.tuning.block_times import (
     TuningOptions,
     candidate_batches,
     candidate_blocks,
     derive_schedule,
-    expect_plain_steps,
     measure,
 )
 from dflash_trt.errors import DflashError
@@ -78,21 +76,6 @@ def test_what_is_looked_up_is_measured_on_the_plain_target(
         GeneratorOptions(schedule=schedule)
 
 
-def test_a_step_is_plain_where_no_sequence_finds_drafts() -> None:
-    step = StepSeconds(batch=2, target_only=1.0, target=1.0, blocks=[2.0, 4.0, 3.0])
-    expected = expect_plain_steps(step, [0.5, 0.0, 1.0])
-    assert expected.blocks == [0.25 * 1.0 + 0.75 * 2.0, 1.0, 3.0]
-
-
-def test_the_end_of_the_context_is_not_passed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The fake refuses rows past it."""
-    monkeypatch.setattr(blocks, "STEPS_SECONDS", 0.0)
-    executor = FakeExecutor(max_batch=2, max_seq_len=40)
-    long = [Request(prompt_ids=(1,) * 30, max_tokens=10) for _ in range(20)]
-    options = TuningOptions(block_sizes=BLOCKS, batches=(2,), rounds=1, prefill_chunk=7)
-    assert measure(executor, long, options, SilentProgress()).positions == 32
-
-
 @pytest.mark.parametrize(("count", "tokens"), [(0, 50), (1, 2), (20, 1)])
 def test_too_little_to_measure_is_refused(count: int, tokens: int) -> None:
     options = TuningOptions(block_sizes=BLOCKS, batches=(1,))
@@ -123,16 +106,6 @@ def test_the_block_shrinks_to_none_as_the_machine_fills_up() -> None:
     blocks = derive(with_times(times, 0.8))
     assert blocks[0] == 8 and blocks[-1] == 1
     assert blocks == sorted(blocks, reverse=True)
-
-
-def test_drafts_that_are_never_right_end_speculation() -> None:
-    assert derive(invent_measurements(BLOCKS, rate=0.0)) == [1] * 8
-    assert derive(invent_measurements(BLOCKS, rate=1.0, per_row=0.1)) == [8] * 8
-
-
-def test_neighbours_keep_a_block_unless_another_is_clearly_better() -> None:
-    times = {1: (9.0, [9.0, 1.0, 1.01]), 8: (9.0, [9.0, 1.0, 0.99])}
-    assert set(derive(with_times(times, 0.0))) == {4}
 
 
 def test_the_fallback_keeps_the_drafter_fed_where_that_is_cheap() -> None:

@@ -2,28 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from types import TracebackType
-from typing import Self
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from itertools import groupby
+from typing import Any, Self, TypeVar
 
 import numpy as np
 
-from dflash_trt.backends.base import FloatArray
+from dflash_trt.backends.base import FloatArray, Int64Array
 from dflash_trt.bundle.bundle import Bundle
-from dflash_trt.core.limits import Threads, choose_block
+from dflash_trt.core.limits import Count, Threads, choose_block
 from dflash_trt.core.progress import Progress, SilentProgress
 from dflash_trt.core.validation import check_value
 from dflash_trt.decoding.replay.edits import Edits
-from dflash_trt.decoding.replay.replay_graphs import ContextRows, ReplayGraphs
+from dflash_trt.decoding.replay.replay_graphs import ContextRows, HostCaches, ReplayGraphs
 from dflash_trt.decoding.replay.replayed_acceptance import (
+    UNKNOWN,
     Acceptance,
     Answer,
-    check_answers,
+    StepTable,
     check_ids,
     summarise,
 )
-from dflash_trt.decoding.replay.walk import ChainWalk
+from dflash_trt.decoding.statistics import StatisticsRecorder
 from dflash_trt.errors import DflashError
+
+Number = TypeVar("Number", int, float)
 
 
 class Replay:
@@ -54,23 +59,16 @@ class Replay:
         edits: Edits | None = None,
     ) -> None:
         check_value("threads", threads, Threads)
-        if sequences < 1:
-            raise DflashError(f"{sequences} is less than 1", where="sequences", usage=True)
-        limits = bundle.manifest.limits
+        check_value("sequences", sequences, Count)
         self.bundle = bundle
-        self.block_size = choose_block(block_size, limits.block_size)
+        self.block_size = choose_block(block_size, bundle.manifest.limits.block_size)
         self._sequences = sequences
         self._graphs = ReplayGraphs(bundle, threads, edits or Edits())
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:
@@ -86,8 +84,7 @@ class Replay:
             DflashError: an answer that the bundle could not have given (usage), or ONNX Runtime
                 failed.
         """
-        self._check(answers)
-        return self._walk(answers, None, progress or SilentProgress())
+        return self._walk(answers, lambda index: self._inject(answers[index]), progress)
 
     def inject(
         self, answers: Sequence[Answer], progress: Progress | None = None
@@ -119,8 +116,7 @@ class Replay:
         Contexts may be longer than an answer. Blocks are filled with `mask_token_id`, None for
         the bundle's.
         """
-        self._check(answers)
-        return self._walk(answers, contexts, progress or SilentProgress(), mask_token_id)
+        return self._walk(answers, contexts.__getitem__, progress, mask_token_id)
 
     def features(self, token_ids: Sequence[int]) -> FloatArray:
         """Residual streams of the target over a sequence, in prefill chunks.
@@ -143,30 +139,170 @@ class Replay:
     def _walk(
         self,
         answers: Sequence[Answer],
-        contexts: Sequence[ContextRows] | None,
-        progress: Progress,
+        contexts: Callable[[int], ContextRows],
+        progress: Progress | None,
         mask_token_id: int | None = None,
     ) -> Acceptance:
-        progress.stage(
-            "replaying answers", sum(max(len(one.token_ids) - 1, 0) for one in answers), "tokens"
-        )
-        walk = ChainWalk(
-            self._graphs,
-            answers,
-            lambda index: self._inject(answers[index]) if contexts is None else contexts[index],
-            sequences=min(self._sequences, len(answers)),
-            block_size=self.block_size,
-            mask_token_id=mask_token_id,
-        )
-        table, per_answer = walk.run(progress)
-        return summarise(answers, per_answer, table)
+        self._check(answers)
+        progress = progress or SilentProgress()
+        steps = sum(max(len(one.token_ids) - 1, 0) for one in answers)
+        progress.stage("replaying answers", steps, "tokens")
+        walk = _Walk(self._graphs, self.block_size, mask_token_id, progress)
+        walkers = [_Walker(index, answer) for index, answer in enumerate(answers)]
+        walk.run(walkers, contexts, min(self._sequences, len(answers)))
+        counts = [
+            one.recorder.freeze(len(one.answer.prompt_ids), len(one.answer.token_ids))
+            for one in walkers
+        ]
+        return summarise(answers, counts, StepTable.join(walk.rows, self.block_size))
 
     def _check(self, answers: Sequence[Answer]) -> None:
-        limits = self.bundle.manifest.limits
-        check_answers(answers, self.bundle.manifest.target.vocab_size, limits.max_seq_len)
+        if not answers:
+            raise DflashError("there is no answer to replay", usage=True)
+        for number, answer in enumerate(answers, start=1):
+            if not len(answer.prompt_ids):
+                what = "its prompt holds no token"
+                raise DflashError(what, where=f"answer {number}", usage=True)
+            self._check_ids(answer.known_ids, f"answer {number}")
 
     def _check_ids(self, ids: Sequence[int], where: str) -> None:
         manifest = self.bundle.manifest
-        if not len(ids):
-            raise DflashError("it holds no token", where=where, usage=True)
         check_ids(ids, manifest.target.vocab_size, manifest.limits.max_seq_len, where)
+
+
+@dataclass(slots=True)
+class _Walker:
+    """An answer that is walked over; `anchor` is the position of the newest settled token."""
+
+    index: int
+    answer: Answer
+    ids: Int64Array = field(init=False)
+    anchor: int = field(init=False)
+    context: ContextRows = field(default_factory=dict)
+    recorder: StatisticsRecorder = field(default_factory=lambda: StatisticsRecorder(0.0))
+
+    def __post_init__(self) -> None:
+        self.ids = np.array(self.answer.known_ids, np.int64)
+        # Without an output there is no anchor, and nothing behind the prompt either.
+        self.anchor = min(len(self.answer.prompt_ids), len(self.ids) - 1)
+
+    @property
+    def known(self) -> int:
+        """Tokens of the answer behind the anchor."""
+        return len(self.ids) - 1 - self.anchor
+
+
+class _Walk:
+    """Asks the draft for a block at an anchor, then on from the last token that is kept.
+
+    As decoding is lossless, the target would say the answer's tokens again; so a draft is accepted
+    while it equals them (arXiv 2602.06036). `rows` are the steps of a StepTable.
+    """
+
+    def __init__(
+        self, graphs: ReplayGraphs, block_size: int, mask_token_id: int | None, progress: Progress
+    ) -> None:
+        self._graphs, self._block_size = graphs, block_size
+        self._mask_token_id, self._progress = mask_token_id, progress
+        self.rows: list[dict[str, Any]] = []
+
+    def run(
+        self, walkers: Sequence[_Walker], contexts: Callable[[int], ContextRows], sequences: int
+    ) -> None:
+        """Walks over all, so many `sequences` in a pass."""
+        # The longest first: the caches' length, which attention pays for, can only fall.
+        ordered = sorted(walkers, key=lambda one: len(one.ids), reverse=True)
+        waiting = deque(one for one in ordered if one.known)
+        seated: list[_Walker] = []
+        caches: HostCaches | None = None
+        while waiting or seated:
+            while waiting and len(seated) < sequences:
+                walker = waiting.popleft()
+                rows = contexts(walker.index)
+                walker.context = {name: one[: len(walker.ids) - 1] for name, one in rows.items()}
+                seated.append(walker)
+                if caches is not None:
+                    caches.fill(len(seated) - 1, walker.context)
+            longest = max(len(one.ids) for one in seated) + self._block_size
+            if caches is None or caches.length >= 2 * max(longest, 128):
+                caches = self._graphs.make_caches(sequences, longest)
+                for slot, walker in enumerate(seated):
+                    caches.fill(slot, walker.context)
+            self._step_all(caches, seated)
+            for slot in reversed(range(len(seated))):
+                if not seated[slot].known:
+                    walker, last = seated[slot], seated.pop()
+                    walker.context = {}
+                    if last is not walker:
+                        seated[slot] = last
+                        caches.fill(slot, last.context)
+
+    def _step_all(self, caches: HostCaches, seated: list[_Walker]) -> None:
+        """A pass for each run of neighbours whose blocks are equally long."""
+        first, most = 0, self._graphs.limits.max_seq_len
+        for rows, run in groupby(seated, lambda one: min(self._block_size, most - one.anchor)):
+            together = list(run)
+            self._step(caches, first, together, rows)
+            first += len(together)
+
+    def _step(self, caches: HostCaches, first: int, walkers: list[_Walker], rows: int) -> None:
+        """One draft pass over `walkers`."""
+        drafts = np.zeros((len(walkers), 0), np.int64)
+        logits = np.zeros((len(walkers), 0, self._graphs.vocab_size), np.float32)
+        if rows > 1:
+            anchors = np.array([one.ids[one.anchor] for one in walkers])
+            starts = np.array([one.anchor for one in walkers])
+            drafts, logits = self._graphs.run_draft(
+                caches, first, anchors, starts, rows, self._mask_token_id
+            )
+        for offset, walker in enumerate(walkers):
+            start = walker.anchor
+            self._take(walker, rows, drafts[offset], logits[offset])
+            # The block's own rows lie where the target's features were.
+            caches.restore(first + offset, walker.context, start, start + rows)
+
+    def _take(self, walker: _Walker, rows: int, drafts: Int64Array, logits: FloatArray) -> None:
+        """Settles a step as the runtime does."""
+        start, known, slots = walker.anchor, walker.known, self._block_size - 1
+        follows = walker.ids[start + 1 : start + 1 + self._block_size]
+        compared = min(len(drafts), len(follows))
+        equal = drafts[:compared] == follows[:compared]
+        matched = compared if equal.all() else int(equal.argmin())
+        # Where all that is known was matched, the loop settled more than it could emit.
+        verified = matched + 1
+        emitted = min(verified, known)
+        trials, accepted = walker.recorder.record_step(rows, verified, emitted)
+        self.rows.append(
+            {
+                "answer": walker.index,
+                "position": start,
+                "trials": trials,
+                "accepted": accepted,
+                "emitted": emitted,
+                "known": known,
+                "draft_ids": _pad(drafts.tolist(), slots, UNKNOWN),
+                "token_ids": _pad(follows.tolist(), self._block_size, UNKNOWN),
+                "rank": _pad(_ranks(logits[:compared], follows[:compared]), slots, UNKNOWN),
+                "probability": _pad(_confidence(logits), slots, 0.0),
+            }
+        )
+        walker.anchor += emitted
+        self._progress.advance(emitted)
+
+
+def _ranks(logits: FloatArray, tokens: Int64Array) -> list[int]:
+    """How many of each row [n,V] are higher than its token's."""
+    own = np.take_along_axis(logits, tokens[:, None], axis=1)
+    ranks: list[int] = (logits > own).sum(axis=1).tolist()
+    return ranks
+
+
+def _confidence(logits: FloatArray) -> list[float]:
+    """The softmax of the highest of each row [n,V]."""
+    highest = logits.max(axis=1, keepdims=True)
+    confidence: list[float] = (1 / np.exp(logits - highest).sum(axis=1)).tolist()
+    return confidence
+
+
+def _pad(values: list[Number], width: int, filler: Number) -> list[Number]:
+    return values + [filler] * (width - len(values))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -61,27 +60,21 @@ class HostCaches:
     ) -> None:
         self.length = round_length(positions)
         self._page_size = page_size
-        self._shapes = shapes
+        self._columns = 0 if page_size is None else -(-self.length // page_size)
         if page_size is None:
-            self._columns = 0
-            sizes = {
-                name: (slots, one.kv_heads, self.length, one.head_dim)
-                for name, one in shapes.items()
-            }
-            self._arrays = allocate_zeros(sizes)
+            self._arrays = allocate_zeros(
+                {n: (slots, one.kv_heads, self.length, one.head_dim) for n, one in shapes.items()}
+            )
             self._rows = {name: one.transpose(0, 2, 1, 3) for name, one in self._arrays.items()}
-        else:
-            self._columns = -(-self.length // page_size)
-            self.length = self._columns * page_size
-            pools = {
-                name: (slots * self._columns + 1, page_size, one.kv_heads, one.head_dim)
-                for name, one in shapes.items()
-            }
-            self._arrays = allocate_zeros(pools)
-            self._rows = {
-                name: pool[:-1].reshape(slots, self.length, *pool.shape[2:])
-                for name, pool in self._arrays.items()
-            }
+            return
+        self.length, pages = self._columns * page_size, slots * self._columns
+        self._arrays = allocate_zeros(
+            {n: (pages + 1, page_size, one.kv_heads, one.head_dim) for n, one in shapes.items()}
+        )
+        self._rows = {
+            name: pool[:-1].reshape(slots, self.length, *pool.shape[2:])
+            for name, pool in self._arrays.items()
+        }
 
     def place(self, name: str, first: int, count: int) -> tuple[list[int], int]:
         """Shape and address that a graph is given for the slots first … first + count - 1."""
@@ -115,14 +108,6 @@ class HostCaches:
             rows[slot, start : start + len(kept)] = kept
 
 
-@dataclass(frozen=True, slots=True)
-class _Opened:
-    """A graph, and the value that it tells besides its own outputs."""
-
-    session: ort.InferenceSession
-    told: str
-
-
 class ReplayGraphs:
     """`target.onnx` over one sequence, `draft.onnx` over several; opened when first used.
 
@@ -153,7 +138,7 @@ class ReplayGraphs:
         self._is_chain = manifest.draft.traits.is_chain
         self._target_layers = len(manifest.target.sizes.layers)
         self._layout = cache_layout(self.form, manifest.target.sizes, manifest.draft.sizes)
-        self._opened: dict[GraphName, _Opened] = {}
+        self._opened: dict[GraphName, tuple[ort.InferenceSession, str]] = {}
         self._staging: HostCaches | None = None
         self._states = RecurrentStates(self._layout.states(), 1, 0, self.limits.block_size)
 
@@ -248,8 +233,8 @@ class ReplayGraphs:
         batch: int,
     ) -> FloatArray:
         """Runs a graph in place over `batch` slots of `caches`; returns the value that it tells."""
-        opened = self._open(graph)
-        io = opened.session.io_binding()
+        session, told = self._open(graph)
+        io = session.io_binding()
         for name, array in inputs.items():
             bind_array(io.bind_input, name, array)
         table = caches.page_table(first, batch)
@@ -257,40 +242,37 @@ class ReplayGraphs:
         if self.form.is_paged:
             for window in {None, *(one.window for one in layout.values())}:
                 bind_array(io.bind_input, page_table_input(window), table)
-        for name in layout:
-            shape, address = caches.place(name, first, batch)
-            io.bind_input(name, "cpu", 0, np.float32, shape, address)
-            io.bind_output(cache_output(name), "cpu", 0, np.float32, shape, address)
+        places = {name: caches.place(name, first, batch) for name in layout}
         for name in self._layout.states(graph):
-            shape, address = self._states.shape(name, 1), self._states.address(name, 0)
+            places[name] = self._states.shape(name, 1), self._states.address(name, 0)
+        for name, (shape, address) in places.items():
             io.bind_input(name, "cpu", 0, np.float32, shape, address)
             io.bind_output(cache_output(name), "cpu", 0, np.float32, shape, address)
         for name, array in outputs.items():
             bind_array(io.bind_output, name, array)
-        io.bind_output(opened.told)
+        io.bind_output(told)
         try:
-            opened.session.run_with_iobinding(io)
+            session.run_with_iobinding(io)
         except Exception as error:
             raise DflashError(one_line(error), where=f"{graph}.onnx") from error
-        told: FloatArray = io.get_outputs()[-1].numpy()
-        return told
+        value: FloatArray = io.get_outputs()[-1].numpy()
+        return value
 
-    def _open(self, graph: GraphName) -> _Opened:
+    def _open(self, graph: GraphName) -> tuple[ort.InferenceSession, str]:
+        """A graph, and the value that it tells besides its own outputs."""
         if graph not in self._opened:
             path = self._bundle.folder / f"{graph}.onnx"
             model = load_graph(path)
             edits: tuple[GraphEdit, ...] = getattr(self._edits, graph)
             for edit in edits:
                 edit(model)
-            if graph == "target":
-                told = add_streams(model, self._target_layers)
-            else:
-                told = draft_logits(model)
+            is_target = graph == "target"
+            told = add_streams(model, self._target_layers) if is_target else draft_logits(model)
             add_output(model, told)
             session = open_session(path, self._threads, model.SerializeToString())
             tensors = graph_tensors(graph, self.form, self._layout, self.vocab_size)
             check_session(session, path, tensors, (told,))
-            self._opened[graph] = _Opened(session, told)
+            self._opened[graph] = session, told
         return self._opened[graph]
 
 

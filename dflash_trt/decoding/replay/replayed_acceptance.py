@@ -37,24 +37,10 @@ class Answer:
         return [*self.prompt_ids, *self.token_ids]
 
 
-def check_answers(answers: Sequence[Answer], vocab_size: int, max_seq_len: int) -> None:
-    """Refuses what a bundle of these limits could not have said.
-
-    Raises:
-        DflashError: no answer, an empty prompt, an id outside the vocabulary, or more tokens than
-            a sequence may have (usage).
-    """
-    if not answers:
-        raise DflashError("there is no answer to replay", usage=True)
-    for number, answer in enumerate(answers, start=1):
-        if not len(answer.prompt_ids):
-            what = "its prompt holds no token"
-            raise DflashError(what, where=f"answer {number}", usage=True)
-        check_ids(answer.known_ids, vocab_size, max_seq_len, f"answer {number}")
-
-
 def check_ids(ids: Sequence[int], vocab_size: int, max_seq_len: int, where: str) -> None:
     """Raises DflashError (usage) for ids that are no sequence of the target."""
+    if not len(ids):
+        raise DflashError("it holds no token", where=where, usage=True)
     outside = next((one for one in ids if not 0 <= one < vocab_size), None)
     if outside is not None:
         what = f"token id {outside} is outside the vocabulary of {vocab_size}"

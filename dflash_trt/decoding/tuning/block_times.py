@@ -31,13 +31,13 @@ from dflash_trt.decoding.drafter_kinds import DFLASH, DrafterKind, target_graph
 from dflash_trt.decoding.generator import Generator
 from dflash_trt.decoding.generator_options import GeneratorOptions
 from dflash_trt.decoding.loops import is_looping
-from dflash_trt.decoding.prediction import StepPrediction
 from dflash_trt.decoding.request import Request, RequestResult
 from dflash_trt.decoding.schedule import (
     NO_SPECULATION,
     AnswerGroup,
     BlockSchedule,
     Measurements,
+    StepPrediction,
     StepSeconds,
     merge_ranges,
 )
