@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from dflash_trt.backends.registry import open_executor
-from dflash_trt.bundle.memory.estimate import page_kinds
+from dflash_trt.bundle.memory.memory import page_kinds
 from dflash_trt.decoding import Generator, Request
 from tests.inspection import held_pages, pools
 from tests.lossless.runs import (
