@@ -12,7 +12,7 @@ from dflash_trt.backends.tensorrt.build.builder import (
 )
 from dflash_trt.building.quantize import QuantizationPlan
 from dflash_trt.bundle.manifest import EngineSet
-from dflash_trt.bundle.memory.engine_bytes import engine_memory
+from dflash_trt.bundle.memory.memory import engine_memory
 from dflash_trt.bundle.memory.weight_bytes import engine_weight_bytes
 from dflash_trt.core.limits import Limits, PagePool
 from dflash_trt.core.progress import Progress
@@ -46,36 +46,34 @@ def check_engines(
     if options.plugins:
         check_settled_rows(limits.block_size)
     item = options.precision.item_bytes
-    target, draft = pair.target.sizes, pair.draft.sizes
     stored = {} if plan is None else plan.stored_bytes
-    weights = engine_weight_bytes(pair.target.weights, item, stored.get("target", {}))
-    weights += engine_weight_bytes(pair.draft.weights, item, stored.get("draft", {}))
-    took = engine_memory(target, draft, weights, limits, form, pool=pool, splits=options.plugins)
+    took = engine_memory(
+        pair.target.sizes,
+        pair.draft.sizes,
+        (
+            engine_weight_bytes(pair.target.weights, item, stored.get("target", {})),
+            engine_weight_bytes(pair.draft.weights, item, stored.get("draft", {})),
+        ),
+        pair.target.vocab_size,
+        limits,
+        form,
+        pool=pool,
+        splits=options.plugins,
+    )
     largest = options.arch.largest_bytes
     if took.total > largest:
-        held, shown = "linear caches", f"{limits.max_batch} × {took.positions // limits.max_batch}"
+        held, shown = "linear caches", f"{limits.max_batch} × {limits.max_seq_len}"
+        fix = "lower --max-batch, prefill_chunk or --max-seq-len"
         if pool is not None:
             held, shown = "paged caches", f"{pool.pages} × {pool.page_size}"
-        levers = {
-            "--kv-pages": pool is not None,
-            "--max-batch": pool is None or took.shares > 0,
-            "prefill_chunk": took.gathered + took.scores > 0,
-            "--max-seq-len": pool is None,
-        }
-        *others, last = [name for name, helps in levers.items() if helps]
-        fix = f"lower {', '.join(others)} or {last}" if others else f"lower {last}"
-        if weights > largest:
+            fix = "lower --kv-pages, --max-batch or prefill_chunk"
+        if took.weights > largest:
             fix = "choose a smaller pair, or several GPUs with --executor trtllm"
-        experts = ""
-        if took.gathered:
-            experts = f" and {took.gathered:,} of experts gathered for {took.rows} rows"
-        states = f" and {took.states:,} of recurrent states" if took.states else ""
-        scores = f" and {took.scores:,} of decomposed attention" if took.scores else ""
-        split = f" and {took.shares:,} of attention's shares" if took.shares else ""
+        states = f", {took.states:,} of recurrent states" if took.states else ""
         raise DflashError(
-            f"{weights:,} bytes of weights and {took.caches:,} of {held} ({shown} positions)"
-            f"{states}{experts}{split}{scores} exceed the largest {options.arch.name} device, "
-            f"{largest:,} bytes",
+            f"{took.weights:,} bytes of weights, {took.caches:,} of {held} ({shown} positions)"
+            f"{states} and {took.workspace:,} of workspace exceed the largest {options.arch.name} "
+            f"device, {largest:,} bytes",
             fix=fix,
             usage=True,
         )

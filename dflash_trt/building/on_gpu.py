@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from dflash_trt.backends.tensorrt.library import LIBRARIES, Library, library_arches
 from dflash_trt.building.profile import on_profile, plain_profiles
-from dflash_trt.bundle.memory.engine_bytes import LOGITS_ITEM_BYTES, RUNTIME_BYTES, engine_memory
+from dflash_trt.bundle.memory.memory import engine_memory
 from dflash_trt.bundle.memory.weight_bytes import (
     draft_weight_bytes,
     shape_weight_bytes,
@@ -296,7 +296,7 @@ def _too_large(
 def _engine_bytes(
     config: BuildConfig, pair: PairShape, batch: int, precision: Format | None, *, plugins: bool
 ) -> int:
-    """What engines for `batch` sequences take in all, the runtime's allowance and logits too."""
+    """What engines for `batch` sequences take in all."""
     target, draft = pair.target, pair.draft
     if precision is not None:
         target = target.in_format(precision)
@@ -306,5 +306,7 @@ def _engine_bytes(
     replay = block if target.sizes.has_state else None
     form = GraphForm(precision=Precision.BFLOAT16, draws=plugins, replay=replay)
     limits = Limits(batch, config.max_seq_len, block, config.prefill_chunk)
-    took = engine_memory(target.sizes, draft.sizes, weights, limits, form, splits=plugins)
-    return took.total + took.rows * target.vocab_size * LOGITS_ITEM_BYTES + RUNTIME_BYTES
+    sizes = target.sizes, draft.sizes
+    return int(
+        engine_memory(*sizes, weights, target.vocab_size, limits, form, splits=plugins).total
+    )

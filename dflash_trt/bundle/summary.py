@@ -9,7 +9,7 @@ from typing import Any
 from dflash_trt.bundle.dims import ExpertDims, ModelDims, TargetDims
 from dflash_trt.bundle.manifest import Manifest
 from dflash_trt.bundle.memory.cache_bytes import cache_bytes_per_token, state_bytes
-from dflash_trt.bundle.memory.estimate import cache_bytes, estimate_memory, page_kinds
+from dflash_trt.bundle.memory.memory import bundle_memory, page_kinds, token_bytes
 from dflash_trt.errors import first_few
 from dflash_trt.graph.caches.native import DECOMPOSED
 from dflash_trt.graph.form import Precision
@@ -219,13 +219,13 @@ def draft_tokens_line(manifest: Manifest) -> str | None:
     return None if count is None else f"chooses among {count:,} tokens, the target among all"
 
 
-def summarize(manifest: Manifest, batch: int, context: int) -> dict[str, Any]:
+def summarize(manifest: Manifest) -> dict[str, Any]:
     """The figures of `inspect`, as JSON."""
-    memory, stated = estimate_memory(manifest, batch, context), manifest.model_dump()
+    memory, stated = bundle_memory(manifest), manifest.model_dump()
     first = ("name", "created_by", "executor", "target", "draft", "limits", "weights", "tokenizer")
     return {
         **{key: stated[key] for key in (*first, "libraries")},
-        "cache_bytes_per_token": dict(zip(("target", "draft"), cache_bytes(manifest), strict=True)),
+        "cache_bytes_per_token": dict(zip(("target", "draft"), token_bytes(manifest), strict=True)),
         "kv_layout": "linear" if manifest.page_pool is None else "paged",
         **{key: stated[key] for key in ("page_pool", "kv_dtype")},
         "memory_bytes": {**asdict(memory), "total": memory.total},

@@ -69,7 +69,7 @@ class StageBars:
         self._bar = self._task = None
 
 
-def format_size(count: int) -> str:
+def format_size(count: float) -> str:
     """Bytes in the largest unit that keeps a digit before the point."""
     value, units = float(count), ["B", "KiB", "MiB", "GiB", "TiB"]
     while value >= 1024 and len(units) > 1:

@@ -15,7 +15,7 @@ from dflash_trt.building.spec import (
     LimitOptions,
     PrecisionOptions,
 )
-from dflash_trt.bundle.memory.estimate import bundle_memory, engine_bytes
+from dflash_trt.bundle.memory.memory import bundle_memory, engine_bytes
 from dflash_trt.bundle.summary import (
     cache_line,
     precision_line,
@@ -238,7 +238,7 @@ def _show_bundle(built: BuiltBundle) -> None:
             + ", ".join(f"{graph} {format_size(size)}" for graph, size in sizes)
             + f"; {layout} caches {format_size(took.caches)} ({shape}, allocated whole)"
             + (f", recurrent states {format_size(took.states)}" if took.states else "")
-            + (f", shares of split attention {format_size(took.shares)}" if took.shares else "")
+            + f", workspace {format_size(took.workspace)}"
         )
     if built.added_end is not None:
         others = [one for one in manifest.target.eos_token_ids if one != built.added_end]

@@ -11,13 +11,7 @@ import click
 from dflash_trt.bundle.bundle import open_bundle, verify_bundle
 from dflash_trt.bundle.dims import ModelDims
 from dflash_trt.bundle.manifest import Manifest
-from dflash_trt.bundle.memory.estimate import (
-    MemoryEstimate,
-    cache_bytes,
-    engine_bytes,
-    estimate_memory,
-    fit_bundle,
-)
+from dflash_trt.bundle.memory.memory import bundle_memory, engine_bytes, token_bytes
 from dflash_trt.bundle.summary import (
     attention_line,
     cache_line,
@@ -37,15 +31,13 @@ from dflash_trt.deploy.trtllm.deployment_record import (
     is_deployment,
     read_deployment,
 )
-from dflash_trt.hardware.gpus import find_gpu
 
 
 @click.command("inspect")
 @bundle_argument
 @click.option("--verify", is_flag=True, help="Check all recorded hashes, large files' too.")
-@click.option("--gpu", help="Also say how many users fit on it, as b200.")
 @json_option
-def command(bundle: Path, verify: bool, gpu: str | None, as_json: bool) -> None:
+def command(bundle: Path, verify: bool, as_json: bool) -> None:
     """Show what BUNDLE holds, what it needs, and whether its files are whole.
 
     BUNDLE may be a TensorRT-LLM deployment.
@@ -56,8 +48,6 @@ def command(bundle: Path, verify: bool, gpu: str | None, as_json: bool) -> None:
     opened = open_bundle(bundle)
     manifest = opened.manifest
     schedules = {kind: choose_schedule(opened, AUTO, kind) for kind in DRAFTERS}
-    batch, context = manifest.limits.max_batch, manifest.limits.max_seq_len
-    fit = None if gpu is None else fit_bundle(manifest, find_gpu(gpu), context)
     checks = None
     if verify:
         total = sum(file.bytes for file in manifest.files if file.sha256 is not None)
@@ -65,22 +55,13 @@ def command(bundle: Path, verify: bool, gpu: str | None, as_json: bool) -> None:
             bars.stage("checking hashes", total)
             checks = verify_bundle(opened, bars.advance)
     if as_json:
-        figures: dict[str, Any] = summarize(manifest, batch, context)
-        figures["fit"] = None if fit is None else fit.to_json()
+        figures: dict[str, Any] = summarize(manifest)
         own = schedules[DFLASH]
         figures["block_schedule"] = None if own is None else own.to_json()
         print_json({**figures, "verified": checks})
         return
-    for line in describe_bundle(manifest, estimate_memory(manifest, batch, context)):
+    for line in describe_bundle(manifest):
         click.echo(line)
-    if fit is not None:
-        users = ", ".join(f"{count:,} of {length:,}" for length, count in fit.users.items())
-        note = " (they and caches as the CPU holds them, no engine's; see `plan`)"
-        click.echo(
-            f"fit     projected: {fit.gpu}, {format_size(fit.gpu_memory)}: weights "
-            f"{format_size(fit.weights)}{'' if manifest.engines else note}, workspace "
-            f"{format_size(fit.workspace)}, then sequences of so many tokens: {users}"
-        )
     for kind, schedule in schedules.items():
         if schedule is not None:
             note = "" if kind == DFLASH else f" ({DRAFTERS[kind]})"
@@ -89,15 +70,15 @@ def command(bundle: Path, verify: bool, gpu: str | None, as_json: bool) -> None:
         click.echo(line)
 
 
-def describe_bundle(manifest: Manifest, memory: MemoryEstimate) -> list[str]:
+def describe_bundle(manifest: Manifest) -> list[str]:
+    memory = bundle_memory(manifest)
     target, draft, limits = manifest.target, manifest.draft, manifest.limits
     taps = ", ".join(map(str, draft.target_layer_ids))
     windows = sorted({window for window in draft.layer_windows if window is not None})
-    per_token = cache_bytes(manifest)
+    per_token = token_bytes(manifest)
     block = f"trained block {draft.trained_block_size}, mask token {draft.mask_token_id}"
     if draft.traits.is_chain:
         block = f"a chain of up to {draft.trained_block_size - 1}"
-    head = f" + {format_size(memory.draft_head)} (the output head, held by both sessions)"
     return [
         f"{manifest.name}: {target.family} target with {draft.traits.title}, for executor "
         f"{manifest.executor} ({manifest.compute_dtype} compute), by {manifest.created_by}",
@@ -118,11 +99,12 @@ def describe_bundle(manifest: Manifest, memory: MemoryEstimate) -> list[str]:
         f"{format_size(draft.weight_bytes)} as stored",
         f"cache   {per_token[0]:,} + {per_token[1]:,} bytes per token (target + draft), "
         f"{cache_line(manifest)}",
-        f"memory  {format_size(memory.total)} for {memory.batch} × {memory.context} tokens: "
-        f"weights {format_size(memory.target_weights)} + {format_size(memory.draft_weights)}"
-        f"{head if memory.draft_head else ''}, caches "
-        f"{format_size(memory.target_cache)} + {format_size(memory.draft_cache)}"
-        + (f", states {format_size(memory.target_state)}" if memory.target_state else ""),
+        f"memory  {format_size(memory.total)} for {limits.max_batch} × {limits.max_seq_len} "
+        f"tokens: weights {format_size(memory.target_weights)} + "
+        f"{format_size(memory.draft_weights)}, caches {format_size(memory.target_cache)} + "
+        f"{format_size(memory.draft_cache)}"
+        + (f", states {format_size(memory.states)}" if memory.states else "")
+        + (f", workspace {format_size(memory.workspace)}" if memory.workspace else ""),
         *_describe_engines(manifest),
     ]
 
@@ -168,7 +150,7 @@ def _dims(dims: ModelDims) -> str:
 def _inspect_deployment(folder: Path, *, as_json: bool) -> None:
     """Shows a deployment and checks its YAML files, which may have been edited."""
     what = "is about bundles; this is a TensorRT-LLM deployment"
-    refuse_given(click.get_current_context(), {"verify", "gpu"}, what)
+    refuse_given(click.get_current_context(), {"verify"}, what)
     one = read_deployment(folder)
     checked = check_deployment(folder, one)
     if as_json:

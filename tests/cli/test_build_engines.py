@@ -130,7 +130,9 @@ def test_engines_are_shown_and_need_a_gpu(
     answer = run("inspect", output, "--json").json
     assert answer["engines"]["arch"] == "sm_120"
     assert answer["cache_bytes_per_token"]["target"] == 2 * 2 * 2 * 64 * 2
-    assert answer["memory_bytes"]["draft_head"] == 0
+    files = {file["path"]: file["bytes"] for file in answer["files"]}
+    engines = {one["graph"]: files[one["path"]] for one in answer["engines"]["files"]}
+    assert answer["memory_bytes"]["draft_weights"] == engines["draft"]
     # Without a tokenizer these would fail as well, later and for another reason.
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     for command in (["generate", "--prompt", "a"], ["verify"]):

@@ -40,11 +40,10 @@ def test_figures(run: Run, bundle: Path) -> None:
         "draft": DRAFT_TOKEN_BYTES,
     }
     memory = answer["memory_bytes"]
-    assert (memory["batch"], memory["context"]) == (4, 64)
     assert memory["target_cache"] == 4 * 64 * TARGET_TOKEN_BYTES
     assert memory["draft_cache"] == 4 * 64 * DRAFT_TOKEN_BYTES
     # The draft's session holds the output head (300×64) once more.
-    assert memory["draft_head"] == 4 * 300 * 64
+    assert memory["draft_weights"] == 4 * (DRAFT_PARAMETERS + 300 * 64)
     assert memory["total"] == (
         4 * (TARGET_PARAMETERS + DRAFT_PARAMETERS + 300 * 64)
         + 4 * 64 * (TARGET_TOKEN_BYTES + DRAFT_TOKEN_BYTES)

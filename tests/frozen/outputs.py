@@ -20,11 +20,7 @@ PLANS = (
     "--target llama-3.1-8b --gpu h200 --interactivity 200 --precision nvfp4",
     "--target qwen3-coder-30b-a3b --gpu b200x4 --interactivity 400 --output-tokens 256",
 )
-INSPECTIONS = (
-    (),
-    ("--gpu", "b200"),
-    ("--verify", "--gpu", "h100"),
-)
+INSPECTIONS = ((), ("--verify",))
 
 
 def output_facts(bundles: Path) -> dict[str, Any]:

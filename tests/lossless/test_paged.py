@@ -6,7 +6,7 @@ from collections import Counter
 from typing import Any
 
 from dflash_trt.backends.registry import open_executor
-from dflash_trt.bundle.memory.estimate import page_kinds
+from dflash_trt.bundle.memory.memory import page_kinds
 from dflash_trt.decoding import Generator, Request
 from tests.inspection import held_pages, pools
 from tests.lossless.runs import (

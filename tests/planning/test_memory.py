@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dflash_trt.building.build import BuiltBundle, build
+from dflash_trt.building.on_gpu import _engine_bytes
+from dflash_trt.building.spec import BuildSpec
+from dflash_trt.bundle.manifest import BundleFile, EngineFile, EngineSet
 from dflash_trt.bundle.memory.cache_bytes import (
-    cache_bytes_per_token,
     dense_draft_context_bytes,
+    engine_cache_length,
     kv_bytes,
     planned_state_bytes,
 )
-from dflash_trt.bundle.memory.deployment_bytes import DeploymentSize, plan_memory
-from dflash_trt.bundle.memory.engine_bytes import engine_memory
 from dflash_trt.bundle.memory.gpu_layout import ONE_GPU, GpuLayout
-from dflash_trt.bundle.memory.users import fit_memory
+from dflash_trt.bundle.memory.memory import RUNTIME_BYTES, Memory, bundle_memory, engine_memory
+from dflash_trt.bundle.memory.served import fit_memory, plan_memory
 from dflash_trt.bundle.memory.weight_bytes import (
     draft_weight_bytes,
     engine_weight_bytes,
@@ -25,11 +31,12 @@ from dflash_trt.bundle.memory.weight_bytes import (
 )
 from dflash_trt.core.formats import Format
 from dflash_trt.core.limits import Limits
+from dflash_trt.core.progress import SilentProgress
 from dflash_trt.deploy.planning.known_pairs import find_pair, pair_names
 from dflash_trt.deploy.planning.read_shapes import read_pair_shape
 from dflash_trt.graph.form import GraphForm, Precision
 from dflash_trt.hardware.gpus import find_gpu, gpu_names
-from dflash_trt.models.build_config import data_folder
+from dflash_trt.models.build_config import data_folder, load_config
 from dflash_trt.models.draft import read_draft
 from dflash_trt.models.target import read_target
 
@@ -85,8 +92,7 @@ def test_longer_contexts_never_hold_more_users(
     )
     assert long.users <= short.users
     for fit in (short, long):
-        per_user = fit.target_kv + fit.draft_kv
-        assert fit.users == 0 or fit.fixed + fit.users * per_user <= gpu.memory_bytes
+        assert fit.users == 0 or fit.total <= gpu.memory_bytes
 
 
 @given(PAIRS, GPUS, st.integers(16, 100_000))
@@ -106,7 +112,7 @@ def test_engines_weigh_by_shape_what_they_weigh_by_their_tensors(folder: str) ->
     shape = read_pair_shape(target, draft)
     own_head = vocab_bytes(shape.target, ONE_GPU)
     stored = sum(engine_weight_bytes(weights, 2, {}) for weights in tensors) + own_head
-    assert 0.97 * stored < shape_weight_bytes(shape.target, shape.draft) <= stored
+    assert 0.97 * stored < sum(shape_weight_bytes(shape.target, shape.draft)) <= stored
 
 
 def test_what_a_gpu_does_not_multiply_becomes_bf16() -> None:
@@ -122,45 +128,71 @@ def test_what_a_gpu_does_not_multiply_becomes_bf16() -> None:
 
 
 @pytest.mark.parametrize("name", pair_names())
-def test_every_command_counts_the_same_bytes(name: str) -> None:
-    """`plan`, `targets`, a deployment, `build` and `inspect` of one pair in bf16."""
-    pair, gpu = find_pair(name), find_gpu("b300")
+def test_plans_deployments_and_targets_count_the_same_bytes(name: str) -> None:
+    pair, gpu, config = find_pair(name), find_gpu("b300"), load_config(name)[0]
     target, draft = pair.target, pair.draft
-    form = GraphForm(Precision.BFLOAT16, replay=draft.block_size)
-    tokens = [cache_bytes_per_token(one.sizes, form) for one in (target, draft)]
-    wanted = [kv_bytes(one.sizes, 1) for one in (target, draft)]
-    if target.sizes.needs_sink_room:  # TensorRT's own attention has eight elements more for them
-        wanted[0] *= 1 + 8 / target.sizes.layer.head_dim
-    assert tokens == wanted
-    fit = fit_memory(gpu, target, draft, context=4096)
-    size = DeploymentSize(
-        target=target,
-        draft=draft,
-        gpu=gpu,
-        layout=GpuLayout(8),
+    block = config.block_size or draft.block_size
+    form = GraphForm(Precision.BFLOAT16, replay=block if target.sizes.has_state else None)
+    limits = Limits(2, config.max_seq_len, block, config.prefill_chunk)
+    took = _engines(target, draft, limits, form)
+    assert took.total == _engine_bytes(config, pair, 2, None, plugins=False)  # `targets`
+    fit = fit_memory(gpu, target, draft, context=4096, layout=GpuLayout(8))
+    budget = plan_memory(
+        target,
+        draft,
+        gpu,
+        GpuLayout(8),
         kv_item_bytes=2,
         page_tokens=None,
         max_batch=1,
         max_seq_len=4096,
-        max_draft_len=draft.block_size - 1,
+        max_draft_len=block - 1,
+        where=name,
     )
-    budget = plan_memory(size, name)
-    split = fit_memory(gpu, target, draft, context=4096, layout=GpuLayout(8))
-    assert budget.weights == int(split.target_weights + split.draft_weights)
-    assert budget.kv_sequence == int(kv_bytes(target.sizes, 4096, GpuLayout(8)))
-    took = engine_memory(
-        target.sizes,
-        draft.sizes,
-        shape_weight_bytes(target, draft),
-        Limits(1, 4096, draft.block_size, 256),
-        form,
-        splits=False,
-    )
-    assert took.caches == took.positions * sum(tokens)
+    assert (budget.weights, budget.workspace) == (fit.weights, RUNTIME_BYTES)
+    assert budget.target_kv == int(kv_bytes(target.sizes, 4096, GpuLayout(8)))
+    assert max(budget.total, fit.total) <= gpu.memory_bytes
+    tokens = [kv_bytes(one.sizes, 1) for one in (target, draft)]
+    if target.sizes.needs_sink_room:  # TensorRT's own attention has eight elements more for them
+        tokens[0] *= 1 + 8 / target.sizes.layer.head_dim
+    positions = 2 * engine_cache_length(limits, target.sizes, form)
+    assert (took.target_cache, took.draft_cache) == tuple(positions * one for one in tokens)
     assert took.states >= planned_state_bytes(target.sizes)
-    own_head = vocab_bytes(target)
     if target.mlp_format is Format.BF16:
-        assert took.weights == int(fit.target_weights + fit.draft_weights + own_head)
+        whole = fit_memory(gpu, target, draft, context=4096)
+        assert took.weights == int(whole.target_weights) + int(
+            whole.draft_weights + vocab_bytes(target)
+        )
+
+
+def _engines(target: Any, draft: Any, limits: Limits, form: GraphForm) -> Memory:
+    sizes, weights = (target.sizes, draft.sizes), shape_weight_bytes(target, draft)
+    return engine_memory(*sizes, weights, target.vocab_size, limits, form, splits=False)
+
+
+def test_a_bundle_of_engines_counts_what_its_build_did(tmp_path: Path) -> None:
+    """`inspect` and what `build` prints, of the manifest; what `build` refuses, of the pair."""
+    built = build(BuildSpec(target="demo", output=tmp_path / "b"), SilentProgress())
+    assert isinstance(built, BuiltBundle)
+    manifest, root = built.manifest, data_folder("demo_pair")
+    shape = read_pair_shape(root / "target", root / "draft")
+    form = GraphForm(Precision.BFLOAT16)
+    took = _engines(shape.target, shape.draft, manifest.limits, form)
+    weights = {"target": int(took.target_weights), "draft": int(took.draft_weights)}
+    engines = EngineSet(
+        arch="sm_120",
+        library_version="1",
+        cache_length=engine_cache_length(manifest.limits, shape.target.sizes, form),
+        files=[
+            EngineFile(
+                graph=graph, path=graph, summary="s", layers=1, fused_attentions=0, cache_updates=0
+            )
+            for graph in ("target", "draft")
+        ],
+    )
+    files = [BundleFile(path=name, bytes=size) for name, size in weights.items()]
+    changes = {"files": files, "engines": engines, "compute_dtype": "bfloat16"}
+    assert bundle_memory(manifest.model_copy(update=changes)) == took
 
 
 @pytest.mark.parametrize("folder", ["", "gpt_oss"])

@@ -63,17 +63,17 @@ def draft_weight_bytes(draft: DraftShape, layout: GpuLayout = ONE_GPU) -> float:
     return _layer_bytes(draft, layout) + beside
 
 
-def shape_weight_bytes(target: TargetShape, draft: DraftShape) -> int:
-    """Bytes of a pair's weights in its two engines, by their shapes.
+def shape_weight_bytes(target: TargetShape, draft: DraftShape) -> tuple[int, int]:
+    """Bytes of a target's and its draft's weights in their engines, by their shapes.
 
     Packed experts count as `engine_weight_bytes` counts them, four times their bytes. The draft's
     engine has an embedding and an output head of its own.
     """
-    weights = target_weight_bytes(target) + draft_weight_bytes(draft)
+    weights = target_weight_bytes(target)
     if target.experts is not None and target.mlp_format is not Format.BF16:
         experts = target.experts.experts * target.mlp_weights * len(target.sizes.layers)
         weights += 3 * target.mlp_format.bytes(experts)
-    return int(weights + vocab_bytes(target))
+    return int(weights), int(draft_weight_bytes(draft) + vocab_bytes(target))
 
 
 def engine_weight_bytes(

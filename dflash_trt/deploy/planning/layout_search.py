@@ -8,7 +8,7 @@ from functools import lru_cache
 
 from dflash_trt.bundle.memory.cache_bytes import KV_ITEM_BYTES
 from dflash_trt.bundle.memory.gpu_layout import GpuLayout
-from dflash_trt.bundle.memory.users import MemoryFit, fit_memory
+from dflash_trt.bundle.memory.served import ServedMemory, fit_memory
 from dflash_trt.deploy.planning.calibration import Calibration
 from dflash_trt.deploy.planning.cost import Replica, Seconds
 from dflash_trt.deploy.planning.decoding import Decoding, Kind, prefill
@@ -113,7 +113,9 @@ def fewest_gpus(site: Site, decoding: Decoding, workload: Workload) -> int | Non
     return None
 
 
-def memory_of(site: Site, layout: GpuLayout, decoding: Decoding, workload: Workload) -> MemoryFit:
+def memory_of(
+    site: Site, layout: GpuLayout, decoding: Decoding, workload: Workload
+) -> ServedMemory:
     """The fit of the widest step of `decoding`."""
     return fit_memory(
         site.gpu,

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from dflash_trt.bundle.memory.gpu_layout import GpuLayout
-from dflash_trt.bundle.memory.users import MemoryFit
+from dflash_trt.bundle.memory.served import ServedMemory
 from dflash_trt.deploy.planning.decoding import Autoregressive, Decoding, Kind, Speculative
 from dflash_trt.deploy.planning.known_pairs import PairShape
 from dflash_trt.deploy.planning.layout_search import (
@@ -101,10 +101,25 @@ class Projection:
         batches = [batch for batch in _SHOWN_BATCHES if batch <= users]
         return [(best(own, batch), best(BASELINE, batch)) for batch in batches]
 
-    def memory(self, layout: GpuLayout, kind: Kind, context: int | None = None) -> MemoryFit:
+    def memory(self, layout: GpuLayout, kind: Kind, context: int | None = None) -> ServedMemory:
         """What `kind` takes of a GPU's memory, at another context than the workload's if given."""
         workload = replace(self.workload, context=context or self.workload.context)
         return memory_of(self.site, layout, self.decodings[kind], workload)
+
+    def _memory_json(self, layout: GpuLayout, kind: Kind) -> dict[str, Any]:
+        fit = self.memory(layout, kind)
+        return {
+            "layout": layout.label,
+            "decoding": kind,
+            "gpu_memory": fit.gpu_memory,
+            "context": self.workload.context,
+            "target_weights": fit.target_weights,
+            "draft_weights": fit.draft_weights,
+            "workspace": fit.workspace,
+            "target_kv": fit.target_kv,
+            "draft_kv": fit.draft_kv,
+            "users": fit.users,
+        }
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -128,7 +143,7 @@ class Projection:
             },
             "most_interactive": {kind: point_json(self.fastest(kind)) for kind in self.points},
             "memory": [
-                {"layout": layout.label, "decoding": kind, **asdict(self.memory(layout, kind))}
+                self._memory_json(layout, kind)
                 for layout in self.site.layouts
                 for kind in self.points
             ],

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from dflash_trt.bundle.memory.deployment_bytes import DEFAULT_FRACTION
+from dflash_trt.bundle.memory.served import DEFAULT_FRACTION
 from dflash_trt.deploy.trtllm.deployment_plan import DeploymentPlan
 from dflash_trt.deploy.trtllm.trtllm_kernels import (
     DRAFT_PACKAGES,

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from dflash_trt.bundle.memory.cache_bytes import KV_ITEM_BYTES
-from dflash_trt.bundle.memory.deployment_bytes import DeploymentSize, MemoryBudget, plan_memory
+from dflash_trt.bundle.memory.served import ServedMemory, plan_memory
 from dflash_trt.core.formats import QUANTIZED, Format
 from dflash_trt.core.limits import check_positions, choose_block
 from dflash_trt.decoding.schedule import BlockSchedule
@@ -84,7 +84,7 @@ class DeploymentPlan:
     backend: AttentionBackend
     options: LlmOptions
     recompute_tail: int | None
-    memory: MemoryBudget
+    memory: ServedMemory
     chat_template_kwargs: dict[str, bool | str]
 
     @property
@@ -96,7 +96,7 @@ class DeploymentPlan:
     @property
     def whole_sequences(self) -> int:
         """Of max_seq_len tokens, at once; on each GPU where attention is split by data."""
-        return min(self.max_batch, self.memory.sequences)
+        return min(self.max_batch, self.memory.users)
 
     @property
     def hardware(self) -> str:
@@ -181,18 +181,16 @@ def plan_deployment(
             options.version, llm, pair, setter("speculative_config.context_recompute_tail")
         ),
         memory=plan_memory(
-            DeploymentSize(
-                target=pair.target,
-                draft=pair.draft,
-                gpu=gpu,
-                layout=choose_layout(profile, llm),
-                kv_item_bytes=1 if cache.dtype == "fp8" else KV_ITEM_BYTES,
-                page_tokens=None if backend == "VANILLA" else cache.tokens_per_block,
-                max_batch=config.max_batch,
-                max_seq_len=config.max_seq_len,
-                max_draft_len=block - 1,
-            ),
-            where,
+            pair.target,
+            pair.draft,
+            gpu,
+            choose_layout(profile, llm),
+            kv_item_bytes=1 if cache.dtype == "fp8" else KV_ITEM_BYTES,
+            page_tokens=None if backend == "VANILLA" else cache.tokens_per_block,
+            max_batch=config.max_batch,
+            max_seq_len=config.max_seq_len,
+            max_draft_len=block - 1,
+            where=where,
         ),
         chat_template_kwargs=config.chat_template_kwargs,
     )

@@ -43,7 +43,7 @@ Bytes = Annotated[int, Field(ge=0)]
 
 
 class Memory(StrictRecord):
-    """See `memory.MemoryBudget`; bytes on one GPU."""
+    """Bytes on one GPU; see `memory.served.ServedMemory`."""
 
     gpu_memory: Bytes
     weights: Bytes

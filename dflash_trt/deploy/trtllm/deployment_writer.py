@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import shlex
 from collections.abc import Callable, Mapping
-from dataclasses import asdict
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -93,7 +92,7 @@ def write_deployment(
         recurrent=plan.pair.target.sizes.has_state,
         attention_backend=plan.backend,
         llm_args=plan.options.model_dump(exclude_unset=True),
-        memory=Memory(**asdict(plan.memory), sequences=plan.memory.sequences),
+        memory=_memory(plan),
     )
     with staged_folder(destination, overwrite=overwrite, kind=DEPLOYMENT) as folder:
         for variant in sources.variants:
@@ -108,6 +107,20 @@ def write_deployment(
         if folders:
             _place_weights(folders, folder, destination, progress, copy=copy_weights)
     return deployment
+
+
+def _memory(plan: DeploymentPlan) -> Memory:
+    took = plan.memory
+    return Memory(
+        gpu_memory=took.gpu_memory,
+        weights=int(took.weights),
+        draft_context=int(took.draft_cache),
+        states=int(took.states),
+        fraction=took.fraction,
+        kv_pool=int(took.target_cache),
+        kv_sequence=int(took.target_kv),
+        sequences=took.users,
+    )
 
 
 def _write_variant(
@@ -212,7 +225,7 @@ def _readme(plan: DeploymentPlan, sources: Sources, native: bool) -> str:
         variant_names=sources.variants,
         drafting=sources.drafting,
         title=TITLES[sources.drafting],
-        memory=plan.memory,
+        memory=_memory(plan),
         max_batch=plan.max_batch,
         max_seq_len=plan.max_seq_len,
         block=draft.block_size,

@@ -12,7 +12,6 @@ import torch
 from dflash_trt.backends.tensorrt.build.builder import EngineOptions, check_buildable
 from dflash_trt.backends.tensorrt.library import find_arch
 from dflash_trt.bundle.bundle import Bundle, verify_bundle
-from dflash_trt.bundle.memory.estimate import estimate_memory
 from dflash_trt.cli.inspect import describe_bundle
 from dflash_trt.errors import DflashError
 from dflash_trt.graph.form import GraphForm, Precision
@@ -222,7 +221,7 @@ def test_every_quantised_linear_becomes_a_quantised_product(
         assert set(summary["quantized_products"].values()) == {algorithm}
         kind = "DYNAMIC_QUANTIZE" if algorithm == "NVFP4" else "QUANTIZE"
         assert summary["layers"][kind] == expected[graph]
-    shown = "\n".join(describe_bundle(bundle.manifest, estimate_memory(bundle.manifest, 1, 1)))
+    shown = "\n".join(describe_bundle(bundle.manifest))
     assert f"15 linears in {algorithm}; excluded model.embed_tokens; FP8 KV cache not" in shown
     assert f"{expected['target']} {algorithm} products" in shown
 
@@ -255,7 +254,7 @@ def test_an_architecture_without_the_type_is_refused(
         (
             ("gpt_oss", {"head_dim": 64, "num_layers": 2}, TWO_TAPS),
             {"max_batch": 200_000, "max_seq_len": 16},
-            r" 176,947,200,000 of experts gathered for 1600000 rows exceed .* sm_120",
+            r" of workspace exceed the largest sm_120 device",
         ),
     ],
     ids=["head size", "caches", "gathered experts"],
