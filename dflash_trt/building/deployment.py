@@ -24,7 +24,7 @@ from dflash_trt.core.progress import Progress
 from dflash_trt.core.publish import check_destination
 from dflash_trt.decoding.schedule import BlockSchedule
 from dflash_trt.deploy.planning.known_pairs import PairShape
-from dflash_trt.deploy.trtllm.arguments import ModelSource, Sources, packages
+from dflash_trt.deploy.trtllm.arguments import ModelSource, Sources
 from dflash_trt.deploy.trtllm.deployment_plan import (
     DeploymentOptions,
     DeploymentPlan,
@@ -32,8 +32,8 @@ from dflash_trt.deploy.trtllm.deployment_plan import (
     plan_deployment,
 )
 from dflash_trt.deploy.trtllm.deployment_record import DEPLOYMENT, Deployment
-from dflash_trt.deploy.trtllm.deployment_writer import write_deployment
-from dflash_trt.deploy.trtllm.versions import DEFAULT_VERSION, absent, find_version, load_native
+from dflash_trt.deploy.trtllm.deployment_writer import describe_deployment, write_deployment
+from dflash_trt.deploy.trtllm.versions import DEFAULT_VERSION, find_version
 from dflash_trt.errors import DflashError, one_line
 from dflash_trt.models.build_config import BuildConfig
 from dflash_trt.models.draft import read_draft
@@ -101,6 +101,7 @@ def build_deployment(
     plan = plan_deployment(config, path, profile, pair, wanted)
     quantize = None
     if quantizes:
+        describe_deployment(plan, sources)  # refuses what it must before anything is downloaded
         sources, quantize = _quantization(sources, config, path, spec, output, progress)
     else:
         recipe = choose_recipe(config, precision_places(spec.precision, path), TRTLLM)
@@ -127,9 +128,6 @@ def _notes(options: DeploymentRequest, plan: DeploymentPlan, sources: Sources) -
         )
     if folder is not None and not (folder / TOKENIZER_NAME).is_file():
         yield f"{folder} has no {TOKENIZER_NAME}, which TensorRT-LLM needs"
-    if load_native(plan.version) is not None:
-        for module in absent(packages(plan, sources.drafting)):
-            yield f"{module} cannot be imported here; attention backend {plan.backend} needs it"
 
 
 def _planned_precision(config: BuildConfig) -> BuildConfig:

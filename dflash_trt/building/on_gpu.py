@@ -24,7 +24,6 @@ from dflash_trt.deploy.planning.known_pairs import PairShape, find_pair, pair_na
 from dflash_trt.deploy.trtllm.deployment_plan import DeploymentOptions, fit_batch, plan_deployment
 from dflash_trt.deploy.trtllm.deployment_rules import choose_backend
 from dflash_trt.deploy.trtllm.trtllm_kernels import DOCUMENTED, DRAFT_PACKAGES
-from dflash_trt.deploy.trtllm.versions import DEFAULT_VERSION, find_version
 from dflash_trt.errors import DflashError
 from dflash_trt.graph.form import GraphForm, Precision
 from dflash_trt.hardware.chosen_gpu import Card
@@ -211,7 +210,7 @@ def _deployment(name: str, pair: PairShape, profile: str, precision: Format | No
     if precision is not None:
         config = config.model_copy(update={"precision": precision, "draft_precision": None})
         options += ("--precision", precision, "--calibration", TEXTS)
-    wanted = DeploymentOptions(version=find_version(DEFAULT_VERSION))
+    wanted = DeploymentOptions()
     if profile not in shipped.profiles:
         config = fit_batch(config, path, profile, pair, wanted)
     plan = plan_deployment(config, path, profile, pair, wanted)

@@ -26,11 +26,8 @@ from dflash_trt.cli.bars import StageBars, format_size
 from dflash_trt.cli.options import bundle_argument, json_option, print_json, refuse_given
 from dflash_trt.decoding.drafter_kinds import DFLASH, DRAFTERS
 from dflash_trt.decoding.tuning.bundle_schedule import AUTO, choose_schedule
-from dflash_trt.deploy.trtllm.deployment_record import (
-    check_deployment,
-    is_deployment,
-    read_deployment,
-)
+from dflash_trt.deploy.trtllm.deployment_record import is_deployment, read_deployment
+from dflash_trt.deploy.trtllm.deployment_rules import check_deployment
 
 
 @click.command("inspect")

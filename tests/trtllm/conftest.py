@@ -5,9 +5,12 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
+import yaml
 
+from dflash_trt.models.build_config import load_config
 from tests.cli.bigram import write_bigram_pair
 from tests.cli.conftest import Run, run
 
@@ -34,6 +37,29 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Path:
     with path.open("a", encoding="utf-8") as file:
         file.write(PROFILES)
     return path
+
+
+def own_profile(folder: Path, name: str, profile: str) -> Path:
+    """A copy of a shipped configuration with one profile of its own, below `folder`."""
+    values = yaml.safe_load(load_config(name)[1].read_text(encoding="utf-8"))
+    values["profiles"] = {"own": {"max_seq_len": 4096, **yaml.safe_load(f"{{{profile}}}")}}
+    path = folder / "own.yaml"
+    path.write_text(yaml.safe_dump(values), encoding="utf-8")
+    return path
+
+
+def build_deployment(run: Run, output: Path, *options: object) -> dict[str, Any]:
+    """Builds a deployment; what `inspect` says of it."""
+    run.well("build", "--executor", "trtllm", *options, "-o", output)
+    shown: dict[str, Any] = run("inspect", output, "--json").json
+    return shown
+
+
+def serve_yaml(folder: Path, variant: str) -> dict[str, Any]:
+    """A variant's LLM arguments."""
+    text = (folder / "serve" / f"{variant}.yaml").read_text(encoding="utf-8")
+    arguments: dict[str, Any] = yaml.safe_load(text)
+    return arguments
 
 
 def write_schedule(path: Path, blocks: Sequence[tuple[int, int]], executor: str = "cpu") -> Path:

@@ -1,18 +1,16 @@
-"""Deployments with weights, quantised or not; edited files; several nodes; sweeps; the script."""
+"""What a deployment has: profiles, YAML files, weights quantised or not, nodes, sweeps."""
 
 from __future__ import annotations
 
 import json
-import os
 import shlex
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 import yaml
 from dflash_perf.harness.sweep_config import read_sweep_config
 
@@ -20,21 +18,23 @@ from dflash_trt.building.profile import on_profile
 from dflash_trt.core import links
 from dflash_trt.deploy.planning.known_pairs import find_pair, pair_names
 from dflash_trt.deploy.trtllm.deployment_plan import DeploymentOptions, fit_batch, plan_deployment
-from dflash_trt.deploy.trtllm.versions import DEFAULT_VERSION, find_version
+from dflash_trt.deploy.trtllm.schema import MoeBackend
+from dflash_trt.deploy.trtllm.trtllm_kernels import MOE_KERNELS, default_moe_backend, moe_backends
 from dflash_trt.models.build_config import load_config
 from dflash_trt.models.draft import read_draft
 from dflash_trt.models.target import read_target
-from tests.trtllm.conftest import Run, install_tensorrt_llm
+from tests.reference.deepspec import write_deepspec
+from tests.trtllm.conftest import (
+    QWEN3,
+    Run,
+    build_deployment,
+    own_profile,
+    serve_yaml,
+    write_schedule,
+)
 
 MOUNTED = "/deployment/weights"
-MODEL = "triton/dflash/tensorrt_llm/1/model.yaml"
 ROLES = ("target", "draft")
-
-
-def build_deployment(run: Run, output: Path, *options: object) -> dict[str, Any]:
-    run.well("build", "--executor", "trtllm", *options, "-o", output)
-    shown: dict[str, Any] = run("inspect", output, "--json").json
-    return shown
 
 
 def test_every_pair_has_a_profile_of_every_gpu() -> None:
@@ -44,7 +44,7 @@ def test_every_pair_has_a_profile_of_every_gpu() -> None:
     the batch that holds the most; more memory never holds fewer.
     """
     wanted = {"a100", "h100", "h200", "b200", "b300", "gb200", "rtx-pro-6000"}
-    options = DeploymentOptions(version=find_version(DEFAULT_VERSION))
+    options = DeploymentOptions()
     for pair in map(find_pair, pair_names()):
         if pair.target.sizes.unusual is not None:  # they are refused
             continue
@@ -129,7 +129,7 @@ def test_several_nodes(run: Run, tmp_path: Path) -> None:
     assert "srun --nodes 2 --ntasks 8 --ntasks-per-node 4 --mpi pmix" in readme
     assert "--container-image nvcr.io#nvidia/tensorrt-llm/release:1.4.0rc1" in readme
     assert "trtllm-llmapi-launch trtllm-serve openai/gpt-oss-120b" in readme
-    arguments = yaml.safe_load((tmp_path / "d" / "serve" / "dflash.yaml").read_text())
+    arguments = serve_yaml(tmp_path / "d", "dflash")
     assert (arguments["tensor_parallel_size"], arguments["gpus_per_node"]) == (8, 4)
 
 
@@ -145,23 +145,9 @@ def test_sweeps_are_sweeps(run: Run, tmp_path: Path) -> None:
     # Measured one after another into one folder: they may differ in nothing else.
     assert len({sweep.model_dump_json(exclude={"configurations"}) for sweep in sweeps}) == 1
     assert [load.concurrency for load in sweeps[0].loads] == [1, 2, 4, 8, 16, 32, 44]
-
-
-@pytest.mark.parametrize(
-    ("target", "profile", "most", "parameters"),
-    [
-        ("gpt-oss-120b", "b300x8-dp", 8 * 28, {}),
-        ("qwen3-8b", "h100x1", 8, {"chat_template_kwargs": {"enable_thinking": False}}),
-    ],
-)
-def test_a_sweep_asks_what_the_pair_is_for(
-    run: Run, tmp_path: Path, target: str, profile: str, most: int, parameters: dict[str, Any]
-) -> None:
-    build_deployment(run, tmp_path / "d", "--target", target, "--profile", profile)
-    prompts = {"input_file": "prompts.jsonl"}
-    sweep = read_sweep_config(tmp_path / "d" / "sweep" / "dflash.yaml", prompts)
-    assert max(load.concurrency or 0 for load in sweep.loads) == most
-    assert sweep.configurations[0].parameters == parameters
+    build_deployment(run, tmp_path / "dp", "--target", "gpt-oss-120b", "--profile", "b300x8-dp")
+    sweep = read_sweep_config(tmp_path / "dp" / "sweep" / "dflash.yaml", prompts)
+    assert max(load.concurrency or 0 for load in sweep.loads) == 8 * 28
 
 
 def test_weights_come_along_without_code_and_pickles(run: Run, pair: Path, tmp_path: Path) -> None:
@@ -191,7 +177,7 @@ def test_an_eagle3_folder_comes_along(run: Run, pair: Path, tmp_path: Path) -> N
     shown = build(tmp_path / "d", "draft")
     assert shown["eagle3"] == f"{MOUNTED}/eagle3"
     assert (tmp_path / "d" / "weights" / "eagle3" / "model.safetensors").is_file()
-    arguments = yaml.safe_load((tmp_path / "d" / "serve" / "eagle3.yaml").read_text())
+    arguments = serve_yaml(tmp_path / "d", "eagle3")
     assert arguments["speculative_config"]["max_draft_len"] == 3
     named = build(tmp_path / "named", "owner/eagle")
     assert named["eagle3"] == "owner/eagle"
@@ -228,70 +214,101 @@ def test_whole_or_absent(
     run.well(*common, "--overwrite")
 
 
-@pytest.mark.parametrize(
-    ("file", "old", "new", "pieces"),
-    [
-        ("serve/dflash.yaml", "max_draft_len: 15", "max_draft_len: 16", ["a block of 17"]),
-        ("serve/dflash.yaml", "max_draft_len", "max_draft_length", ["nearest: 'max_draft_len'"]),
-        ("serve/dflash.yaml", "TRTLLM", "FA4", ["FA4 does not run on B200"]),
-        (
-            MODEL,
-            "enable_block_reuse: true",
-            "tokens_per_block: 128",
-            ["TRTLLM has no pages of 128"],
-        ),
-        ("serve/dflash.yaml", "recompute_tail: -1", "recompute_tail: 0", ["without the prompts"]),
-        ("serve/dflash.yaml", "  context_recompute_tail: -1\n", "", ["without the prompts"]),
-        ("serve/dflash.yaml", "enable_chunk", "moe_config: {}\nenable_chunk", ["is dense"]),
-        (
-            "serve/dflash.yaml",
-            "enable_chunk",
-            "reasoning_parser: llama\nenable_chunk",
-            ["choose qwen3"],
-        ),
-        ("serve/dflash.yaml", "seq_len: ", "seq_len: 4", ["was counted for 32768"]),
-        ("serve/dflash.yaml", "max_seq_len: 32768\n", "", ["max_seq_len missing"]),
-        (MODEL, "max_batch_size: 24\nmax_", "max_batch_size: 25\nmax_", ["was counted for 24"]),
-        (MODEL, "parallel_size: 1", "parallel_size: 3", ["tensor_parallel_size 3 is not 1"]),
-        ("serve/dflash.yaml", "  mask_token_id: 151669\n", "", ["mask_token_id is missing"]),
-        (MODEL, "decoupled", "decoupeld", ["triton_config"]),
-        ("serve/autoregressive.yaml", "max_batch_size: 24", "max_batch_size: -1", ["got -1"]),
-        ("serve/autoregressive.yaml", "max_seq_len", "{[", ["not valid YAML"]),
-        ("deployment.json", '"schema_version": 2', '"schema_version": 9', ["schema version 9"]),
-        ("deployment.json", '"max_batch": 24', '"max_batch": "x"', ["max_batch"]),
-    ],
-)
-def test_edited_files(
-    run: Run, tmp_path: Path, file: str, old: str, new: str, pieces: list[str]
+@pytest.mark.parametrize("version", ["1.3.0rc27", "1.4.0rc1"])
+def test_a_dspark_draft_is_deployed_as_one(
+    run: Run, pair: Path, tmp_path: Path, version: str
 ) -> None:
-    build_deployment(run, tmp_path / "d", "--target", "qwen3-8b", "--profile", "b200x1")
-    path = tmp_path / "d" / file
-    text = path.read_text(encoding="utf-8")
-    assert old in text
-    path.write_text(text.replace(old, new), encoding="utf-8")
-    outcome = run("inspect", tmp_path / "d")
-    assert outcome.code in (1, 2)
-    outcome.fails(outcome.code, file, *pieces)
+    folder = pair.parent
+    table = torch.zeros(read_target(folder / "target").vocab_size, 4)
+    markov = table, table.clone()
+    draft = write_deepspec(tmp_path / "dspark", folder / "draft", folder / "target", markov)
+    own = ["--target", pair, "--profile", "one", "--draft-checkpoint", draft]
+    shown = build_deployment(run, tmp_path / "d", *own, "--trtllm-version", version)
+    assert shown["variants"] == ["autoregressive", "dspark"]
+    arguments = serve_yaml(tmp_path / "d", "dspark")
+    speculation, spec = arguments["speculative_config"], read_draft(draft)
+    assert speculation == {
+        "decoding_type": "DSpark",
+        "max_draft_len": spec.block_size - 1,
+        "speculative_model": f"{MOUNTED}/draft",
+        "target_layer_ids": list(spec.target_layer_ids),
+        "mask_token_id": spec.mask_token_id,
+        "attention_backend": "TRTLLM",
+        "block_size": spec.block_size - 1,
+        "markov_rank": 4,
+        "markov_head_type": "vanilla",
+    }
+    assert arguments["kv_cache_config"]["enable_block_reuse"] is False
+    readme = (tmp_path / "d" / "README.md").read_text(encoding="utf-8")
+    assert "serve/dspark.yaml" in readme and "dflash.yaml" not in readme
 
 
-@pytest.mark.parametrize(
-    ("name", "more", "why"),
-    [
-        ("gpt-oss-20b", [], "a target with sliding windows does not take context_recompute_tail"),
-        ("qwen3-8b", ["--trtllm-version", "1.3.0rc27"], "1.3.0rc27 has no context_recompute_tail"),
-    ],
-)
-def test_prefixes_are_not_reused_where_that_starves_the_drafter(
-    run: Run, tmp_path: Path, name: str, more: list[str], why: str
-) -> None:
-    build_deployment(run, tmp_path / "d", "--target", name, "--profile", "b200x1", *more)
-    for variant, code in (("autoregressive", 0), ("dflash", 2)):
-        path = tmp_path / "d" / "serve" / f"{variant}.yaml"
-        text = path.read_text(encoding="utf-8")
-        path.write_text(text.replace("block_reuse: false", "block_reuse: true"), encoding="utf-8")
-        outcome = run("inspect", tmp_path / "d")
-        assert outcome.code == code
-    outcome.fails(2, "serve/dflash.yaml", why, "set enable_block_reuse false")
+def test_llm_arguments_are_written(run: Run, tmp_path: Path) -> None:
+    llm_args = (
+        "{enable_attention_dp: true, kv_cache_config: {dtype: fp8}, "
+        "moe_config: {backend: CUTLASS}, "
+        "speculative_config: {enable_penalty: true, max_concurrency: 8}}"
+    )
+    target = own_profile(
+        tmp_path,
+        "gpt-oss-120b",
+        f"gpu: h200, gpus: 8, tensor_parallel: 8, expert_parallel: 8, llm_args: {llm_args}",
+    )
+    given = [
+        "kv_cache_config.tokens_per_block=64",
+        "kv_cache_config.dtype=bfloat16",
+        "disable_overlap_scheduler=true",
+        "guided_decoding_backend=llguidance",
+        "stream_interval=4",
+    ]
+    options = [word for one in given for word in ("--llm-arg", one)]
+    run.well(*("build", "--executor", "trtllm", "--target", target, *options, "-o", tmp_path / "d"))
+    cache = {"tokens_per_block": 64, "dtype": "bfloat16"}
+    for variant in ("autoregressive", "eagle3", "dflash"):
+        arguments = serve_yaml(tmp_path / "d", variant)
+        assert {name: arguments["kv_cache_config"][name] for name in cache} == cache
+        assert arguments["moe_config"] == {"backend": "CUTLASS"}
+        assert arguments["enable_attention_dp"] and arguments["disable_overlap_scheduler"]
+        assert (arguments["guided_decoding_backend"], arguments["stream_interval"]) == (
+            "llguidance",
+            4,
+        )
+    eagle3, dflash = (
+        serve_yaml(tmp_path / "d", name)["speculative_config"] for name in ("eagle3", "dflash")
+    )
+    assert eagle3["enable_penalty"] and dflash["enable_penalty"]
+    assert "max_concurrency" not in eagle3 and dflash["max_concurrency"] == 8
+    preflight = (tmp_path / "d" / "preflight.py").read_text()
+    assert preflight.count('"llguidance": "llguidance"') == 3
+    shown = run("inspect", tmp_path / "d", "--json").json
+    assert shown["llm_args"]["kv_cache_config"] == cache
+
+
+def test_memory_follows_pages_and_dtype_of_the_caches(run: Run, tmp_path: Path) -> None:
+    """4,096 tokens and a block of 16; FP8 halves the target's cache, not the draft's context."""
+    target, memory = own_profile(tmp_path, "qwen3-8b", "gpu: b200"), {}
+    for value in ("tokens_per_block=16", "tokens_per_block=32", "tokens_per_block=64", "dtype=fp8"):
+        folder = tmp_path / value
+        option = ["--target", target, "--llm-arg", f"kv_cache_config.{value}"]
+        memory[value] = build_deployment(run, folder, *option)["memory"]
+    *pages, fp8 = memory.values()
+    contexts = [page["draft_context"] for page in pages]
+    assert [one * 257 // contexts[0] for one in contexts] == [257, 258, 260]
+    assert pages[1]["kv_sequence"] == 2 * fp8["kv_sequence"]
+    assert pages[1]["draft_context"] == fp8["draft_context"]
+
+
+def test_automatic_moe_backends_have_kernels() -> None:
+    """Wherever any back end multiplies a format, AUTO's does, but for NVFP4 before Blackwell."""
+    arches = {arch for table in MOE_KERNELS.values() for found in table.values() for arch in found}
+    backends: dict[tuple[str, str], list[MoeBackend]] = {}
+    for experts in ("bf16", "fp8", "nvfp4", "mxfp4"):
+        for arch in arches:
+            backends[experts, arch] = moe_backends(experts, arch)
+            if backends[experts, arch] not in ([], ["MARLIN"]):
+                assert default_moe_backend(experts, arch) in backends[experts, arch]
+    assert backends["mxfp4", "sm_90"] == ["CUTLASS", "TRITON"]
+    assert backends["nvfp4", "sm_90"] == ["MARLIN"]
 
 
 def test_inspect(run: Run, tmp_path: Path) -> None:
@@ -302,46 +319,7 @@ def test_inspect(run: Run, tmp_path: Path) -> None:
         assert piece in shown.out
 
 
-def test_the_triton_script(run: Run, tmp_path: Path) -> None:
-    build_deployment(run, tmp_path / "d", "--target", "qwen3-8b", "--profile", "b200x1")
-    python = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
-    launcher, ours = 'printf "%s\\n" "$@"', {**os.environ, "PATH": python}
-    machine = install_tensorrt_llm(tmp_path, "# TensorRT-LLM's own\n", launcher, ours)
-    (tmp_path / "llmapi" / "tensorrt_llm" / "1" / "helpers.py").touch()
-
-    def script(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [str(tmp_path / "d" / "serve-triton.sh"), *arguments],
-            env={**machine, **environment},
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-
-    done = script("autoregressive", "--http-port=9000")
-    assert done.returncode == 0, done.stderr
-    command = done.stdout.splitlines()
-    assert command[0] == "tritonserver" and command[-1] == "--http-port=9000"
-    assert "--http-address=127.0.0.1" in command
-    repository = Path(command[1].removeprefix("--model-repository="))
-    served = {path.relative_to(repository).as_posix() for path in repository.rglob("*.*")}
-    assert served == {
-        f"tensorrt_llm/{name}"
-        for name in ("config.pbtxt", "1/model.py", "1/helpers.py", "1/model.yaml")
-    }
-    arguments = yaml.safe_load((repository / "tensorrt_llm" / "1" / "model.yaml").read_text())
-    assert arguments["model"] == "Qwen/Qwen3-8B" and "speculative_config" not in arguments
-    for outcome, piece in (
-        (script("medusa"), "there is no variant 'medusa', but autoregressive, dflash"),
-        (script(LLMAPI="/nowhere"), "set LLMAPI to triton_backend/all_models/llmapi"),
-        (script(PATH=python), "there is no trtllm-llmapi-launch"),
-    ):
-        assert outcome.returncode == 1 and piece in outcome.stderr
-    (Path(machine["PYTHONPATH"]) / "flashinfer.py").unlink()
-    lacking = script()
-    assert lacking.returncode == 1 and not lacking.stdout
-    note = "note: the config.json of z-lab/Qwen3-8B-DFlash-b16 cannot be read as a draft's"
-    assert [line.split(" (")[0] for line in lacking.stderr.splitlines()[1:]] == [
-        "error: dflash needs flashinfer of the package flashinfer-python",
-        note,
-    ]
+def test_a_schedule_is_somebody_elses_measurement(run: Run, tmp_path: Path) -> None:
+    path = write_schedule(tmp_path / "schedule.json", [(4, 16)], executor="c\npu")
+    built = run.well(*QWEN3, "--block-schedule", path, "-o", tmp_path / "deployment")
+    assert "measured on executor c pu, not with TensorRT-LLM on B200 (HGX)\n" in built.err

@@ -13,8 +13,6 @@ from dflash_trt.cli.main import main
 from tests.trtllm.conftest import write_schedule
 
 GOLDEN = Path(__file__).parent / "golden"
-PREFLIGHT = "preflight.py"
-"""Hardly differs between deployments: only the first case keeps it."""
 BLOCKS = [(4, 16), (16, 8), (64, 1)]
 CASES: dict[tuple[str, str], list[str]] = {
     ("gpt-oss-120b", "b300x8"): [],
@@ -35,8 +33,7 @@ def _write(case: tuple[str, str], folder: Path) -> dict[str, str]:
     assert main([*common, *options, "-o", str(output)]) == 0
     name = f"dflash-trt {__version__}"
     files = _read(output)
-    if case != next(iter(CASES)):
-        del files[PREFLIGHT]
+    del files["preflight.py"]  # test_scripts.py runs it
     return {path: text.replace(name, "dflash-trt VERSION") for path, text in files.items()}
 
 

@@ -5,25 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from dflash_trt.bundle.memory.served import DEFAULT_FRACTION
 from dflash_trt.deploy.trtllm.deployment_plan import DeploymentPlan
+from dflash_trt.deploy.trtllm.deployment_record import OF_BLOCKS, TITLES, Variant
 from dflash_trt.deploy.trtllm.trtllm_kernels import (
     DRAFT_PACKAGES,
     GUIDED_PACKAGES,
     REJECTION_PACKAGES,
 )
 
-Variant = Literal["autoregressive", "eagle3", "dflash", "dspark"]
-TITLES: dict[Variant, str] = {
-    "autoregressive": "autoregressive decoding",
-    "eagle3": "EAGLE-3",
-    "dflash": "DFlash",
-    "dspark": "DSpark",
-}
-OF_BLOCKS = ("dflash", "dspark")
-"""Variants of the pair's own draft."""
 MOUNT = "/deployment"
 """Where the YAML files expect the folder: a relative path could be taken for a hub name."""
 OF_DFLASH = ("context_recompute_tail", "max_concurrency")

@@ -7,33 +7,25 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from dflash_trt.bundle.memory.cache_bytes import KV_ITEM_BYTES
+from dflash_trt.bundle.memory.gpu_layout import GpuLayout
 from dflash_trt.bundle.memory.served import ServedMemory, plan_memory
 from dflash_trt.core.formats import QUANTIZED, Format
 from dflash_trt.core.limits import check_positions, choose_block
 from dflash_trt.decoding.schedule import BlockSchedule
 from dflash_trt.deploy.planning.known_pairs import PairShape
 from dflash_trt.deploy.trtllm.deployment_rules import (
-    check_backend,
-    check_caches,
-    check_documented,
-    check_experts,
-    check_parallelism,
-    check_parser,
-    check_precision,
-    check_schedule,
-    check_tail,
-    check_unquantized,
+    bad_experts,
     choose_backend,
-    choose_dspark_backend,
-    choose_layout,
     refusal,
+    refuse_first,
 )
 from dflash_trt.deploy.trtllm.llm_options import OPTION, LlmOptions, read_options
 from dflash_trt.deploy.trtllm.schema import AttentionBackend
-from dflash_trt.deploy.trtllm.versions import Version
+from dflash_trt.deploy.trtllm.versions import DEFAULT_VERSION, VERSIONS, Version
 from dflash_trt.errors import DflashError
 from dflash_trt.hardware.gpus import Gpu, find_gpu
 from dflash_trt.models.build_config import BuildConfig, HardwareProfile
+from dflash_trt.models.sizes import TargetShape
 
 FIT_BATCHES = (1, 2, *range(4, 65, 4))
 ALL_TOKENS = -1
@@ -50,7 +42,7 @@ class DeploymentOptions:
         llm_args: NAME=VALUE, over the profile's own.
     """
 
-    version: Version
+    version: Version = VERSIONS[DEFAULT_VERSION]
     schedule: Path | None = None
     backend: AttentionBackend | None = None
     llm_args: tuple[str, ...] = ()
@@ -113,59 +105,44 @@ def plan_deployment(
 ) -> DeploymentPlan:
     """Checks that `pair` can run on a profile's hardware as `config` and `options` say.
 
-    The profile's limits count where `config` has them from it already.
+    The profile's limits count where `config` has them from it already. What TensorRT-LLM refuses of
+    the arguments themselves `check_deployed` says.
 
     Raises:
-        DflashError: a combination that TensorRT-LLM refuses or that does not fit (usage).
+        DflashError: a combination that does not fit (usage).
     """
-    profile = config.profiles[profile_name]
+    profile, target = config.profiles[profile_name], pair.target
     where = f"{config_path.name}, profile {profile_name}"
     try:
         gpu = find_gpu(profile.gpu)
     except DflashError as error:
         raise refusal(error.what, where, error.fix) from error
-    check_documented(pair.target, where)
-    llm = read_options(profile.llm_args, f"{where}, llm_args", options.llm_args)
-    given = [text.partition("=")[0] for text in options.llm_args]
-
-    def setter(*names: str) -> str:
-        """What an error of one of these arguments names: who set it."""
-        is_given = any(one == name or name.startswith(f"{one}.") for name in names for one in given)
-        return OPTION if is_given else where
-
-    check_parallelism(profile, llm, pair, where, setter("enable_attention_dp"))
-    for precision in (config.precision, config.draft_precision):
-        if precision is not None:
-            check_precision(precision, gpu, where)
-    if config.precision in QUANTIZED:
-        check_unquantized(pair.target, where)
+    _check_documented(target, where)
+    given = {
+        OPTION: options.llm_args,
+        "--attention-backend": options.backend,
+        "--block-schedule": options.schedule,
+    }
+    named = " or ".join([*(name for name, value in given.items() if value), where])
+    llm = read_options(profile.llm_args, named, options.llm_args)
+    layout = GpuLayout(profile.gpus, "data" if llm.enable_attention_dp else "tensor")
+    _check_parallelism(profile, layout, pair, named)
+    _check_precision(config, gpu, target, where)
     pair = _as_quantized(pair, config)
-    moe = llm.moe_config.backend if "moe_config" in llm.model_fields_set else None
-    ways = profile.expert_parallel or 1
-    check_experts(
-        moe, pair.target.experts_format, gpu, ways=ways, where=setter("moe_config.backend")
-    )
-    check_parser(llm.reasoning_parser, pair.architecture, setter("reasoning_parser"))
+    refuse_first(bad_experts(None, pair.target.experts_format, gpu), where)
     is_dspark = pair.draft.markov_rank > 0
-    backend = (
-        choose_dspark_backend(options.backend, gpu.arch)
-        if is_dspark
-        else options.backend or choose_backend(gpu.arch)
-    )
-    check_backend(backend, gpu, "--attention-backend")
-    cache = llm.kv_cache_config
-    caches = setter("kv_cache_config.dtype", "kv_cache_config.tokens_per_block")
-    check_caches(cache.dtype, cache.tokens_per_block, gpu, backend, config.max_seq_len, caches)
-    trained = pair.draft.block_size
+    backend = options.backend or choose_backend(gpu.arch, is_dspark=is_dspark)
+    trained, cache = pair.draft.block_size, llm.kv_cache_config
     block = choose_block(config.block_size, trained, where="--block-size")
-    check_positions(
-        config.max_seq_len,
-        min(pair.target.max_position_embeddings, pair.draft.max_position_embeddings),
-        where,
-    )
+    positions = min(target.max_position_embeddings, pair.draft.max_position_embeddings)
+    check_positions(config.max_seq_len, positions, where)
+    tail = llm.speculative_config.context_recompute_tail
+    starves = target.has_windows or is_dspark or target.sizes.has_state
+    if options.version.recomputes_tail and not starves and tail is None:
+        tail = ALL_TOKENS
     return DeploymentPlan(
         name=config_path.stem,
-        where=f"{OPTION} or {where}" if given else where,
+        where=named,
         profile_name=profile_name,
         profile=profile,
         gpu=gpu,
@@ -174,17 +151,15 @@ def plan_deployment(
         max_batch=config.max_batch,
         max_seq_len=config.max_seq_len,
         max_draft_len=block - 1,
-        schedule=_read_schedule(options.schedule, config.max_batch, block - 1),
+        schedule=_read_schedule(options.schedule, config.max_batch),
         backend=backend,
         options=llm,
-        recompute_tail=_choose_tail(
-            options.version, llm, pair, setter("speculative_config.context_recompute_tail")
-        ),
+        recompute_tail=tail,
         memory=plan_memory(
             pair.target,
             pair.draft,
             gpu,
-            choose_layout(profile, llm),
+            layout,
             kv_item_bytes=1 if cache.dtype == "fp8" else KV_ITEM_BYTES,
             page_tokens=None if backend == "VANILLA" else cache.tokens_per_block,
             max_batch=config.max_batch,
@@ -217,6 +192,57 @@ def fit_batch(
     return best
 
 
+def _check_documented(target: TargetShape, where: str) -> None:
+    """Raises DflashError for a target with which no known version documents DFlash.
+
+    Sources: the feature matrix of its supported models; pull request 13782 for dense hybrids, which
+    both versions here have.
+    """
+    family = "Gemma 4" if target.sizes.has_full_heads else None
+    if target.sizes.has_state and target.experts is not None:
+        family = "Qwen3.5's mixtures of experts"
+    if family is not None:
+        fix = f"neither {' nor '.join(VERSIONS)} does; build it for --executor cpu or tensorrt-rtx"
+        raise refusal(f"TensorRT-LLM documents no DFlash for {family}", where, fix)
+
+
+def _check_parallelism(
+    profile: HardwareProfile, layout: GpuLayout, pair: PairShape, where: str
+) -> None:
+    """Raises DflashError where a model cannot be split as `profile` says."""
+    ways, experts = profile.expert_parallel or 1, pair.target.experts
+    if experts is None and (ways > 1 or layout.attention == "data"):
+        asked = f"expert_parallel {ways}" if ways > 1 else "enable_attention_dp"
+        what = f"{asked} is for mixtures of experts; this target is dense"
+        raise refusal(what, where, "leave it out")
+    try:
+        layout.check(pair.target, pair.draft)
+    except DflashError as error:
+        what = f"tensor_parallel {profile.tensor_parallel}: {error.what}"
+        raise refusal(what, where) from error
+    if experts is not None and experts.experts % ways:
+        raise refusal(f"expert_parallel {ways} does not divide {experts.experts} experts", where)
+
+
+def _check_precision(config: BuildConfig, gpu: Gpu, target: TargetShape, where: str) -> None:
+    """Raises DflashError for formats that `gpu` does not multiply or that `target` is not to get.
+
+    A target in fewer bits already is refused here, before it is downloaded.
+    """
+    for precision in (config.precision, config.draft_precision):
+        if precision in QUANTIZED and precision not in gpu.formats:
+            able = " or ".join(gpu.formats)
+            fix = f"choose {able}" if able else "leave the checkpoint as it is"
+            raise refusal(f"{gpu.title} ({gpu.arch}) does not multiply in {precision}", where, fix)
+    if config.precision in QUANTIZED and target.mlp_format is not Format.BF16:
+        fix = "leave out --precision"
+        if target.mlp_format is Format.MXFP4:
+            fix += (
+                ", or convert its experts with `dflash-trt quantize` and pass --target-checkpoint"
+            )
+        raise refusal(f"the target is quantized already, in {target.mlp_format}", where, fix)
+
+
 def _as_quantized(pair: PairShape, config: BuildConfig) -> PairShape:
     """The pair in the formats that its checkpoints are to be quantised to."""
     target, draft = pair.target, pair.draft
@@ -227,7 +253,7 @@ def _as_quantized(pair: PairShape, config: BuildConfig) -> PairShape:
     return replace(pair, target=target, draft=draft)
 
 
-def _read_schedule(path: Path | None, max_batch: int, longest: int) -> dict[int, int] | None:
+def _read_schedule(path: Path | None, max_batch: int) -> dict[int, int] | None:
     """The file's schedule as TensorRT-LLM writes it, for batches up to `max_batch`."""
     if path is None:
         return None
@@ -240,23 +266,4 @@ def _read_schedule(path: Path | None, max_batch: int, longest: int) -> dict[int,
     last = max(drafts)
     if schedule.blocks[-1].block_size > 1 and last < max_batch:
         drafts[max_batch] = drafts.pop(last)
-    check_schedule(drafts, longest, str(path))
     return drafts
-
-
-def _choose_tail(version: Version, options: LlmOptions, pair: PairShape, where: str) -> int | None:
-    """See `DeploymentPlan.recompute_tail`."""
-    asked, windows = options.speculative_config.context_recompute_tail, pair.target.has_windows
-    dspark, recurrent = pair.draft.markov_rank > 0, pair.target.sizes.has_state
-    reuses = version.recomputes_tail and not (windows or dspark or recurrent)
-    tail = ALL_TOKENS if reuses and asked is None else asked
-    check_tail(
-        tail,
-        reuses=reuses,
-        version=version,
-        windows=windows,
-        where=where,
-        dspark=dspark,
-        recurrent=recurrent,
-    )
-    return tail

@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
-from dflash_trt.bundle.memory.gpu_layout import GpuLayout
-from dflash_trt.core.formats import QUANTIZED, Format
-from dflash_trt.deploy.planning.known_pairs import PairShape
-from dflash_trt.deploy.trtllm.llm_options import LlmOptions
-from dflash_trt.deploy.trtllm.schema import AttentionBackend, BlockDrafts, DSparkBackend, MoeBackend
+from dflash_trt.core.formats import Format
+from dflash_trt.core.yaml_files import read_yaml
+from dflash_trt.deploy.trtllm.deployment_record import Deployment, yaml_files
+from dflash_trt.deploy.trtllm.schema import (
+    Arguments,
+    AttentionBackend,
+    BlockDrafts,
+    DSparkConfig,
+    KvCache,
+    MoeBackend,
+    check_arguments,
+)
 from dflash_trt.deploy.trtllm.trtllm_kernels import (
     CUTEDSL_ALONE,
     REASONING_PARSERS,
@@ -18,11 +25,12 @@ from dflash_trt.deploy.trtllm.trtllm_kernels import (
     default_moe_backend,
     moe_backends,
 )
-from dflash_trt.deploy.trtllm.versions import VERSIONS, Version
+from dflash_trt.deploy.trtllm.versions import find_version
 from dflash_trt.errors import DflashError
-from dflash_trt.hardware.gpus import Gpu, arches
-from dflash_trt.models.build_config import HardwareProfile
-from dflash_trt.models.sizes import TargetShape
+from dflash_trt.hardware.gpus import Gpu, arches, find_gpu
+
+Mistakes = Iterator[tuple[str, str | None]]
+"""What is wrong, and how to mend it."""
 
 
 def refusal(what: str, where: str | Path, fix: str | None = None) -> DflashError:
@@ -30,197 +38,149 @@ def refusal(what: str, where: str | Path, fix: str | None = None) -> DflashError
     return DflashError(what, where=where, fix=fix, usage=True)
 
 
-def check_documented(target: TargetShape, where: str) -> None:
-    """Raises DflashError for a target with which no known version documents DFlash.
+def refuse_first(mistakes: Iterable[tuple[str, str | None]], where: str | Path) -> None:
+    """Raises the first of `mistakes`, if there is any, as a DflashError."""
+    for what, fix in mistakes:
+        raise refusal(what, where, fix)
 
-    Sources: the feature matrix of its supported models; pull request 13782 for dense hybrids, which
-    both versions here have.
+
+def check_deployment(folder: Path, deployment: Deployment) -> int:
+    """Checks the YAML files in `folder`, which may have been edited; returns how many there are.
+
+    Raises:
+        DflashError: see `check_deployed`.
     """
-    family = None
-    if target.sizes.has_state and target.experts is not None:
-        family = "Qwen3.5's mixtures of experts"
-    elif target.sizes.has_full_heads:
-        family = "Gemma 4"
-    if family is None:
-        return
-    what = f"TensorRT-LLM documents no DFlash for {family}"
-    versions = " nor ".join(VERSIONS)
-    raise refusal(
-        what, where, f"neither {versions} does; build it for --executor cpu or tensorrt-rtx"
-    )
+    paths = [folder / name for variant in deployment.variants for name in yaml_files(variant)]
+    for path in paths:
+        check_deployed(read_yaml(path, within=folder), deployment, path)
+    return len(paths)
 
 
-def choose_backend(arch: str) -> AttentionBackend:
-    """The draft's attention backend for GPUs of `arch`."""
-    return cast(AttentionBackend, arches()[arch].draft_attention)
+def check_deployed(values: Mapping[str, Any], deployment: Deployment, where: str | Path) -> None:
+    """Checks the LLM arguments of one variant of `deployment`.
+
+    Raises:
+        DflashError: a field or a value that the version does not take, what does not go with draft,
+            target or GPU, other GPUs or more sequences and tokens than memory was counted for.
+    """
+    arguments = check_arguments(values, find_version(deployment.tensorrt_llm), where)
+    refuse_first(_mistakes(arguments, deployment, find_gpu(deployment.profile.gpu)), where)
 
 
-def choose_dspark_backend(asked: AttentionBackend | None, arch: str) -> AttentionBackend:
-    """A DSpark draft's attention backend: VANILLA where GPUs of `arch` have none of its others."""
-    if asked == "FA4":
-        what = "TensorRT-LLM documents attention backend FA4 for DFlash, not for DSpark"
-        raise refusal(what, "--attention-backend", "choose VANILLA or TRTLLM")
-    if asked is not None:
-        return asked
-    return "TRTLLM" if choose_backend(arch) == "TRTLLM" else "VANILLA"
+def _mistakes(arguments: Arguments, deployment: Deployment, gpu: Gpu) -> Mistakes:
+    yield from _uncounted(arguments, deployment)
+    drafts, backend = arguments.speculative_config, None
+    if isinstance(drafts, BlockDrafts):
+        backend = drafts.attention_backend
+        yield from _unlike_trained(drafts, deployment.trained_block)
+        yield from _without_kernels(backend, gpu)
+        yield from _starving(arguments, drafts, deployment)
+    yield from _bad_caches(arguments, deployment.max_seq_len, gpu, backend)
+    moe, ways = arguments.moe_config, arguments.moe_expert_parallel_size or 1
+    yield from bad_experts(None if moe is None else moe.backend, deployment.experts, gpu, ways)
+    asked, known = arguments.reasoning_parser, REASONING_PARSERS.get(deployment.architecture or "")
+    if asked is not None and known is not None and asked not in known:
+        fix = f"choose {' or '.join(known)}" if known else "leave it out"
+        yield f"reasoning_parser {asked} is not of {deployment.architecture}", fix
 
 
-def check_backend(backend: AttentionBackend | DSparkBackend, gpu: Gpu, where: str) -> None:
-    """Raises DflashError where `gpu` has no kernels for the draft's attention backend."""
-    if backend == "AUTO":
-        return
-    if backend == "CUTEDSL":
-        what = "which GPUs attention backend CUTEDSL runs on is not documented"
-        raise refusal(what, where, f"choose {choose_dspark_backend(None, gpu.arch)}")
-    able = [arch.name for arch in arches().values() if arch.draft_attention == backend]
-    if backend != "VANILLA" and gpu.arch not in able:
-        what = f"attention backend {backend} does not run on {gpu.title} ({gpu.arch})"
-        what += f": TensorRT-LLM has it for {' and '.join(able)}"
-        raise refusal(what, where, f"choose {choose_backend(gpu.arch)}")
+def _uncounted(arguments: Arguments, deployment: Deployment) -> Mistakes:
+    """Other GPUs, or more on them, than memory was counted for."""
+    profile, fix = deployment.profile, "build the deployment again for that"
+    exact = {
+        "tensor_parallel_size": profile.tensor_parallel,
+        "pipeline_parallel_size": 1,
+        "moe_expert_parallel_size": profile.expert_parallel,
+        "enable_attention_dp": deployment.llm_args.get("enable_attention_dp", False),
+    }
+    for name, counted in exact.items():
+        if (found := getattr(arguments, name)) != counted:
+            yield f"{name} {found} is not {counted}, as the profile has it", fix
+    for name in ("max_batch_size", "max_seq_len"):
+        counted = getattr(deployment, name.removesuffix("_size"))
+        if (found := getattr(arguments, name)) is None or found > counted:
+            yield f"{name} {found or 'missing'}: memory was counted for {counted}", fix
 
 
-def check_draft_length(speculation: BlockDrafts, trained_block: int, where: str) -> None:
-    """Raises DflashError for draft lengths that the draft was not trained for.
+def _unlike_trained(drafts: BlockDrafts, trained_block: int) -> Mistakes:
+    """What the draft was not trained for, or would draft blindly without.
 
     `max_draft_len` K drafts are a block of K + 1; the schedule's smallest batch drafts K.
+    TensorRT-LLM looks for what feeds the drafter in the draft's config.json only where the draft is
+    a folder; without it almost nothing that it drafts is accepted.
     """
-    longest = speculation.max_draft_len
-    if longest is None or longest < 1:
-        raise refusal("max_draft_len is missing or 0", where)
+    for name in ("target_layer_ids", "mask_token_id"):
+        if getattr(drafts, name) is None:
+            fix = "write it as the draft's config.json has it"
+            yield f"speculative_config.{name} is missing", fix
+    longest = drafts.max_draft_len
+    if not longest:
+        yield "max_draft_len is missing or 0", None
+        return
     if longest >= trained_block:
         what = f"max_draft_len {longest} needs a block of {longest + 1}"
         fix = f"at most {trained_block - 1} (a block of {trained_block})"
-        raise refusal(f"{what}, the draft was trained with {trained_block}", where, fix)
-    if speculation.draft_len_schedule:
-        check_schedule(speculation.draft_len_schedule, longest, where)
-
-
-def check_feeding(speculation: BlockDrafts, where: str) -> None:
-    """Raises DflashError unless the layers and the mask token that feed the drafter are stated.
-
-    TensorRT-LLM looks for them in the draft's config.json only where the draft is a folder; without
-    them the drafter gets no context, and almost nothing that it drafts is accepted.
-    """
-    for name in ("target_layer_ids", "mask_token_id"):
-        if getattr(speculation, name) is None:
-            fix = "write it as the draft's config.json has it"
-            raise refusal(f"speculative_config.{name} is missing", where, fix)
-
-
-def check_tail(
-    tail: int | None,
-    *,
-    reuses: bool,
-    version: Version,
-    windows: bool,
-    where: str,
-    dspark: bool = False,
-    recurrent: bool = False,
-) -> None:
-    """Raises DflashError where a prefix-cache hit would starve the drafter.
-
-    Where layers of the target see a window, TensorRT-LLM's first KV cache manager does not compute
-    a prefix again: pages outside of the window are gone.
-
-    Args:
-        tail: `context_recompute_tail`, None where it is left out.
-        reuses: whether the KV cache hands out known prefixes.
-        windows: whether the target has layers with sliding windows.
-        dspark: whether the draft is DSpark's, of which no version documents that it is fed again.
-        recurrent: whether the target has recurrent layers: the same, since their state would have
-            to be that of the tail's beginning.
-    """
-    able = version.recomputes_tail and not (windows or dspark or recurrent)
-    if able and reuses and not tail:
-        what = "context_recompute_tail 0 leaves a drafter without the prompts that are known"
-        raise refusal(what, where, "pass 2048, say")
-    if able or (tail is None and not reuses):
-        return
-    what = f"TensorRT-LLM {version.name} has no context_recompute_tail"
-    if dspark:
-        what = "DSpark has no context_recompute_tail"
-    elif recurrent:
-        what = "a target with recurrent layers does not take context_recompute_tail"
-    elif version.recomputes_tail:
-        what = "a target with sliding windows does not take context_recompute_tail"
-    fix = "leave it out: prefixes are not reused then"
-    if tail is None:
-        what, fix = (
-            f"{what}, so a reused prefix starves the drafter",
-            "set enable_block_reuse false",
-        )
-    raise refusal(what, where, fix)
-
-
-def check_schedule(schedule: Mapping[int, int], longest: int, where: str) -> None:
-    """Raises DflashError unless the schedule begins with `longest` and never asks for more."""
-    first = schedule[min(schedule)]
+        yield f"{what}, the draft was trained with {trained_block}", fix
+    schedule = drafts.draft_len_schedule or {1: longest}
+    first, most = schedule[min(schedule)], max(schedule.values())
     if first != longest:
         what = f"the schedule begins with {first} drafts (block {first + 1})"
         fix = f"pass --block-size {first + 1}, or tune again with block {longest + 1}"
-        raise refusal(f"{what}, max_draft_len is {longest}", where, fix)
-    most = max(schedule.values())
+        yield f"{what}, max_draft_len is {longest}", fix
     if most > longest:
-        what = f"the schedule asks for {most} drafts, max_draft_len is {longest}"
-        raise refusal(what, where)
+        yield f"the schedule asks for {most} drafts, max_draft_len is {longest}", None
 
 
-def choose_layout(profile: HardwareProfile, options: LlmOptions) -> GpuLayout:
-    """How the models lie on the profile's GPUs."""
-    return GpuLayout(profile.gpus, "data" if options.enable_attention_dp else "tensor")
+def _without_kernels(backend: str, gpu: Gpu) -> Mistakes:
+    """A backend of the draft's attention that `gpu` has no kernels for."""
+    if backend == "CUTEDSL":
+        yield (
+            "which GPUs attention backend CUTEDSL runs on is not documented",
+            f"choose {choose_backend(gpu.arch, is_dspark=True)}",
+        )
+    able = [arch.name for arch in arches().values() if arch.draft_attention == backend]
+    if backend not in ("AUTO", "VANILLA") and gpu.arch not in able:
+        what = f"attention backend {backend} does not run on {gpu.title} ({gpu.arch})"
+        what += f": TensorRT-LLM has it for {' and '.join(able)}"
+        yield what, f"choose {choose_backend(gpu.arch)}"
 
 
-def check_parallelism(
-    profile: HardwareProfile, options: LlmOptions, pair: PairShape, where: str, option: str
-) -> None:
-    """Raises DflashError where a model cannot be split as `profile` says.
+def choose_backend(arch: str, *, is_dspark: bool = False) -> AttentionBackend:
+    """The draft's attention backend for GPUs of `arch`; DSpark's has no FA4."""
+    best = cast(AttentionBackend, arches()[arch].draft_attention)
+    return "VANILLA" if is_dspark and best == "FA4" else best
 
-    `option` is what an error of `enable_attention_dp` names.
+
+def _starving(arguments: Arguments, drafts: BlockDrafts, deployment: Deployment) -> Mistakes:
+    """A prefix-cache hit that leaves the drafter without the context of what is known.
+
+    No version documents that DSpark's drafter is fed again. Where layers of the target see a
+    window, TensorRT-LLM's first KV cache manager does not compute a prefix again: pages outside of
+    the window are gone. A recurrent state would have to be that of the tail's beginning.
     """
-    ways, experts = profile.expert_parallel, pair.target.experts
-    if options.enable_attention_dp:
-        if experts is None:
-            what = "enable_attention_dp is for mixtures of experts; this target is dense"
-            raise refusal(what, option, "leave it out")
-        if profile.gpus == 1:
-            raise refusal("enable_attention_dp is for several GPUs", option, "leave it out")
-        if ways != profile.gpus:
-            what = f"enable_attention_dp deals out whole experts over all {profile.gpus} GPUs"
-            raise refusal(what, option, f"set expert_parallel {profile.gpus} in the profile")
-    try:
-        choose_layout(profile, options).check(pair.target, pair.draft)
-    except DflashError as error:
-        what = f"tensor_parallel {profile.tensor_parallel}: {error.what}"
-        raise refusal(what, where) from error
-    if ways is not None and ways > 1 and experts is None:
-        what = f"expert_parallel {ways} is for mixtures of experts; this target is dense"
-        raise refusal(what, where, "leave it out")
-    if ways is not None and experts is not None and experts.experts % ways:
-        raise refusal(f"expert_parallel {ways} does not divide {experts.experts} experts", where)
+    reuses = (arguments.kv_cache_config or KvCache()).enable_block_reuse
+    why, tail = None, getattr(drafts, "context_recompute_tail", None)
+    if isinstance(drafts, DSparkConfig):
+        why = "DSpark has no context_recompute_tail"
+    elif deployment.recurrent:
+        why = "a target with recurrent layers does not take context_recompute_tail"
+    elif not find_version(deployment.tensorrt_llm).recomputes_tail:
+        why = f"TensorRT-LLM {deployment.tensorrt_llm} has no context_recompute_tail"
+    elif deployment.windows:
+        why = "a target with sliding windows does not take context_recompute_tail"
+    if why is None and reuses and not tail:
+        what = "context_recompute_tail 0 leaves a drafter without the prompts that are known"
+        yield what, "pass 2048, say"
+    elif why is not None and tail is not None:
+        yield why, "leave it out: prefixes are not reused then"
+    elif why is not None and reuses:
+        yield f"{why}, so a reused prefix starves the drafter", "set enable_block_reuse false"
 
 
-def check_precision(precision: str, gpu: Gpu, where: str) -> None:
-    """Raises DflashError for a quantised precision that `gpu`'s tensor cores do not multiply."""
-    if precision in QUANTIZED and precision not in gpu.formats:
-        able = " or ".join(gpu.formats)
-        fix = f"choose {able}" if able else "leave the checkpoint as it is"
-        raise refusal(f"{gpu.title} ({gpu.arch}) does not multiply in {precision}", where, fix)
-
-
-def check_unquantized(target: TargetShape, where: str) -> None:
-    """Raises DflashError for a target in fewer bits already: before it is downloaded."""
-    if target.mlp_format is Format.BF16:
-        return
-    fix = "leave out --precision"
-    if target.mlp_format is Format.MXFP4:
-        fix += ", or convert its experts with `dflash-trt quantize` and pass --target-checkpoint"
-    raise refusal(f"the target is quantized already, in {target.mlp_format}", where, fix)
-
-
-def check_experts(
-    asked: MoeBackend | None, experts: Format | None, gpu: Gpu, *, ways: int, where: str
-) -> None:
-    """Raises DflashError where TensorRT-LLM cannot multiply the target's experts as asked.
+def bad_experts(
+    asked: MoeBackend | None, experts: Format | None, gpu: Gpu, ways: int = 1
+) -> Mistakes:
+    """Yields why TensorRT-LLM cannot multiply the target's experts as asked.
 
     Args:
         asked: `moe_config.backend`, None where there is no moe_config.
@@ -230,7 +190,7 @@ def check_experts(
     if experts is None:
         if asked is not None:
             what = f"moe_config.backend {asked} is for mixtures of experts; this target is dense"
-            raise refusal(what, where, "leave it out")
+            yield what, "leave it out"
         return
     asked = asked or "AUTO"
     backend = default_moe_backend(experts, gpu.arch) if asked == "AUTO" else asked
@@ -238,38 +198,26 @@ def check_experts(
     if backend not in able:
         on = f"experts in {experts} on {gpu.title} ({gpu.arch})"
         if not able:
-            raise refusal(f"TensorRT-LLM multiplies no {on}", where, "choose another GPU")
-        what = f"moe_config.backend {asked} multiplies no {on}"
-        raise refusal(what, where, f"choose {' or '.join(able)}")
+            yield f"TensorRT-LLM multiplies no {on}", "choose another GPU"
+        yield f"moe_config.backend {asked} multiplies no {on}", f"choose {' or '.join(able)}"
     if asked == "CUTEDSL" and gpu.arch in CUTEDSL_ALONE and ways > 1:
         what = f"moe_config.backend CUTEDSL on {gpu.title} ({gpu.arch}) splits no experts"
-        raise refusal(what, where, "choose CUTLASS, or leave out expert_parallel")
+        yield what, "choose CUTLASS, or leave out expert_parallel"
 
 
-def check_caches(
-    dtype: str, page: int, gpu: Gpu, backend: str | None, max_seq_len: int, where: str
-) -> None:
-    """Raises DflashError for a KV cache, in pages of `page` tokens, that nothing reads."""
-    what, fix = None, "leave it out"
-    if dtype == "nvfp4":
+def _bad_caches(arguments: Arguments, max_seq_len: int, gpu: Gpu, backend: str | None) -> Mistakes:
+    """A KV cache that nothing reads."""
+    cache = arguments.kv_cache_config or KvCache()
+    page = cache.tokens_per_block
+    if cache.dtype == "nvfp4":
         what = "kv_cache_config.dtype nvfp4 needs a checkpoint that ModelOpt gave scales for it"
-        fix += ": auto follows the checkpoint"
-    elif dtype == "fp8" and gpu.fp8 is None:
+        yield what, "leave it out: auto follows the checkpoint"
+    if cache.dtype == "fp8" and gpu.fp8 is None:
         what = f"kv_cache_config.dtype fp8: {gpu.title} ({gpu.arch}) has no FP8 attention"
-    elif backend == "TRTLLM" and page not in TRTLLM_PAGES:
+        yield what, "leave it out"
+    if backend == "TRTLLM" and page not in TRTLLM_PAGES:
         what = f"attention backend TRTLLM has no pages of {page} tokens (tokens_per_block)"
-        fix = f"choose {', '.join(map(str, TRTLLM_PAGES))}"
-    elif page > max_seq_len:
+        yield what, f"choose {', '.join(map(str, TRTLLM_PAGES))}"
+    if page > max_seq_len:
         what = f"max_seq_len {max_seq_len} is less than a page of {page} tokens (tokens_per_block)"
-        fix = "raise max_seq_len, or lower tokens_per_block"
-    if what is not None:
-        raise refusal(what, where, fix)
-
-
-def check_parser(asked: str | None, architecture: str | None, where: str) -> None:
-    """Raises DflashError for a reasoning parser of another family than the target's."""
-    known = REASONING_PARSERS.get(architecture or "")
-    if asked is None or known is None or asked in known:
-        return
-    fix = f"choose {' or '.join(known)}" if known else "leave it out"
-    raise refusal(f"reasoning_parser {asked} is not of {architecture}", where, fix)
+        yield what, "raise max_seq_len, or lower tokens_per_block"

@@ -17,10 +17,7 @@ from dflash_trt.core.links import check_copies, copy_file, place_files
 from dflash_trt.core.progress import Progress
 from dflash_trt.core.publish import staged_folder
 from dflash_trt.deploy.trtllm.arguments import (
-    OF_BLOCKS,
-    TITLES,
     Sources,
-    Variant,
     model_arguments,
     packages,
     serve_arguments,
@@ -28,15 +25,16 @@ from dflash_trt.deploy.trtllm.arguments import (
 from dflash_trt.deploy.trtllm.deployment_plan import DeploymentPlan
 from dflash_trt.deploy.trtllm.deployment_record import (
     DEPLOYMENT,
+    OF_BLOCKS,
     RECORD_NAME,
+    TITLES,
     Deployment,
     Memory,
-    check_deployment,
+    Variant,
     yaml_files,
 )
-from dflash_trt.deploy.trtllm.schema import check_arguments
+from dflash_trt.deploy.trtllm.deployment_rules import check_deployed
 from dflash_trt.deploy.trtllm.trtllm_kernels import REASONING_PARSERS
-from dflash_trt.deploy.trtllm.versions import check_natively, load_native
 from dflash_trt.errors import DflashError
 from dflash_trt.hardware.gpus import LEAST_MEMORY
 from dflash_trt.version import __version__
@@ -47,34 +45,18 @@ CHECKPOINT_SUFFIXES = (".json", ".safetensors", ".jinja", ".txt", ".model", ".ti
 _SWEEP_OSL = 1024
 
 
-def write_deployment(
-    plan: DeploymentPlan,
-    sources: Sources,
-    destination: Path,
-    progress: Progress,
-    *,
-    overwrite: bool = False,
-    copy_weights: bool = False,
-    quantize: Callable[[Path], Mapping[str, Path]] | None = None,
-) -> Deployment:
-    """Writes `plan` to `destination`, whole or not at all.
-
-    `quantize` writes models into a temporary folder and returns theirs, by role.
+def describe_deployment(plan: DeploymentPlan, sources: Sources) -> Deployment:
+    """The record of a deployment, whose LLM arguments are checked.
 
     Raises:
-        DflashError: a destination that may not be written, a field that TensorRT-LLM does not
-            document or its own classes refuse, a disk that refuses.
+        DflashError: arguments that TensorRT-LLM would refuse or compute wrongly (usage).
     """
     locations = sources.locations
-    for variant in sources.variants:
-        check_arguments(serve_arguments(plan, sources, variant), plan.version, plan.where)
-    native = load_native(plan.version)
-    fields = f"TensorRT-LLM {plan.version.name}'s documented fields"
     deployment = Deployment(
         name=plan.name,
         created_by=f"dflash-trt {__version__}",
         tensorrt_llm=plan.version.name,
-        checked=f"{fields} and its own classes" if native else fields,
+        checked=f"TensorRT-LLM {plan.version.name}'s documented fields",
         profile_name=plan.profile_name,
         profile=plan.profile,
         target=locations["target"],
@@ -94,13 +76,36 @@ def write_deployment(
         llm_args=plan.options.model_dump(exclude_unset=True),
         memory=_memory(plan),
     )
+    for variant in sources.variants:
+        check_deployed(serve_arguments(plan, sources, variant), deployment, plan.where)
+    return deployment
+
+
+def write_deployment(
+    plan: DeploymentPlan,
+    sources: Sources,
+    destination: Path,
+    progress: Progress,
+    *,
+    overwrite: bool = False,
+    copy_weights: bool = False,
+    quantize: Callable[[Path], Mapping[str, Path]] | None = None,
+) -> Deployment:
+    """Writes `plan` to `destination`, whole or not at all.
+
+    `quantize` writes models into a temporary folder and returns theirs, by role.
+
+    Raises:
+        DflashError: see `describe_deployment`; a destination that may not be written, a disk that
+            refuses.
+    """
+    deployment = describe_deployment(plan, sources)
     with staged_folder(destination, overwrite=overwrite, kind=DEPLOYMENT) as folder:
         for variant in sources.variants:
-            _write_variant(folder, plan, sources, variant, native)
+            _write_variant(folder, plan, sources, variant)
         _write_scripts(folder, plan, sources)
-        (folder / "README.md").write_text(_readme(plan, sources, native is not None), "utf-8")
+        (folder / "README.md").write_text(_readme(plan, sources), "utf-8")
         (folder / RECORD_NAME).write_text(deployment.model_dump_json(indent=2) + "\n", "utf-8")
-        check_deployment(folder, deployment)
         # Beside it in its temporary folder: on the same filesystem, and gone when that goes.
         made = {} if quantize is None else quantize(folder.with_name("quantized"))
         folders = {**sources.folders, **made}
@@ -123,20 +128,14 @@ def _memory(plan: DeploymentPlan) -> Memory:
     )
 
 
-def _write_variant(
-    folder: Path, plan: DeploymentPlan, sources: Sources, variant: Variant, native: Any | None
-) -> None:
+def _write_variant(folder: Path, plan: DeploymentPlan, sources: Sources, variant: Variant) -> None:
     """The YAML files, the Triton repository and the sweep of one variant."""
     serve, model = yaml_files(variant)
     title = f"{TITLES[variant]} of {plan.name} on {plan.hardware}"
     checked = f"Checked against the fields that TensorRT-LLM {plan.version.name} documents."
-    for name, arguments in (
-        (serve, serve_arguments(plan, sources, variant)),
-        (model, model_arguments(plan, sources, variant)),
-    ):
-        if native is not None:
-            check_natively(native, arguments, name)
-        _write_yaml(folder / name, f"# LLM arguments: {title}.\n# {checked}\n", arguments)
+    head = f"# LLM arguments: {title}.\n# {checked}\n"
+    _write_yaml(folder / serve, head, serve_arguments(plan, sources, variant))
+    _write_yaml(folder / model, head, model_arguments(plan, sources, variant))
     template = _template("config.pbtxt")
     _write(folder / "triton" / variant / "tensorrt_llm" / "config.pbtxt", template)
     sweep = f"# `dflash-trt sweep`: {title}, served by trtllm-serve.\n"
@@ -145,30 +144,27 @@ def _write_variant(
 
 def _write_scripts(folder: Path, plan: DeploymentPlan, sources: Sources) -> None:
     """What looks at a machine before it serves, and what serves from Triton server."""
-    variants = sources.variants
+    variants, draft = sources.variants, plan.pair.draft
+    stated: dict[str, Any] = {
+        "target_layer_ids": list(draft.target_layer_ids),
+        "mask_token_id": draft.mask_token_id,
+        "block_size": draft.block_size,
+    }
+    if draft.markov_rank:
+        stated |= {"block_size": draft.block_size - 1, "markov_rank": draft.markov_rank}
     names = {"version": plan.version.name, "variants": variants, "drafting": sources.drafting}
-    needed = {variant: packages(plan, variant) for variant in variants}
-    gpus = plan.profile.gpus // plan.profile.nodes
-    machine = {
-        "packages": json.dumps(needed, indent=4),
-        "arch": plan.gpu.arch,
-        "gpus": gpus,
-        "memory": plan.memory.gpu_memory,
-        "least_share": LEAST_MEMORY,
-    }
-    shape = plan.pair.draft
-    stated = {
-        "target_layer_ids": list(shape.target_layer_ids),
-        "mask_token_id": shape.mask_token_id,
-        "block_size": shape.block_size,
-    }
-    if shape.markov_rank:
-        stated |= {"block_size": shape.block_size - 1, "markov_rank": shape.markov_rank}
-    draft = {
-        "draft": json.dumps(sources.locations["draft"]),
-        "stated": json.dumps(stated),
-    }
-    _write(folder / "preflight.py", _render("preflight.py.j2", **names, **machine, **draft))
+    preflight = _render(
+        "preflight.py.j2",
+        **names,
+        packages=json.dumps({one: packages(plan, one) for one in variants}, indent=4),
+        arch=plan.gpu.arch,
+        gpus=plan.profile.gpus // plan.profile.nodes,
+        memory=plan.memory.gpu_memory,
+        least_share=LEAST_MEMORY,
+        draft=json.dumps(sources.locations["draft"]),
+        stated=json.dumps(stated),
+    )
+    _write(folder / "preflight.py", preflight)
     script = folder / "serve-triton.sh"
     _write(script, _render("serve-triton.sh.j2", **names))
     script.chmod(0o755)
@@ -196,7 +192,7 @@ def _sweep(plan: DeploymentPlan, variant: Variant) -> dict[str, Any]:
     }
 
 
-def _readme(plan: DeploymentPlan, sources: Sources, native: bool) -> str:
+def _readme(plan: DeploymentPlan, sources: Sources) -> str:
     locations, profile = sources.locations, plan.profile
     lines = []
     for variant in sources.variants:
@@ -211,6 +207,13 @@ def _readme(plan: DeploymentPlan, sources: Sources, native: bool) -> str:
                 steps += [f"none above {last}"] if last < plan.max_batch else []
                 line += f" ({', '.join(steps)} sequences)"
         lines.append(line)
+    body: dict[str, Any] = {
+        "model": plan.name,
+        "messages": [{"role": "user", "content": "Write a quicksort in Python."}],
+        "max_tokens": 256,
+    }
+    if plan.chat_template_kwargs:
+        body["chat_template_kwargs"] = plan.chat_template_kwargs
     quantized = {role: f"{role} ({name})" for role, name in sources.precision.items()}
     needed, options, draft = packages(plan, sources.drafting), plan.options, plan.pair.draft
     return _render(
@@ -219,7 +222,6 @@ def _readme(plan: DeploymentPlan, sources: Sources, native: bool) -> str:
         hardware=plan.hardware,
         version=plan.version.name,
         image=plan.version.image,
-        native=native,
         local=[quantized.get(role, role) for role in sources.folders],
         variants=lines,
         variant_names=sources.variants,
@@ -237,7 +239,7 @@ def _readme(plan: DeploymentPlan, sources: Sources, native: bool) -> str:
         options=options,
         parsers=REASONING_PARSERS.get(plan.pair.architecture or "", ()),
         target=locations["target"],
-        chat=_first_request(plan),
+        chat=json.dumps(body),
         results=f"../results-{plan.name}-{plan.profile_name}",
         kwargs=plan.chat_template_kwargs,
         gpus=profile.gpus,
@@ -245,18 +247,6 @@ def _readme(plan: DeploymentPlan, sources: Sources, native: bool) -> str:
         gpus_per_node=profile.gpus // profile.nodes,
         interactivity=INTERACTIVITY,
     )
-
-
-def _first_request(plan: DeploymentPlan) -> str:
-    """The body of a chat request, as JSON."""
-    body: dict[str, Any] = {
-        "model": plan.name,
-        "messages": [{"role": "user", "content": "Write a quicksort in Python."}],
-        "max_tokens": 256,
-    }
-    if plan.chat_template_kwargs:
-        body["chat_template_kwargs"] = plan.chat_template_kwargs
-    return json.dumps(body)
 
 
 def _place_weights(

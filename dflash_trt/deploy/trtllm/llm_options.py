@@ -63,45 +63,25 @@ class LlmOptions(Section):
 
 
 def read_options(profile: Mapping[str, Any], where: str, texts: Sequence[str]) -> LlmOptions:
-    """A profile's `llm_args`, which `where` names, and NAME=VALUE `texts`, which count for more.
+    """A profile's `llm_args` and NAME=VALUE `texts`, of which later ones count for more.
+
+    A point in a name goes one level down.
 
     Raises:
-        DflashError: a name that is not offered, a value of another type, a text without "=" or
-            a name that is given twice (usage).
+        DflashError: a name that is not offered, a value of another type, a text without "="
+            (usage).
     """
-    _validate(profile, where)
-    given = _parse(texts)
-    _validate(given, OPTION)
-    return _validate(_merge(profile, given), where)
-
-
-def _parse(texts: Sequence[str]) -> dict[str, Any]:
-    """NAME=VALUE texts as a tree; a point in a name goes one level down."""
-    tree: dict[str, Any] = {}
+    values = profile
     for text in texts:
         name, separator, value = text.partition("=")
-        *outer, last = name.split(".")
-        what = None if separator and last else "is not NAME=VALUE"
-        level = tree
-        for key in outer:
-            level = level.setdefault(key, {}) if isinstance(level, dict) else level
-        if what is None and (not isinstance(level, dict) or last in level):
-            what = "is given twice"
-        if what is not None:
-            raise DflashError(f"{one_line(text, 60)!r} {what}", where=OPTION, usage=True)
-        level[last] = parse_yaml(value, f"{OPTION} {one_line(name, 60)}")
-    return tree
+        if not (name and separator):
+            what = f"{one_line(text, 60)!r} is not NAME=VALUE"
+            raise DflashError(what, where=OPTION, usage=True)
+        given = parse_yaml(value, f"{OPTION} {one_line(name, 60)}")
+        for key in reversed(name.split(".")):
+            given = {key: given}
+        values = _merge(values, given)
 
-
-def _merge(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
-    merged = dict(below)
-    for name, value in above.items():
-        old = merged.get(name)
-        merged[name] = _merge(old, value) if isinstance(old, Mapping) else value
-    return merged
-
-
-def _validate(values: Mapping[str, Any], where: str) -> LlmOptions:
     def unknown(key: str, location: Location, known: list[str]) -> str:
         if location[-1] == "trust_remote_code":
             return f"{key} would run a checkpoint's own code: it is never written"
@@ -109,3 +89,9 @@ def _validate(values: Mapping[str, Any], where: str) -> LlmOptions:
 
     fix = "other fields go into the written files, which `dflash-trt inspect` checks"
     return validate(LlmOptions, values, where, fix=fix, usage=True, unknown=unknown)
+
+
+def _merge(below: Any, above: Any) -> Any:
+    if not (isinstance(below, Mapping) and isinstance(above, Mapping)):
+        return above
+    return {**below, **{name: _merge(below.get(name), one) for name, one in above.items()}}

@@ -13,9 +13,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field, create_model
+from pydantic import Field, model_validator
 
 from dflash_trt.core.validation import Location, StrictRecord, validate
 from dflash_trt.deploy.trtllm.versions import VERSIONS, Version
@@ -39,24 +39,36 @@ DSparkBackend = Literal["AUTO", "VANILLA", "TRTLLM", "CUTEDSL"]
 
 
 class Section(StrictRecord):
-    """Part of the arguments: unknown names and values of another type are refused."""
+    """Part of the arguments: unknown names and values of another type are refused.
+
+    Names in `untyped` are known too; their values, of no interest here, are not checked.
+    """
+
+    untyped: ClassVar[str] = ""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _drop_untyped(cls, values: Any) -> Any:
+        if not isinstance(values, dict):
+            return values
+        return {name: one for name, one in values.items() if name not in cls.untyped.split()}
 
 
 class Speculation(Section):
     """What every speculative_config has (DecodingBaseConfig)."""
 
     max_draft_len: NonNegative | None = None
-    max_total_draft_tokens: int | None = None
     speculative_model: str | None = None
     max_concurrency: Positive | None = None
     draft_len_schedule: Annotated[dict[Positive, NonNegative], Field(min_length=1)] | None = None
-    load_format: str | None = None
-    acceptance_rate_window_size: NonNegative | None = None
-    acceptance_rate_threshold: Fraction | None = None
     use_rejection_sampling: bool = False
-    allow_advanced_sampling: bool = False
-    advanced_sampling_mode: Literal["full", "no_topk", "no_topp", "no_topk_no_topp"] = "full"
     enable_penalty: bool = False
+    moe_backend: DraftMoeBackend | None = None
+    spec_dec_variant: Positive | None = None
+    untyped: ClassVar[str] = (
+        "max_total_draft_tokens load_format acceptance_rate_window_size acceptance_rate_threshold "
+        "allow_advanced_sampling advanced_sampling_mode "
+    )
 
 
 class DFlashConfig(Speculation):
@@ -70,10 +82,8 @@ class DFlashConfig(Speculation):
     mask_token_id: int | None = None
     target_layer_ids: list[int] | None = None
     attention_backend: AttentionBackend = "VANILLA"
-    moe_backend: DraftMoeBackend | None = None
-    spec_dec_variant: Positive | None = None
-    context_recompute_tail: Annotated[int, Field(ge=-1)] | None = 0
-    skip_ctx_buffer_budget_check: bool = False
+    context_recompute_tail: Annotated[int, Field(ge=-1)] | None = None
+    untyped: ClassVar[str] = Speculation.untyped + "skip_ctx_buffer_budget_check"
 
 
 class DSparkConfig(Speculation):
@@ -90,8 +100,6 @@ class DSparkConfig(Speculation):
     markov_rank: int | None = None
     markov_head_type: Literal["vanilla", "gated", "rnn"] | None = None
     attention_backend: DSparkBackend = "AUTO"
-    moe_backend: DraftMoeBackend | None = None
-    spec_dec_variant: Positive = 1
 
 
 BlockDrafts = DFlashConfig | DSparkConfig
@@ -102,16 +110,10 @@ class Eagle3Config(Speculation):
     """Eagle3DecodingConfig."""
 
     decoding_type: Literal["Eagle3"]
-    use_dynamic_tree: bool | None = False
-    dynamic_tree_max_topK: int | None = None  # noqa: N815
-    num_eagle_layers: int | None = None
-    max_non_leaves_per_layer: int | None = None
-    eagle3_layers_to_capture: list[int] | None = None
-    eagle3_model_arch: Literal["llama3", "mistral_large3"] = "llama3"
-    sa_config: dict[str, Any] | None = None
-    eagle_choices: list[list[int]] | None = None
-    moe_backend: DraftMoeBackend | None = None
-    spec_dec_variant: Positive = 3
+    untyped: ClassVar[str] = Speculation.untyped + (
+        "use_dynamic_tree dynamic_tree_max_topK num_eagle_layers max_non_leaves_per_layer "
+        "eagle3_layers_to_capture eagle3_model_arch sa_config eagle_choices"
+    )
 
 
 class CudaGraphs(Section):
@@ -127,31 +129,21 @@ class Moe(Section):
     """MoeConfig."""
 
     backend: MoeBackend = "AUTO"
-    max_num_tokens: Positive | None = None
-    load_balancer: str | dict[str, Any] | None = None
-    disable_finalize_fusion: bool = False
-    use_low_precision_moe_combine: bool = False
+    untyped: ClassVar[str] = (
+        "max_num_tokens load_balancer disable_finalize_fusion use_low_precision_moe_combine"
+    )
 
 
-def _untyped(names: str) -> dict[str, Any]:
-    return dict.fromkeys(names.split(), (Any, None))
+class KvCache(Section):
+    """KvCacheConfig."""
 
-
-class _KvCache(Section):
     enable_block_reuse: bool = True
-    enable_partial_reuse: bool = True
     free_gpu_memory_fraction: Fraction | None = 0.9
-    max_tokens: Positive | None = None
     dtype: Literal["auto", "float16", "bfloat16", "float32", "fp8", "fp8_ds_mla", "nvfp4"] = "auto"
     tokens_per_block: Positive = PAGE_TOKENS
-    host_cache_size: NonNegative | None = None
     mamba_ssm_cache_dtype: Literal["auto", "float16", "bfloat16", "float32"] = "auto"
-
-
-KvCache = create_model(
-    "KvCache",
-    __base__=_KvCache,
-    **_untyped(
+    untyped: ClassVar[str] = (
+        "enable_partial_reuse max_tokens host_cache_size "
         "attention_dp_events_gather_period_ms avg_seq_len block_reuse_config copy_on_partial_reuse "
         "cross_kv_cache_fraction disk_cache_path disk_cache_size disk_prefetch_num_reqs "
         "enable_kv_pool_rebalance enable_swa_scratch_reuse event_buffer_max_size "
@@ -163,9 +155,7 @@ KvCache = create_model(
         "mamba_state_cache_interval mamba_state_config max_attention_window max_gpu_total_bytes "
         "max_util_for_resume pool_ratio secondary_offload_min_priority sink_token_length "
         "use_kv_cache_manager_v2 use_uvm"
-    ),
-)
-"""KvCacheConfig: names of no interest here are known, their values are not checked."""
+    )
 
 
 class _TritonConfig(Section):
@@ -173,10 +163,12 @@ class _TritonConfig(Section):
 
     max_batch_size: Literal[0]
     decoupled: bool
-    cancellation_check_period_ms: Positive = 100
+    untyped: ClassVar[str] = "cancellation_check_period_ms"
 
 
-class _Arguments(Section):
+class Arguments(Section):
+    """TorchLlmArgs, and the Triton model's own settings."""
+
     model: str | None = None
     backend: Literal["pytorch"] = "pytorch"
     revision: str | None = None
@@ -184,7 +176,6 @@ class _Arguments(Section):
     tensor_parallel_size: Positive = 1
     pipeline_parallel_size: Positive = 1
     moe_expert_parallel_size: Positive | None = None
-    moe_tensor_parallel_size: Positive | None = None
     gpus_per_node: Positive | None = None
     max_batch_size: Positive | None = None
     max_seq_len: Positive | None = None
@@ -196,23 +187,19 @@ class _Arguments(Section):
     reasoning_parser: str | None = None
     stream_interval: Positive = 1
     trust_remote_code: Literal[False] = False
+    cache_transceiver_config: Any = None
     cuda_graph_config: CudaGraphs | None = None
-    kv_cache_config: KvCache | None = None  # type: ignore[valid-type]
+    kv_cache_config: KvCache | None = None
     moe_config: Moe | None = None
     speculative_config: (
         Annotated[DFlashConfig | DSparkConfig | Eagle3Config, Field(discriminator="decoding_type")]
         | None
     ) = None
     triton_config: _TritonConfig | None = None
-
-
-Arguments = create_model(
-    "Arguments",
-    __base__=_Arguments,
-    **_untyped(
+    untyped: ClassVar[str] = (
         "allreduce_strategy attention_dp_config attn_backend batch_wait_max_tokens_ratio "
         "batch_wait_timeout_iters batch_wait_timeout_ms batched_logits_processor "
-        "cache_transceiver_config checkpoint_format checkpoint_io_policy context_parallel_size "
+        "moe_tensor_parallel_size checkpoint_format checkpoint_io_policy context_parallel_size "
         "cp_config custom_tokenizer disable_mm_encoder dwdp_config "
         "enable_autotuner enable_early_first_token_response "
         "enable_encoder_decoder_mixed_cuda_graph enable_energy_metrics enable_in_graph_sampling "
@@ -234,14 +221,11 @@ Arguments = create_model(
         "tokenizer_mode tokenizer_revision torch_compile_config "
         "use_cute_dsl_bf16_bmm use_cute_dsl_bf16_gemm use_cute_dsl_blockscaling_bmm "
         "use_cute_dsl_blockscaling_mm use_fine_grained_sync"
-    ),
-)
+    )
 
 
-def check_arguments(
-    values: Mapping[str, Any], version: Version, where: str | Path
-) -> BlockDrafts | Eagle3Config | None:
-    """Checks LLM arguments against what `version` documents; returns their speculative_config.
+def check_arguments(values: Mapping[str, Any], version: Version, where: str | Path) -> Arguments:
+    """Checks LLM arguments against what `version` documents; returns them.
 
     Raises:
         DflashError: an unknown field, with the nearest or the version that has it; a value that
@@ -253,12 +237,9 @@ def check_arguments(
         return f"{key} is no field of TensorRT-LLM {version.name}{hint}"
 
     checked = validate(Arguments, values, where, usage=True, unknown=unknown)
-    speculation: BlockDrafts | Eagle3Config | None = checked.speculative_config
-    mistakes = [*_of_another_version(values, version), *_mistakes(checked)]
-    mistakes += [] if speculation is None else _speculative_mistakes(checked, speculation)
-    if mistakes:
-        raise DflashError(mistakes[0], where=where, usage=True)
-    return speculation
+    for mistake in (*_of_another_version(values, version), *_mistakes(checked)):
+        raise DflashError(mistake, where=where, usage=True)
+    return checked
 
 
 def _of_another_version(values: Mapping[str, Any], version: Version) -> Iterator[str]:
@@ -275,7 +256,7 @@ def _of_another_version(values: Mapping[str, Any], version: Version) -> Iterator
         yield f"{stated[name]} is no {shown} of TensorRT-LLM {version.name}; {others} has it"
 
 
-def _mistakes(arguments: _Arguments) -> Iterator[str]:
+def _mistakes(arguments: Arguments) -> Iterator[str]:
     """Values that do not go together, with speculation or without."""
     cache = arguments.kv_cache_config
     page = PAGE_TOKENS if cache is None else cache.tokens_per_block
@@ -287,15 +268,12 @@ def _mistakes(arguments: _Arguments) -> Iterator[str]:
             f"enable_attention_dp needs as many moe_expert_parallel_size as tensor_parallel_size, "
             f"{ways}, and more than one"
         )
-
-
-def _speculative_mistakes(
-    arguments: _Arguments, speculation: BlockDrafts | Eagle3Config
-) -> Iterator[str]:
-    """What excludes speculation, by TensorRT-LLM's feature matrix and its own checks."""
+    if (speculation := arguments.speculative_config) is None:
+        return
+    # By TensorRT-LLM's feature matrix and its own checks.
     if arguments.pipeline_parallel_size > 1:
         yield f"pipeline_parallel_size {arguments.pipeline_parallel_size} excludes speculation"
-    transceiver = getattr(arguments, "cache_transceiver_config", None)
+    transceiver = arguments.cache_transceiver_config
     if transceiver is not None and not isinstance(speculation, Eagle3Config):
         # TensorRT-LLM issue 19352: the generation server never gets the drafter's context, and
         # almost nothing that it drafts is accepted.

@@ -1,22 +1,10 @@
-"""The TensorRT-LLM versions that deployments are written for, and the one installed here."""
+"""The TensorRT-LLM versions that deployments are written for."""
 
 from __future__ import annotations
 
-import importlib
-from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any
-
-from pydantic import TypeAdapter
 
 from dflash_trt.errors import DflashError, nearest, one_line
-
-_DECODING = {name: f"{name}DecodingConfig" for name in ("DFlash", "DSpark", "Eagle3")}
-_SECTIONS = {
-    "kv_cache_config": "KvCacheConfig",
-    "cuda_graph_config": "CudaGraphConfig",
-    "moe_config": "MoeConfig",
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,57 +58,3 @@ def find_version(name: str) -> Version:
             usage=True,
         )
     return VERSIONS[name]
-
-
-def load_native(version: Version) -> Any | None:
-    """`tensorrt_llm.llmapi` of exactly `version`, None where it is not installed or cannot start.
-
-    Importing it needs libcuda, which machines that only build have not.
-    """
-    try:
-        package = importlib.import_module("tensorrt_llm")
-        if getattr(package, "__version__", None) != version.name:
-            return None
-        return importlib.import_module("tensorrt_llm.llmapi")
-    except (ImportError, OSError):
-        return None
-
-
-def absent(modules: Iterable[str]) -> Iterator[str]:
-    """Those that cannot be imported here, as TensorRT-LLM will."""
-    for module in modules:
-        try:
-            importlib.import_module(module)
-        except (ImportError, OSError):
-            yield module
-
-
-def check_natively(llmapi: Any, values: Mapping[str, Any], where: str) -> None:
-    """Lets TensorRT-LLM's classes judge each of the LLM arguments, by name, type and limits.
-
-    Not all of them together: that looks for the model and for GPUs.
-
-    Raises:
-        DflashError: what they say.
-    """
-    fields = llmapi.TorchLlmArgs.model_fields
-    for name, value in values.items():
-        if name in ("backend", "triton_config"):
-            continue
-        if name not in fields:
-            raise _refusal(f"has no field {name!r}", where)
-        kind = _SECTIONS.get(name)
-        if name == "speculative_config":
-            kind = _DECODING[value["decoding_type"]]
-        try:
-            if kind is None:
-                adapter: Any = TypeAdapter  # a type that is known only now
-                adapter(Annotated[fields[name].annotation, fields[name]]).validate_python(value)
-            else:
-                getattr(llmapi, kind)(**value)
-        except Exception as error:
-            raise _refusal(f"refuses {name} ({one_line(error, 200)})", where) from error
-
-
-def _refusal(what: str, where: str) -> DflashError:
-    return DflashError(f"the tensorrt_llm installed here {what}", where=where, usage=True)

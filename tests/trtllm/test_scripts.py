@@ -1,4 +1,4 @@
-"""preflight.py on machines that lack something, and with drafts that say other things."""
+"""The scripts of a deployment: preflight.py on machines that lack something, serve-triton.sh."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ import sys
 from pathlib import Path
 
 import pytest
+import yaml
 
 from dflash_trt.cli.main import main
-from tests.trtllm.conftest import QWEN3, TORCH, install_tensorrt_llm
+from tests.trtllm.conftest import QWEN3, TORCH, Run, install_tensorrt_llm
 
 LAYERS = [1, 9, 17, 25, 33]
 DRAFT = {
@@ -68,14 +69,10 @@ def _with_memory(count: int) -> str:
         ({"torch": TORCH.replace("(10, 0)", "(9, 0)")}, "GPU 0: sm_90, 191,126,044,672 bytes, not"),
         ({"torch": TORCH.replace("1)", "0)")}, "there are 0 GPUs, the files are for 1"),
         ({"torch": "raise RuntimeError('no driver')"}, "be looked at (RuntimeError('no driver'))"),
-        ({"torch": TORCH.replace("(10, 0)", "1 / 0")}, "looked at (ZeroDivisionError"),
         ({"trtllm": ""}, "this is TensorRT-LLM None, the files are for 1.4.0rc1"),
         ({"trtllm": "__version__ = '\\x1b[2J'"}, r"\x1b[2J', the files are for"),
-        ({"trtllm": "raise AttributeError('x')"}, "needs tensorrt_llm of the package tensorrt_llm"),
         ({"trtllm": "import sys; sys.exit('\\x1b7')"}, "(SystemExit("),
-        ({"config": "[]"}, "cannot be read as a draft's"),
         ({"config": "null"}, "the config.json of z-lab/Qwen3-8B-DFlash-b16 cannot be read as a"),
-        ({"config": '{"dflash_config": "x"}'}, "cannot be read as a draft's"),
         ({"config": AGREES.replace("16}", '"16"}')}, "has block_size '16', not 16"),
         (
             {"config": AGREES.replace("[1, ", "[2, ")},
@@ -109,3 +106,48 @@ def test_a_machine_that_lacks_nothing(
     assert len(lines) == len(notes), lines
     for line, piece in zip(lines, notes, strict=True):
         assert line.startswith("note: ") and piece in line
+
+
+def test_the_triton_script(run: Run, tmp_path: Path) -> None:
+    run.well(*QWEN3, "-o", tmp_path / "d")
+    python = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    launcher, ours = 'printf "%s\\n" "$@"', {**os.environ, "PATH": python}
+    machine = install_tensorrt_llm(tmp_path, "# TensorRT-LLM's own\n", launcher, ours)
+    (tmp_path / "llmapi" / "tensorrt_llm" / "1" / "helpers.py").touch()
+
+    def script(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [str(tmp_path / "d" / "serve-triton.sh"), *arguments],
+            env={**machine, **environment},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+
+    done = script("autoregressive", "--http-port=9000")
+    assert done.returncode == 0, done.stderr
+    command = done.stdout.splitlines()
+    assert command[0] == "tritonserver" and command[-1] == "--http-port=9000"
+    assert "--http-address=127.0.0.1" in command
+    repository = Path(command[1].removeprefix("--model-repository="))
+    served = {path.relative_to(repository).as_posix() for path in repository.rglob("*.*")}
+    assert served == {
+        f"tensorrt_llm/{name}"
+        for name in ("config.pbtxt", "1/model.py", "1/helpers.py", "1/model.yaml")
+    }
+    arguments = yaml.safe_load((repository / "tensorrt_llm" / "1" / "model.yaml").read_text())
+    assert arguments["model"] == "Qwen/Qwen3-8B" and "speculative_config" not in arguments
+    for outcome, piece in (
+        (script("medusa"), "there is no variant 'medusa', but autoregressive, dflash"),
+        (script(LLMAPI="/nowhere"), "set LLMAPI to triton_backend/all_models/llmapi"),
+        (script(PATH=python), "there is no trtllm-llmapi-launch"),
+    ):
+        assert outcome.returncode == 1 and piece in outcome.stderr
+    (Path(machine["PYTHONPATH"]) / "flashinfer.py").unlink()
+    lacking = script()
+    assert lacking.returncode == 1 and not lacking.stdout
+    note = "note: the config.json of z-lab/Qwen3-8B-DFlash-b16 cannot be read as a draft's"
+    assert [line.split(" (")[0] for line in lacking.stderr.splitlines()[1:]] == [
+        "error: dflash needs flashinfer of the package flashinfer-python",
+        note,
+    ]
