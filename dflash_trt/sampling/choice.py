@@ -14,15 +14,12 @@ import math
 import numpy as np
 
 from dflash_trt.core.arrays import Float64Array, FloatArray, Int64Array
-from dflash_trt.core.masks import Allowed, TokenMask
+from dflash_trt.core.masks import Allowed
 from dflash_trt.errors import DflashError
-from dflash_trt.sampling.draw import Draw, draw_listed, find_highest_allowed, scale
+from dflash_trt.sampling.draw import Draw, draw_listed, scale
 from dflash_trt.sampling.params import SamplingParams
 from dflash_trt.sampling.row import LogitRow
 
-_TRIES = 4
-_SPARE = 64
-"""Tokens that a mask may take from a top k before the row is masked."""
 _USUAL = 1e-3, 1e3
 """Temperatures between which float32 is exact enough for bounds and a row's weight."""
 _MOST_LOGIT = 1e30
@@ -51,29 +48,25 @@ def choose_token(
         DflashError: the row holds NaN or +inf, or nothing but -inf among what is allowed.
     """
     if params.greedy:
-        return _choose_likeliest(logits, position, allowed)
-    if allowed is None:
-        winner = _draw(_read(logits, position), position, params)
-        assert winner is not None, "without a mask there is one"
+        winner = int(np.argmax(logits))
+        _check(float(logits[winner]), position)
+        if allowed is None or allowed.allows(winner):
+            return winner
+        logits = allowed.tokens().apply(logits)
+        winner = int(np.argmax(logits))
+        _check(float(logits[winner]), position)
         return winner
-    if not (allowed.is_narrow or params.narrows):
+    if allowed is not None and not params.narrows:
         # What wins among all tokens wins among those that may come, if it may, and if the same one
         # is the highest: so that nobody has to say it of all.
         row = _read(logits, position)
         if allowed.allows(row.likeliest()):
             winner = _draw(row, position, params)
-            if winner is not None and allowed.allows(winner):
+            if allowed.allows(winner):
                 return winner
-    tokens = allowed.tokens()
-    if (ids := tokens.few()) is not None:
-        highest = float(logits[ids].max())
-        _check(highest, position)
-        return _draw_listed(ids, logits[ids], highest, position, params)
-    winner = _draw(_read(logits, position), position, params, tokens)
-    if winner is None:
-        winner = _draw(_read(tokens.apply(logits), position), position, params)
-    assert winner is not None, "without a mask there is one"
-    return winner
+    if allowed is not None:
+        logits = allowed.tokens().apply(logits)
+    return _draw(_read(logits, position), position, params)
 
 
 def choose_candidate(
@@ -143,66 +136,20 @@ def _read(logits: FloatArray, position: int) -> LogitRow:
     return row
 
 
-def _choose_likeliest(logits: FloatArray, position: int, allowed: Allowed | None) -> int:
-    if allowed is not None and allowed.is_narrow:
-        ids = allowed.tokens().few()
-        if ids is not None:  # and no look at the rest of the row
-            winner = int(ids[np.argmax(logits[ids])])
-            _check(float(logits[winner]), position)
-            return winner
-    winner = int(np.argmax(logits))
-    _check(float(logits[winner]), position)
-    if allowed is None or allowed.allows(winner):
-        return winner
-    tokens = allowed.tokens()
-    ids = tokens.few()
-    winner = _find_next(logits, winner, tokens) if ids is None else int(ids[np.argmax(logits[ids])])
-    _check(float(logits[winner]), position)
-    return winner
-
-
-def _find_next(logits: FloatArray, winner: int, tokens: TokenMask) -> int:
-    """The likeliest of many `tokens`, among which the likeliest of all is not.
-
-    It is seldom far behind, so that some more are looked at before the row is masked.
-    """
-    row = logits.copy()
-    for _ in range(_TRIES):
-        row[winner] = -np.inf
-        winner = int(np.argmax(row))
-        if tokens.has(winner):
-            return winner
-    return int(np.argmax(tokens.apply(logits)))
-
-
-def _draw(
-    row: LogitRow, position: int, params: SamplingParams, mask: TokenMask | None = None
-) -> int | None:
-    """The Gumbel-max winner of a row, or of what `mask` leaves of it; of equals the lowest id.
-
-    None where another look at a row that is masked must decide.
-    """
-    highest = find_highest_allowed(row, mask)
-    if highest is None:
-        return None
-    _check(highest, position)
-    logits, temperature, top_k = row.logits, params.temperature, params.top_k
-    if top_k is None and not params.min_p:
-        is_usual = _USUAL[0] < temperature < _USUAL[1] and abs(highest) < _MOST_LOGIT
-        if is_usual:
-            draw = Draw(row, highest, position, params, mask)
+def _draw(row: LogitRow, position: int, params: SamplingParams) -> int:
+    """The Gumbel-max winner of a row; of equals the lowest id."""
+    logits, highest, temperature = row.logits, row.highest, params.temperature
+    if params.top_k is not None:
+        ids = row.top(params.top_k)
+    elif params.min_p:
+        ids = row.reaching(_behind(highest, math.log(params.min_p) - 1e-3, temperature))
+    else:
+        if _USUAL[0] < temperature < _USUAL[1] and abs(highest) < _MOST_LOGIT:
+            draw = Draw(row, position, params)
             winner = draw.winner() if params.top_p == 1 else draw.winner_of_nucleus()
-            if winner is not None or mask is not None:
+            if winner is not None:
                 return winner
         ids = np.arange(len(logits), dtype=np.int64)
-    elif top_k is not None:
-        ids = row.top(top_k if mask is None else top_k + _SPARE)
-    else:
-        ids = row.reaching(_behind(highest, math.log(params.min_p) - 1e-3, temperature))
-    if mask is not None:
-        ids = ids[mask.have(ids)]
-        if top_k is not None and len(ids) < top_k:
-            return None
     return _draw_listed(ids, logits[ids], highest, position, params)
 
 

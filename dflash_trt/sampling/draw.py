@@ -11,14 +11,12 @@ import numpy as np
 import numpy.typing as npt
 
 from dflash_trt.core.arrays import Float64Array, FloatArray, Int64Array
-from dflash_trt.core.masks import TokenMask
 from dflash_trt.sampling.noise import LARGEST_NOISE, SMALLEST_NOISE, GroupNoise, draw_gumbel
 from dflash_trt.sampling.params import SamplingParams
 from dflash_trt.sampling.row import LogitRow, ids_in
 
 _FIRST_GROUPS = 24
 """Groups, by the bounds of their scores, that are looked into first."""
-_HIGHEST = 16
 _SLACK = 1e-6
 _NOISE_SPAN = LARGEST_NOISE - SMALLEST_NOISE + _SLACK
 _LEAST_TEMPERATURE = 1e-200
@@ -56,36 +54,16 @@ def draw_listed(
     return int(ids[scaled.argmax()])
 
 
-def find_highest_allowed(row: LogitRow, mask: TokenMask | None) -> float | None:
-    """The highest logit of what `mask` allows; None where it allows none of the highest."""
-    if mask is None or mask.has(row.likeliest()):
-        return row.highest
-    top = row.top(_HIGHEST)
-    top = top[mask.have(top)]
-    return float(row.logits[top].max()) if top.size else None
-
-
 class Draw:
-    """A draw from a whole row, or from what a mask leaves of it: as if all else were -inf.
+    """A draw from a whole row."""
 
-    `highest` is the highest logit that may come.
-    """
-
-    def __init__(
-        self,
-        row: LogitRow,
-        highest: float,
-        position: int,
-        params: SamplingParams,
-        mask: TokenMask | None = None,
-    ) -> None:
-        self._row, self._highest, self._mask, self._params = row, highest, mask, params
+    def __init__(self, row: LogitRow, position: int, params: SamplingParams) -> None:
+        self._row, self._params = row, params
         self._noise = GroupNoise.draw(params.seed, position, 0, len(row.logits) - 1)
         self._least = self._noise.least()[: len(row.peaks)]
         self._bounds = np.log(self._least)
-        self._reach = scale(row.peaks, highest, params.temperature)
+        self._reach = scale(row.peaks, row.highest, params.temperature)
         self._reach -= self._bounds
-        self._allows_likeliest = mask is None or mask.has(row.likeliest())
         self._weight: float | None = None
 
     def winner(self, last: int | None = None) -> int:
@@ -94,9 +72,7 @@ class Draw:
         These are ranked by logit, the lower id first among equals; there must be one.
         """
         reach, row = self._reach, self._row
-        least = SMALLEST_NOISE  # which the highest token's score is never below
-        if self._allows_likeliest:
-            least = self._noise.about(row.likeliest()) - _SLACK
+        least = self._noise.about(row.likeliest()) - _SLACK
         if last is not None:
             reach = np.where(row.peaks >= row.logits[last], reach, -np.inf)
         groups = (reach >= least).nonzero()[0]
@@ -107,7 +83,7 @@ class Draw:
         while True:
             ids = self._find(groups, least - _SLACK, last)
             if ids.size:
-                scores = scale(row.logits[ids], self._highest, self._params.temperature)
+                scores = scale(row.logits[ids], row.highest, self._params.temperature)
                 scores += self._noise.of(ids, self._least)
                 winner = int(scores.argmax())
                 if scores[winner] >= least + _SLACK:
@@ -136,11 +112,10 @@ class Draw:
         wanted = self._bounds[groups]
         wanted += least
         wanted *= temperature
-        wanted += self._highest - 1e-5 * (1.0 + abs(self._highest) + 64.0 * temperature)
+        highest = self._row.highest
+        wanted += highest - 1e-5 * (1.0 + abs(highest) + 64.0 * temperature)
         ids = ids_in(groups, self._row.open(groups) >= wanted.astype(np.float32)[:, None])
-        if last is not None:
-            ids = ids[self._is_before(ids, last)]
-        return ids if self._mask is None else ids[self._mask.have(ids)]
+        return ids if last is None else ids[self._is_before(ids, last)]
 
     def _is_before(self, ids: Int64Array, last: int) -> npt.NDArray[np.bool_]:
         logits, border = self._row.logits[ids], self._row.logits[last]
@@ -149,20 +124,17 @@ class Draw:
 
     def _is_in_nucleus(self, token: int) -> bool | None:
         """Whether the tokens before `token` weigh less than top_p of all; None: nobody knows."""
-        row, mask, params = self._row, self._mask, self._params
+        row, params = self._row, self._params
         if token == row.likeliest():
             return True
-        body = self._highest - _BODY * params.temperature
+        body = row.highest - _BODY * params.temperature
         ids = row.reaching(min(float(row.logits[token]), body))
-        if mask is not None:
-            ids = ids[mask.have(ids)]
-        weights = np.exp(scale(row.logits[ids], self._highest, params.temperature))
+        weights = np.exp(scale(row.logits[ids], row.highest, params.temperature))
         before = float(weights[self._is_before(ids, token)].sum())
         if before < params.top_p * float(weights.sum()) * (1 - _EXACT_ERROR):
             return True
         if self._weight is None:
-            logits = row.logits if mask is None else mask.apply(row.logits)
-            self._weight = _weigh(logits, self._highest, params.temperature)
+            self._weight = _weigh(row.logits, row.highest, params.temperature)
         wanted = params.top_p * self._weight
         return None if abs(before - wanted) <= _SUM_ERROR * wanted else before < wanted
 

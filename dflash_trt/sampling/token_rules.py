@@ -82,7 +82,6 @@ class Ruled:
 
     def __init__(self, mask: TokenMask, banned: frozenset[int], grammar: Allowed | None) -> None:
         self._mask, self._banned, self._grammar = mask, banned, grammar
-        self.is_narrow = grammar is not None and grammar.is_narrow
 
     def allows(self, token_id: int) -> bool:
         """Whether one token may come next."""

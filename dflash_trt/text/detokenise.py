@@ -50,11 +50,12 @@ class AnswerPiece:
         )
 
 
-def check_stop_strings(stop_strings: Sequence[str], where: str = "stop_strings") -> None:
+def check_stop_strings(stop_strings: Sequence[str]) -> None:
     """Raises DflashError (usage) for more, or longer, stop strings than a request may have.
 
     Also for one that is not Unicode: it could never be found.
     """
+    where = "stop_strings"
     if len(stop_strings) > MAX_STOP_STRINGS:
         raise _too_much(where, f"{len(stop_strings):,} stop strings", MAX_STOP_STRINGS)
     characters = sum(map(len, stop_strings))
@@ -69,10 +70,10 @@ def check_stop_strings(stop_strings: Sequence[str], where: str = "stop_strings")
             raise DflashError(what, where=where, usage=True) from error
 
 
-def check_stop_ids(token_ids: Sequence[int], where: str = "stop_token_ids") -> None:
+def check_stop_ids(token_ids: Sequence[int]) -> None:
     """Raises DflashError (usage) for more stop tokens than a request may have."""
     if len(token_ids) > MAX_STOP_IDS:
-        raise _too_much(where, f"{len(token_ids):,} stop tokens", MAX_STOP_IDS)
+        raise _too_much("stop_token_ids", f"{len(token_ids):,} stop tokens", MAX_STOP_IDS)
 
 
 def _too_much(where: str, what: str, most: int) -> DflashError:
@@ -156,7 +157,9 @@ class StopStrings:
         if found:
             (at, self.match), self._held = min(found), ""
             return text[:at]
-        certain = len(text) - self._count_pending(text)
+        certain = len(text) - max(
+            (count_begun(text, stop) for stop in self._stop_strings), default=0
+        )
         self._held = text[certain:]
         return text[:certain]
 
@@ -165,12 +168,8 @@ class StopStrings:
         held, self._held = self._held, ""
         return held
 
-    def _count_pending(self, text: str) -> int:
-        """Length of the longest end of `text` that begins a stop string."""
-        return max((_count_begun(text, stop) for stop in self._stop_strings), default=0)
 
-
-def _count_begun(text: str, stop: str) -> int:
+def count_begun(text: str, stop: str) -> int:
     """Length of the longest end of `text` that begins `stop`, and is not all of it."""
     for length in range(min(len(stop) - 1, len(text)), 0, -1):
         if text.endswith(stop[:length]):

@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args
 import numpy as np
 from tokenizers import Tokenizer
 
-from dflash_trt.core.arrays import FloatArray
 from dflash_trt.core.masks import TokenMask
 from dflash_trt.core.strict_json import parse_json
 from dflash_trt.errors import DflashError, one_line
@@ -104,8 +103,7 @@ class CompiledGrammar:
 class Follower:
     """Follows one output token by token.
 
-    `compiled` is where it begins, `seconds` the processor time that following has taken. It
-    `is_narrow` where few tokens could come when all were last asked for.
+    `compiled` is where it begins, `seconds` the processor time that following has taken.
     """
 
     def __init__(self, compiled: CompiledGrammar) -> None:
@@ -115,7 +113,6 @@ class Follower:
         self._taken: list[int] = []
         self.seconds = self._revising = 0.0
         self._known: TokenMask | None = None  # of what comes next
-        self.is_narrow = False
 
     def fork(self) -> Follower:
         """One of its own for an output that goes on from here."""
@@ -144,16 +141,7 @@ class Follower:
         if self._known is None:
             bits = np.frombuffer(self._do(lambda matcher: matcher.compute_bitmask()), np.uint8)
             self._known = TokenMask(bits, self.compiled.vocab_size, "grammar")
-            self.is_narrow = self._known.is_narrow
         return self._known
-
-    def mask(self, logits: FloatArray) -> FloatArray:
-        """A copy of the row [V] in which what may not come next is minus infinity.
-
-        Raises:
-            DflashError: nothing may, or llguidance reached a limit.
-        """
-        return self.tokens().apply(logits)
 
     def take(self, token_id: int) -> None:
         """The output goes on with `token_id`.

@@ -15,16 +15,16 @@ from dataclasses import dataclass
 
 from dflash_trt.core.strict_json import parse_json
 from dflash_trt.errors import DflashError
-from dflash_trt.text.detokenise import AnswerPiece, CallPiece
+from dflash_trt.text.detokenise import AnswerPiece, CallPiece, count_begun
 
-_STRING = re.compile(r'\s*"((?:[^"\\]|\\.)*)"')
-_ARGUMENTS = ('"arguments"', '"parameters"')
-# What stands before the arguments: of each step the texts that it may be; none: any string.
-_HEAD: tuple[tuple[str, ...], ...] = (("{",), ('"name"',), (":",), (), (",",), _ARGUMENTS, (":",))
-# A bare object whose keys stand in another order may still be a call; any other is an answer.
+_NAME = r'\s*\{\s*"name"\s*:\s*"((?:[^"\\]|\\.)*)"'
+_HEAD = re.compile(_NAME + r'\s*,\s*"(?:arguments|parameters)"\s*:\s*(?=\{)')
+# A bare object that begins otherwise is an answer; its keys may stand in another order.
+_NAMED = re.compile(_NAME)
 _OTHER_ORDER = re.compile(r'\s*\{\s*"(?:type|arguments|parameters)"\s*:')
-_UNDECIDED = re.compile(r'\s*\{\s*(?:"\w{0,10}"?\s*)?')
-_LONGEST_NAME = 256
+_UNDECIDED = re.compile(
+    r'\s*(?:\{\s*(?:"\w{0,10}"?\s*|"name"\s*:\s*(?:"(?:[^"\\]|\\.){0,256}\\?)?)?)?'
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,20 +100,15 @@ class CallStream:
             self._hold(at + len(opening), len(content))
             self._turn = self._read_call
             return AnswerPiece(content)
-        begun = next(
-            (size for size in range(len(opening) - 1, 0, -1) if self._ends_with(opening[:size])), 0
-        )
+        begun = count_begun(self._buffer, opening)
         certain = self._buffer[: len(self._buffer) - begun].rstrip()
         self._buffer = self._buffer[len(certain) :]
         return AnswerPiece(certain) if certain else None
 
     def _read_call(self) -> AnswerPiece | None:
-        head = _read_head(self._buffer)
-        if head is None:
-            return None
-        if head and head[0] in self._names:
-            name, at = head
-            self._buffer = self._buffer[at:]
+        head = _HEAD.match(self._buffer)
+        if head is not None and (name := _unquote(head[1])) in self._names:
+            self._buffer = self._buffer[head.end() :]
             self._scanner, self._turn = _ObjectEnd(), self._read_arguments
             return self._call(name, "")
         end = self._find_end()
@@ -134,7 +129,9 @@ class CallStream:
             return None if at < 0 else (at, at + len(closing))
         if _UNDECIDED.fullmatch(self._buffer):
             return None
-        if not _OTHER_ORDER.match(self._buffer):
+        named = _NAMED.match(self._buffer)
+        is_known = named is not None and _unquote(named[1]) in self._names
+        if not is_known and not _OTHER_ORDER.match(self._buffer):
             return (0, 0)
         size = self._scanner.find(self._buffer[self._scanned :])
         if size is None:
@@ -189,9 +186,6 @@ class CallStream:
         self._buffer = self._buffer[size:]
         self._scanner, self._scanned = _ObjectEnd(), 0
 
-    def _ends_with(self, text: str) -> bool:
-        return self._buffer.endswith(text)
-
 
 class _ObjectEnd:
     """Finds the end of a JSON object whose text comes in pieces; the first one begins it."""
@@ -216,32 +210,6 @@ class _ObjectEnd:
                 if self._depth <= 0:
                     return place + 1
         return None
-
-
-def _read_head(text: str) -> tuple[str, int] | tuple[()] | None:
-    """The name in `{"name": NAME, "arguments": {`, and where the last brace stands.
-
-    Nothing for a text that does not begin so, None while it may.
-    """
-    at, name = 0, ""
-    for step in _HEAD:
-        if not step:
-            found = _STRING.match(text, at)
-            if found is None:
-                rest = text[at:].lstrip()
-                is_begun = not rest or (rest[0] == '"' and len(rest) < _LONGEST_NAME)
-                return None if is_begun else ()
-            name, at = _unquote(found[1]), found.end()
-            continue
-        rest = text[at:].lstrip()
-        word = next((one for one in step if rest.startswith(one)), None)
-        if word is None:
-            return None if any(one.startswith(rest) for one in step) else ()
-        at = len(text) - len(rest) + len(word)
-    rest = text[at:].lstrip()
-    if not rest:
-        return None
-    return (name, len(text) - len(rest)) if rest[0] == "{" else ()
 
 
 def _unquote(inner: str) -> str:

@@ -87,9 +87,8 @@ def test_choice_is_the_full_argmax(
 class Some:
     """Some tokens may come."""
 
-    def __init__(self, flags: np.ndarray, is_narrow: bool = False) -> None:
+    def __init__(self, flags: np.ndarray) -> None:
         self.mask = TokenMask(np.packbits(flags, bitorder="little"), len(flags), "grammar")
-        self.is_narrow = is_narrow
 
     def allows(self, token_id: int) -> bool:
         return self.mask.has(token_id)
@@ -153,9 +152,8 @@ def test_what_is_allowed_is_chosen_from() -> None:
                 {"temperature": 2.0, "min_p": 0.05, "top_p": 0.9},
             ):
                 params = SamplingParams(seed=2, **one)
-                for is_narrow in (False, True):
-                    chosen = choose_token(row, position, params, Some(flags, is_narrow))
-                    assert chosen == choose_token(masked, position, params) and flags[chosen]
+                chosen = choose_token(row, position, params, Some(flags))
+                assert chosen == choose_token(masked, position, params) and flags[chosen]
     nothing = Some(np.zeros(50_000, np.bool_))
     for params in (SamplingParams(), SamplingParams(temperature=1.0)):
         with pytest.raises(DflashError, match="grammar: no token may come next"):

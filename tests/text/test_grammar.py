@@ -30,7 +30,7 @@ compiler = cache(new_compiler)
 
 def allowed(follower: Follower) -> set[str]:
     """The characters that may come next, and "" for the end."""
-    row = follower.mask(np.zeros(SIZE, np.float32))
+    row = follower.tokens().apply(np.zeros(SIZE, np.float32))
     ids = np.flatnonzero(np.isfinite(row)).tolist()
     return {"" if one == END else CORE.decode([one]) for one in ids}
 

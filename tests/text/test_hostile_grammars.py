@@ -39,7 +39,7 @@ def _meet(compiler: GrammarCompiler, hostile: HostileGrammar) -> bool:
     try:
         follower = compiler.compile(Grammar(kind, text))  # type: ignore[arg-type]
         for _ in range(_STEPS):
-            row = follower.mask(np.zeros(SIZE, np.float32))
+            row = follower.tokens().apply(np.zeros(SIZE, np.float32))
             follower.take(int(random.choice(np.flatnonzero(np.isfinite(row)))))
     except DflashError as error:
         assert error.message.startswith("grammar: "), error.message
