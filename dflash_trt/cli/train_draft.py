@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import click
@@ -10,7 +9,6 @@ import click
 from dflash_trt.cli.options import (
     FOLDER,
     json_option,
-    option_group,
     print_json,
     template_option,
     threads_option,
@@ -20,14 +18,7 @@ from dflash_trt.core.limits import MAX_COUNT
 from dflash_trt.errors import DflashError, nearest, one_line
 from dflash_trt.hardware.cores import AUTO, ThreadChoice, available_cores
 from dflash_trt.text.hub_prompts import EXAMPLE
-from dflash_trt.training.training_request import (
-    DataOptions,
-    EndpointOptions,
-    RecipeOptions,
-    ShapeOptions,
-    TrainRequest,
-    training_module,
-)
+from dflash_trt.training.training_request import TrainRequest, training_module
 
 _COUNT = click.IntRange(1, MAX_COUNT)
 
@@ -44,35 +35,35 @@ class _Layers(click.ParamType):  # type: ignore[type-arg]  # generic since click
         return tuple(int(item) for item in items)
 
 
-_SETTINGS: dict[str, tuple[str, str, click.ParamType]] = {  # type: ignore[type-arg]
-    "anchors": ("recipe", "anchors", _COUNT),
-    "answer-tokens": ("data", "answer_tokens", click.IntRange(8, MAX_COUNT)),
-    "batch-rows": ("recipe", "batch_rows", click.IntRange(1, 4096)),
-    "draft-tokens": ("recipe", "draft_tokens", click.IntRange(0, MAX_COUNT)),
-    "endpoint-model": ("endpoint", "model", click.STRING),
-    "ffn": ("shape", "intermediate_size", _COUNT),
-    "gamma": ("recipe", "gamma", click.FloatRange(0.1, 1000)),
-    "layers": ("shape", "layers", click.IntRange(1, 64)),
-    "learning-rate": ("recipe", "learning_rate", click.FloatRange(1e-7, 1)),
-    "markov-rank": ("shape", "markov_rank", _COUNT),
-    "mask-token-id": ("shape", "mask_token_id", click.IntRange(0, MAX_COUNT)),
-    "max-length": ("data", "max_length", click.IntRange(32, MAX_COUNT)),
-    "online": ("", "online", click.BOOL),
-    "raw": ("data", "raw", click.BOOL),
-    "rows": ("data", "rows", _COUNT),
-    "seed": ("", "seed", click.IntRange(0, 2**31 - 1)),
-    "steps": ("recipe", "steps", _COUNT),
-    "taps": ("shape", "taps", _Layers()),
-    "temperature": ("data", "temperature", click.FloatRange(0, 10)),
-    "work": ("", "work", FOLDER),
+_SETTINGS: dict[str, click.ParamType] = {  # type: ignore[type-arg]
+    "anchors": _COUNT,
+    "answer-tokens": click.IntRange(8, MAX_COUNT),
+    "batch-rows": click.IntRange(1, 4096),
+    "draft-tokens": click.IntRange(0, MAX_COUNT),
+    "endpoint-model": click.STRING,
+    "ffn": _COUNT,
+    "gamma": click.FloatRange(0.1, 1000),
+    "layers": click.IntRange(1, 64),
+    "learning-rate": click.FloatRange(1e-7, 1),
+    "markov-rank": _COUNT,
+    "mask-token-id": click.IntRange(0, MAX_COUNT),
+    "max-length": click.IntRange(32, MAX_COUNT),
+    "online": click.BOOL,
+    "raw": click.BOOL,
+    "rows": _COUNT,
+    "seed": click.IntRange(0, 2**31 - 1),
+    "steps": _COUNT,
+    "taps": _Layers(),
+    "temperature": click.FloatRange(0, 10),
+    "work": FOLDER,
 }
-"""Values of the recipe by name: the group and the field that take it, and its type."""
+"""Types of the values of the recipe, by name."""
 
 
 def _read_settings(
     context: click.Context, parameter: click.Parameter, given: tuple[str, ...]
-) -> dict[str, dict[str, Any]]:
-    found: dict[str, dict[str, Any]] = {}
+) -> dict[str, Any]:
+    found: dict[str, Any] = {}
     for item in given:
         name, equals, text = item.partition("=")
         if not equals or name not in _SETTINGS:
@@ -80,68 +71,8 @@ def _read_settings(
             what = f"{one_line(item, 60)!r} is not NAME=VALUE{nearest(name, known)}"
             fix = f"names are {', '.join(known)}"
             raise DflashError(what, where="--set", fix=fix, usage=True)
-        group, field, kind = _SETTINGS[name]
-        found.setdefault(group, {})[field] = kind.convert(text, parameter, context)
+        found[name.replace("-", "_")] = _SETTINGS[name].convert(text, parameter, context)
     return found
-
-
-_data = option_group(
-    "data",
-    DataOptions,
-    click.option(
-        "--prompts",
-        metavar="[NAME=]FILE",
-        multiple=True,
-        required=True,
-        help='A set of prompts: .jsonl with a "prompt" or "messages" a line, or '
-        f"{EXAMPLE}; repeatable.",
-    ),
-    click.option(
-        "--held-out",
-        metavar="[NAME=]FILE",
-        multiple=True,
-        help="Prompts to measure on; repeatable.  [default: 5 % of the others, 16 to 100 of them, "
-        "so that a measurement is sure to a few per cent and costs little]",
-    ),
-    click.option(
-        "--given-answers",
-        is_flag=True,
-        help="Each line's \"answer\" (a text or token ids) is the target's own. Otherwise the "
-        "target is asked: a draft learns what it is shown, and only the target's own words are "
-        "accepted.",
-    ),
-    click.option("--system-prompt", help="Stands before every conversation, as it is served."),
-    template_option(
-        ": a draft that was trained in another thinking mode than is served is worth little"
-    ),
-)
-_endpoint = option_group(
-    "endpoint",
-    EndpointOptions,
-    click.option(
-        "--answers-from",
-        "url",
-        metavar="URL",
-        help="An OpenAI-compatible server of the target that gives the answers.  [default: this "
-        "process, through the target's graphs]",
-    ),
-)
-_shape = option_group(
-    "shape",
-    ShapeOptions,
-    click.option(
-        "--kind",
-        type=click.Choice(["dflash", "dspark", "eagle3"]),
-        help="Of draft: dspark has a head that knows the token before, eagle3 is a chain.  "
-        "[default: dflash]",
-    ),
-    click.option(
-        "--block-size",
-        type=click.IntRange(2, 4096),
-        help="Rows of a verify step, anchor included.  [default: 16, the paper's; up to 4 h on a "
-        "CPU 8, as its steps grow with their rows]",
-    ),
-)
 
 
 @click.command("train-draft")
@@ -151,13 +82,55 @@ _shape = option_group(
     help="A checkpoint's folder, a bundle's (whose weights, quantized or not, are the target "
     "then), or a name from `targets`.",
 )
-@_data
+@click.option(
+    "--prompts",
+    metavar="[NAME=]FILE",
+    multiple=True,
+    required=True,
+    help='A set of prompts: .jsonl with a "prompt" or "messages" a line, or '
+    f"{EXAMPLE}; repeatable.",
+)
+@click.option(
+    "--held-out",
+    metavar="[NAME=]FILE",
+    multiple=True,
+    help="Prompts to measure on; repeatable.  [default: 5 % of the others, 16 to 100 of them, "
+    "so that a measurement is sure to a few per cent and costs little]",
+)
+@click.option(
+    "--given-answers",
+    is_flag=True,
+    help="Each line's \"answer\" (a text or token ids) is the target's own. Otherwise the "
+    "target is asked: a draft learns what it is shown, and only the target's own words are "
+    "accepted.",
+)
+@click.option("--system-prompt", help="Stands before every conversation, as it is served.")
+@template_option(
+    ": a draft that was trained in another thinking mode than is served is worth little"
+)
 @click.option("--hours", type=float, required=True, help="Wall time for everything.")
 @click.option(
     "--from", "start", type=FOLDER, help="A draft to go on with; it brings its shape along."
 )
-@_endpoint
-@_shape
+@click.option(
+    "--answers-from",
+    "url",
+    metavar="URL",
+    help="An OpenAI-compatible server of the target that gives the answers.  [default: this "
+    "process, through the target's graphs]",
+)
+@click.option(
+    "--kind",
+    type=click.Choice(["dflash", "dspark", "eagle3"]),
+    help="Of draft: dspark has a head that knows the token before, eagle3 is a chain.  "
+    "[default: dflash]",
+)
+@click.option(
+    "--block-size",
+    type=click.IntRange(2, 4096),
+    help="Rows of a verify step, anchor included.  [default: 16, the paper's; up to 4 h on a "
+    "CPU 8, as its steps grow with their rows]",
+)
 @click.option(
     "--set",
     "settings",
@@ -181,7 +154,7 @@ def command(
     only_plan: bool,
     as_json: bool,
     threads: ThreadChoice,
-    settings: dict[str, dict[str, Any]],
+    settings: dict[str, Any],
     **given: Any,
 ) -> None:
     """Train a DFlash draft for a target, from prompts to a proven pair.
@@ -197,9 +170,7 @@ def command(
 
     # PyTorch has work for all cores, however small the target.
     chosen = available_cores() if threads == AUTO else threads
-    given |= {"recipe": RecipeOptions(), **settings.pop("", {})}
-    given |= {group: replace(given[group], **values) for group, values in settings.items()}
-    request = TrainRequest(**given, threads=chosen)
+    request = TrainRequest(**given, **settings, threads=chosen)
     with TerminalWatch(request.output.name, as_json=as_json) as watch:
         watch.say(f"{chosen} CPU thread{'s'[: chosen > 1]}")
         pair = train_draft(request, watch, only_plan=only_plan)

@@ -14,7 +14,7 @@ from dflash_trt.training.hours_plan import REST_SHARE
 if TYPE_CHECKING:
     from dflash_trt.training.finish import TrainedPair
     from dflash_trt.training.hours_plan import Plan
-    from dflash_trt.training.observer import Evaluation, TrainingCurves
+    from dflash_trt.training.observer import Evaluation, TrainedDraft
 
 _SHOWN_SLOTS = 7
 
@@ -69,7 +69,7 @@ class TerminalWatch(StageBars):
             f"{_slots(evaluation.recall_at_16)}"
         )
 
-    def draw(self, curves: TrainingCurves) -> str | None:
+    def draw(self, trained: TrainedDraft) -> str | None:
         if find_spec("matplotlib") is None:
             what = "matplotlib is not installed: no page shows the curves"
             if what not in self._warnings:
@@ -77,14 +77,14 @@ class TerminalWatch(StageBars):
             return None
         from dflash_perf.report.training import render_training
 
-        return render_training(self._name, curves)
+        return render_training(self._name, trained)
 
     def show_result(self, pair: TrainedPair) -> None:
         """The last lines."""
-        best, proof = pair.best, pair.proof
+        best, proof = pair.trained.best, pair.proof
         click.echo(
             f"{pair.draft}: acceptance length {best.acceptance_length:.2f} on held-out prompts, "
-            f"of step {best.step:,}; training ended by {pair.ended}"
+            f"of step {best.step:,}; training ended by {pair.trained.ended}"
         )
         speed = "" if proof.speedup is None else f"; {proof.speedup:.2f} × target_only at batch 1"
         click.echo(
@@ -104,16 +104,16 @@ class TerminalWatch(StageBars):
             told |= {
                 "draft": str(pair.draft),
                 "bundle": str(pair.bundle),
-                "best": pair.best.to_json(),
-                "evaluations": [one.to_json() for one in pair.evaluations],
-                "ended": pair.ended,
+                "best": pair.trained.best.to_json(),
+                "evaluations": [one.to_json() for one in pair.trained.evaluations],
+                "ended": pair.trained.ended,
                 "proof": asdict(pair.proof),
                 "seconds": pair.seconds,
             }
         return told
 
 
-def _slots(values: tuple[float | None, ...]) -> str:
+def _slots(values: list[float | None]) -> str:
     shown = " ".join("–" if one is None else f"{100 * one:.0f}" for one in values[:_SHOWN_SLOTS])
     return f"{shown}{' …' if len(values) > _SHOWN_SLOTS else ''} %"
 

@@ -53,11 +53,12 @@ class LocalAnswerer:
     ) -> None:
         """Calls `on_answer(index, token_ids)` for each row, in any order; the token that ended an
         answer is its last."""
+        options = self.options
         requests = [
             Request(
                 prompt_ids=row.prompt_ids,
-                max_tokens=self.options.room(row),
-                sampling=self.options.sampling(row),
+                max_tokens=options.room(row),
+                sampling=options.sampling(row),
             )
             for row in rows
         ]
@@ -202,10 +203,9 @@ class AnswerStage:
         missing = [row for row in self._rows if row not in self.store][:count]
         if not missing:
             return 0.0
-        answerer = self._open()
-        self._watch.stage("answering the first prompts", None)
+        self._open()
         started = time.perf_counter()
-        self.store.fill(missing, answerer, lambda tokens: None)
+        self.answer(missing, lambda: True)
         return (time.perf_counter() - started) / len(missing)
 
     def answer(self, rows: Sequence[RenderedRow], has_time: Callable[[], bool]) -> int:
@@ -220,11 +220,11 @@ class AnswerStage:
 
     def warn_of_strangers(self, rows: Sequence[RenderedRow]) -> None:
         """Warns where answers that were not made here are not what the target would say."""
-        if not self._request.data.given_answers and self._request.endpoint.url is None:
+        if not self._request.given_answers and self._request.url is None:
             return
         self._watch.stage("comparing answers with the target", None)
         share = self._agreement([(row, self.store[row]) for row in rows[:DOUBTED_ROWS]])
-        is_greedy = self._request.data.temperature == 0
+        is_greedy = self._request.temperature == 0
         if share < DOUBTED_AGREEMENT * (1 if is_greedy else 0.5):
             self._watch.warn(
                 f"only {100 * share:.0f} % of the answers' tokens are the target's own choice: a "
@@ -252,12 +252,13 @@ class AnswerStage:
         """What answers, once it has proved to be the target."""
         if self._answerer is not None:
             return self._answerer
-        preparation, url = self._preparation, self._request.endpoint.url
+        preparation, url = self._preparation, self._request.url
         if url is None:
             self._answerer = LocalAnswerer(self._pair, preparation.answers)
             return self._answerer
         endpoint = AnswerServer(
-            self._request.endpoint,
+            url,
+            self._request.endpoint_model,
             preparation.answers,
             preparation.target.open_tokenizer(),
             preparation.renderer.variables,

@@ -5,7 +5,7 @@ Shapes: R rows, T tokens of the longest, A anchors a row, S slots a block.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -105,26 +105,3 @@ def common_tokens(store: FeatureStore, count: int) -> Tensor:
     ids, times = np.unique(store.tokens, return_counts=True)
     order = np.lexsort((ids, -times))[:count]
     return torch.from_numpy(np.sort(ids[order]).astype(np.int64))
-
-
-def tokens_before(store: FeatureStore, rows: int, seed: int, step: int) -> int:
-    """Tokens of all rows that the steps before `step` took, prompts included."""
-    lengths = store.rows[:, 2]
-    first = order_rows(store, rows, seed, 0)
-    epoch, within = divmod(step, len(first))
-    some = order_rows(store, rows, seed, epoch)[:within]
-    return epoch * sum(int(lengths[batch].sum()) for batch in first) + sum(
-        int(lengths[batch].sum()) for batch in some
-    )
-
-
-def epochs(
-    store: FeatureStore, rows: int, seed: int, first_step: int, per_epoch: int
-) -> Iterator[tuple[int, list[int]]]:
-    """(step, rows) from `first_step` on, without end; an epoch has `per_epoch` steps."""
-    step = first_step
-    while True:
-        epoch, within = divmod(step, per_epoch)
-        for batch in order_rows(store, rows, seed, epoch)[within:]:
-            yield step, batch
-            step += 1

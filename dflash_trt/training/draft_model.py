@@ -12,11 +12,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.nn import functional
 
 from dflash_trt.models.deepspec import COPIES
+from dflash_trt.models.draft_tokens import write_draft_tokens
 from dflash_trt.training.draft_shape import DraftDesign
 from dflash_trt.training.target import TargetEnds
 
@@ -210,48 +211,34 @@ class DraftModel(nn.Module):
         hidden: Tensor = self.norm(blocks[:, :, 1 + blocks.shape[2] - self.shape.block_size :])
         return hidden
 
+    def save(self, folder: Path, ends: TargetEnds, tokens: Tensor | None = None) -> None:
+        """Writes a checkpoint in its kind's layout; `tokens` are those it chooses among.
 
-def initialise(model: nn.Module, depth: float, seed: int) -> None:
+        A DSpark draft repeats the target's embedding and head, as DeepSpec's loader wants.
+        """
+        held: dict[str, Tensor] = dict(self.state_dict())
+        if self.markov_head is not None:
+            held |= {
+                COPIES["embed_tokens"]: ends.embedding / ends.embedding_scale,
+                COPIES["lm_head"]: ends.head,
+            }
+        write_checkpoint(folder, self.shape.config(), held)
+        if tokens is not None:
+            write_draft_tokens(tokens.tolist(), folder)
+
+
+def initialise(model: nn.Module, layers: int, seed: int) -> None:
     """Normal matrices, of a width that keeps a unit input at unit scale; those that add to the
-    stream are `depth` times as large."""
+    stream are narrower, as all `layers` do."""
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for name, weight in model.named_parameters():
             if weight.ndim == 2:
                 weight.normal_(0.0, weight.shape[1] ** -0.5, generator=generator)
             if name.endswith(("o_proj.weight", "down_proj.weight")):
-                weight.mul_(depth)
+                weight.mul_((2 * layers) ** -0.5)
             if name.endswith("markov_w2.weight"):
                 weight.zero_()  # at first nothing depends on the token before
-
-
-def new_draft(shape: DraftDesign, seed: int) -> DraftModel:
-    """A fresh draft."""
-    model = DraftModel(shape)
-    initialise(model, (2 * shape.layers) ** -0.5, seed)
-    return model
-
-
-def load_draft(shape: DraftDesign, folder: Path) -> DraftModel:
-    """The draft in `folder`, in float32."""
-    model = DraftModel(shape)
-    tensors = load_file(folder / WEIGHTS_NAME)
-    model.load_state_dict({name: tensors[name].float() for name in model.state_dict()})
-    return model
-
-
-def save_draft(model: DraftModel, folder: Path, ends: TargetEnds | None = None) -> None:
-    """Writes config.json and bfloat16 weights into `folder`, in the layout of its kind.
-
-    With `ends` a DSpark draft repeats the target's embedding and head, as DeepSpec's loader wants.
-    """
-    held: dict[str, Tensor] = dict(model.state_dict())
-    if model.markov_head is not None and ends is not None:
-        held |= {
-            COPIES["embed_tokens"]: ends.embedding / ends.embedding_scale,
-            COPIES["lm_head"]: ends.head,
-        }
-    write_checkpoint(folder, model.shape.config(), held)
 
 
 def write_checkpoint(

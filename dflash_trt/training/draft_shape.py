@@ -9,7 +9,6 @@ from dflash_trt.errors import DflashError
 from dflash_trt.models import deepspec
 from dflash_trt.models.draft import DraftSpec
 from dflash_trt.models.draft_kinds import DraftKind
-from dflash_trt.models.rope import RopeSpec
 
 DEEPSPEC_ANCHORS = 512
 """What DeepSpec's configs state for its own trainer, whose loader wants the key."""
@@ -69,14 +68,12 @@ class DraftDesign:
     def config(self) -> dict[str, Any]:
         """config.json in z-lab's layout, which vLLM, SGLang and TensorRT-LLM read too; of DSpark
         in DeepSpec's."""
-        windows = {one for one in self.windows if one is not None}
-        if len(windows) > 1:
-            raise DflashError(f"layers of several windows, {sorted(windows)}", where="draft")
+        window = next((one for one in self.windows if one is not None), None)
         inner: dict[str, Any] = {
             "mask_token_id": self.mask_token_id,
             "target_layer_ids": list(self.target_layer_ids),
         }
-        if windows:
+        if window is not None:
             inner["causal"] = False  # else readers take sliding layers for causal ones
         kinds = ["full_attention" if one is None else "sliding_attention" for one in self.windows]
         kind: dict[str, Any] = {
@@ -85,13 +82,10 @@ class DraftDesign:
             "dflash_config": inner,
         }
         if self.is_chain:
-            tapped = list(self.target_layer_ids)
+            taps = {"eagle_aux_hidden_state_layer_ids": list(self.target_layer_ids)}
             kind = {
                 "architectures": ["LlamaForCausalLMEagle3"],
-                "eagle_config": {
-                    "eagle_aux_hidden_state_layer_ids": tapped,
-                    "use_aux_hidden_state": True,
-                },
+                "eagle_config": taps | {"use_aux_hidden_state": True},
             }
         if self.markov_rank:
             kind = inner | {
@@ -120,9 +114,9 @@ class DraftDesign:
             "num_target_layers": self.num_target_layers,
             "rms_norm_eps": self.rms_norm_eps,
             "rope_theta": self.rope_theta,
-            "sliding_window": windows.pop() if windows else None,
+            "sliding_window": window,
             "tie_word_embeddings": False,
-            "use_sliding_window": any(one is not None for one in self.windows),
+            "use_sliding_window": window is not None,
             "vocab_size": self.vocab_size,
         }
 
@@ -131,23 +125,20 @@ def shape_of(draft: DraftSpec, vocab_size: int, num_target_layers: int) -> Draft
     """The shape of a draft that exists, to go on training it.
 
     Raises:
-        DflashError: another layout than z-lab's, scaled rotary embeddings or causal blocks, which
-            are not trained here.
+        DflashError: it has what is not trained here.
     """
-    if draft.traits.is_chain or (draft.anchor_drafts and not draft.markov_rank):
-        raise DflashError(
-            f"is a {draft.kind} draft in a layout that training does not know",
-            where=draft.checkpoint.path,
-            fix="continue a draft in z-lab's layout (DFlashDraftModel), or DSpark's",
-        )
-    if draft.rope.scaling is not None:
-        raise DflashError(
-            "has scaled rotary embeddings, which training does not know", where="draft"
-        )
-    if any(layer.is_causal for layer in draft.sizes.layers):
-        raise DflashError("has causal blocks, which training does not know", where="draft")
-    rope: RopeSpec = draft.rope
     layer = draft.sizes.layers[0]
+    what = None
+    if draft.traits.is_chain or (draft.anchor_drafts and not draft.markov_rank):
+        what = f"is a {draft.kind} draft in another layout"
+    elif draft.rope.scaling is not None:
+        what = "has scaled rotary embeddings"
+    elif any(one.is_causal for one in draft.sizes.layers):
+        what = "has causal blocks"
+    if what is not None:
+        fix = "continue a draft in z-lab's layout (DFlashDraftModel), or DSpark's"
+        what += ", which training does not know"
+        raise DflashError(what, where=draft.checkpoint.path, fix=fix)
     return DraftDesign(
         hidden_size=draft.sizes.hidden_size,
         intermediate_size=draft.sizes.intermediate_size,
@@ -161,7 +152,7 @@ def shape_of(draft: DraftSpec, vocab_size: int, num_target_layers: int) -> Draft
         num_target_layers=num_target_layers,
         vocab_size=vocab_size,
         max_position_embeddings=draft.max_position_embeddings,
-        rope_theta=rope.theta,
+        rope_theta=draft.rope.theta,
         rms_norm_eps=draft.rms_norm_eps,
         markov_rank=draft.markov_rank,
     )

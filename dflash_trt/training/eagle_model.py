@@ -12,14 +12,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from dflash_trt.training.draft_model import (
-    MLP,
-    UNSEEN,
-    RMSNorm,
-    initialise,
-    rotate,
-    write_checkpoint,
-)
+from dflash_trt.training.draft_model import MLP, UNSEEN, RMSNorm, rotate, write_checkpoint
 from dflash_trt.training.draft_shape import DraftDesign
 from dflash_trt.training.target import TargetEnds
 
@@ -140,27 +133,18 @@ class EagleModel(nn.Module):
             states.append(self.norm(feature))
         return torch.stack(states, 2)
 
+    def save(self, folder: Path, ends: TargetEnds, tokens: Tensor | None = None) -> None:
+        """Writes a checkpoint in EAGLE's layout.
 
-def new_head(shape: DraftDesign, seed: int) -> EagleModel:
-    """A fresh head."""
-    model = EagleModel(shape)
-    initialise(model, 2**-0.5, seed)
-    return model
-
-
-def save_eagle(
-    model: EagleModel, folder: Path, ends: TargetEnds, tokens: Tensor | None = None
-) -> None:
-    """Writes config.json and bfloat16 weights into `folder`, in EAGLE's layout.
-
-    The head's own vocabulary are `tokens`, ascending, with the target's rows for them; None is all.
-    """
-    count = model.shape.vocab_size
-    rows = ends.head if tokens is None else ends.head[tokens]
-    more: dict[str, Tensor] = {}
-    if tokens is not None:
-        more["d2t"] = tokens - torch.arange(len(tokens))
-        more["t2d"] = torch.zeros(count, dtype=torch.bool).index_fill(0, tokens, True)
-        count = len(tokens)
-    weights = dict(model.state_dict()) | {"lm_head.weight": rows}
-    write_checkpoint(folder, model.shape.config() | {"draft_vocab_size": count}, weights, more)
+        The head's own vocabulary are `tokens`, ascending, with the target's rows for them; None is
+        all.
+        """
+        count = self.shape.vocab_size
+        rows = ends.head if tokens is None else ends.head[tokens]
+        more: dict[str, Tensor] = {}
+        if tokens is not None:
+            more["d2t"] = tokens - torch.arange(len(tokens))
+            more["t2d"] = torch.zeros(count, dtype=torch.bool).index_fill(0, tokens, True)
+            count = len(tokens)
+        weights = dict(self.state_dict()) | {"lm_head.weight": rows}
+        write_checkpoint(folder, self.shape.config() | {"draft_vocab_size": count}, weights, more)

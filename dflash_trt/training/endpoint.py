@@ -12,7 +12,6 @@ from dflash_trt.sampling.params import SamplingParams
 from dflash_trt.serving.client.openai_chat import OpenAiConnection
 from dflash_trt.text.tokenizer import BundleTokenizer
 from dflash_trt.training.rows import RenderedRow
-from dflash_trt.training.training_request import EndpointOptions
 
 _QUESTION_S, _ANSWER_S = 20.0, 900.0
 _CONCURRENCY = 32
@@ -46,9 +45,10 @@ class AnswerOptions:
 
 
 class AnswerServer:
-    """A server at `options.url`, with or without /v1.
+    """A server at `url`, with or without /v1.
 
     Args:
+        model: its name for the target; None takes the only one that it lists.
         variables: of the chat template, as serving gives them.
         end_ids: the model's end-of-sequence ids; the first is put where an answer stopped.
 
@@ -58,19 +58,19 @@ class AnswerServer:
 
     def __init__(
         self,
-        options: EndpointOptions,
+        url: str,
+        model: str | None,
         answers: AnswerOptions,
         tokenizer: BundleTokenizer,
         variables: Mapping[str, bool | str],
         end_ids: tuple[int, ...],
     ) -> None:
-        assert options.url is not None
         unreachable = "start the server, or leave out --answers-from"
-        self._server = OpenAiConnection(options.url, "--answers-from", unreachable)
+        self._server = OpenAiConnection(url, "--answers-from", unreachable)
         self._base = self._server.base
         self._answers, self._tokenizer = answers, tokenizer
         self._variables, self._end_ids = dict(variables), end_ids
-        self.model = self._find_model(options.model)
+        self.model = self._find_model(model)
 
     @property
     def round_rows(self) -> int:
@@ -140,13 +140,11 @@ class AnswerServer:
         found = listed if isinstance(listed, list) else []
         described = [one for one in found if isinstance(one, dict)]
         self._is_ours = any(one.get("owned_by") == "dflash-trt" for one in described)
-        names = [one.get("id") for one in described]
-        if wanted is None and len(names) == 1 and isinstance(names[0], str):
-            return names[0]
-        if wanted in names and wanted is not None:
-            return wanted
+        names = [str(one.get("id")) for one in described]
+        if wanted in names or (wanted is None and len(names) == 1):
+            return wanted or names[0]
         what = "which of its models is the target?" if wanted is None else f"has no {wanted!r}"
-        shown = ", ".join(map(str, names[:5])) or "none"
+        shown = ", ".join(names[:5]) or "none"
         raise DflashError(
             f"{what} it lists {shown}",
             where=self._base,

@@ -6,6 +6,7 @@ import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -88,13 +89,13 @@ def check_space(tokens: int, width: int, folder: Path) -> None:
 
 def lay_out(rows: Sequence[TokenRow]) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
     """The tokens and the table of rows of a store."""
-    table, offset = [], 0
-    for row in rows:
-        size = len(row.prompt_ids) + len(row.answer_ids)
-        table.append((offset, len(row.prompt_ids), size))
-        offset += size
-    tokens = np.fromiter((one for row in rows for one in row.token_ids), np.int32, offset)
-    return tokens, np.array(table, np.int64).reshape(-1, 3)
+    sizes = [len(row.token_ids) for row in rows]
+    starts = accumulate(sizes[:-1], initial=0)
+    table = [
+        (at, len(row.prompt_ids), size) for at, row, size in zip(starts, rows, sizes, strict=True)
+    ]
+    tokens = np.array([one for row in rows for one in row.token_ids], np.int32)
+    return tokens, np.array(table, np.int64)
 
 
 def capture(
@@ -142,20 +143,9 @@ def capture(
 
 
 def open_store(folder: Path) -> FeatureStore:
-    """Opens a store; its features stay on disk.
-
-    Raises:
-        DflashError: files that are missing or do not fit each other.
-    """
-    try:
-        tokens = np.load(folder / TOKENS, allow_pickle=False)
-        rows = np.load(folder / ROWS, allow_pickle=False)
-        features = np.load(folder / FEATURES, mmap_mode="r", allow_pickle=False)
-    except (OSError, ValueError) as error:
-        raise DflashError(f"is not a store of features: {error}", where=folder) from error
-    if len(features) != len(tokens) or rows[:, 2].sum() != len(tokens):
-        raise DflashError("is not a store of features: its arrays do not fit", where=folder)
-    return FeatureStore(tokens, rows, features)
+    """Opens a store that `capture` finished; its features stay on disk."""
+    features = np.load(folder / FEATURES, mmap_mode="r", allow_pickle=False)
+    return FeatureStore(np.load(folder / TOKENS), np.load(folder / ROWS), features)
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,23 +209,22 @@ class Teacher:
         self._taken[layer] = output[0] if isinstance(output, tuple) else output
 
 
-def find_teacher(
+def uses_teacher(
     target: TrainingTarget,
     taps: Sequence[int],
     device: str,
     rows: Sequence[Sequence[int]],
     graphs: Features,
-) -> Teacher | None:
-    """The teacher where it is faster than the served graphs and agrees with them on some `rows`."""
+) -> bool:
+    """Whether a teacher is faster than the served graphs and agrees with them on some `rows`."""
     spec = target.spec
     needs_graphs = spec.quantization is not None or spec.moe is not None
     if needs_graphs or target.cache_dtype is not CacheDtype.COMPUTE:
-        return None
+        return False
     if device == "cpu" and (spec.hidden_size < LEAST_HIDDEN or not multiplies_bf16()):
-        return None
+        return False
     teacher = Teacher(target.folder, taps, device)
-    found = [difference(teacher, graphs, row) for row in rows[:COMPARED_ROWS]]
-    return teacher if max(found) <= MOST_DIFFERENT else None
+    return all(difference(teacher, graphs, row) <= MOST_DIFFERENT for row in rows[:COMPARED_ROWS])
 
 
 def difference(teacher: Teacher, graphs: Features, token_ids: Sequence[int]) -> float:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import time
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import closing
@@ -20,18 +21,17 @@ from dflash_trt.core.machine import processor
 from dflash_trt.core.publish import staged_folder
 from dflash_trt.decoding import Request
 from dflash_trt.errors import DflashError
+from dflash_trt.graph.bindings import GRAPH_NAMES
 from dflash_trt.models.draft_kinds import TRAITS
-from dflash_trt.models.folder import Checkpoint
 from dflash_trt.models.safetensors_header import header_sha256
 from dflash_trt.proof.verification import Mode, measure_speed, verify
 from dflash_trt.training.draft_shape import DraftDesign
 from dflash_trt.training.features import TokenRow
-from dflash_trt.training.observer import Evaluation, TrainingCurves, TrainingWatch
+from dflash_trt.training.observer import TrainedDraft, TrainingWatch
 from dflash_trt.training.pair_bundle import PairBuilder
 from dflash_trt.training.preparation import RECORD_NAME, TRAINED, Preparation
+from dflash_trt.training.recipe import describe
 from dflash_trt.training.rows import RenderedRow, RenderedRows
-from dflash_trt.training.train_stage import TrainedDraft
-from dflash_trt.training.training_request import TrainRequest
 from dflash_trt.training.work_folder import digest, write_lines
 
 CURVES_NAME = "curves.html"
@@ -77,7 +77,7 @@ dflash-trt build --target-checkpoint TARGET --draft-checkpoint DRAFT
 """
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Proof:
     """Speculative answers beside the baseline's: `tokens` and `logits` compared, all equal.
 
@@ -89,22 +89,13 @@ class Proof:
     speedup: float | None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class TrainedPair:
-    """What a training left.
-
-    Args:
-        draft, bundle: their folders.
-        best: the evaluation of the draft that was kept.
-        ended: why training ended.
-        seconds: this run took.
-    """
+    """What a training left: the folders of draft and bundle; `seconds` are this run's."""
 
     draft: Path
     bundle: Path
-    best: Evaluation
-    evaluations: tuple[Evaluation, ...]
-    ended: str
+    trained: TrainedDraft
     proof: Proof
     seconds: float
 
@@ -113,31 +104,37 @@ def finish(
     preparation: Preparation,
     builder: PairBuilder,
     trained: TrainedDraft,
-    held_out: Sequence[RenderedRow],
-    record: dict[str, Any],
+    rows: RenderedRows,
+    train: Sequence[TokenRow],
+    source: str,
     watch: TrainingWatch,
     *,
-    overwrite: bool,
-    seconds: float,
+    began: float,
 ) -> TrainedPair:
-    """Builds and proves the pair of `trained`, then publishes draft and bundle with `record`.
+    """Builds and proves the pair of `trained`, then publishes draft and bundle.
+
+    Args:
+        rows: trained and measured on; `train` has the answers too.
+        source: what computed the features.
 
     Raises:
         DflashError: speculation changes an answer, or a disk refuses.
     """
+    request = preparation.request
     watch.stage("building and proving the pair", None)
     measured = builder.build(trained.folder, trained.folder.parent.parent / "proven")
-    most = min(_PROOF_TOKENS, preparation.request.data.answer_tokens)
-    proof = prove(measured, held_out, most, preparation.request.threads)
-    output = resolved(preparation.request.output)
+    most = min(_PROOF_TOKENS, request.answer_tokens)
+    proof = prove(measured, rows.held_out, most, request.threads)
+    output, is_over = resolved(request.output), request.overwrite
     watch.stage("publishing", None)
-    with staged_folder(output, overwrite=overwrite, kind=TRAINED) as folder:
+    with staged_folder(output, overwrite=is_over, kind=TRAINED) as folder:
         for file in sorted(trained.folder.iterdir()):
             shutil.copyfile(file, folder / file.name)
+        record = make_record(preparation, trained, rows, train, source)
         text = json.dumps(record, indent=2, sort_keys=True)
         (folder / RECORD_NAME).write_text(f"{text}\n", "utf-8")
         write_lines(folder / "epochs.jsonl", (one.to_json() for one in trained.evaluations))
-        page = watch.draw(TrainingCurves(trained.evaluations, trained.steps, trained.ended))
+        page = watch.draw(trained)
         if page is not None:
             (folder / CURVES_NAME).write_text(page, "utf-8")
         card = write_card(record, preparation.shape, output.name)
@@ -145,18 +142,10 @@ def finish(
     # What `verify` and `generate` may be given: the last user's message, or the text itself.
     asked = [
         next((one["content"] for one in reversed(row.messages) if one["role"] == "user"), row.text)
-        for row in held_out
+        for row in rows.held_out
     ]
-    bundle = builder.build(output, resolved(preparation.bundle), prompts=asked, overwrite=overwrite)
-    return TrainedPair(
-        draft=preparation.request.output,
-        bundle=bundle.folder,
-        best=trained.best,
-        evaluations=trained.evaluations,
-        ended=trained.ended,
-        proof=proof,
-        seconds=seconds,
-    )
+    bundle = builder.build(output, resolved(preparation.bundle), prompts=asked, overwrite=is_over)
+    return TrainedPair(request.output, bundle.folder, trained, proof, time.monotonic() - began)
 
 
 def prove(bundle: Bundle, rows: Sequence[RenderedRow], most: int, threads: int) -> Proof:
@@ -167,12 +156,9 @@ def prove(bundle: Bundle, rows: Sequence[RenderedRow], most: int, threads: int) 
     """
     manifest = bundle.manifest
     block, eos = manifest.limits.block_size, manifest.target.eos_token_ids
-    requests = [
-        Request(prompt_ids=row.prompt_ids, max_tokens=most) for row in rows[:_PROOF_PROMPTS]
-    ]
-    with closing(
-        open_executor(bundle, threads=threads, graphs=("target", "draft", "target_only"))
-    ) as executor:
+    some = rows[:_PROOF_PROMPTS]
+    requests = [Request(prompt_ids=row.prompt_ids, max_tokens=most) for row in some]
+    with closing(open_executor(bundle, threads=threads, graphs=GRAPH_NAMES)) as executor:
         (report,) = verify(
             executor,
             requests,
@@ -201,51 +187,36 @@ def make_record(
     source: str,
 ) -> dict[str, Any]:
     """What training.json holds: everything that decided the weights, and what came of it."""
-    request = preparation.request
-    target_hash = target_sha256(preparation.target.spec.checkpoint)
+    request, settings = preparation.request, preparation.settings
+    checkpoint, threads = preparation.target.spec.checkpoint, request.threads
+    headers = [header_sha256(file) for file in checkpoint.files]
+    # Not of where or when it was saved.
+    target_hash = digest({"config": checkpoint.config, "headers": headers})
+    how = "greedy" if request.temperature == 0 else f"at temperature {request.temperature:g}"
+    by = "dflash-trt" if request.url is None else "an OpenAI-compatible server"
+    said = f"the target's own, {how}, from {by}, {request.answer_tokens} tokens at most"
+    cpu = f"{processor()}, {threads} thread{'s' * (threads > 1)}"
+    machine = cpu if preparation.device == "cpu" else torch.cuda.get_device_name()
     return {
         "target": preparation.target.name,
         "hashes": preparation.hashes | {"the target's headers and config": target_hash},
-        "sets": dict(sorted(Counter(row.set_name for row in rows.train[: len(train)]).items())),
+        "sets": dict(sorted(Counter(row.set_name for row in rows.train).items())),
         "rows": len(train),
         "held_out": len(rows.held_out),
         "tokens": sum(len(row.token_ids) for row in train),
-        "answers": _describe_answers(request),
+        "answers": "given with the prompts" if request.given_answers else said,
         "hours": request.hours,
-        "machine": _describe_machine(preparation),
-        "system_prompt": request.data.system_prompt,
+        "machine": f"{machine}, torch {torch.__version__}",
+        "system_prompt": request.system_prompt,
         "template_options": preparation.renderer.variables,
         "shape": preparation.shape.config(),
-        "settings": asdict(replace(preparation.settings, steps=trained.steps)),
-        "chosen": {**preparation.chosen, "features": source},
+        "settings": asdict(replace(settings, steps=trained.steps)),
+        "chosen": describe(preparation.shape, settings, source),
         "evaluations": [one.to_json() for one in trained.evaluations],
         "best": trained.best.to_json(),
         "ended": trained.ended,
         "start": None if request.start is None else resolved(request.start).name,
     }
-
-
-def target_sha256(checkpoint: Checkpoint) -> str:
-    """Hash of a checkpoint's config and its shards' headers; not of where or when it was saved."""
-    headers = [header_sha256(file) for file in checkpoint.files]
-    return digest({"config": checkpoint.config, "headers": headers})
-
-
-def _describe_answers(request: TrainRequest) -> str:
-    data = request.data
-    if data.given_answers:
-        return "given with the prompts"
-    how = "greedy" if data.temperature == 0 else f"at temperature {data.temperature:g}"
-    by = "dflash-trt" if request.endpoint.url is None else "an OpenAI-compatible server"
-    return f"the target's own, {how}, from {by}, {data.answer_tokens} tokens at most"
-
-
-def _describe_machine(preparation: Preparation) -> str:
-    """What trains."""
-    threads = preparation.request.threads
-    cpu = f"{processor()}, {threads} thread{'s' * (threads > 1)}"
-    what = cpu if preparation.device == "cpu" else torch.cuda.get_device_name()
-    return f"{what}, torch {torch.__version__}"
 
 
 def write_card(record: dict[str, Any], shape: DraftDesign, name: str) -> str:
@@ -263,10 +234,8 @@ def write_card(record: dict[str, Any], shape: DraftDesign, name: str) -> str:
     layouts = {
         "EAGLE-3": "EAGLE's layout, which others serve as EAGLE-3",
         "DSpark": "DeepSpec's layout, copies of the target's matrices included",
-        "DFlash": f"z-lab's layout, which vLLM (`num_speculative_tokens` {drafts}), SGLang "
-        f"(`--speculative-num-draft-tokens {shape.block_size}`) and TensorRT-LLM "
-        f"(`max_draft_len` {drafts}) describe as theirs (none of the three has loaded a draft of "
-        "`train-draft` so far)",
+        "DFlash": f"z-lab's layout, which vLLM, SGLang and TensorRT-LLM ({drafts} draft tokens) "
+        "describe as theirs (none of the three has loaded a draft of `train-draft` so far)",
     }
     return _CARD.format(
         **{key: record[key] for key in ("target", "held_out", "rows", "tokens", "answers")},

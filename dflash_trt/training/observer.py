@@ -1,9 +1,10 @@
-"""Who watches a training: stages and their progress, lines that stay, and what was measured."""
+"""What a training measures and leaves, and who watches it."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any, Protocol
 
 from dflash_trt.core.progress import Progress
@@ -19,31 +20,39 @@ class Evaluation:
         loss: mean of the steps since the evaluation before; None before the first step.
         acceptance_length: τ, tokens a verify step.
         conditional_acceptance, recall_at_16: of slots 1 … S - 1, given all before were accepted.
-        sets, categories: τ of each set of prompts, and of each kind of question.
-        tokens: of all rows trained on until then, as often as they were; None in older records.
+        sets: τ of each set of prompts.
     """
 
     step: int
     epoch: float
     loss: float | None
     acceptance_length: float
-    conditional_acceptance: tuple[float | None, ...]
-    recall_at_16: tuple[float | None, ...]
+    conditional_acceptance: list[float | None]
+    recall_at_16: list[float | None]
     sets: dict[str, float | None]
-    categories: dict[str, float | None]
-    tokens: int | None = None
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
 
 
 @dataclass(frozen=True, slots=True)
-class TrainingCurves:
-    """What a page about a training shows: `steps` of the schedule, and why it ended."""
+class TrainedDraft:
+    """The best draft of a training.
 
-    evaluations: Sequence[Evaluation]
+    Args:
+        folder: its checkpoint.
+        steps: what the learning rate was spread over.
+        ended: why training ended, in words.
+    """
+
+    folder: Path
+    evaluations: tuple[Evaluation, ...]
     steps: int
     ended: str
+
+    @property
+    def best(self) -> Evaluation:
+        return best_of(self.evaluations)
 
 
 class TrainingWatch(Progress, Protocol):
@@ -61,18 +70,10 @@ class TrainingWatch(Progress, Protocol):
     def show_evaluation(self, evaluation: Evaluation, *, is_best: bool) -> None:
         """A measurement, as it is made."""
 
-    def draw(self, curves: TrainingCurves) -> str | None:
+    def draw(self, trained: TrainedDraft) -> str | None:
         """A page (HTML) with curves; None where nothing here can draw one."""
 
 
-def best_of(evaluations: Sequence[Evaluation]) -> Evaluation | None:
+def best_of(evaluations: Sequence[Evaluation]) -> Evaluation:
     """The one with the highest acceptance length, the first of equals."""
-    return max(evaluations, key=lambda one: one.acceptance_length, default=None)
-
-
-def read_evaluation(record: dict[str, object]) -> Evaluation:
-    """An evaluation as `to_json` wrote it."""
-    values = {
-        key: tuple(value) if isinstance(value, list) else value for key, value in record.items()
-    }
-    return Evaluation(**values)  # type: ignore[arg-type]
+    return max(evaluations, key=lambda one: one.acceptance_length)

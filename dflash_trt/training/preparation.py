@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
-from functools import cached_property
 from itertools import permutations
 from pathlib import Path
 from typing import Any
@@ -14,14 +13,14 @@ from dflash_trt.errors import DflashError
 from dflash_trt.quantization.rewrite import checkpoint_key
 from dflash_trt.training.draft_shape import DraftDesign
 from dflash_trt.training.endpoint import AnswerOptions
-from dflash_trt.training.recipe import choose_settings, choose_shape, describe
+from dflash_trt.training.recipe import choose_settings, choose_shape
 from dflash_trt.training.rows import LEAST_ANSWER, PromptRenderer, SplitRows, read_sets, split_rows
 from dflash_trt.training.target import TrainingTarget, find_target
 from dflash_trt.training.trainer import TrainerSettings
 from dflash_trt.training.training_request import TrainRequest, training_module
 from dflash_trt.training.work_folder import work_folder
 
-VERSION = 4
+VERSION = 5
 """Of what stages write: work of another version is not gone on with."""
 
 RECORD_NAME = "training.json"
@@ -52,10 +51,8 @@ class Preparation:
 
     @property
     def answers(self) -> AnswerOptions:
-        data = self.request.data
-        return AnswerOptions(
-            data.answer_tokens, self.max_length, data.temperature, self.request.seed
-        )
+        asked = self.request
+        return AnswerOptions(asked.answer_tokens, self.max_length, asked.temperature, asked.seed)
 
     @property
     def work(self) -> Path:
@@ -66,25 +63,20 @@ class Preparation:
         """Where the pair's bundle goes."""
         return _bundle_beside(self.request.output)
 
-    @cached_property
-    def chosen(self) -> dict[str, str]:
-        """Shape and settings, for whoever reads the plan."""
-        return describe(self.shape, self.settings)
-
     def answer_parts(self) -> dict[str, Any]:
         """What the answers depend on: the target, the rendered prompts, and how they are asked."""
-        data = self.request.data
+        request = self.request
         return {
             "version": VERSION,
             "target": checkpoint_key(self.target.spec.checkpoint),
             "kv_dtype": self.target.cache_dtype.value,
             **asdict(self.answers),
             "hashes": self.hashes,
-            "system_prompt": data.system_prompt,
+            "system_prompt": request.system_prompt,
             "variables": self.renderer.variables,
-            "raw": data.raw,
-            "given_answers": data.given_answers,
-            "endpoint": asdict(self.request.endpoint),
+            "raw": request.raw,
+            "given_answers": request.given_answers,
+            "endpoint": [request.url, request.endpoint_model],
         }
 
     def training_parts(self) -> dict[str, Any]:
@@ -99,8 +91,8 @@ class Preparation:
             "threads": request.threads,
             "device": self.device,
             "hours": request.hours,
-            "rows": request.data.rows,
-            "steps": request.recipe.steps,
+            "rows": request.rows,
+            "steps": request.steps,
             "online": request.online,
         }
 
@@ -116,23 +108,20 @@ def prepare(request: TrainRequest) -> Preparation:
     _check_apart(request)
     is_cpu = not training_module("torch").cuda.is_available()
     target = find_target(request.target)
-    data = request.data
-    prompts, held_out = read_sets(data.prompts), read_sets(data.held_out)
-    rows = split_rows(
-        [row for one in prompts for row in one.rows],
-        [row for one in held_out for row in one.rows] or None,
-    )
-    if data.given_answers:
+    prompts, hashes = read_sets(request.prompts)
+    held_out, held_out_hashes = read_sets(request.held_out)
+    rows = split_rows(prompts, held_out or None)
+    if request.given_answers:
         _check_given(rows, target.spec.vocab_size)
     shape = choose_shape(request, target, is_cpu=is_cpu)
     positions = min(target.spec.max_position_embeddings, shape.max_position_embeddings)
-    max_length = min(data.max_length, positions)
+    max_length = min(request.max_length, positions)
     if max_length < LEAST_ANSWER + shape.block_size:
         what = f"{max_length} tokens hold no prompt, answer and block"
         raise DflashError(what, where="--set max-length", usage=True)
     renderer = PromptRenderer(
         target.open_tokenizer(),
-        data,
+        request,
         target.template_options,
         target.spec.eos_token_ids,
         max_length,
@@ -145,8 +134,8 @@ def prepare(request: TrainRequest) -> Preparation:
         settings=choose_settings(request, shape, is_cpu=is_cpu),
         rows=rows,
         hashes={
-            **{f"prompts {one.name}": one.sha256 for one in prompts},
-            **{f"held-out prompts {one.name}": one.sha256 for one in held_out},
+            **{f"prompts {name}": sha256 for name, sha256 in hashes.items()},
+            **{f"held-out prompts {name}": sha256 for name, sha256 in held_out_hashes.items()},
             "tokenizer.json": file_sha256(target.tokenizer_folder / "tokenizer.json"),
             "chat template": renderer.template_sha256,
         },
@@ -184,12 +173,13 @@ def _bundle_beside(output: Path) -> Path:
     return output.with_name(f"{output.name}-bundle")
 
 
-def check_outputs(preparation: Preparation, *, overwrite: bool) -> None:
+def check_outputs(preparation: Preparation) -> None:
     """Raises DflashError (usage) when the draft or its bundle could not be put where they go."""
-    output = resolved(preparation.request.output)
-    check_destination(output, overwrite=overwrite, kind=TRAINED)
-    check_destination(resolved(preparation.bundle), overwrite=overwrite)
-    for other in (preparation.target.folder, preparation.request.start):
+    request = preparation.request
+    output = resolved(request.output)
+    check_destination(output, overwrite=request.overwrite, kind=TRAINED)
+    check_destination(resolved(preparation.bundle), overwrite=request.overwrite)
+    for other in (preparation.target.folder, request.start):
         if other is not None and resolved(other) in (output, *output.parents):
             what = f"lies in {other}"
             raise DflashError(what, where=output, fix="choose another -o", usage=True)

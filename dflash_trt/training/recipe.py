@@ -51,35 +51,44 @@ def choose_shape(request: TrainRequest, target: TrainingTarget, *, is_cpu: bool)
         DflashError: a given value that no draft can have, options that `--from` or the kind leaves
             no room for, or a draft of another target.
     """
-    spec, given = target.spec, request.shape
+    spec = target.spec
+    options = {
+        "--kind": request.kind,
+        "--block-size": request.block_size,
+        "--set layers": request.layers,
+        "--set taps": request.taps,
+        "--set ffn": request.ffn,
+        "--set mask-token-id": request.mask_token_id,
+        "--set markov-rank": request.markov_rank,
+    }
     if request.start is not None:
         what = "is fixed by the draft that is continued"
-        refuse_options(given.by_option, what, "leave it out, or leave out --from")
+        refuse_options(options, what, "leave it out, or leave out --from")
         draft = read_draft(request.start)
         check_pair(spec, draft)
         return shape_of(draft, spec.vocab_size, spec.num_layers)
-    kind = given.kind or "dflash"
-    options = given.by_option | {"--set draft-tokens": request.recipe.draft_tokens or None}
+    kind = request.kind or "dflash"
+    options["--set draft-tokens"] = request.draft_tokens or None
     others = {option: options[option] for option in _OF_OTHER_KINDS[kind]}
     refuse_options(others, f"is not for a draft of kind {kind}", "leave it out")
     is_chain, is_small = kind == "eagle3", is_cpu and request.hours <= SMALL_HOURS
     layers, block = (SMALL_LAYERS, SMALL_BLOCK) if is_small else (PAPER_LAYERS, PAPER_BLOCK)
-    layers, most = given.layers or min(layers, spec.num_layers), MAX_BLOCK
+    layers, most = request.layers or min(layers, spec.num_layers), MAX_BLOCK
     mask = rank = 0
-    taps = given.taps or default_taps(spec.num_layers)
+    taps = request.taps or default_taps(spec.num_layers)
     if is_chain:
         layers, block, most = 1, 1 + MAX_DRAFTS, 1 + MAX_DRAFTS
-        if given.taps is None and spec.num_layers < 6:
+        if request.taps is None and spec.num_layers < 6:
             what = f"a target of {spec.num_layers} layers has not the three of the default"
             raise DflashError(what, fix="give --set taps", usage=True)
-        taps = given.taps or eagle_taps(spec.num_layers)
+        taps = request.taps or eagle_taps(spec.num_layers)
     else:
         tokenizer, ends = target.open_tokenizer(), spec.eos_token_ids
-        mask = choose_mask_token(tokenizer, spec.vocab_size, ends, given.mask_token_id)
+        mask = choose_mask_token(tokenizer, spec.vocab_size, ends, request.mask_token_id)
     if kind == "dspark":
-        rank = given.markov_rank or min(MARKOV_RANK, spec.hidden_size)
+        rank = request.markov_rank or min(MARKOV_RANK, spec.hidden_size)
     most = min(most, spec.max_position_embeddings - 1)
-    block = given.block_size or block
+    block = request.block_size or block
     if not 2 <= block <= most:
         what = f"{block} is no block size from 2 to {most}"
         raise DflashError(what, where="--block-size", usage=True)
@@ -92,7 +101,7 @@ def choose_shape(request: TrainRequest, target: TrainingTarget, *, is_cpu: bool)
     sizes = spec.sizes.layers[0]
     return DraftDesign(
         hidden_size=spec.hidden_size,
-        intermediate_size=given.intermediate_size or ffn,
+        intermediate_size=request.ffn or ffn,
         heads=sizes.heads,
         kv_heads=sizes.kv_heads,
         head_dim=sizes.head_dim,
@@ -164,17 +173,17 @@ def choose_mask_token(
 
 def choose_settings(request: TrainRequest, shape: DraftDesign, *, is_cpu: bool) -> TrainerSettings:
     """The settings but for the number of steps, which is 0."""
-    given, default, vocab_size = request.recipe, TrainerSettings(steps=0), shape.vocab_size
-    tokens = given.draft_tokens
+    default, vocab_size = TrainerSettings(steps=0), shape.vocab_size
+    tokens = request.draft_tokens
     if tokens is None and is_cpu and vocab_size >= 4 * DRAFT_TOKENS and not shape.markov_rank:
         tokens = DRAFT_TOKENS
     rate = default.learning_rate if request.start is None else default.learning_rate / 2
     return TrainerSettings(
         steps=0,
-        rows=given.batch_rows or (CPU_ROWS if is_cpu else GPU_ROWS),
-        anchors=given.anchors or (CPU_ANCHORS if is_cpu else PAPER_ANCHORS),
-        gamma=given.gamma or next(one for most, one in GAMMAS if shape.block_size <= most),
-        learning_rate=given.learning_rate or rate,
+        rows=request.batch_rows or (CPU_ROWS if is_cpu else GPU_ROWS),
+        anchors=request.anchors or (CPU_ANCHORS if is_cpu else PAPER_ANCHORS),
+        gamma=request.gamma or next(one for most, one in GAMMAS if shape.block_size <= most),
+        learning_rate=request.learning_rate or rate,
         head_tokens=default.head_tokens if is_cpu else None,
         draft_tokens=tokens if tokens and tokens < vocab_size else None,
         seed=request.seed,
@@ -182,7 +191,7 @@ def choose_settings(request: TrainRequest, shape: DraftDesign, *, is_cpu: bool) 
     )
 
 
-def describe(shape: DraftDesign, settings: TrainerSettings) -> dict[str, str]:
+def describe(shape: DraftDesign, settings: TrainerSettings, source: str) -> dict[str, str]:
     """What was chosen, by name, as the plan and the record show it."""
     tokens = settings.draft_tokens
     return {
@@ -193,4 +202,5 @@ def describe(shape: DraftDesign, settings: TrainerSettings) -> dict[str, str]:
         "a step": f"{settings.rows} rows × {settings.anchors} blocks, gamma {settings.gamma:g}, "
         f"rate {settings.learning_rate:g}, {'bfloat16' if settings.is_bf16 else 'float32'}",
         "draft tokens": "all" if tokens is None else f"{tokens:,}",
+        "features": source,
     }

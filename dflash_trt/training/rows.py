@@ -6,7 +6,7 @@ import hashlib
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import closing, nullcontext
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ from dflash_trt.text.prompts import check_texts
 from dflash_trt.text.task_sets import name_sources
 from dflash_trt.text.tokenizer import BundleTokenizer
 from dflash_trt.training.observer import TrainingWatch
-from dflash_trt.training.training_request import DataOptions
+from dflash_trt.training.training_request import TrainRequest
 
 HELD_OUT_SHARE = 0.05
 HELD_OUT_LEAST, HELD_OUT_MOST = 16, 100
@@ -36,7 +36,6 @@ class PromptRow:
         messages: the conversation up to the answer; a "prompt" is a user's message.
         text: of a "prompt" alone, for targets without a chat template.
         answer: a known one, as text or as token ids.
-        category: the kind of question.
         where: file and line, for errors.
     """
 
@@ -44,7 +43,6 @@ class PromptRow:
     text: str | None
     answer: str | tuple[int, ...] | None
     set_name: str
-    category: str | None
     where: str
 
     @property
@@ -52,15 +50,6 @@ class PromptRow:
         """Equal for two rows that ask the same."""
         asked = json.dumps([dict(message) for message in self.messages], sort_keys=True)
         return hashlib.sha256(asked.encode("utf-8", "surrogatepass")).hexdigest()[:16]
-
-
-@dataclass(frozen=True, slots=True)
-class NamedRows:
-    """A named set and its rows; `sha256` is that of its file, or of what the hub's had."""
-
-    name: str
-    rows: tuple[PromptRow, ...]
-    sha256: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,40 +70,40 @@ class RenderedRow:
 
     row_id: str
     set_name: str
-    category: str | None
     messages: tuple[Message, ...]
     text: str
     prompt_ids: tuple[int, ...]
     answer_ids: tuple[int, ...] | None
 
 
-def read_sets(given: Sequence[str]) -> list[NamedRows]:
-    """Sets of texts [NAME=]SOURCE, where a source is a .jsonl file or an address on the hub.
+def read_sets(given: Sequence[str]) -> tuple[list[PromptRow], dict[str, str]]:
+    """Rows, and SHA-256 by set, of texts [NAME=]SOURCE: .jsonl files and addresses on the hub.
 
     Raises:
         DflashError: a name that stands twice, a source that cannot be used, or a line that asks
             nothing (usage).
     """
-    return [_read_set(name, source) for name, source in name_sources(given).items()]
-
-
-def _read_set(name: str, source: str) -> NamedRows:
-    if is_hub_address(source):
-        records = [asdict(one) | {"prompt": one.text} for one in HubPrompts.parse(source).read()]
-        content = "".join(f"{json.dumps(record)}\n" for record in records)
-    elif source.endswith(".jsonl"):
-        content = read_text(Path(source), FileKind.DATA_SET, named=True)
-    else:
-        fix = 'one object a line, with a "prompt" or "messages"'
-        raise DflashError("prompts must be a .jsonl file", where=source, fix=fix, usage=True)
-    rows = tuple(
-        _read_row(line, name, f"{source}:{number}")
-        for number, line in enumerate(content.split("\n"), start=1)
-        if line.strip()
-    )
-    if not rows:
-        raise DflashError("holds no prompt", where=source, usage=True)
-    return NamedRows(name, rows, hashlib.sha256(content.encode()).hexdigest())
+    rows: list[PromptRow] = []
+    hashes: dict[str, str] = {}
+    for name, source in name_sources(given).items():
+        if is_hub_address(source):
+            records = [
+                {"prompt": one.text, "answer": one.answer}
+                for one in HubPrompts.parse(source).read()
+            ]
+            content = "".join(f"{json.dumps(record)}\n" for record in records)
+        elif source.endswith(".jsonl"):
+            content = read_text(Path(source), FileKind.DATA_SET, named=True)
+        else:
+            fix = 'one object a line, with a "prompt" or "messages"'
+            raise DflashError("prompts must be a .jsonl file", where=source, fix=fix, usage=True)
+        lines = enumerate(content.split("\n"), start=1)
+        found = [_read_row(line, name, f"{source}:{at}") for at, line in lines if line.strip()]
+        if not found:
+            raise DflashError("holds no prompt", where=source, usage=True)
+        rows += found
+        hashes[name] = hashlib.sha256(content.encode()).hexdigest()
+    return rows, hashes
 
 
 def _read_row(line: str, set_name: str, where: str) -> PromptRow:
@@ -127,7 +116,7 @@ def _read_row(line: str, set_name: str, where: str) -> PromptRow:
         raise refused(error.what) from error
     read: Mapping[str, Any] = record if isinstance(record, dict) else {}
     text, messages = read.get("prompt"), read.get("messages")
-    answer, category = read.get("answer"), read.get("category")
+    answer = read.get("answer")
     if isinstance(text, str) and messages is None:
         messages = [{"role": "user", "content": text}]
     elif not isinstance(messages, list) or text is not None or not all(map(_is_message, messages)):
@@ -147,21 +136,13 @@ def _read_row(line: str, set_name: str, where: str) -> PromptRow:
     elif answer is not None and not isinstance(answer, str):
         raise refused('its "answer" is neither a text nor token ids')
     return PromptRow(
-        messages=asked,
-        text=text,
-        answer=answer or None,
-        set_name=set_name,
-        category=category if isinstance(category, str) else None,
-        where=where,
+        messages=asked, text=text, answer=answer or None, set_name=set_name, where=where
     )
 
 
 def _is_message(item: Any) -> bool:
-    return (
-        isinstance(item, dict)
-        and item.get("role") in ROLES
-        and isinstance(item.get("content"), str)
-    )
+    is_object = isinstance(item, dict)
+    return is_object and item.get("role") in ROLES and isinstance(item.get("content"), str)
 
 
 def split_rows(prompts: Iterable[PromptRow], held_out: Sequence[PromptRow] | None) -> SplitRows:
@@ -196,25 +177,24 @@ class PromptRenderer:
     Attributes:
         variables: of the template, beside the usual ones.
         uses_template: False for prompts that go to the target as they are.
+        takes_answers: whether the rows' answers are the target's own.
     """
 
     def __init__(
         self,
         tokenizer: BundleTokenizer,
-        data: DataOptions,
+        request: TrainRequest,
         configured: Mapping[str, bool | str],
         end_ids: tuple[int, ...],
         max_length: int,
     ) -> None:
         self._tokenizer, self._end_ids, self._max_length = tokenizer, end_ids, max_length
-        self._system, self._takes_answers = data.system_prompt, data.given_answers
-        self.variables = {**configured, **data.template_options}
-        self.uses_template = tokenizer.chat_template is not None and not data.raw
+        self._system, self.takes_answers = request.system_prompt, request.given_answers
+        self.variables = {**configured, **request.template_options}
+        self.uses_template = tokenizer.chat_template is not None and not request.raw
         if not self.uses_template:
-            given = {
-                "--system-prompt": data.system_prompt,
-                "--template-option": data.template_options or None,
-            }
+            variables = request.template_options or None
+            given = {"--system-prompt": self._system, "--template-option": variables}
             refuse_options(given, "needs a chat template, and none is used")
 
     @property
@@ -255,14 +235,13 @@ class PromptRenderer:
         return rendered
 
     def _finish(self, row: PromptRow, text: str, ids: tuple[int, ...]) -> RenderedRow:
-        answer = row.answer if self._takes_answers else None
+        answer = row.answer if self.takes_answers else None
         if isinstance(answer, str):
             # As the target would have ended it.
             answer = (*self._tokenizer.encode(answer, special=False), *self._end_ids[:1])
         return RenderedRow(
             row_id=row.row_id,
             set_name=row.set_name,
-            category=row.category,
             messages=self._conversation(row) if self.uses_template else (),
             text=text,
             prompt_ids=ids,
@@ -286,9 +265,7 @@ class RenderedRows:
     held_out: list[RenderedRow]
 
 
-def render_rows(
-    renderer: PromptRenderer, rows: SplitRows, data: DataOptions, watch: TrainingWatch
-) -> RenderedRows:
+def render_rows(renderer: PromptRenderer, rows: SplitRows, watch: TrainingWatch) -> RenderedRows:
     """All prompts as serving sends them; says which are left out.
 
     Raises:
@@ -305,7 +282,7 @@ def render_rows(
             f"left out {rows.repeated:,} repeated prompts, and {too_long:,} that are too long for "
             "--set max-length"
         )
-    if any(row.answer is not None for row in rows.train) and not data.given_answers:
+    if any(row.answer is not None for row in rows.train) and not renderer.takes_answers:
         watch.say("the prompts' answers are not used: the target gives its own (--given-answers)")
     if not train or not held_out:
         what = "no prompt leaves room for an answer"

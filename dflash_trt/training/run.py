@@ -30,23 +30,24 @@ from dflash_trt.training.features import (
     TokenRow,
     capture,
     check_space,
-    find_teacher,
     online_store,
     open_store,
+    uses_teacher,
 )
-from dflash_trt.training.finish import TrainedPair, finish, make_record
+from dflash_trt.training.finish import TrainedPair, finish
 from dflash_trt.training.hours_plan import ANSWER_SHARE, Plan, Rates, make_plan
-from dflash_trt.training.observer import TrainingWatch
+from dflash_trt.training.observer import TrainedDraft, TrainingWatch
 from dflash_trt.training.pair_bundle import PairBuilder, choose_batch, join_target
 from dflash_trt.training.preparation import Preparation, check_outputs, prepare
-from dflash_trt.training.rows import RenderedRow, RenderedRows, render_rows
+from dflash_trt.training.recipe import describe
+from dflash_trt.training.rows import RenderedRows, render_rows
 from dflash_trt.training.target import load_ends
-from dflash_trt.training.train_stage import TrainedDraft, TrainStage
-from dflash_trt.training.trainer import Trainer, start_draft, write_draft
+from dflash_trt.training.train_stage import TrainStage
+from dflash_trt.training.trainer import Trainer, start_draft
 from dflash_trt.training.training_request import TrainRequest
 from dflash_trt.training.work_folder import StageFolder, WorkFolder, digest, open_work, write_json
 
-_PLAN, _PUBLISHING = "plan.json", "publishing"
+_PLAN = "plan.json"
 _ANSWERS_END, _TRAINING_ENDS = ANSWER_SHARE + 0.10, 0.95
 """Shares of the hours after which a stage ends, even if it has not come as far as planned."""
 _WARM_STEPS, _TIMED_STEPS = 2, 8
@@ -65,10 +66,8 @@ def train_draft(
     preparation = prepare(request)
     torch.set_num_threads(request.threads)
     with open_work(preparation.work) as work:
-        # A run that was killed while it published may find its own draft.
-        overwrite = request.overwrite or (work.root / _PUBLISHING).exists()
-        check_outputs(preparation, overwrite=overwrite)
-        return _Run(preparation, work, watch).run(only_plan=only_plan, overwrite=overwrite)
+        check_outputs(preparation)
+        return _Run(preparation, work, watch).run(only_plan=only_plan)
 
 
 class _Run:
@@ -76,13 +75,13 @@ class _Run:
 
     def __init__(self, preparation: Preparation, work: WorkFolder, watch: TrainingWatch) -> None:
         self._preparation, self._work, self._watch = preparation, work, watch
-        self._request = preparation.request
+        self._request, self._shape = preparation.request, preparation.shape
         self._started = time.monotonic()
         self._parts = preparation.training_parts()
 
-    def run(self, *, only_plan: bool, overwrite: bool) -> TrainedPair | None:
+    def run(self, *, only_plan: bool) -> TrainedPair | None:
         preparation, watch = self._preparation, self._watch
-        rows = render_rows(preparation.renderer, preparation.rows, self._request.data, watch)
+        rows = render_rows(preparation.renderer, preparation.rows, watch)
         with AnswerStage(preparation, self._work, self._bundle, rows, watch) as stage:
             noted = self._note(rows, stage)
             plan = self._plan(rows, noted)
@@ -91,22 +90,16 @@ class _Run:
             count = self._answer(stage, rows, plan, noted)
             rows.held_out = stage.choose_measured(rows.held_out[: plan.held_out])
             train = [stage.token_row(row) for row in rows.train[:count]]
-            held_out = [_known_answer(row, stage.store[row]) for row in rows.held_out]
-        trained = self._learn(train, held_out, plan, noted["source"])
-        publishing = self._work.root / _PUBLISHING
-        publishing.touch()
+            held_out = [
+                Answer(row.prompt_ids, stage.store[row], row.set_name) for row in rows.held_out
+            ]
+        source = noted["source"]
+        trained = self._learn(train, held_out, plan, source)
+        rows.train = rows.train[:count]
         pair = finish(
-            preparation,
-            self._builder,
-            trained,
-            rows.held_out,
-            make_record(preparation, trained, rows, train, noted["source"]),
-            watch,
-            overwrite=overwrite,
-            seconds=time.monotonic() - self._started,
+            preparation, self._builder, trained, rows, train, source, watch, began=self._started
         )
-        for path in (publishing, self._work.root / _PLAN):
-            path.unlink()
+        (self._work.root / _PLAN).unlink()
         self._work.keep_answers()  # what else is there is published, or large
         return pair
 
@@ -122,28 +115,25 @@ class _Run:
     @cached_property
     def _builder(self) -> PairBuilder:
         """Builds bundles of the target; its folder lies in the stage that begins."""
-        target, most, stage = (
-            self._preparation.target,
-            self._preparation.max_length,
-            self._begin_stage,
-        )
+        target, most = self._preparation.target, self._preparation.max_length
+        folder = self._begin_stage.folder
         return PairBuilder(
             target=target,
-            folder=join_target(target, stage.folder / "target"),
+            folder=join_target(target, folder / "target"),
             max_seq_len=most,
-            max_batch=choose_batch(target.spec, read_draft(stage.folder / "draft"), most),
+            max_batch=choose_batch(target.spec, read_draft(folder / "draft"), most),
         )
 
     @cached_property
     def _bundle(self) -> Bundle:
         """A bundle of the target and the draft as it begins: what cannot be served ends here."""
-        stage, preparation = self._begin_stage, self._preparation
+        stage = self._begin_stage
         folder = stage.folder / "bundle"
         if stage.record is None:
             draft = stage.folder / "draft"
             draft.mkdir(exist_ok=True)
-            model = start_draft(preparation.shape, self._request.start, self._request.seed)
-            write_draft(model, draft, load_ends(preparation.target.spec))
+            model = start_draft(self._shape, self._request.start, self._request.seed)
+            model.save(draft, load_ends(self._preparation.target.spec))
             started = time.perf_counter()
             self._builder.build(draft, folder, progress=self._watch)
             stage.finish({"build_s": time.perf_counter() - started})
@@ -156,14 +146,18 @@ class _Run:
         if noted.get("key") == key:
             return noted
         self._watch.stage("measuring this machine", None)
-        taps, some = preparation.shape.target_layer_ids, [row.prompt_ids for row in rows.train]
+        some = [row.prompt_ids for row in rows.train]
         with Replay(self._bundle, threads=self._request.threads) as replay:
-            teacher = find_teacher(
-                preparation.target, taps, preparation.device, some, replay.features
+            is_faster = uses_teacher(
+                preparation.target,
+                self._shape.target_layer_ids,
+                preparation.device,
+                some,
+                replay.features,
             )
-        source = "graphs" if teacher is None else "transformers"
+        source = "transformers" if is_faster else "graphs"
         noted = {"key": key, "source": source, "rates": None, "used": None}
-        if self._request.data.rows is None or self._request.recipe.steps is None:
+        if self._request.rows is None or self._request.steps is None:
             noted["rates"] = asdict(self._measure(rows, stage, source))
         write_json(path, noted)
         return noted
@@ -180,7 +174,7 @@ class _Run:
             with self._features(source) as compute:
                 compute(some[0].token_ids)  # what a first call takes, it takes once
                 started = time.perf_counter()
-                store = capture(some, self._preparation.shape.feature_width, compute, Path(name))
+                store = capture(some, self._shape.feature_width, compute, Path(name))
                 features_s = (time.perf_counter() - started) / len(some)
             trainer = self._trainer(store, _WARM_STEPS + _TIMED_STEPS)
             trainer.train(_WARM_STEPS)
@@ -195,23 +189,23 @@ class _Run:
         )
 
     def _plan(self, rows: RenderedRows, noted: dict[str, Any]) -> Plan:
-        request, preparation = self._request, self._preparation
+        request, settings = self._request, self._preparation.settings
         rates = None if noted["rates"] is None else Rates(**noted["rates"])
         plan = make_plan(
             rates,
             hours=request.hours,
             available=len(rows.train),
             held_out=len(rows.held_out),
-            keeps_held_out=bool(request.data.held_out),
-            batch_rows=preparation.settings.rows,
-            rows=request.data.rows,
-            steps=request.recipe.steps,
+            keeps_held_out=bool(request.held_out),
+            batch_rows=settings.rows,
+            rows=request.rows,
+            steps=request.steps,
         )
-        self._watch.show_plan(plan, {**preparation.chosen, "features": noted["source"]})
+        self._watch.show_plan(plan, describe(self._shape, settings, noted["source"]))
         if not request.online and noted["used"] is None:
             least = sum(len(row.prompt_ids) for row in rows.train[: plan.rows])
             tokens = least if rates is None else round(plan.rows * rates.row_tokens)
-            check_space(tokens, preparation.shape.feature_width, self._work.root)
+            check_space(tokens, self._shape.feature_width, self._work.root)
         return plan
 
     def _answer(
@@ -220,9 +214,8 @@ class _Run:
         """Answers what is planned; returns how many rows there are to train on, and notes it."""
         if noted["used"] is not None:
             return int(noted["used"])
-        wanted = rows.train[: plan.rows]
+        wanted, is_fixed = rows.train[: plan.rows], self._request.rows is not None
         stage.answer(rows.held_out[: plan.held_out], lambda: True)
-        is_fixed = self._request.data.rows is not None
         count = stage.answer(wanted, (lambda: True) if is_fixed else self._has_time(_ANSWERS_END))
         stage.warn_of_strangers(wanted[:count])
         if count < len(wanted):
@@ -237,7 +230,6 @@ class _Run:
         answers = [[*row.prompt_ids, -1, *row.answer_ids] for row in train]
         parts = self._parts | {"answers": answers, "source": source}
         with self._open_store(train, parts, source) as store:
-            trainer = self._trainer(store, plan.steps)
             parts |= {
                 "plan": [plan.steps, plan.evaluation_steps],
                 "held_out": [[*one.prompt_ids, -1, *map(int, one.token_ids)] for one in held_out],
@@ -251,12 +243,12 @@ class _Run:
 
             return TrainStage(
                 folder,
-                trainer,
+                self._trainer(store, plan.steps),
                 measure,
                 self._watch,
                 evaluation_steps=plan.evaluation_steps,
                 has_time=self._has_time(_TRAINING_ENDS),
-                is_fixed=self._request.recipe.steps is not None,
+                is_fixed=self._request.steps is not None,
                 measures_start=self._request.start is not None,
             ).run()
 
@@ -275,7 +267,7 @@ class _Run:
                 return
             tokens = sum(len(row.token_ids) for row in train)
             self._watch.stage("capturing features", tokens, "tokens")
-            width = self._preparation.shape.feature_width
+            width = self._shape.feature_width
             store = capture(train, width, compute, stage.folder, self._watch.advance)
         stage.finish({"tokens": tokens})
         yield store
@@ -283,10 +275,9 @@ class _Run:
     @contextmanager
     def _features(self, source: str) -> Iterator[Features]:
         """What computes the features of a row."""
-        preparation = self._preparation
         if source == "transformers":
-            taps = preparation.shape.target_layer_ids
-            yield Teacher(preparation.target.folder, taps, preparation.device).features
+            target, device = self._preparation.target, self._preparation.device
+            yield Teacher(target.folder, self._shape.target_layer_ids, device).features
             return
         with Replay(self._bundle, threads=self._request.threads) as replay:
             yield replay.features
@@ -295,11 +286,6 @@ class _Run:
         """A trainer at step 0, on its device."""
         preparation = self._preparation
         settings = replace(preparation.settings, steps=steps)
-        model = start_draft(preparation.shape, self._request.start, settings.seed)
+        model = start_draft(self._shape, self._request.start, settings.seed)
         ends = load_ends(preparation.target.spec)
         return Trainer(model.to(preparation.device), ends, store, settings)
-
-
-def _known_answer(row: RenderedRow, answer: Sequence[int]) -> Answer:
-    tags = () if row.category is None else (row.category,)
-    return Answer(row.prompt_ids, answer, row.set_name, tags)

@@ -9,12 +9,11 @@ from __future__ import annotations
 import shutil
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 
 from dflash_trt.decoding.replay import Acceptance
 from dflash_trt.errors import DflashError
-from dflash_trt.training.observer import Evaluation, TrainingWatch, best_of, read_evaluation
+from dflash_trt.training.observer import Evaluation, TrainedDraft, TrainingWatch, best_of
 from dflash_trt.training.trainer import Trainer
 from dflash_trt.training.work_folder import JsonLines
 
@@ -27,23 +26,6 @@ _CHUNK_STEPS = 20
 
 Measure = Callable[[Path], Acceptance]
 """A draft's checkpoint to its acceptance on held-out prompts."""
-
-
-@dataclass(frozen=True, slots=True)
-class TrainedDraft:
-    """The best draft of a training.
-
-    Args:
-        folder: its checkpoint.
-        steps: what the learning rate was spread over.
-        ended: why training ended, in words.
-    """
-
-    folder: Path
-    best: Evaluation
-    evaluations: tuple[Evaluation, ...]
-    steps: int
-    ended: str
 
 
 class TrainStage:
@@ -71,7 +53,8 @@ class TrainStage:
         self._folder, self._trainer, self._measure, self._watch = folder, trainer, measure, watch
         self._every, self._measures_start = evaluation_steps, measures_start
         self._is_fixed, self._has_time = is_fixed, has_time
-        self._evaluations: list[Evaluation] = []
+        self._lines = JsonLines(folder / _EVALUATIONS)
+        self._evaluations = [Evaluation(**record) for record in self._lines.records]
         self._saved = time.monotonic()
 
     def run(self) -> TrainedDraft:
@@ -80,13 +63,12 @@ class TrainStage:
         Raises:
             DflashError: the loss diverged before anything was measured.
         """
-        with JsonLines(self._folder / _EVALUATIONS) as lines:
+        with self._lines:
             self._trainer.restore(self._folder)
-            self._evaluations = [read_evaluation(record) for record in lines.records]
             self._begin_bar()
             while True:
                 if self._is_due():
-                    self._evaluate(lines)
+                    self._evaluate()
                     self._save()
                 if (ended := self._ended()) is not None:
                     break
@@ -98,20 +80,12 @@ class TrainStage:
                     ended = f"{error.what}: the best before it is kept"
                     self._watch.warn(ended)
                     break
-        best = self._best
-        return TrainedDraft(
-            folder=self._draft_folder(best.step),
-            best=best,
-            evaluations=tuple(self._evaluations),
-            steps=self._trainer.settings.steps,
-            ended=ended,
-        )
+        steps = self._trainer.settings.steps
+        return TrainedDraft(self._best_folder, tuple(self._evaluations), steps, ended)
 
     @property
-    def _best(self) -> Evaluation:
-        best = best_of(self._evaluations)
-        assert best is not None
-        return best
+    def _best_folder(self) -> Path:
+        return self._draft_folder(best_of(self._evaluations).step)
 
     def _ended(self) -> str | None:
         """Why training is over; None while it is not."""
@@ -120,7 +94,7 @@ class TrainStage:
             return "the schedule's last step"
         if not evaluations:
             return None
-        stale = len(evaluations) - 1 - evaluations.index(self._best)
+        stale = len(evaluations) - 1 - evaluations.index(best_of(evaluations))
         if stale >= PATIENCE and evaluations[-1].step == trainer.step and not self._is_fixed:
             return f"acceptance has not risen in {stale} evaluations"
         if not self._is_fixed and not self._has_time():
@@ -145,7 +119,7 @@ class TrainStage:
         if time.monotonic() - self._saved > _CHECKPOINT_S:
             self._save()
 
-    def _evaluate(self, lines: JsonLines) -> None:
+    def _evaluate(self) -> None:
         trainer = self._trainer
         folder = self._draft_folder(trainer.step)
         shutil.rmtree(folder, ignore_errors=True)
@@ -159,19 +133,17 @@ class TrainStage:
             epoch=trainer.step / trainer.steps_per_epoch,
             loss=sum(losses) / len(losses) if losses else None,
             acceptance_length=acceptance.acceptance_length or 1.0,
-            conditional_acceptance=acceptance.conditional_acceptance,
-            recall_at_16=acceptance.recall_at_16,
+            conditional_acceptance=list(acceptance.conditional_acceptance),
+            recall_at_16=list(acceptance.recall_at_16),
             sets={name: one.acceptance_length for name, one in acceptance.sets.items()},
-            categories={name: one.acceptance_length for name, one in acceptance.tags.items()},
-            tokens=trainer.tokens,
         )
         self._evaluations.append(evaluation)
-        lines.append(evaluation.to_json())
-        lines.sync()
+        self._lines.append(evaluation.to_json())
+        self._lines.sync()
         for other in folder.parent.iterdir():  # only once it is noted which is the best
-            if other != self._draft_folder(self._best.step):
+            if other != self._best_folder:
                 shutil.rmtree(other, ignore_errors=True)
-        self._watch.show_evaluation(evaluation, is_best=self._best is evaluation)
+        self._watch.show_evaluation(evaluation, is_best=self._best_folder == folder)
         self._begin_bar()
 
     def _draft_folder(self, step: int) -> Path:

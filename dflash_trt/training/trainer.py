@@ -5,32 +5,19 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from dflash_trt.core.publish import replacing
 from dflash_trt.errors import DflashError
-from dflash_trt.models.draft_tokens import write_draft_tokens
-from dflash_trt.training.draft_blocks import (
-    Batch,
-    common_tokens,
-    draw_batch,
-    epochs,
-    order_rows,
-    tokens_before,
-)
-from dflash_trt.training.draft_model import (
-    DraftModel,
-    load_draft,
-    new_draft,
-    save_draft,
-)
+from dflash_trt.training.draft_blocks import Batch, common_tokens, draw_batch, order_rows
+from dflash_trt.training.draft_model import WEIGHTS_NAME, DraftModel, initialise
 from dflash_trt.training.draft_shape import DraftDesign
-from dflash_trt.training.eagle_model import EagleModel, new_head, save_eagle
+from dflash_trt.training.eagle_model import EagleModel
 from dflash_trt.training.features import FeatureStore
 from dflash_trt.training.loss import Head, block_loss, slot_weights
 from dflash_trt.training.target import TargetEnds
@@ -121,12 +108,6 @@ class Trainer:
     def is_done(self) -> bool:
         return self.step >= self.settings.steps
 
-    @property
-    def tokens(self) -> int:
-        """Of all rows that were trained on so far, prompts included, as often as they were."""
-        settings = self.settings
-        return tokens_before(self.store, settings.rows, settings.seed, self.step)
-
     def train(self, until: int, on_step: Callable[[], None] = lambda: None) -> None:
         """Trains to step `until`, or to the last one.
 
@@ -134,9 +115,12 @@ class Trainer:
             DflashError: the loss is not finite.
         """
         settings, size = self.settings, self.model.shape.block_size
-        left = max(min(until, settings.steps) - self.step, 0)
-        steps = epochs(self.store, settings.rows, settings.seed, self.step, self.steps_per_epoch)
-        for step, rows in islice(steps, left):
+        order: list[list[int]] = []
+        for step in range(self.step, min(until, settings.steps)):
+            epoch, within = divmod(step, self.steps_per_epoch)
+            if not order or not within:
+                order = order_rows(self.store, settings.rows, settings.seed, epoch)
+            rows = order[within]
             batch = draw_batch(self.store, rows, settings.anchors, size, settings.seed, step)
             loss = self.loss(batch)
             loss.backward()  # type: ignore[no-untyped-call]
@@ -227,26 +211,18 @@ class Trainer:
         """Writes the draft as it is now, as a checkpoint."""
         count = self.settings.draft_tokens
         tokens = None if count is None else common_tokens(self.store, count)
-        write_draft(self.model, folder, self._ends, tokens)
+        self.model.save(folder, self._ends, tokens)
 
 
 def start_draft(shape: DraftDesign, start: Path | None, seed: int) -> DraftModel | EagleModel:
-    """The draft that training begins with: that in `start`, or a fresh one."""
-    if shape.is_chain:
-        return new_head(shape, seed)
-    return new_draft(shape, seed) if start is None else load_draft(shape, start)
-
-
-def write_draft(
-    model: DraftModel | EagleModel, folder: Path, ends: TargetEnds, tokens: Tensor | None = None
-) -> None:
-    """Writes a checkpoint in its kind's layout; `tokens` are those it chooses among."""
-    if isinstance(model, EagleModel):
-        save_eagle(model, folder, ends, tokens)
-        return
-    save_draft(model, folder, ends)
-    if tokens is not None:
-        write_draft_tokens(tokens.tolist(), folder)
+    """The draft that training begins with, in float32: that in `start`, or a fresh one."""
+    model = EagleModel(shape) if shape.is_chain else DraftModel(shape)
+    if start is None:
+        initialise(model, shape.layers, seed)
+    else:
+        tensors = load_file(start / WEIGHTS_NAME)
+        model.load_state_dict({name: tensors[name].float() for name in model.state_dict()})
+    return model
 
 
 def _tokens_before(batch: Batch) -> Tensor:

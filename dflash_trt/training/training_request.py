@@ -10,9 +10,6 @@ from typing import Any
 
 from dflash_trt.errors import DflashError
 
-ANSWER_TOKENS = 512
-MAX_LENGTH = 3072
-
 
 def training_module(name: str) -> Any:
     """Import `name`, or raise a DflashError that says how to install the `train` extra."""
@@ -26,92 +23,6 @@ def training_module(name: str) -> Any:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DataOptions:
-    """The prompts, and how serving sends them.
-
-    Args:
-        prompts: sets, [NAME=]FILE or an address on the hub; a line has a "prompt" or "messages".
-        held_out: sets that are measured on; without one some are split off `prompts`.
-        given_answers: the lines' "answer" is the target's own, so that it need not be asked.
-        template_options: variables of the chat template, which replace the configuration's.
-        raw: prompts go to the target without the chat template.
-        max_length: tokens of a row, prompt and answer; the target's positions may be fewer.
-        answer_tokens: most tokens of an answer.
-        temperature: of the answers; 0 is greedy.
-        rows: how many prompts to train on; None is what the budget allows.
-    """
-
-    prompts: tuple[str, ...]
-    held_out: tuple[str, ...] = ()
-    given_answers: bool = False
-    system_prompt: str | None = None
-    template_options: Mapping[str, bool | str] = field(default_factory=dict)
-    raw: bool = False
-    max_length: int = MAX_LENGTH
-    answer_tokens: int = ANSWER_TOKENS
-    temperature: float = 0.0
-    rows: int | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EndpointOptions:
-    """An OpenAI-compatible server that answers the prompts; without a URL this process does.
-
-    `model` None takes the only one that the server lists.
-    """
-
-    url: str | None = None
-    model: str | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ShapeOptions:
-    """The draft's shape; `kind` is "dflash", "dspark" or "eagle3"."""
-
-    kind: str | None = None
-    layers: int | None = None
-    block_size: int | None = None
-    taps: tuple[int, ...] | None = None
-    intermediate_size: int | None = None
-    mask_token_id: int | None = None
-    markov_rank: int | None = None
-
-    @property
-    def by_option(self) -> dict[str, object]:
-        """The values by the option's name."""
-        return {
-            "--kind": self.kind,
-            "--set layers": self.layers,
-            "--block-size": self.block_size,
-            "--set taps": self.taps,
-            "--set ffn": self.intermediate_size,
-            "--set mask-token-id": self.mask_token_id,
-            "--set markov-rank": self.markov_rank,
-        }
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RecipeOptions:
-    """How the draft is trained.
-
-    Args:
-        anchors: blocks of a row at each step.
-        gamma: slot k's loss weighs exp(-(k - 1) / gamma).
-        learning_rate: of the schedule's top.
-        batch_rows: rows of a step.
-        draft_tokens: how many tokens the draft chooses among, the commonest; 0 is all.
-        steps: of the whole schedule, all of which are trained.
-    """
-
-    anchors: int | None = None
-    gamma: float | None = None
-    learning_rate: float | None = None
-    batch_rows: int | None = None
-    draft_tokens: int | None = None
-    steps: int | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class TrainRequest:
     """A draft to train.
 
@@ -122,18 +33,57 @@ class TrainRequest:
         start: a draft to go on with; it brings its shape along.
         work: where stages keep their results; None is a hidden folder beside `output`.
         online: features are computed whenever a row is used, not kept on disk.
+        prompts: sets, [NAME=]FILE or an address on the hub; a line has a "prompt" or "messages".
+        held_out: sets that are measured on; without one some are split off `prompts`.
+        given_answers: the lines' "answer" is the target's own, so that it need not be asked.
+        template_options: variables of the chat template, which replace the configuration's.
+        raw: prompts go to the target without the chat template.
+        max_length: tokens of a row, prompt and answer; the target's positions may be fewer.
+        answer_tokens: most tokens of an answer.
+        temperature: of the answers; 0 is greedy.
+        rows: how many prompts to train on; None is what the budget allows.
+        url: an OpenAI-compatible server that answers the prompts; None: this process does.
+        endpoint_model: its name for the target; None takes the only one that it lists.
+        kind: "dflash", "dspark" or "eagle3".
+        anchors: blocks of a row at each step.
+        gamma: slot k's loss weighs exp(-(k - 1) / gamma).
+        learning_rate: of the schedule's top.
+        batch_rows: rows of a step.
+        draft_tokens: how many tokens the draft chooses among, the commonest; 0 is all.
+        steps: of the whole schedule, all of which are trained.
     """
 
     target: str
     hours: float
     output: Path
-    data: DataOptions
-    endpoint: EndpointOptions = field(default_factory=EndpointOptions)
-    shape: ShapeOptions = field(default_factory=ShapeOptions)
-    recipe: RecipeOptions = field(default_factory=RecipeOptions)
     start: Path | None = None
     work: Path | None = None
     overwrite: bool = False
     online: bool = False
     threads: int = 1
     seed: int = 0
+    prompts: tuple[str, ...]
+    held_out: tuple[str, ...] = ()
+    given_answers: bool = False
+    system_prompt: str | None = None
+    template_options: Mapping[str, bool | str] = field(default_factory=dict)
+    raw: bool = False
+    max_length: int = 3072
+    answer_tokens: int = 512
+    temperature: float = 0.0
+    rows: int | None = None
+    url: str | None = None
+    endpoint_model: str | None = None
+    kind: str | None = None
+    layers: int | None = None
+    block_size: int | None = None
+    taps: tuple[int, ...] | None = None
+    ffn: int | None = None
+    mask_token_id: int | None = None
+    markov_rank: int | None = None
+    anchors: int | None = None
+    gamma: float | None = None
+    learning_rate: float | None = None
+    batch_rows: int | None = None
+    draft_tokens: int | None = None
+    steps: int | None = None

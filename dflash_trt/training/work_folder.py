@@ -12,7 +12,7 @@ import os
 import re
 import shutil
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Self
 
@@ -45,15 +45,10 @@ class JsonLines:
     def __init__(self, path: Path) -> None:
         self.records: list[dict[str, Any]] = []
         whole = 0
-        for line in path.read_bytes().splitlines(keepends=True) if path.is_file() else ():
-            try:
-                record = json.loads(line) if line.endswith(b"\n") else None
-            except ValueError:
-                break
-            if not isinstance(record, dict):
-                break
-            self.records.append(record)
-            whole += len(line)
+        with suppress(ValueError):
+            for line in path.read_bytes().splitlines(keepends=True) if path.is_file() else ():
+                self.records.append(json.loads(line if line.endswith(b"\n") else b""))
+                whole += len(line)
         self._file = path.open("ab")
         self._file.truncate(whole)
 

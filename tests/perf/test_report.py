@@ -1,4 +1,4 @@
-"""The report: complete, self-contained, honest about what is missing, safe with any name."""
+"""Pages: complete, self-contained, honest about what is missing, safe with any name."""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ from pathlib import Path
 import pytest
 from dflash_perf.harness.records import RequestRecord, RunRecord
 from dflash_perf.harness.store import ResultStore
+from dflash_perf.report.training import render_training
 
+from dflash_trt.training.observer import Evaluation, TrainedDraft
 from tests.frozen.command_line import run, run_well
 from tests.perf.invented import BLOCKS, invent_run, invented_config, summarize, write_invented
 from tests.perf.page import Page
@@ -124,3 +126,35 @@ def test_a_sweep_without_whole_runs(tmp_path: Path) -> None:
     summary = summarize(record, "DFlash, block 4", config.loads[0], 0)
     (run_folder / "summary.json").write_text(json.dumps(summary.to_json()))
     run("report", tmp_path / "results").fails(1, "no such file")
+
+
+def measured(step: int, *sets: str) -> Evaluation:
+    return Evaluation(
+        step=step,
+        epoch=step / 100,
+        loss=4 - step / 200 if step else None,
+        acceptance_length=1.5 + step / 200 if step < 300 else 2.5,
+        conditional_acceptance=[0.5, 0.25, None],
+        recall_at_16=[0.9, 0.8, None],
+        sets=dict.fromkeys(sets, 1.5 + step / 200),
+    )
+
+
+def test_the_page_of_a_training() -> None:
+    steps = range(0, 400, 100)
+    evaluations = tuple(measured(step, "gsm8k", "<b>") for step in steps)
+    trained = TrainedDraft(Path(), evaluations, 500, "the hours")
+    text = render_training("my <draft>", trained)
+    page = Page(text)
+    assert not page.open and not re.findall(r"https?:|//[a-z]|@import|<script|<link", text)
+    assert list(page.figures) == ["length", "slots", "loss"]
+    assert all(shapes > 10 for shapes in page.figures.values())
+    assert len(set(page.ids)) == len(page.ids) and all(page.labels)
+    for shown in ("my <draft>", "epoch 3.0; ended by the hours", "2.50 on held-out prompts"):
+        assert shown in page.text
+    assert "at step 200" in page.text and "200 (kept)" in page.text  # the best, not the last
+    assert "τ, <b>" in page.text
+    assert "From pale to full: step 0, 100, 200, 300." in page.text
+
+    first = TrainedDraft(Path(), (measured(0, "all"),), 500, "the hours")
+    assert list(Page(render_training("draft", first)).figures) == ["length", "slots"]

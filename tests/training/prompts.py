@@ -8,6 +8,7 @@ from pathlib import Path
 
 from demo_pair.recipe.corpus import document
 from dflash_trt.models.build_config import data_folder
+from dflash_trt.training.rows import RenderedRow
 
 TARGET = data_folder("demo_pair") / "target"
 STEPS = 8
@@ -30,6 +31,13 @@ def command(prompts: Path, output: Path, *more: object, steps: int | None = STEP
     given = [] if steps is None else ["--set", "rows=8", "--set", f"steps={steps}"]
     words = ["train-draft", "--target", TARGET, "--prompts", prompts, "-o", output]
     return [str(word) for word in (*words, *SMALL, *given, *more)]
+
+
+def rendered(text: str, ids: Sequence[int]) -> RenderedRow:
+    """A prompt without a template."""
+    return RenderedRow(
+        row_id="0f", set_name="", messages=(), text=text, prompt_ids=tuple(ids), answer_ids=None
+    )
 
 
 def contents(folder: Path) -> dict[str, bytes]:

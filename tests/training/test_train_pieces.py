@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import json
+import math
 import shutil
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -18,7 +22,7 @@ from dflash_trt.errors import DflashError
 from dflash_trt.text.tokenizer import BundleTokenizer
 from dflash_trt.training.answers import AnswerStore, LocalAnswerer
 from dflash_trt.training.endpoint import AnswerOptions
-from dflash_trt.training.features import TokenRow, capture, online_store, open_store
+from dflash_trt.training.features import TokenRow, capture, online_store
 from dflash_trt.training.hours_plan import (
     ANSWER_SHARE,
     LEAST_MEASUREMENTS,
@@ -28,11 +32,12 @@ from dflash_trt.training.hours_plan import (
     Rates,
     make_plan,
 )
+from dflash_trt.training.observer import TrainedDraft
 from dflash_trt.training.recipe import choose_mask_token, default_taps
-from dflash_trt.training.rows import RenderedRow
+from dflash_trt.training.train_stage import TrainStage
 from dflash_trt.training.work_folder import JsonLines, open_work
 from tests.cli.bigram import write_bigram_pair
-from tests.training.prompts import TARGET
+from tests.training.prompts import TARGET, contents, rendered
 
 ROWS = [TokenRow([1, 2, 3], [4, 5]), TokenRow([6], [7, 8, 9, 10]), TokenRow([2] * 9, [3])]
 
@@ -62,16 +67,7 @@ def test_an_answer_that_repeats_itself_ends_there(tmp_path: Path) -> None:
     options = AnswerOptions(answer_tokens=90, max_length=128, temperature=0.0, seed=0)
     ends: list[int] = []
     with dflash_trt.load(dflash_trt.build(str(config), tmp_path / "bundle").folder) as pair:
-        ids = tuple(pair.request("cab").prompt_ids)
-        row = RenderedRow(
-            row_id="5",
-            set_name="",
-            category=None,
-            messages=(),
-            text="cab",
-            prompt_ids=ids,
-            answer_ids=None,
-        )
+        row = rendered("cab", pair.request("cab").prompt_ids)
         LocalAnswerer(pair, options).answer([row], lambda index, said: ends.append(len(said)))
         with JsonLines(tmp_path / "answers.jsonl") as lines:
             store = AnswerStore(lines, [replace(row, row_id="6", answer_ids=(*[1, 2] * 30, 3))])
@@ -93,6 +89,9 @@ def test_features_are_those_of_every_token_in_bfloat16(tmp_path: Path) -> None:
     online = online_store(ROWS, features_of)
     assert (online.features[5:10] == store.features[5:10]).all()
     assert (online.rows == store.rows).all() and (online.tokens == store.tokens).all()
+    (tmp_path / "b").mkdir()
+    with pytest.raises(DflashError, match="features of row 1 are not finite"):
+        capture(ROWS, 2, lambda ids: features_of(ids) * (np.nan if 6 in ids else 1), tmp_path / "b")
 
 
 def test_a_capture_goes_on_where_it_was_killed(
@@ -116,38 +115,16 @@ def test_a_capture_goes_on_where_it_was_killed(
         capture(ROWS, 2, compute, broken)
     capture(ROWS, 2, compute, broken)
     assert len(asked) == len(ROWS)  # none twice
-    for name in ("tokens.npy", "rows.npy", "features.npy"):
-        assert (broken / name).read_bytes() == (whole / name).read_bytes()
+    assert contents(broken) == contents(whole)
 
 
-def test_features_that_are_not_finite_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(DflashError, match="features of row 1 are not finite"):
-        capture(ROWS, 2, lambda ids: features_of(ids) * (np.nan if 6 in ids else 1), tmp_path)
-    np.save(tmp_path / "tokens.npy", [1])
-    with pytest.raises(DflashError, match="is not a store of features"):
-        open_store(tmp_path)
-
-
-@pytest.mark.parametrize(
-    ("layers", "taps"),
-    [
-        (36, (1, 9, 17, 25, 33)),
-        (32, (1, 8, 15, 22, 29)),
-        (48, (1, 12, 23, 34, 45)),
-        (6, (1, 2, 3)),
-        (3, (0,)),
-        (1, (0,)),
-    ],
-)
-def test_taps_are_those_of_published_drafts(layers: int, taps: tuple[int, ...]) -> None:
-    assert default_taps(layers) == taps
-
-
-def test_a_mask_token_is_named_reserved_or_behind_the_tokenizer(tmp_path: Path) -> None:
+def test_taps_and_mask_tokens_are_those_of_published_drafts(tmp_path: Path) -> None:
+    for layers, taps in ((36, (1, 9, 17, 25, 33)), (48, (1, 12, 23, 34, 45)), (6, (1, 2, 3))):
+        assert default_taps(layers) == taps
+    assert default_taps(3) == default_taps(1) == (0,)
     target = tmp_path / "target"
     shutil.copytree(TARGET, target)
-    tokenizer = BundleTokenizer(target)
-    assert choose_mask_token(tokenizer, 464, (0,), None) == 1
+    assert choose_mask_token(BundleTokenizer(target), 464, (0,), None) == 1
     file = target / "tokenizer.json"
     file.write_text(file.read_text().replace("<|mask|>", "<|other|>"))
     tokenizer = BundleTokenizer(target)
@@ -176,32 +153,21 @@ def test_a_plan_keeps_to_its_shares(hours: float) -> None:
     assert plan.steps / plan.evaluation_steps >= LEAST_MEASUREMENTS - 1
 
 
-def test_hours_that_pay_for_nothing_are_refused() -> None:
+def test_plans_of_too_few_hours_and_of_no_clock() -> None:
     with pytest.raises(DflashError, match=r"0\.02 h are too few .* would take 0\.025 h"):
         planned(RATES, 0.02)
     assert planned(RATES, 0.02, rows=100).steps >= 20  # who says how many knows
-
-
-def test_what_is_given_needs_no_clock() -> None:
     plan = planned(None, 1, rows=100, steps=70)
     assert (plan.rows, plan.steps, plan.steps_per_epoch) == (100, 70, 25)
     assert (plan.held_out, plan.evaluation_steps) == (16, 18)
     assert planned(RATES, 1, rows=100, steps=70).evaluation_steps == 18
 
 
-def test_a_work_folder_is_one_processs_and_nothing_elses(tmp_path: Path) -> None:
+def test_a_work_folder_is_one_processs_and_removes_stages_alone(tmp_path: Path) -> None:
     root = tmp_path / "work"
     with open_work(root), pytest.raises(DflashError, match="in use by another training"):
         open_work(root).__enter__()
     assert not root.exists()  # nothing was answered
-    root.mkdir()
-    (root / "thesis.txt").touch()
-    with pytest.raises(DflashError, match="is no work folder of a training"):
-        open_work(root).__enter__()
-
-
-def test_a_work_folder_removes_stages_alone(tmp_path: Path) -> None:
-    root = tmp_path / "work"
     with open_work(root) as work:
         gone = work.stage("train", {"a": 1}).folder
         kept = work.stage("answers", {"a": 1}).folder
@@ -213,3 +179,114 @@ def test_a_work_folder_removes_stages_alone(tmp_path: Path) -> None:
         assert now.is_dir() and not gone.exists()
         work.keep_answers()
         assert not now.exists() and all(one.is_dir() for one in (kept, *others))
+    (root / "lock").unlink()
+    with pytest.raises(DflashError, match="is no work folder of a training"):
+        open_work(root).__enter__()
+
+
+STEPS, EVERY = 40, 8
+
+
+@dataclass
+class CountingTrainer:
+    """A trainer whose draft says how many steps it has seen."""
+
+    interrupted_at: int | None = None
+    diverges_at: int = STEPS
+    losses: list[float] = field(default_factory=list)
+    steps_per_epoch = 4
+    settings = SimpleNamespace(steps=STEPS)
+
+    @property
+    def step(self) -> int:
+        return len(self.losses)
+
+    @property
+    def is_done(self) -> bool:
+        return self.step >= STEPS
+
+    def train(self, until: int, on_step: Callable[[], None]) -> None:
+        while self.step < min(until, STEPS):
+            if self.step == self.interrupted_at:
+                raise KeyboardInterrupt
+            if self.step >= self.diverges_at:
+                raise DflashError(f"the loss is {math.nan} at step {self.step}", where="training")
+            self.losses.append(5 - self.step / 20)
+
+    def save(self, folder: Path) -> None:
+        (folder / "state.json").write_text(json.dumps(self.losses))
+
+    def restore(self, folder: Path) -> None:
+        if (folder / "state.json").exists():
+            self.losses = json.loads((folder / "state.json").read_text())
+
+    def export(self, folder: Path) -> None:
+        (folder / "draft").write_text(str(self.step))
+
+
+def train(
+    folder: Path, taus: Sequence[float], trainer: CountingTrainer | None = None, **options: Any
+) -> TrainedDraft:
+    """A training whose evaluation at step s finds the acceptance length `taus[s // EVERY]`."""
+
+    def measure(draft: Path) -> Any:
+        tau = taus[int((draft / "draft").read_text()) // EVERY]
+        slots = {"conditional_acceptance": (0.5, None), "recall_at_16": (1.0, None)}
+        return SimpleNamespace(acceptance_length=tau, sets={}, **slots)
+
+    folder.mkdir(exist_ok=True)
+    counting: Any = trainer or CountingTrainer()
+    usual: dict[str, Any] = {"has_time": lambda: True, "is_fixed": False, "measures_start": False}
+    given = {"evaluation_steps": EVERY, **usual, **options}
+    return TrainStage(folder, counting, measure, mock.MagicMock(), **given).run()
+
+
+def test_the_best_is_kept_and_the_others_go(tmp_path: Path) -> None:
+    trained = train(tmp_path, [0, 1.5, 3, 2, 3, 2.5])
+    assert trained.best.step == 16 and (trained.folder / "draft").read_text() == "16"
+    assert [path.name for path in trained.folder.parent.iterdir()] == ["step-0000016"]
+    assert trained.ended == "the schedule's last step"
+    first, second = trained.evaluations[:2]
+    assert first.loss == pytest.approx(5 - 3.5 / 20)
+    assert second.loss == pytest.approx(5 - 11.5 / 20)
+    assert (first.epoch, second.epoch) == (2, 4)
+    continued = train(tmp_path / "b", [4, 2, 3, 3, 3, 3], measures_start=True)
+    assert continued.best.step == 0 and continued.evaluations[0].loss is None
+
+
+def test_it_ends_when_acceptance_has_stopped_rising(tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.setattr("dflash_trt.training.train_stage.PATIENCE", 2)
+    taus = [0, 2, 1.9, 2, 3, 4]
+    trained = train(tmp_path / "a", taus)
+    assert trained.best.step == 8 and trained.evaluations[-1].step == 24
+    assert trained.ended == "acceptance has not risen in 2 evaluations"
+    fixed = train(tmp_path / "b", taus, is_fixed=True, has_time=lambda: False)
+    assert (fixed.best.step, fixed.ended) == (40, "the schedule's last step")
+
+
+def test_it_ends_when_the_hours_are_over_or_the_loss_is_no_number(tmp_path: Path) -> None:
+    taus, trainer = [0, 1, 2, 3, 4, 5], CountingTrainer()
+    trained = train(tmp_path, taus, trainer, has_time=lambda: trainer.step < 20)
+    assert trained.ended == "the hours were over at step 24 of 40" and trained.best.step == 24
+    # Not even one evaluation was due: the draft is measured where it is.
+    late = train(tmp_path / "late", taus, evaluation_steps=STEPS, has_time=lambda: False)
+    assert late.best.step == 20 and late.ended == "the hours were over at step 20 of 40"
+    diverged = train(tmp_path / "nan", taus, CountingTrainer(diverges_at=21))
+    assert diverged.best.step == 16
+    assert diverged.ended == "the loss is nan at step 21: the best before it is kept"
+    with pytest.raises(DflashError, match="the loss is nan at step 0"):
+        train(tmp_path / "none", taus, CountingTrainer(diverges_at=0))
+
+
+def test_a_killed_training_ends_as_one_that_was_not(tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.setattr("dflash_trt.training.train_stage._CHECKPOINT_S", -1.0)
+    monkeypatch.setattr("dflash_trt.training.train_stage._CHUNK_STEPS", 3)
+    taus = [0, 2, 1, 3, 2.5, 2]
+    whole = train(tmp_path / "whole", taus)
+    for moment in (1, 9, 17, 38):
+        folder = tmp_path / f"killed-at-{moment}"
+        with pytest.raises(KeyboardInterrupt):
+            train(folder, taus, CountingTrainer(interrupted_at=moment))
+        killed = train(folder, taus)
+        assert killed.evaluations == whole.evaluations, moment
+        assert contents(folder) == contents(tmp_path / "whole"), moment

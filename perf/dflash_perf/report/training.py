@@ -17,24 +17,23 @@ from dflash_perf.report.style import (
     name_above,
     new_chart,
 )
-from dflash_trt.training.observer import Evaluation, TrainingCurves, best_of
+from dflash_trt.training.observer import Evaluation, TrainedDraft
 
 SLOT_LINES = 5
 """Measurements whose slots are drawn: the first, the last, and some between."""
 
 
-def render_training(name: str, curves: TrainingCurves) -> str:
+def render_training(name: str, trained: TrainedDraft) -> str:
     """The page of the draft `name`, which loads nothing; there is a measurement."""
-    evaluations = curves.evaluations
-    best, last = best_of(evaluations), evaluations[-1]
-    assert best is not None
-    done = f"step {last.step:,} of {curves.steps:,}, epoch {last.epoch:.1f}"
+    evaluations, best = trained.evaluations, trained.best
+    last = evaluations[-1]
+    done = f"step {last.step:,} of {trained.steps:,}, epoch {last.epoch:.1f}"
     with chart_style():
         charts = [_length_chart(evaluations, best), _slot_chart(evaluations)]
         charts += [_loss_chart(evaluations)] if any(one.loss for one in evaluations) else []
         return Page(
             title=f"Training of {name}",
-            subtitle=f"{done}; ended by {curves.ended}",
+            subtitle=f"{done}; ended by {trained.ended}",
             headline=f"Acceptance length {best.acceptance_length:.2f} on held-out prompts, "
             f"at step {best.step:,}",
             sections=[("", charts), ("Every measurement", [_table(evaluations, best)])],
@@ -113,7 +112,6 @@ def _table(evaluations: Sequence[Evaluation], best: Evaluation) -> Table:
         {
             "step": f"{one.step:,}" + (" (kept)" if one is best else ""),
             "epoch": f"{one.epoch:.1f}",
-            "tokens": DASH if one.tokens is None else f"{one.tokens:,}",
             "loss": DASH if one.loss is None else f"{one.loss:.3f}",
             "τ": f"{one.acceptance_length:.2f}",
             "slot 1": format_ratio(one.conditional_acceptance[0]),
