@@ -12,7 +12,6 @@ from dflash_perf.report.style import COLOURS, chart_style, label_lines, new_char
 from dflash_trt.proof.diagnosis.diagnose import Diagnosis
 from dflash_trt.proof.diagnosis.evidence import Evidence
 from dflash_trt.proof.diagnosis.trial import Trial
-from dflash_trt.proof.diagnosis.verdict import show_gain
 
 
 def render_diagnosis(bundle: str, diagnosis: Diagnosis) -> str:
@@ -73,9 +72,9 @@ def _change_table(trials: Sequence[Trial]) -> Table:
     rows = [
         {
             "change": trial.change,
-            "speaks for": trial.cause.value,
+            "speaks for": trial.cause.title,
             "tokens a step": _number(trial.acceptance_length),
-            "gain": show_gain(trial.gain),
+            "gain": str(trial.gain),
             "answers": str(trial.answers),
         }
         for trial in trials
@@ -90,7 +89,7 @@ def _group_table(evidence: Evidence) -> Table | None:
             "answers of": group.name,
             "answers": str(group.acceptance.answers),
             "tokens a step": _number(group.acceptance.acceptance_length),
-            "against the others": show_gain(group.gain),
+            "against the others": str(group.gain),
         }
         for group in groups
     ]
