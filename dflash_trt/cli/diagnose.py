@@ -29,15 +29,15 @@ from dflash_trt.decoding.replay import Answer
 from dflash_trt.errors import DflashError
 from dflash_trt.hardware.cores import ThreadChoice, choose_threads
 from dflash_trt.proof.diagnosis.diagnose import (
+    THINKING,
     Diagnosis,
-    Reference,
+    Form,
     Serving,
     answer_questions,
     diagnose,
+    encode,
 )
-from dflash_trt.proof.diagnosis.question import THINKING, Form, Question, encode
-from dflash_trt.proof.diagnosis.verdict import show_gain
-from dflash_trt.text.prompts import PromptRecord, read_records
+from dflash_trt.text.prompts import PromptRecord, read_prompts, read_records
 from dflash_trt.text.tokenizer import BundleTokenizer
 
 PROMPTS = 32
@@ -109,37 +109,38 @@ def command(
     form = _form(tokenizer, thinking)
     chosen = choose_threads(threads, opened.manifest.target.parameters)
     service = Serving(form=form, sampling=sampling, max_tokens=max_tokens, threads=chosen)
-    questions = [
-        Question(
-            record.text,
-            one.name if len(sets) > 1 else "",
-            () if record.category is None else (record.category,),
-        )
-        for one in sets
-        for record in one.prompts
-    ]
+    records = [record for one in sets for record in one.prompts]
+    names = [one.name for one in sets for _ in one.prompts]
+    texts = [record.text for record in records]
     with StageBars() as bars:
         if known_answers:
-            records = [record for one in sets for record in one.prompts]
-            answers = _known(tokenizer, records, questions, form, "--known-answers")
-            asked: list[Question] = []
+            answers = _known(tokenizer, records, form, "--known-answers")
         else:
-            answers = answer_questions(opened, questions, service, bars)
-            asked = questions
+            answers = answer_questions(opened, texts, service, bars)
+        answers = [
+            dataclasses.replace(
+                answer,
+                set_name=name if len(sets) > 1 else "",
+                tags=() if record.category is None else (record.category,),
+            )
+            for answer, name, record in zip(answers, names, records, strict=True)
+        ]
+        # Rows that the draft should be good at: of its training, or answers to its own prompts.
+        reference = None
+        if training_rows is not None:
+            rows = read_records(training_rows)[:PROMPTS]
+            reference = "training rows", _known(tokenizer, rows, form, str(training_rows))
+        elif opened.prompts is not None and not known_answers:
+            own = read_prompts(opened.prompts)[:PROMPTS]
+            if not {*own} & {*texts}:
+                rows_of_pair = answer_questions(opened, own, service, bars)
+                reference = "the prompts that came with the pair", rows_of_pair
+        asked = () if known_answers else texts
         diagnosis = diagnose(
-            opened,
-            answers,
-            service,
-            bars,
-            questions=asked,
-            reference=_reference(
-                opened, tokenizer, questions, service, training_rows, bars, decodes=bool(asked)
-            ),
-            twin=twin,
+            opened, answers, service, bars, questions=asked, reference=reference, twin=twin
         )
     if output is not None:
-        names = [one.name for one in sets for _ in one.prompts]
-        _write_diagnosis(output, opened, diagnosis, questions, names)
+        _write_diagnosis(output, opened, diagnosis, records, names)
     if as_json:
         print_json(diagnosis.to_json())
     else:
@@ -156,51 +157,19 @@ def _form(tokenizer: BundleTokenizer, thinking: str | None) -> Form:
     return Form(thinking=thinking == "on")
 
 
-def _reference(
-    bundle: Bundle,
-    tokenizer: BundleTokenizer,
-    questions: Sequence[Question],
-    service: Serving,
-    training_rows: Path | None,
-    bars: StageBars,
-    *,
-    decodes: bool,
-) -> Reference | None:
-    """Rows that the draft should be good at: of its training, or, if it `decodes`, answers to the
-    prompts that came with the pair."""
-    if training_rows is not None:
-        records = read_records(training_rows)[:PROMPTS]
-        asked = [Question(record.text) for record in records]
-        answers = _known(tokenizer, records, asked, service.form, str(training_rows))
-        return Reference("training rows", answers, is_training=True)
-    if bundle.prompts is None or not decodes:
-        return None
-    own = [Question(record.text) for record in read_records(bundle.prompts)[:PROMPTS]]
-    if {one.text for one in own} & {one.text for one in questions}:
-        return None
-    answers = answer_questions(bundle, own, service, bars)
-    return Reference("the prompts that came with the pair", answers, is_training=False)
-
-
 def _known(
-    tokenizer: BundleTokenizer,
-    records: Sequence[PromptRecord],
-    questions: Sequence[Question],
-    form: Form,
-    where: str,
+    tokenizer: BundleTokenizer, records: Sequence[PromptRecord], form: Form, where: str
 ) -> list[Answer]:
     """The answers that records hold, as text or as token ids."""
     prompts = encode(tokenizer, [record.text for record in records], form)
     answers = []
-    for number, (record, ids, question) in enumerate(
-        zip(records, prompts, questions, strict=True), start=1
-    ):
+    for number, (record, ids) in enumerate(zip(records, prompts, strict=True), start=1):
         if not record.answer:
             raise DflashError(f'prompt {number} has no "answer"', where=where, usage=True)
         tokens = record.answer
         if isinstance(tokens, str):
             tokens = tuple(tokenizer.encode(tokens, special=False))
-        answers.append(Answer(ids, tokens, question.set_name, question.tags))
+        answers.append(Answer(ids, tokens))
     return answers
 
 
@@ -239,19 +208,19 @@ def _print_diagnosis(bundle: Bundle, diagnosis: Diagnosis) -> None:
         click.echo(
             f"  {group.name:<36} {reached:5.2f} tokens a step, slot 1 in the 16 likeliest "
             f"{'-' if recall is None else f'{recall:.0%}'}, against the others "
-            f"{show_gain(group.gain)}"
+            f"{group.gain}"
         )
     click.echo("changed, one thing at a time:")
     for trial in evidence.tried[:SHOWN]:
         known = trial.acceptance_length is not None
         length = f"{trial.acceptance_length:5.2f}" if known else f"{'-':>5}"
-        click.echo(f"  {trial.change:<52} {length}  {show_gain(trial.gain)}")
+        click.echo(f"  {trial.change:<52} {length}  {trial.gain}")
     if len(evidence.tried) > SHOWN:
         click.echo(f"  … and {len(evidence.tried) - SHOWN} that lose more")
     click.echo("")
     click.echo(f"verdict: {diagnosis.verdict.text}")
     for finding in diagnosis.verdict.findings:
-        click.echo(f"- {finding.cause.value}: {finding.evidence}")
+        click.echo(f"- {finding.cause.title}: {finding.evidence}")
         click.echo(f"  what to do: {finding.cause.fix}")
 
 
@@ -259,7 +228,7 @@ def _write_diagnosis(
     folder: Path,
     bundle: Bundle,
     diagnosis: Diagnosis,
-    questions: Sequence[Question],
+    records: Sequence[PromptRecord],
     set_names: Sequence[str],
 ) -> None:
     """Writes diagnosis.html, diagnosis.json, and answers/SET.jsonl for `--known-answers`.
@@ -271,10 +240,10 @@ def _write_diagnosis(
 
     page = render_diagnosis(str(bundle.folder), diagnosis)
     answers: dict[str, list[str]] = {}
-    for question, answer, name in zip(questions, diagnosis.answers, set_names, strict=True):
-        record = {"prompt": question.text, "answer": list(answer.token_ids)}
-        record |= {"category": question.tags[0]} if question.tags else {}
-        answers.setdefault(name, []).append(json.dumps(record) + "\n")
+    for record, answer, name in zip(records, diagnosis.answers, set_names, strict=True):
+        line = {"prompt": record.text, "answer": list(answer.token_ids)}
+        line |= {} if record.category is None else {"category": record.category}
+        answers.setdefault(name, []).append(json.dumps(line) + "\n")
     try:
         (folder / "answers").mkdir(parents=True, exist_ok=True)
         for name, lines in answers.items():

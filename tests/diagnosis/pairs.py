@@ -101,11 +101,6 @@ def round_target(path: Path, bits: int) -> None:
     save_file(weights, path)
 
 
-def embed_with_head(model: onnx.ModelProto) -> None:
-    """Of draft.onnx: blocks are embedded with the output head's table."""
-    find_node(model, "embed/lookup").input[0] = "target/lm_head"
-
-
 def shift_slots(model: onnx.ModelProto) -> None:
     """Of draft.onnx: the draft of slot j is read one slot earlier."""
     for value in (0, -1):

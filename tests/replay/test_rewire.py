@@ -12,19 +12,16 @@ import pytest
 import dflash_trt
 from dflash_trt.bundle.bundle import Bundle, open_bundle
 from dflash_trt.decoding.replay import Answer, Edits, Replay
-from dflash_trt.decoding.replay.edits import GraphEdit, load_graph
+from dflash_trt.decoding.replay.edits import GraphEdit
 from dflash_trt.decoding.replay.replayed_acceptance import StepTable
 from dflash_trt.decoding.replay.rewire import (
-    read_draft_tables,
-    read_vocabularies,
     rotate_draft,
-    set_draft_tables,
     set_windows,
     tap_layers,
 )
 from dflash_trt.models.rope import RopeSpec
 from dflash_trt.text.prompts import read_prompts
-from tests.diagnosis.pairs import build, edit_graph, embed_with_head
+from tests.diagnosis.pairs import build
 from tests.shared import Shared
 
 WINDOWS = {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 24}
@@ -88,19 +85,3 @@ def test_an_edit_is_a_build(good: Bundle, answers: list[Answer], shared: Shared)
     turned = _rotate(1e4)
     back = Edits((tap_layers([0, 1, 2, 3, 4], 6), turned), (set_windows([None] * 2, None), turned))
     assert same(steps(changed, answers, back), before)
-
-
-def test_tables_of_tokens(good: Bundle, answers: list[Answer], tmp_path: Path) -> None:
-    """The draft's embedding is the target's again, whatever was built in its place."""
-    faulty = edit_graph(good, tmp_path / "bundle", "draft", embed_with_head)
-    tables = read_vocabularies(load_graph(faulty.folder / "target.onnx"))
-    assert {kind: one.name for kind, one in tables.items()} == {
-        "embedding": "target/embed_tokens",
-        "head": "target/lm_head",
-    }
-    own = read_draft_tables(load_graph(faulty.folder / "draft.onnx"))
-    assert own == {"embedding": "target/lm_head", "head": "target/lm_head"}
-    repair = Edits(draft=(set_draft_tables(tables["embedding"], tables["head"]),))
-    before = steps(good, answers)
-    assert not same(steps(faulty, answers), before)
-    assert same(steps(faulty, answers, repair), before)

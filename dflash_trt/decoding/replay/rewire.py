@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import onnx
-from onnx import TensorProto, helper, numpy_helper
+from onnx import helper, numpy_helper
 
 from dflash_trt.decoding.replay.edits import GraphEdit, find_node, has_node, residual_after
 from dflash_trt.graph.bindings import PAGE_TABLE, cache_input
@@ -136,60 +136,3 @@ def _mask_nodes(
     nodes.append(node("GreaterOrEqual", [f"{at}/offset", f"{at}/zero"], "past"))
     nodes.append(node("And", [f"{at}/near", f"{at}/past"], "near_past"))
     return f"{at}/near_past", nodes
-
-
-TokenTable = Literal["embedding", "head"]
-"""A table of the target, a row a token: what embeds tokens, or what logits are products with."""
-
-
-def read_vocabularies(model: onnx.ModelProto) -> dict[TokenTable, TensorProto]:
-    """The tables of `target.onnx`, as stored; one alone where both are the same or the head is
-    quantised.
-    """
-    tensors = {one.name: one for one in model.graph.initializer}
-    found: dict[TokenTable, TensorProto] = {}
-    found["embedding"] = tensors[_stored(model, find_node(model, "embed/lookup").input[0])]
-    product = find_node(model, "head/lm_head")
-    if product.op_type == "Gemm":
-        head = tensors[_stored(model, product.input[1])]
-        if head.name != found["embedding"].name:
-            found["head"] = head
-    return found
-
-
-def read_draft_tables(model: onnx.ModelProto) -> dict[TokenTable, str]:
-    """Names of the tables that `draft.onnx` embeds its blocks with, and makes logits with."""
-    return {
-        "embedding": _stored(model, find_node(model, "embed/lookup").input[0]),
-        "head": _stored(model, find_node(model, "head/lm_head").input[1]),
-    }
-
-
-def set_draft_tables(embedding: TensorProto, head: TensorProto) -> GraphEdit:
-    """Of `draft.onnx`: which of the target's tables it embeds blocks and makes logits with."""
-
-    def edit(model: onnx.ModelProto) -> None:
-        known = {one.name for one in model.graph.initializer}
-        model.graph.initializer.extend(
-            one for one in {t.name: t for t in (embedding, head)}.values() if one.name not in known
-        )
-        # Cast before the lookup: the two may be stored in different types.
-        for place, at, table in (("embed/lookup", 0, embedding), ("head/lm_head", 1, head)):
-            cast = f"{place}.replaced"
-            node = helper.make_node("Cast", [table.name], [cast], name=cast, to=TensorProto.FLOAT)
-            model.graph.node.insert(0, node)
-            find_node(model, place).input[at] = cast
-        for node in model.graph.node:
-            if node.name == "embed/rows":  # the cast behind the lookup of a narrow table
-                node.op_type = "Identity"
-                del node.attribute[:]
-
-    return edit
-
-
-def _stored(model: onnx.ModelProto, value: str) -> str:
-    """The initializer that a value is, or is a cast of."""
-    for node in model.graph.node:
-        if node.op_type == "Cast" and node.output[0] == value:
-            return str(node.input[0])
-    return value

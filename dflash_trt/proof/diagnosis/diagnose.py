@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from contextlib import closing
+from dataclasses import dataclass
 from typing import Any
 
-from dflash_trt.bundle.bundle import Bundle
+from dflash_trt.bundle.bundle import Bundle, load_tokenizer
 from dflash_trt.core.progress import Progress
 from dflash_trt.decoding import RequestResult, SamplingParams
-from dflash_trt.decoding.replay import Answer, Replay
+from dflash_trt.decoding.replay import Acceptance, Answer, Replay
 from dflash_trt.decoding.schedule import NO_SPECULATION
 from dflash_trt.decoding.statistics import total
 from dflash_trt.decoding.tuning.break_even import own_schedule, schedule_break_even
@@ -24,13 +25,55 @@ from dflash_trt.proof.diagnosis.evidence import (
     compare_groups,
     compare_slots,
 )
-from dflash_trt.proof.diagnosis.gain import count, group_gain, paired_gain
-from dflash_trt.proof.diagnosis.question import Form, Question, encode, other_forms
+from dflash_trt.proof.diagnosis.gain import count, measure_gain
 from dflash_trt.proof.diagnosis.trial import Trial, TrialBench
 from dflash_trt.proof.diagnosis.verdict import Verdict, judge
+from dflash_trt.text.tokenizer import BundleTokenizer
 
 FORM_PROMPTS = 16
 """Prompts that are answered in each other form: every one is decoded anew."""
+
+THINKING = "enable_thinking"
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """How prompts become tokens: `raw` text, or a user's message in the chat template.
+
+    `thinking` is the template's enable_thinking; None leaves it to the template.
+    """
+
+    raw: bool = False
+    thinking: bool | None = None
+
+    @property
+    def text(self) -> str:
+        if self.raw:
+            return "without the chat template"
+        if self.thinking is None:
+            return "with the chat template"
+        return f"with thinking {'on' if self.thinking else 'off'}"
+
+
+def encode(tokenizer: BundleTokenizer, texts: Sequence[str], form: Form) -> list[list[int]]:
+    """Token ids of `texts` in a form; without a template all are raw."""
+    if form.raw or tokenizer.chat_template is None:
+        return [tokenizer.encode(text) for text in texts]
+    variables = {} if form.thinking is None else {THINKING: form.thinking}
+    return tokenizer.encode_chats(texts, variables=variables)
+
+
+def _other_forms(tokenizer: BundleTokenizer, served: Form) -> list[Form]:
+    """The forms that are tried beside the one that is served, each apart from it in one thing."""
+    renderer = tokenizer.open_renderer()
+    if renderer is None:
+        return []
+    with closing(renderer):
+        can_think = renderer.knows(THINKING)
+    if served.raw:
+        return [Form()]
+    thinking = [not served.thinking] if served.thinking is not None else [True, False]
+    return [Form(raw=True), *(Form(thinking=one) for one in thinking if can_think)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,15 +84,6 @@ class Serving:
     sampling: SamplingParams = SamplingParams()
     max_tokens: int = 128
     threads: int = 1
-
-
-@dataclass(frozen=True, slots=True)
-class Reference:
-    """Rows that the draft should be good at; `is_training`: it was trained on them."""
-
-    name: str
-    answers: Sequence[Answer]
-    is_training: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,19 +99,15 @@ class Diagnosis:
 
 
 def answer_questions(
-    bundle: Bundle, questions: Sequence[Question], service: Serving, progress: Progress
+    bundle: Bundle, questions: Sequence[str], service: Serving, progress: Progress
 ) -> list[Answer]:
-    """The target's answers to `questions`, decoded as they would be served.
+    """The target's answers to prompts, decoded as they would be served.
 
     Raises:
         DflashError: a prompt that the pair cannot run.
     """
-    with _open(bundle, service) as pair:
-        results = _ask(pair, questions, service, progress)
-    return [
-        Answer(ids, result.token_ids, question.set_name, question.tags)
-        for question, (ids, result) in zip(questions, results, strict=True)
-    ]
+    (results,) = _ask(bundle, questions, [service.form], service, progress)
+    return [Answer(ids, result.token_ids) for ids, result in results]
 
 
 def diagnose(
@@ -86,23 +116,21 @@ def diagnose(
     service: Serving,
     progress: Progress,
     *,
-    questions: Sequence[Question] = (),
-    reference: Reference | None = None,
+    questions: Sequence[str] = (),
+    reference: tuple[str, Sequence[Answer]] | None = None,
     twin: Bundle | None = None,
 ) -> Diagnosis:
     """The diagnosis of a bundle on known answers.
 
     Args:
-        questions: the prompts of `answers` as texts, in their order; without them other forms of
+        questions: the prompts of `answers`, in their order; without them other forms of
             prompts are not tried.
-        reference: rows to compare with.
+        reference: rows that the draft should be good at, and what they are called.
         twin: the pair in high precision, where the bundle is quantised.
 
     Raises:
         DflashError: answers or bundles that cannot be used.
     """
-    if questions and len(questions) != len(answers):
-        raise DflashError(f"{len(questions)} questions have {len(answers)} answers", usage=True)
     if not (traits := bundle.manifest.draft.traits).is_diagnosed:
         raise DflashError(
             f"has {traits.title}, of whose chain nothing can be changed yet",
@@ -115,19 +143,18 @@ def diagnose(
     trials = bench.try_all()
     if twin is not None:
         trials += bench.try_twin(twin)
+    others_context = bench.try_others_context() if len(answers) > 1 else None
+    del bench  # its contexts; what follows loads the pair again
     evidence = Evidence(
         base=base,
         slots=compare_slots(base.table),
         trials=trials,
-        others_context=bench.try_others_context() if len(answers) > 1 else None,
+        others_context=others_context,
+        forms=_try_forms(bundle, base, questions[:FORM_PROMPTS], service, progress),
         groups=compare_groups(base),
+        reference=reference and _compare(bundle, base, *reference, service, progress),
         break_even=_break_even(bundle),
     )
-    del bench  # its contexts; what follows loads the pair again
-    if questions:
-        evidence = _compare_forms(bundle, evidence, questions, service, progress)
-    if reference is not None:
-        evidence = _compare_reference(bundle, evidence, reference, service, progress)
     return Diagnosis(judge(evidence), evidence, answers)
 
 
@@ -141,55 +168,61 @@ def _break_even(bundle: Bundle) -> float:
     return BREAK_EVEN if known is None else known
 
 
-def _compare_forms(
+def _try_forms(
     bundle: Bundle,
-    evidence: Evidence,
-    questions: Sequence[Question],
+    base: Acceptance,
+    questions: Sequence[str],
     service: Serving,
     progress: Progress,
-) -> Evidence:
+) -> list[Trial]:
     """The same prompts in other forms."""
-    few = questions[:FORM_PROMPTS]
-    served = evidence.base.per_answer[: len(few)]
+    if not questions:
+        return []
+    forms = _other_forms(load_tokenizer(bundle), service.form)
     trials: list[Trial] = []
-    with _open(bundle, service) as pair:
-        for form in other_forms(pair.tokenizer, service.form):
-            results = _ask(pair, few, replace(service, form=form), progress)
-            counts = [result.statistics for _, result in results]
-            both = [one for one in zip(served, counts, strict=True) if all(x.steps for x in one)]
-            gain = paired_gain(count([a for a, _ in both]), count([b for _, b in both]))
-            cause = Cause.TEMPLATE if form.thinking is None else Cause.THINKING
-            length = total(counts).acceptance_length
-            trials.append(Trial(cause, form.text, length, gain, len(both)))
-    return replace(evidence, forms=trials)
+    for form, results in zip(forms, _ask(bundle, questions, forms, service, progress), strict=True):
+        changed = [result.statistics for _, result in results]
+        pairs = zip(base.per_answer, changed, strict=False)
+        both = [pair for pair in pairs if all(one.steps for one in pair)]
+        gain = measure_gain(count([a for a, _ in both]), count([b for _, b in both]), paired=True)
+        cause = Cause.TEMPLATE if form.thinking is None else Cause.THINKING
+        length = total(changed).acceptance_length
+        trials.append(Trial(cause, form.text, length, gain, len(both)))
+    return trials
 
 
-def _compare_reference(
+def _compare(
     bundle: Bundle,
-    evidence: Evidence,
-    reference: Reference,
+    base: Acceptance,
+    name: str,
+    rows: Sequence[Answer],
     service: Serving,
     progress: Progress,
-) -> Evidence:
+) -> Group:
+    """Other rows, replayed as well."""
     with Replay(bundle, threads=service.threads) as replay:
-        theirs = replay.measure(reference.answers, progress)
-    gain = group_gain(count(evidence.base.per_answer), count(theirs.per_answer))
-    group = Group(reference.name, theirs, gain)
-    return replace(evidence, reference=group, is_training=reference.is_training)
-
-
-def _open(bundle: Bundle, service: Serving) -> LoadedPair:
-    return LoadedPair(bundle, threads=service.threads, block_schedule=NONE)
+        theirs = replay.measure(rows, progress)
+    gain = measure_gain(count(base.per_answer), count(theirs.per_answer), paired=False)
+    return Group(name, theirs, gain)
 
 
 def _ask(
-    pair: LoadedPair, questions: Sequence[Question], service: Serving, progress: Progress
-) -> list[tuple[list[int], RequestResult]]:
-    """The prompts' token ids in the served form, and what was answered."""
-    prompts = encode(pair.tokenizer, [question.text for question in questions], service.form)
-    requests = [
-        pair.request(ids, service.sampling, max_tokens=service.max_tokens) for ids in prompts
-    ]
-    progress.stage("asking the target", len(requests) * service.max_tokens, "tokens")
-    results = pair.run(requests, lambda _, event: progress.advance(len(event.token_ids)))
-    return list(zip(prompts, results, strict=True))
+    bundle: Bundle,
+    questions: Sequence[str],
+    forms: Sequence[Form],
+    service: Serving,
+    progress: Progress,
+) -> list[list[tuple[list[int], RequestResult]]]:
+    """By form: the prompts' token ids, and what was answered."""
+    found = []
+    with LoadedPair(bundle, threads=service.threads, block_schedule=NONE) as pair:
+        for form in forms:
+            prompts = encode(pair.tokenizer, questions, form)
+            requests = [
+                pair.request(ids, service.sampling, max_tokens=service.max_tokens)
+                for ids in prompts
+            ]
+            progress.stage("asking the target", len(requests) * service.max_tokens, "tokens")
+            results = pair.run(requests, lambda _, event: progress.advance(len(event.token_ids)))
+            found.append(list(zip(prompts, results, strict=True)))
+    return found

@@ -9,14 +9,7 @@ from typing import Any
 import numpy as np
 
 from dflash_trt.decoding.replay.replayed_acceptance import RECALL_AT, UNKNOWN, Acceptance, StepTable
-from dflash_trt.proof.diagnosis.gain import (
-    Counts,
-    Gain,
-    count,
-    group_gain,
-    length_interval,
-    paired_gain,
-)
+from dflash_trt.proof.diagnosis.gain import Gain, count, length_interval, measure_gain
 from dflash_trt.proof.diagnosis.trial import Trial
 
 BREAK_EVEN = 1.5
@@ -62,8 +55,7 @@ class Evidence:
         others_context: with another answer's context; None for a single answer.
         forms: prompts in other forms, answered anew.
         groups: sets, then tags; none where there is only one.
-        reference: other rows that the draft should be good at; `is_training` says that it was
-            trained on them.
+        reference: other rows that the draft should be good at.
         break_even: tokens per step below which speculation does not pay.
     """
 
@@ -74,7 +66,6 @@ class Evidence:
     forms: Sequence[Trial] = ()
     groups: Sequence[Group] = ()
     reference: Group | None = None
-    is_training: bool = False
     break_even: float = BREAK_EVEN
 
     @property
@@ -92,7 +83,12 @@ class Evidence:
     @property
     def oracle_length(self) -> float:
         """The acceptance length if the best of each slot's 16 likeliest tokens were drafted."""
-        return oracle_length(self.base.table)
+        table = self.base.table
+        if not len(table):
+            return 0.0
+        hits = (table.rank < RECALL_AT) & (table.rank != UNKNOWN)
+        kept = np.logical_and.accumulate(hits, axis=1).sum(axis=1)
+        return float(np.minimum(kept + 1, np.maximum(table.known, 1)).mean())
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -115,48 +111,27 @@ def compare_slots(table: StepTable) -> Slots | None:
     if table.block_size < 3 or not len(table):
         return None
     drafts = table.draft_ids[:, 1:]  # slot 2 on: every shift has a token there
-    _, answers = np.unique(table.answer, return_inverse=True)
-    counts: dict[int, Counts] = {}
+    counts = {}
     for shift in (-1, 0, 1):
         tokens = table.token_ids[:, 1 + shift : 1 + shift + drafts.shape[1]]
         settled = (drafts != UNKNOWN) & (tokens != UNKNOWN)
         equal = settled & (drafts == tokens)
-        both = [np.bincount(answers, one.sum(axis=1)) for one in (equal, settled)]
+        both = [np.bincount(table.answer, one.sum(axis=1)) for one in (equal, settled)]
         counts[shift] = np.array(both, np.float64)
-    agreement = {
-        shift: float(equal.sum() / max(settled.sum(), 1))
-        for shift, (equal, settled) in counts.items()
-    }
+    sums = {shift: one.sum(axis=1) for shift, one in counts.items()}
+    agreement = {shift: float(equal / max(all_, 1)) for shift, (equal, all_) in sums.items()}
     best = max((-1, 1), key=lambda shift: agreement[shift])
-    return Slots(agreement, best, paired_gain(counts[0], counts[best]))
+    return Slots(agreement, best, measure_gain(counts[0], counts[best], paired=True))
 
 
 def compare_groups(base: Acceptance) -> list[Group]:
     """Sets and tags against all other answers."""
-    everything = count(base.per_answer)
     groups = []
     for parts in (base.sets, base.tags):
-        if len(parts) < 2:
-            continue
-        for name, part in parts.items():
-            own = count(part.per_answer)
-            others = _without(everything, own)
-            groups.append(Group(name, part, group_gain(others, own)))
+        for name, part in parts.items() if len(parts) > 1 else ():
+            others = list(base.per_answer)
+            for one in part.per_answer:
+                others.remove(one)  # equal counts are interchangeable
+            gain = measure_gain(count(others), count(part.per_answer), paired=False)
+            groups.append(Group(name, part, gain))
     return groups
-
-
-def oracle_length(table: StepTable) -> float:
-    """Mean tokens of a step that goes on while the answer's token is among the 16 likeliest."""
-    if not len(table):
-        return 0.0
-    hits = (table.rank < RECALL_AT) & (table.rank != UNKNOWN)
-    kept = np.logical_and.accumulate(hits, axis=1).sum(axis=1)
-    return float(np.minimum(kept + 1, np.maximum(table.known, 1)).mean())
-
-
-def _without(everything: Counts, part: Counts) -> Counts:
-    """The answers that are not in a part; equal counts are interchangeable."""
-    rest = [tuple(column) for column in everything.T]
-    for column in part.T:
-        rest.remove(tuple(column))
-    return np.array(rest, np.float64).reshape(-1, 2).T

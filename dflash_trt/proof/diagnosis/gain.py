@@ -15,11 +15,8 @@ DRAWS = 4000
 LEVEL = 0.995
 """What an interval holds: a score of things are tried, and noise may be taken for none of them."""
 
-MATTERS = 0.03
-"""The least relative effect on the acceptance length that is called one."""
-
-LEAST_TOKENS = 0.1
-"""The least effect in tokens a step: near 1 a few per cent are a stray draft now and then."""
+MATTERS = 0.1
+"""The least effect that is called one, in tokens a step."""
 
 FEWEST = 6
 """Answers below which nothing is concluded: their spread says too little."""
@@ -29,9 +26,6 @@ LEAST = 0.01
 
 Counts = npt.NDArray[np.float64]
 """Of answers [n]: tokens that their steps emitted, and steps: [2,n]."""
-
-Picks = npt.NDArray[np.int64]
-"""Which answers each draw has: [DRAWS,n]."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,14 +45,17 @@ class Gain:
     @property
     def is_gain(self) -> bool:
         """Longer by what matters, and not by chance."""
-        enough = self.value >= MATTERS and self.tokens >= LEAST_TOKENS
-        return self.is_known and enough and self.low > 0
+        return self.is_known and self.tokens >= MATTERS and self.low > 0
 
     @property
     def is_loss(self) -> bool:
         """Shorter, likewise."""
-        enough = self.value <= -MATTERS and self.tokens <= -LEAST_TOKENS
-        return self.is_known and enough and self.high < 0
+        return self.is_known and self.tokens <= -MATTERS and self.high < 0
+
+    def __str__(self) -> str:
+        if not self.is_known:
+            return "too few answers to compare"
+        return f"{self.value:+.1%} ({self.low:+.1%} to {self.high:+.1%})"
 
     def to_json(self) -> dict[str, Any]:
         return {"value": self.value, "low": self.low, "high": self.high, "known": self.is_known}
@@ -70,47 +67,33 @@ def count(statistics: Sequence[AcceptanceStatistics]) -> Counts:
     return np.array(pairs, np.float64).reshape(-1, 2).T
 
 
-def paired_gain(base: Counts, changed: Counts) -> Gain:
-    """What a change gains on the same answers, or on answers to the same prompts, in order."""
-    if base.shape != changed.shape:
-        raise ValueError(f"{base.shape[1]} answers are not paired with {changed.shape[1]}")
-    picks = _draw(base.shape[1])
-    return _gain(base, changed, picks, picks)
+def measure_gain(base: Counts, other: Counts, *, paired: bool) -> Gain:
+    """How much longer `other` answers' acceptance is than that of `base` ones.
 
-
-def group_gain(base: Counts, other: Counts) -> Gain:
-    """How much longer `other` answers' acceptance is than that of `base` ones."""
-    return _gain(base, other, _draw(base.shape[1], seed=1), _draw(other.shape[1], seed=2))
+    `paired`: both are of the same answers, or of answers to the same prompts, in order.
+    """
+    if not base.size or not other.size:
+        return Gain(0.0, 0.0, 0.0, 0.0, False)
+    before, after = (float(_lengths(one.sum(axis=1))) for one in (base, other))
+    drawn = _draw(other, seed=0 if paired else 1) / _draw(base, seed=0) - 1
+    enough = min(base.shape[1], other.shape[1]) >= FEWEST
+    return Gain(after / before - 1, *_interval(drawn), after - before, enough)
 
 
 def length_interval(counts: Counts) -> tuple[float, float]:
     """Where the acceptance length of such answers lies, at LEVEL."""
-    if not counts.shape[1]:
-        return 0.0, 0.0
-    return _interval(_lengths(counts, _draw(counts.shape[1])))
+    return _interval(_draw(counts, seed=0)) if counts.size else (0.0, 0.0)
 
 
-def _gain(base: Counts, other: Counts, picks: Picks, other_picks: Picks) -> Gain:
-    if not base.size or not other.size:
-        return Gain(0.0, 0.0, 0.0, 0.0, False)
-    before, after = _length(base), _length(other)
-    low, high = _interval(_lengths(other, other_picks) / _lengths(base, picks) - 1)
-    enough = min(base.shape[1], other.shape[1]) >= FEWEST
-    return Gain(after / before - 1, low, high, after - before, enough)
+def _draw(counts: Counts, seed: int) -> Counts:
+    """The acceptance lengths of DRAWS as many answers: [DRAWS]."""
+    answers = counts.shape[1]
+    picks = np.random.default_rng(seed).integers(0, answers, (DRAWS, answers))
+    return _lengths(counts[:, picks].sum(axis=2))
 
 
-def _draw(answers: int, seed: int = 0) -> Picks:
-    generator = np.random.default_rng(seed)
-    return generator.integers(0, max(answers, 1), (DRAWS, answers))
-
-
-def _length(counts: Counts) -> float:
-    tokens, steps = counts.sum(axis=1)
-    return float(max(tokens, LEAST) / max(steps, LEAST))
-
-
-def _lengths(counts: Counts, picks: Picks) -> Counts:
-    tokens, steps = np.maximum(counts[:, picks].sum(axis=2), LEAST)
+def _lengths(sums: Counts) -> Counts:
+    tokens, steps = np.maximum(sums, LEAST)
     lengths: Counts = tokens / steps
     return lengths
 

@@ -9,25 +9,19 @@ from typing import Any
 
 from dflash_trt.proof.diagnosis.cause import Cause
 from dflash_trt.proof.diagnosis.evidence import Evidence, Group
-from dflash_trt.proof.diagnosis.gain import FEWEST, LEAST_TOKENS, MATTERS, Gain, count
+from dflash_trt.proof.diagnosis.gain import FEWEST, MATTERS, Gain, count
 from dflash_trt.proof.diagnosis.trial import Trial
 
 LARGE = 0.4
 """What answers to other prompts, or to prompts in another form, must be apart to count: they differ
 by nature, the paper's sets by a third. A lesser cause is told if it gains that share of the first
-one's, and a better draft path if it would gain so much."""
-
-FALLS = 0.08
-"""How far acceptance falls from the first slots to the last ones, where recall stays high."""
-
-HIGH_RECALL = 0.9
+one's."""
 
 
 class VerdictKind(Enum):
     """What a verdict says; the value is its name in JSON."""
 
     WRONG = "something is wrong"
-    PATH = "a better draft path exists"
     DATA = "other data than in training"
     HEALTHY = "nothing is wrong"
     NOT_FOUND = "not found"
@@ -42,7 +36,7 @@ class CauseFinding:
     evidence: str
 
     def to_json(self) -> dict[str, Any]:
-        return {"cause": self.cause.value, "evidence": self.evidence, "fix": self.cause.fix}
+        return {"cause": self.cause.title, "evidence": self.evidence, "fix": self.cause.fix}
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,61 +53,36 @@ class Verdict:
         return self.findings[0].cause if self.findings else None
 
     def to_json(self) -> dict[str, Any]:
-        return {
-            "kind": self.kind.value,
-            "text": self.text,
-            "findings": [finding.to_json() for finding in self.findings],
-        }
+        findings = [finding.to_json() for finding in self.findings]
+        return {"kind": self.kind.value, "text": self.text, "findings": findings}
 
 
 def judge(evidence: Evidence) -> Verdict:
-    """What to make of the evidence: noise, or less than 3 %, is never a cause."""
+    """What to make of the evidence: noise, or less than MATTERS, is never a cause."""
     length = evidence.base.acceptance_length
     answers = count(evidence.base.per_answer).shape[1]
     if answers < FEWEST or length is None:
         what = f"{answers} answers with drafts are too few to tell causes from chance"
         return Verdict(VerdictKind.TOO_FEW, f"{what}: give at least {FEWEST}, better 16 prompts.")
-    wrong = tuple(_wrongs(evidence))
-    if wrong:
+    if wrong := tuple(_wrongs(evidence)):
         means = wrong[0].cause.means
         return Verdict(VerdictKind.WRONG, f"Acceptance is low because {means}.", wrong)
-    data = tuple(_data(evidence))
-    if data:
-        means = data[0].cause.means
-        return Verdict(VerdictKind.DATA, f"The pair works; {means}.", data)
-    low, high = evidence.expected
-    expect = f"expect about {length:.2f} tokens a step ({low:.2f} to {high:.2f}) on such prompts"
-    path = _path(evidence)
-    if path is not None:
-        text = f"Nothing is built wrongly; {path.cause.means}. Until then {expect}."
-        return Verdict(VerdictKind.PATH, text, (path,))
+    if data := tuple(_data(evidence)):
+        return Verdict(VerdictKind.DATA, f"The pair works; {Cause.DATA.means}.", data)
     if length >= evidence.break_even:
-        return Verdict(
-            VerdictKind.HEALTHY, f"Nothing is wrong: {expect}.{_open_question(evidence)}"
-        )
+        low, high = evidence.expected
+        text = f"expect about {length:.2f} tokens a step ({low:.2f} to {high:.2f}) on such prompts"
+        return Verdict(VerdictKind.HEALTHY, f"Nothing is wrong: {text}.")
     text = (
         f"Not found: {length:.2f} tokens a step are below break-even "
-        f"({evidence.break_even:.2f}), and nothing that was changed moves them by "
-        f"{MATTERS:.0%}. The draft may be weak, or these prompts unlike its training; "
+        f"({evidence.break_even:.2f}), and nothing that was changed gains {MATTERS}. "
+        "The draft may be weak, or these prompts unlike its training; "
     )
-    if evidence.reference is None or not evidence.is_training:
+    if evidence.reference is None:
         text += "--training-rows FILE tells the two apart."
     else:
-        text += "it is no better on its own rows, so train it for longer."
-    return Verdict(VerdictKind.NOT_FOUND, text + _open_question(evidence))
-
-
-def _open_question(evidence: Evidence) -> str:
-    """What more answers might show."""
-    unsure = [
-        trial
-        for trial in evidence.trials
-        if trial.gain.value >= MATTERS and trial.gain.tokens >= LEAST_TOKENS
-    ]
-    if not unsure:
-        return ""
-    best = max(unsure, key=lambda trial: trial.gain.value)
-    return f" More prompts would tell whether this is chance: {describe(best)}."
+        text += f"it is no better on {evidence.reference.name}, so train it for longer."
+    return Verdict(VerdictKind.NOT_FOUND, text)
 
 
 def _wrongs(evidence: Evidence) -> list[CauseFinding]:
@@ -134,31 +103,20 @@ def _wrongs(evidence: Evidence) -> list[CauseFinding]:
         if trial.gain.is_gain and trial.gain.value >= least:
             best.setdefault(trial.cause, trial)
     thinking, template = best.get(Cause.THINKING), best.get(Cause.TEMPLATE)
-    if thinking and template and template.gain.value < thinking.gain.value + MATTERS:
+    if thinking and template and template.gain.low < thinking.gain.value:
         del best[Cause.TEMPLATE]  # raw text has no thinking either: the nearer change will do
-    found += [
-        (trial.gain.value, CauseFinding(trial.cause, describe(trial))) for trial in best.values()
-    ]
-    if not found and (stranger := _stranger(evidence)) is not None:
-        found = [(0.0, stranger)]
+    found += [(one.gain.value, CauseFinding(one.cause, str(one))) for one in best.values()]
+    context = evidence.others_context
+    if not found and context is not None and context.gain.is_known and not context.gain.is_loss:
+        recall = evidence.base.recall_at_16[0] or 0.0
+        text = (
+            f"another answer's context does not make it worse ({context.gain.value:+.0%}), and "
+            f"only {recall:.0%} of the answers' tokens are among its first slot's 16 likeliest"
+        )
+        found = [(0.0, CauseFinding(Cause.DRAFT_WEIGHTS, text))]
     found.sort(key=lambda pair: pair[0], reverse=True)
     # What is wrong leaves little to the rest: a change that repairs a part of it is no cause.
     return [finding for gain, finding in found if gain >= LARGE * found[0][0]]
-
-
-def _stranger(evidence: Evidence) -> CauseFinding | None:
-    """Whether the draft has no use for what the target tells it."""
-    trial, recall = evidence.others_context, evidence.base.recall_at_16
-    accepted = evidence.base.conditional_acceptance
-    if trial is None or not trial.gain.is_known or trial.gain.value < -0.1:
-        return None
-    if not accepted or (accepted[0] or 0.0) > 0.3:
-        return None
-    text = (
-        f"another answer's context does not make it worse ({trial.gain.value:+.0%}), and only "
-        f"{recall[0] or 0.0:.0%} of the answers' tokens are among its first slot's 16 likeliest"
-    )
-    return CauseFinding(Cause.DRAFT_WEIGHTS, text)
 
 
 def _data(evidence: Evidence) -> Iterator[CauseFinding]:
@@ -181,38 +139,3 @@ def _is_apart(gain: Gain) -> bool:
 
 def _tau(group: Group) -> str:
     return f"{group.acceptance.acceptance_length or 0:.2f}"
-
-
-def _path(evidence: Evidence) -> CauseFinding | None:
-    """Acceptance that falls from slot to slot while the right tokens are known."""
-    rates = [one for one in evidence.base.conditional_acceptance if one is not None]
-    recalls = [one for one in evidence.base.recall_at_16 if one is not None]
-    length = evidence.base.acceptance_length or 1.0
-    if len(rates) < 4 or rates[0] < 0.5:
-        return None
-    part = max(1, len(rates) // 3)
-    falls = sum(rates[:part]) / part - sum(rates[-part:]) / part
-    oracle = evidence.oracle_length
-    if falls < FALLS or min(recalls[: 2 * part]) < HIGH_RECALL:
-        return None
-    if oracle / length < 1 + LARGE:
-        return None
-    text = (
-        f"acceptance falls from {rates[0]:.0%} in slot 1 to {rates[-1]:.0%} in slot {len(rates)}, "
-        f"while the answer's token stays among the 16 likeliest ({recalls[0]:.0%} to "
-        f"{recalls[-1]:.0%}): choosing right among those would give {oracle:.2f} tokens a step"
-    )
-    return CauseFinding(Cause.DRAFT_PATH, text)
-
-
-def describe(trial: Trial) -> str:
-    """A trial in one line."""
-    length = "none" if trial.acceptance_length is None else f"{trial.acceptance_length:.2f}"
-    return f"{trial.change}: {length} tokens a step, {show_gain(trial.gain)}"
-
-
-def show_gain(gain: Gain) -> str:
-    """A gain with its interval."""
-    if not gain.is_known:
-        return "too few answers to compare"
-    return f"{gain.value:+.1%} ({gain.low:+.1%} to {gain.high:+.1%})"

@@ -8,7 +8,6 @@ from dflash_perf.report.report_tables import Table, format_ratio
 from dflash_perf.report.style import Chart, chart_style, draw_shares, name_above, new_chart
 from dflash_trt.proof.diagnosis.diagnose import Diagnosis
 from dflash_trt.proof.diagnosis.evidence import Evidence
-from dflash_trt.proof.diagnosis.verdict import show_gain
 
 
 def render_diagnosis(bundle: str, diagnosis: Diagnosis) -> str:
@@ -69,9 +68,9 @@ def _change_table(evidence: Evidence) -> Table | None:
     rows = [
         {
             "change": trial.change,
-            "speaks for": trial.cause.value,
+            "speaks for": trial.cause.title,
             "tokens a step": format_ratio(trial.acceptance_length),
-            "gain": show_gain(trial.gain),
+            "gain": str(trial.gain),
             "answers": str(trial.answers),
         }
         for trial in evidence.tried
@@ -86,7 +85,7 @@ def _group_table(evidence: Evidence) -> Table | None:
             "answers of": group.name,
             "answers": str(group.acceptance.answers),
             "tokens a step": format_ratio(group.acceptance.acceptance_length),
-            "against the others": show_gain(group.gain),
+            "against the others": str(group.gain),
         }
         for group in groups
     ]
