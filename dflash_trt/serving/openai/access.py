@@ -8,8 +8,8 @@ import sys
 import time
 import uuid
 from collections import Counter
-from collections.abc import AsyncGenerator, Iterator
-from contextlib import aclosing, contextmanager, suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 
@@ -17,7 +17,6 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from dflash_trt.serving.client.client import TextDelta
 from dflash_trt.serving.openai.errors import ApiError
 from dflash_trt.serving.openai.figures import FrontFigures
 from dflash_trt.serving.openai.front_options import FrontOptions
@@ -31,7 +30,8 @@ _GOOD_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}", re.ASCII)
 class AccessRecord:
     """A request, as it is written down: neither its text nor its key are in it.
 
-    `key` is the name of the key, `status` None where the client left before an answer began.
+    `key` is the name of the key, `status` None where the client left before an answer began; the
+    tokens are those of outputs that came to their end.
     """
 
     time: str
@@ -44,18 +44,9 @@ class AccessRecord:
     prompt_tokens: int | None = None
     output_tokens: int | None = None
 
-    def text(self) -> str:
-        """One line, whatever the request held."""
-        tokens = "-" if self.output_tokens is None else f"{self.prompt_tokens}+{self.output_tokens}"
-        path = json.dumps(self.path)
-        return (
-            f"{self.time} {self.status or '-'} {self.method} {path} {self.seconds:.3f} s "
-            f"id={self.request_id} key={self.key or '-'} tokens={tokens}"
-        )
-
 
 class Gate:
-    """Middleware that lets requests through to `app`, with an id each.
+    """Middleware that lets HTTP requests through to `app`, with an id each.
 
     A request's state has its "record"; `figures` count it."""
 
@@ -65,9 +56,6 @@ class Gate:
         self._running: Counter[str] = Counter()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
         started, headers = time.perf_counter(), Headers(scope=scope)
         given = headers.get(REQUEST_ID, "")
         record = AccessRecord(
@@ -88,15 +76,13 @@ class Gate:
             with self._admit(record, headers):
                 await self._app(scope, receive, mark)
         except ApiError as error:
-            answer = JSONResponse(error.to_json(), error.status, headers=error.headers)
-            await answer(scope, receive, mark)
+            await JSONResponse(**error.to_response())(scope, receive, mark)
         finally:
             self._figures.count(record.path, record.status)
             record.seconds = round(time.perf_counter() - started, 6)
-            if (kind := self._options.log_format) != "none":
-                line = json.dumps(asdict(record)) if kind == "json" else record.text()
+            if self._options.log_format == "json":
                 with suppress(OSError, ValueError):  # a log that is full ends no request
-                    print(line, file=sys.stderr, flush=True)
+                    print(json.dumps(asdict(record)), file=sys.stderr, flush=True)
 
     @contextmanager
     def _admit(self, record: AccessRecord, headers: Headers) -> Iterator[None]:
@@ -119,21 +105,3 @@ class Gate:
             yield
         finally:
             self._running[key] -= 1
-
-
-async def counted(
-    deltas: AsyncGenerator[TextDelta, None], record: AccessRecord, *, counts_prompt: bool = True
-) -> AsyncGenerator[TextDelta, None]:
-    """`deltas`, whose tokens are added to `record`: the result's, before it one of each delta."""
-    told = 0
-    async with aclosing(deltas):
-        async for delta in deltas:
-            newest = told + 1
-            if delta.result is not None:
-                statistics = delta.result.statistics
-                newest = statistics.output_tokens
-                if counts_prompt:
-                    record.prompt_tokens = (record.prompt_tokens or 0) + statistics.prompt_tokens
-            record.output_tokens = (record.output_tokens or 0) + newest - told
-            told = newest
-            yield delta

@@ -6,10 +6,10 @@ from collections.abc import Collection, Sequence
 
 from tokenizers import Tokenizer
 
-from dflash_trt.serving.client.client import Prompt
+from dflash_trt.serving.client.client import GenerationRequest
 from dflash_trt.text.detokenise import AnswerPiece, TextStream
 from dflash_trt.text.harmony import HarmonyFormat
-from dflash_trt.text.thoughts import AnswerFormat, ThoughtFormat, TokenReader
+from dflash_trt.text.thoughts import AnswerFormat, TokenReader
 from dflash_trt.text.tool_calls import CallStream
 from dflash_trt.text.tools import ToolFormat, ToolUse
 
@@ -58,24 +58,26 @@ class _MarkedText:
 
 def open_reader(
     tokenizer: Tokenizer,
-    stop_strings: Sequence[str],
-    answers: AnswerFormat | frozenset[int] | None,
+    asked: GenerationRequest,
+    answers: AnswerFormat | None,
     form: ToolFormat | None,
     use: ToolUse | None,
-    prompt: Prompt,
+    *,
+    separates: bool,
 ) -> AnswerReader:
     """A reader of one answer to a chat's prompt, which may call as `use` says.
 
-    `answers` tells its reasoning apart; or is what marks it, which is text then.
+    `answers` tells its reasoning apart; unless it `separates`, what marks it is text.
     """
+    stops = asked.stop_strings
     if isinstance(answers, HarmonyFormat):
         names = [] if use is None else [one.name for one in use.callable]
-        return AnswerReader(answers.open(stop_strings, names))
+        return AnswerReader(answers.open(stops, names))
     calls, marks = None, frozenset[int]()
     if use is not None and form is not None:
         calls, marks = form.open(use), form.hidden_marks(tokenizer)
-    if isinstance(answers, ThoughtFormat):
-        return AnswerReader(answers.open(stop_strings, prompt, marks), calls)
-    marks |= answers or frozenset()
-    tokens = _MarkedText(tokenizer, stop_strings, marks) if marks else None
+    if answers is not None and separates:
+        return AnswerReader(answers.open(stops, asked.prompt, marks), calls)
+    marks |= answers.marks_shown if answers is not None else frozenset()
+    tokens = _MarkedText(tokenizer, stops, marks) if marks else None
     return AnswerReader(tokens, calls)

@@ -18,7 +18,6 @@ from starlette.routing import Route
 
 from dflash_trt.errors import DflashError
 from dflash_trt.serving.client.client import GenerationRequest, Prompt, TextDelta
-from dflash_trt.serving.openai.access import counted
 from dflash_trt.serving.openai.answer_reader import AnswerReader, open_reader
 from dflash_trt.serving.openai.body import BodyReader, read_body
 from dflash_trt.serving.openai.chat_request import CompletionRequest, read_chat, read_completion
@@ -91,7 +90,7 @@ class OpenAiApp:
                 Route("/health", self.health),
                 Route("/metrics", self.show_metrics),
                 Route("/v1/models", self.list_models),
-                Route("/v1/models/{model:path}", self.show_model),
+                Route("/v1/models/{model:path}", self.list_models),
                 Route("/v1/completions", self.complete, methods=["POST"]),
                 Route("/v1/chat/completions", self.chat, methods=["POST"]),
                 Route("/tokenize", self.tokenize, methods=["POST"]),
@@ -109,13 +108,14 @@ class OpenAiApp:
         return Response(status_code=200 if await self.upstream.is_ready() else 503)
 
     async def list_models(self, request: Request) -> Response:
-        await self._check_ready()
-        return JSONResponse({"object": "list", "data": [*map(self._describe_model, self.models)]})
-
-    async def show_model(self, request: Request) -> Response:
-        self._check_model(request.path_params["model"])
-        await self._check_ready()
-        return JSONResponse(self._describe_model(request.path_params["model"]))
+        """All models, or the one that the path names."""
+        asked = request.path_params.get("model")
+        names = self.models if asked is None else (self._check_model(asked),)
+        if not await self.upstream.is_ready():
+            raise ApiError("the model is not ready", status=503, code="unavailable")
+        about = {"object": "model", "created": self.created, "owned_by": "dflash-trt"}
+        listed = [{"id": name, **about} for name in names]
+        return JSONResponse({"object": "list", "data": listed} if asked is None else listed[0])
 
     async def show_metrics(self, request: Request) -> Response:
         ready = await self.upstream.is_ready()
@@ -124,16 +124,16 @@ class OpenAiApp:
 
     async def complete(self, request: Request) -> Response:
         asked = await self.bodies.read(request, read_completion)
-        self._check_model(asked.model)
+        self._check_model(asked.body.model)
         return await self._answer(request, asked)
 
     async def chat(self, request: Request) -> Response:
         asked = await self.bodies.read(request, read_chat)
-        self._check_model(asked.model)
-        if self.is_harmony and not asked.separates_reasoning:
+        self._check_model(asked.body.model)
+        if self.is_harmony and not asked.body.separate_reasoning:
             raise ApiError("channels are always told apart", param="separate_reasoning")
         assert asked.chat is not None
-        prompt = await unless_gone(request, self._render(asked.model, asked.chat))
+        prompt = await unless_gone(request, self._render(asked.body.model, asked.chat))
         grammar = self._bind(asked.chat.tools, asked.generation.grammar, prompt)
         generation = replace(asked.generation, prompt=prompt, grammar=grammar)
         return await self._answer(request, replace(asked, generation=generation))
@@ -158,34 +158,25 @@ class OpenAiApp:
         return await asyncio.get_running_loop().run_in_executor(self.token_thread, answer)
 
     async def _answer(self, request: Request, asked: CompletionRequest) -> Response:
-        outputs = asked.outputs()
-        leads = [await self._read_prompt(one.prompt) if asked.echo else "" for one in outputs]
-        readers = [self._open_reader(asked) for _ in outputs]
-        reasons = asked.separates_reasoning and self.answers is not None
-        writer = ReplyWriter(asked, readers, leads, self.token_bytes, reasons=reasons)
-        record, samples = request.state.record, asked.samples
-        deltas = merge(
-            [
-                counted(self.upstream.stream(one), record, counts_prompt=index % samples == 0)
-                for index, one in enumerate(outputs)
-            ]
+        outputs, core, separates = (
+            asked.outputs(),
+            self.tokenizer.core,
+            asked.body.separate_reasoning,
         )
+        leads = [await self._read_prompt(one.prompt) if asked.body.echo else "" for one in outputs]
+        readers = [AnswerReader() for _ in outputs]
+        if (chat := asked.chat) is not None:
+            given = (core, asked.generation, self.answers, self.tool_format, chat.tools)
+            readers = [open_reader(*given, separates=separates) for _ in outputs]
+        reasons, record = separates and self.answers is not None, request.state.record
+        writer = ReplyWriter(asked, readers, leads, self.token_bytes, record, reasons=reasons)
+        deltas = merge([self.upstream.stream(one) for one in outputs])
         if not asked.generation.streaming:
             results = await unless_gone(request, finish(deltas, len(outputs)))
             return JSONResponse(writer.whole(results))
         # Not before the first answer is it known which status the reply has.
         first = await unless_gone(request, anext(deltas))
         return EventStream(first, deltas, writer)
-
-    def _open_reader(self, asked: CompletionRequest) -> AnswerReader:
-        if asked.chat is None:
-            return AnswerReader()
-        core, generation = self.tokenizer.core, asked.generation
-        answers: AnswerFormat | frozenset[int] | None = self.answers
-        if isinstance(answers, ThoughtFormat) and not asked.separates_reasoning:
-            answers = answers.marks_shown
-        form, stops, prompt = self.tool_format, generation.stop_strings, generation.prompt
-        return open_reader(core, stops, answers, form, asked.chat.tools, prompt)
 
     def _bind(self, use: ToolUse | None, answer: Grammar | None, prompt: str) -> Grammar | None:
         """The grammar of a chat's answer, which stands behind its reasoning."""
@@ -234,23 +225,10 @@ class OpenAiApp:
             raise ApiError(what, status=404, param="model", code="model_not_found")
         return name
 
-    async def _check_ready(self) -> None:
-        if not await self.upstream.is_ready():
-            raise ApiError("the model is not ready", status=503, code="unavailable")
-
-    def _describe_model(self, name: str) -> dict[str, Any]:
-        return {
-            "id": name,
-            "object": "model",
-            "created": self.created,
-            "owned_by": "dflash-trt",
-        }
-
 
 async def _answer_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, DflashError)
-    answer = as_api_error(error)
-    return JSONResponse(answer.to_json(), answer.status, headers=answer.headers)
+    return JSONResponse(**as_api_error(error).to_response())
 
 
 async def _answer_http_error(request: Request, error: Exception) -> Response:

@@ -12,7 +12,6 @@ from starlette.requests import Request
 
 from dflash_trt.core.strict_json import parse_json, quoted
 from dflash_trt.core.validation import StrictRecord
-from dflash_trt.errors import DflashError
 from dflash_trt.serving.openai.errors import ApiError
 
 MAX_BODY_BYTES = 16 << 20
@@ -112,12 +111,6 @@ def read_body(kind: type[Kind], raw: Any) -> Kind:
         found = error.errors(include_url=False)
         first = min(found, key=lambda one: one["type"] != _UNKNOWN or len(one["loc"]) > 1)
         raise ApiError(_describe(first), param=_name(raw, first)) from None
-
-
-def as_refusal(error: DflashError, **renamed: str) -> ApiError:
-    """A refusal of one of the project's own records; `renamed` gives parameters by its names."""
-    where = error.where or ""
-    return ApiError(error.what, param=renamed.get(where, where) or None)
 
 
 def _describe(mistake: Any) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 from dataclasses import dataclass, fields, replace
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, Discriminator, Field, Tag
 
@@ -14,7 +14,7 @@ from dflash_trt.errors import DflashError
 from dflash_trt.sampling.penalties import MOST_BIASED, Penalties, TokenName
 from dflash_trt.sampling.token_rules import MOST_BAD
 from dflash_trt.serving.client.client import GenerationRequest, Prompt
-from dflash_trt.serving.openai.body import Body, Count, Text, TokenId, as_refusal, read_body
+from dflash_trt.serving.openai.body import Body, Count, Text, TokenId, read_body
 from dflash_trt.serving.openai.errors import ApiError
 from dflash_trt.serving.openai.messages import (
     Conversation,
@@ -104,6 +104,7 @@ class _CompletionBody(_CommonBody):
     echo: bool = False
     best_of: Literal[1] = 1
     suffix: Literal[""] = ""
+    separate_reasoning: ClassVar[bool] = False
 
 
 class _ChatBody(_CommonBody, TemplateBody):
@@ -118,6 +119,7 @@ class _ChatBody(_CommonBody, TemplateBody):
     function_call: Literal["none", "auto"] = "auto"
     modalities: list[Literal["text"]] = Field(["text"])
     store: Literal[False] = False
+    echo: ClassVar[bool] = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,29 +127,21 @@ class CompletionRequest:
     """What both kinds of request ask for.
 
     Args:
+        body: as it came.
         generation: for the served model; a chat's prompt is empty until its template has run.
-        samples: outputs of each prompt.
         prompts: of a completion, at least one; none of a chat.
-        echo: a completion's texts begin with their prompts.
-        prompt_logprobs: so many alternatives of each token of a prompt are shown; None: nothing is.
         chat: what the prompt of a chat is made of; None of a completion.
-        separates_reasoning: a chat's reply tells it from the content, where the model marks it.
-        include_usage: a stream ends with the token counts.
     """
 
-    model: str
+    body: _CompletionBody | _ChatBody
     generation: GenerationRequest
-    include_usage: bool
-    samples: int = 1
     prompts: tuple[Prompt, ...] = ()
-    echo: bool = False
-    prompt_logprobs: int | None = None
     chat: Conversation | None = None
-    separates_reasoning: bool = False
 
     @property
-    def is_chat(self) -> bool:
-        return self.chat is not None
+    def include_usage(self) -> bool:
+        """Whether a stream ends with the token counts."""
+        return self.body.stream_options is not None and self.body.stream_options.include_usage
 
     def outputs(self) -> list[GenerationRequest]:
         """What is asked of the model: of one prompt after the other its samples.
@@ -155,19 +149,15 @@ class CompletionRequest:
         A sample's seed is one more than that of the sample before it, so that each can be had
         again alone. The prompt of a chat is looked at once.
         """
-        sampling = self.generation.sampling
-        samplings = [
-            replace(sampling, seed=(sampling.seed + sample) % 2**64)
-            for sample in range(self.samples)
+        generation, seed = self.generation, self.generation.sampling.seed
+        asked = [
+            replace(generation, prompt=prompt, sampling=replace(generation.sampling, seed=one))
+            for prompt in self.prompts or (generation.prompt,)
+            for one in ((seed + sample) % 2**64 for sample in range(self.body.n))
         ]
-        if self.is_chat:
-            first, *others = (replace(self.generation, sampling=one) for one in samplings)
-            return [first, *(replace(one, prompt_logprobs=None) for one in others)]
-        return [
-            replace(self.generation, prompt=prompt, sampling=one)
-            for prompt in self.prompts
-            for one in samplings
-        ]
+        if self.chat is None:
+            return asked
+        return [asked[0], *(replace(one, prompt_logprobs=None) for one in asked[1:])]
 
 
 def read_completion(raw: Any) -> CompletionRequest:
@@ -175,59 +165,48 @@ def read_completion(raw: Any) -> CompletionRequest:
     body = read_body(_CompletionBody, raw)
     given: Any = [body.prompt] if _find_form(body.prompt) != "several" else body.prompt
     prompts = tuple(tuple(one) if isinstance(one, list) else one for one in given)
-    _check_choices(len(prompts), body.n)
     most = DEFAULT_COMPLETION_TOKENS if body.max_tokens is None else body.max_tokens
-    generation = _read_generation(body, prompts[0], most, body.logprobs)
+    generation = _read_generation(body, prompts, most, body.logprobs)
     if body.echo and body.logprobs is not None:
         of_prompt = max(body.logprobs, body.prompt_logprobs or 0)
         generation = replace(generation, prompt_logprobs=of_prompt)
-    return CompletionRequest(
-        model=body.model,
-        generation=generation,
-        include_usage=_read_usage(body),
-        samples=body.n,
-        prompts=prompts,
-        echo=body.echo,
-        prompt_logprobs=body.prompt_logprobs,
-    )
+    return CompletionRequest(body=body, generation=generation, prompts=prompts)
 
 
 def read_chat(raw: Any) -> CompletionRequest:
     """Reads the body of POST /v1/chat/completions."""
     body = read_body(_ChatBody, raw)
-    _check_choices(1, body.n)
     most = body.max_completion_tokens if body.max_tokens is None else body.max_tokens
     if body.max_completion_tokens not in (None, most):
         raise ApiError("differs from max_completion_tokens", param="max_tokens")
     if body.top_logprobs and not body.logprobs:
         raise ApiError("goes with logprobs: true only", param="top_logprobs")
-    top = body.top_logprobs if body.logprobs else None
-    return CompletionRequest(
-        model=body.model,
-        generation=_read_generation(body, None, most, top),
-        include_usage=_read_usage(body),
-        samples=body.n,
-        prompt_logprobs=body.prompt_logprobs,
-        chat=read_conversation(
-            body.messages, body, body.tool_choice, parallel=body.parallel_tool_calls
-        ),
-        separates_reasoning=body.separate_reasoning,
-    )
+    generation = _read_generation(body, (), most, body.top_logprobs if body.logprobs else None)
+    parallel = body.parallel_tool_calls
+    chat = read_conversation(body.messages, body, body.tool_choice, parallel=parallel)
+    return CompletionRequest(body=body, generation=generation, chat=chat)
 
 
 def _read_generation(
-    body: _CommonBody, prompt: Prompt | None, max_tokens: int | None, logprobs: int | None
+    body: _CommonBody, prompts: tuple[Prompt, ...], max_tokens: int | None, logprobs: int | None
 ) -> GenerationRequest:
     """What is asked of the served model; a chat has no prompt yet."""
+    count = len(prompts) or 1
+    if count * body.n > MOST_CHOICES:
+        of = f"{body.n:,}" if count == 1 else f"{count:,} prompts of {body.n:,}"
+        what = f"{of} outputs are more than {MOST_CHOICES} in one request"
+        raise ApiError(what, param="n" if body.n > 1 else "prompt")
+    if body.stream_options is not None and not body.stream:
+        raise ApiError("goes with stream: true only", param="stream_options")
     grammar, allowed = read_structure(body), body.allowed_token_ids
     try:
         return GenerationRequest(
-            prompt=prompt or "",
+            prompt=prompts[0] if prompts else "",
             max_tokens=max_tokens,
             sampling=SamplingParams(**{name: getattr(body, name) for name in _SAMPLING}),
             stop_strings=tuple(body.stop),
             ignore_eos=body.ignore_eos,
-            add_special_tokens=prompt is not None,  # a chat's template writes them itself
+            add_special_tokens=bool(prompts),  # a chat's template writes them itself
             streaming=body.stream,
             logprobs=logprobs,
             logprobs_mode=body.logprobs_mode,
@@ -243,21 +222,5 @@ def _read_generation(
             grammar=grammar,
         )
     except DflashError as error:
-        raise as_refusal(error, stop_strings="stop") from error
-
-
-def _read_usage(body: _CommonBody) -> bool:
-    """Whether the stream's end has the usage."""
-    if body.stream_options is None:
-        return False
-    if not body.stream:
-        raise ApiError("goes with stream: true only", param="stream_options")
-    return body.stream_options.include_usage
-
-
-def _check_choices(prompts: int, samples: int) -> None:
-    """Raises ApiError for more outputs than a request may have."""
-    if prompts * samples > MOST_CHOICES:
-        of = f"{samples:,}" if prompts == 1 else f"{prompts:,} prompts of {samples:,}"
-        what = f"{of} outputs are more than {MOST_CHOICES} in one request"
-        raise ApiError(what, param="n" if samples > 1 else "prompt")
+        param = "stop" if error.where == "stop_strings" else error.where
+        raise ApiError(error.what, param=param) from error

@@ -18,27 +18,15 @@ _OTHER_FILES = 3 * ACCEPTED_AT_ONCE + 128
 
 
 class GuardedConnection(H11Protocol):
-    """A client's connection, which a client that is slow or silent does not keep.
-
-    Where there are too many, the oldest of those without a request goes.
-    """
+    """A client's connection, which a client that is slow or silent does not keep."""
 
     _timer: asyncio.TimerHandle | None = None
-    _since = 0.0
-
-    @property
-    def is_idle(self) -> bool:
-        """Whether no request of it is being answered."""
-        return self.cycle is None or self.cycle.response_complete
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         self._await_head()
-        others = (one for one in self.connections if isinstance(one, GuardedConnection))
         if len(self.connections) > count_connections():
-            idle = [one for one in others if one.is_idle and one is not self]
-            if idle:
-                min(idle, key=lambda one: one._since).drop()
+            self.drop()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._set_timer(None)
@@ -70,10 +58,9 @@ class GuardedConnection(H11Protocol):
 
     def _await_head(self) -> None:
         def give_up() -> None:
-            if self.is_idle:
+            if self.cycle is None or self.cycle.response_complete:  # no request is answered
                 self.drop()
 
-        self._since = self.loop.time()
         self._set_timer(self.loop.call_later(HEAD_S, give_up))
 
     def _set_timer(self, timer: asyncio.TimerHandle | None) -> None:

@@ -8,9 +8,14 @@ from dflash_trt.errors import DflashError
 from dflash_trt.serving.client.errors import Problem, ServedModelError
 from dflash_trt.text.sandbox import SandboxLostError
 
-# Others: 500.
-_STATUS_OF: dict[Problem, int] = {"refused": 400, "unavailable": 503, "overdue": 504}
-_CODE_OF = {504: "timeout", 503: "unavailable", 500: "failed"}
+_UNAVAILABLE = (503, "unavailable")
+# Status and code by whose fault an error of the served model is.
+_ANSWERS: dict[Problem, tuple[int, str | None]] = {
+    "refused": (400, None),
+    "unavailable": _UNAVAILABLE,
+    "overdue": (504, "timeout"),
+}
+_FAILED = (500, "failed")
 RETRY_AFTER_S = 1
 
 
@@ -18,17 +23,10 @@ class ApiError(DflashError):
     """An error as an answer of HTTP `status`: `param` is at fault, `code` OpenAI's name of it."""
 
     def __init__(
-        self,
-        what: str,
-        *,
-        status: int = 400,
-        param: str | None = None,
-        code: str | None = None,
+        self, what: str, *, status: int = 400, param: str | None = None, code: str | None = None
     ) -> None:
         super().__init__(what, where=param)
-        self.status = status
-        self.param = param
-        self.code = code
+        self.status, self.param, self.code = status, param, code
 
     @property
     def headers(self) -> dict[str, str]:
@@ -45,15 +43,20 @@ class ApiError(DflashError):
             "error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}
         }
 
+    def to_response(self) -> dict[str, Any]:
+        """The arguments of its JSONResponse."""
+        return {"content": self.to_json(), "status_code": self.status, "headers": self.headers}
+
 
 def as_api_error(error: DflashError) -> ApiError:
     """Any of the project's errors as an answer, without the server's address."""
     if isinstance(error, ApiError):
         return error
-    if isinstance(error, ServedModelError):
-        status = _STATUS_OF.get(error.problem, 500)
-        return ApiError(error.what, status=status, code=_CODE_OF.get(status))
     if isinstance(error, SandboxLostError):
-        return ApiError(error.what, status=503, code=_CODE_OF[503])
+        status, code = _UNAVAILABLE
+        return ApiError(error.what, status=status, code=code)
+    if isinstance(error, ServedModelError):
+        status, told = _ANSWERS.get(error.problem, _FAILED)
+        return ApiError(error.what, status=status, code=told)
     # Its `fix` speaks to who runs the server.
     return ApiError(error.what if error.where is None else f"{error.where}: {error.what}")

@@ -42,9 +42,8 @@ class FrontFigures:
         lines = []
         for name, kind in FRONT_KINDS.items():
             lines += [f"# HELP {name} {_TEXTS[name]}", f"# TYPE {name} {kind}"]
-            if name == ANSWERS:
-                for (path, code), count in sorted(self._answers.items()):
-                    lines.append(f'{name}{{path="{path}",code="{code}"}} {count}')
-            else:
+            if name != ANSWERS:
                 lines.append(f"{name} {int(ready) if name == READY else self.count_failures()}")
+        for (path, code), count in sorted(self._answers.items()):
+            lines.append(f'{ANSWERS}{{path="{path}",code="{code}"}} {count}')
         return "\n".join([*lines, ""]).encode() + self.read_server()

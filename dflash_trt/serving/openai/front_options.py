@@ -11,7 +11,7 @@ from dflash_trt.core.files import FileKind, find_file
 from dflash_trt.errors import DflashError, one_line, refuse_options
 from dflash_trt.serving.openai.keys import KEYS_VARIABLE, KeyRing
 
-LogFormat = Literal["none", "text", "json"]
+LogFormat = Literal["none", "json"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,13 +48,13 @@ class FrontOptions:
 
     def check_tls(self) -> None:
         """Raises DflashError (usage) for a certificate and key that do not fit, or one alone."""
-        if self.tls_cert is None and self.tls_key is None:
-            return
+        given = {"--tls-cert": self.tls_cert, "--tls-key": self.tls_key}
+        missing = [name for name, file in given.items() if file is None]
+        if len(missing) == 1:
+            (present,) = given.keys() - missing
+            raise DflashError(f"needs {missing[0]} too", where=present, usage=True)
         if self.tls_cert is None or self.tls_key is None:
-            given, other = "--tls-cert", "--tls-key"
-            if self.tls_cert is None:
-                given, other = other, given
-            raise DflashError(f"needs {other} too", where=given, usage=True)
+            return
         certificate = find_file(self.tls_cert, FileKind.PEM, named=True)
         key = find_file(self.tls_key, FileKind.PEM, named=True)
         try:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
@@ -21,7 +20,6 @@ from dflash_trt.text.tools import ToolUse
 VARIABLES, EFFORT = "chat_template_kwargs", "reasoning_effort"
 MOST_VARIABLES = 32
 _TAKEN = {"messages", "tools", "documents", "add_generation_prompt", *SPECIAL_TOKENS}
-_NAME = re.compile(r"[A-Za-z_]\w{0,63}", re.ASCII)
 
 
 def _read_arguments(given: Any) -> Any:
@@ -133,20 +131,11 @@ def read_conversation(
     *,
     parallel: bool = True,
 ) -> Conversation:
-    """A chat as its template takes it; the choice of tools as OpenAI has it."""
-    return Conversation(
-        messages=_read_messages(messages),
-        variables=_read_variables(body),
-        tools=read_tools(body.tools, choice, parallel=parallel),
-    )
-
-
-def _read_messages(given: Sequence[_Told | _Answered | _Result]) -> tuple[Message, ...]:
-    """The messages as templates take them: results have the name of their function."""
+    """A chat as its template takes it: results have the name of their function."""
     waiting: dict[str, str] = {}
     """Names of the functions whose results have not come, by the calls' ids."""
     read: list[Message] = []
-    for place, one in enumerate(given):
+    for place, one in enumerate(messages):
         where = f"messages[{place}]"
         message: dict[str, Any] = {"role": one.role, "content": one.content}
         if isinstance(one, _Result):
@@ -165,7 +154,8 @@ def _read_messages(given: Sequence[_Told | _Answered | _Result]) -> tuple[Messag
                 waiting[each.id] = each.function.name
         read.append(message)
     _check_answered(waiting, "messages")
-    return tuple(read)
+    tools = read_tools(body.tools, choice, parallel=parallel)
+    return Conversation(messages=tuple(read), variables=_read_variables(body), tools=tools)
 
 
 def _check_answered(waiting: Mapping[str, str], where: str) -> None:
@@ -177,10 +167,6 @@ def _check_answered(waiting: Mapping[str, str], where: str) -> None:
 def _read_variables(body: TemplateBody) -> dict[str, Any]:
     """What a request gives its template, the effort included."""
     given, effort = body.chat_template_kwargs, body.reasoning_effort
-    for name in given:
-        if not _NAME.fullmatch(name) or name in _TAKEN:
-            what = f"{quoted(name)} is no variable that a request may fill"
-            raise ApiError(what, param=VARIABLES)
     if effort is None:
         return dict(given)
     if given.get(EFFORT, effort) != effort:
@@ -189,11 +175,11 @@ def _read_variables(body: TemplateBody) -> dict[str, Any]:
 
 
 def check_variables(model: str, renderer: ChatRenderer, variables: Mapping[str, Any]) -> None:
-    """Raises ApiError for one that the template of `model` does not use."""
+    """Raises ApiError for one that the template of `model` does not use, or that is not free."""
     for name in variables:
-        if renderer.knows(name):
+        if renderer.knows(name) and name not in _TAKEN:
             continue
         if name == EFFORT:
             raise ApiError(f"{model} reasons at no given effort", param=EFFORT)
-        what = f"the chat template of {model} has no such variable"
-        raise ApiError(what, param=f"{VARIABLES}.{name}")
+        what = f"{quoted(name)} is no variable of {model}'s chat template that a request may fill"
+        raise ApiError(what, param=VARIABLES)

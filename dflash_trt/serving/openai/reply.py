@@ -5,17 +5,17 @@ from __future__ import annotations
 import json
 import secrets
 import time
-from collections.abc import Mapping, Sequence
-from types import MappingProxyType
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from dflash_trt.decoding import RequestResult, RequestStatistics, TokenLogprob
 from dflash_trt.errors import DflashError
 from dflash_trt.serving.client.client import TextDelta
+from dflash_trt.serving.openai.access import AccessRecord
 from dflash_trt.serving.openai.answer_reader import AnswerReader
 from dflash_trt.serving.openai.chat_request import CompletionRequest
 from dflash_trt.serving.openai.errors import as_api_error
-from dflash_trt.serving.openai.logprobs import LogprobsWriter, describe_prompt
+from dflash_trt.serving.openai.logprobs import LogprobsWriter, describe_prompt_logprobs
 from dflash_trt.text.detokenise import AnswerPiece, CallPiece
 from dflash_trt.text.tokenizer import TokenBytes
 
@@ -29,6 +29,7 @@ class ReplyWriter:
         readers: of each choice, what tells its content from its reasoning and its calls.
         reasons: replies say what the reasoning was.
         leads: of each choice, the text that it begins with: the prompt, where it is echoed.
+        record: is told the tokens of each output that has ended.
     """
 
     def __init__(
@@ -37,71 +38,110 @@ class ReplyWriter:
         readers: Sequence[AnswerReader],
         leads: Sequence[str],
         tokens: TokenBytes,
+        record: AccessRecord,
         *,
         reasons: bool,
     ) -> None:
-        self._chat, self._samples = asked.is_chat, asked.samples
-        self._include_usage = asked.include_usage
+        self._asked, self._record, self._is_chat = asked, record, asked.chat is not None
+        top = asked.body.prompt_logprobs
+
+        def describe_prompt(logprobs: Sequence[TokenLogprob] | None) -> dict[str, Any]:
+            if top is None or logprobs is None:
+                return {}
+            return {"prompt_logprobs": describe_prompt_logprobs(tokens, logprobs, top)}
+
+        self._describe_prompt = describe_prompt
         self._choices = [
-            _Choice(index, asked, reader, lead, tokens, reasons=reasons)
+            _Choice(index, asked, reader, lead, tokens, describe_prompt, reasons=reasons)
             for index, (reader, lead) in enumerate(zip(readers, leads, strict=True))
         ]
-        self._results: dict[int, RequestResult] = {}
+        self._statistics: dict[int, RequestStatistics] = {}
         prefix, self._object = (
-            ("chatcmpl", "chat.completion") if self._chat else ("cmpl", "text_completion")
+            ("chatcmpl", "chat.completion") if self._is_chat else ("cmpl", "text_completion")
         )
         self._head: dict[str, Any] = {
             "id": f"{prefix}-{secrets.token_hex(12)}",
             "created": int(time.time()),
-            "model": asked.model,
+            "model": asked.body.model,
         }
 
     def whole(self, results: Sequence[RequestResult]) -> dict[str, Any]:
         """The reply to a request that does not stream, of each choice's result."""
-        pairs = zip(self._choices, results, strict=True)
+        choices = []
+        for index, result in enumerate(results):
+            self._take(index, result.statistics)
+            choices.append(self._choices[index].whole(result))
         return {
             **self._head,
             "object": self._object,
-            **self._choices[0].of_prompt(results[0].prompt_logprobs, chat=True),
-            "choices": [choice.whole(result) for choice, result in pairs],
-            "usage": _describe_usage([one.statistics for one in results], self._samples),
+            **(self._describe_prompt(results[0].prompt_logprobs) if self._is_chat else {}),
+            "choices": choices,
+            "usage": self._describe_usage(),
         }
 
     def opening(self) -> bytes:
         """What a stream begins with: who speaks in a chat, an echo without log-probabilities."""
-        return b"".join(self._event(one, None) for choice in self._choices for one in choice.open())
+        return b"".join(self._event(one) for choice in self._choices for one in choice.open())
 
     def piece(self, index: int, delta: TextDelta) -> bytes:
         """The chunks of a choice's delta; none while there is nothing to show yet."""
         choice = self._choices[index]
-        chunks = b"".join(self._event(one, None) for one in choice.continue_by(delta))
-        if shown := choice.of_prompt(delta.prompt_logprobs, chat=True):
-            chunks = self._event(choice.chunk({}), None, shown) + chunks
+        chunks = b"".join(map(self._event, choice.continue_by(delta)))
+        if self._is_chat and (shown := self._describe_prompt(delta.prompt_logprobs)):
+            chunks = self._event(choice.chunk({}), **shown) + chunks
         if delta.result is None:
             return chunks
-        self._results[index] = delta.result
-        if len(self._results) < len(self._choices):
+        self._take(index, delta.result.statistics)
+        if len(self._statistics) < len(self._choices):
             return chunks
-        if self._include_usage:
-            each = [self._results[place].statistics for place in range(len(self._choices))]
-            chunks += self._event(None, _describe_usage(each, self._samples))
+        if self._asked.include_usage:
+            chunks += self._event(None, usage=self._describe_usage())
         return chunks + b"data: [DONE]\n\n"
 
+    def _take(self, index: int, one: RequestStatistics) -> None:
+        self._statistics[index], record = one, self._record
+        record.output_tokens = (record.output_tokens or 0) + one.output_tokens
+        if index % self._asked.body.n == 0:  # a prompt counts once
+            record.prompt_tokens = (record.prompt_tokens or 0) + one.prompt_tokens
+
     def _event(
-        self,
-        choice: dict[str, Any] | None,
-        usage: dict[str, Any] | None,
-        shown: Mapping[str, Any] = MappingProxyType({}),
+        self, choice: dict[str, Any] | None, *, usage: dict[str, Any] | None = None, **shown: Any
     ) -> bytes:
         body: dict[str, Any] = {
             **self._head,
             **shown,
-            "object": "chat.completion.chunk" if self._chat else self._object,
+            "object": "chat.completion.chunk" if self._is_chat else self._object,
             "choices": [] if choice is None else [choice],
         }
-        if self._include_usage:
-            body["usage"] = usage
-        return _to_event(body)
+        return _to_event(body | ({"usage": usage} if self._asked.include_usage else {}))
+
+    def _describe_usage(self) -> dict[str, Any]:
+        """Token counts of the choices, of which samples of one prompt count it once.
+
+        Drafts go under the names that OpenAI has for predicted output. What came of prompts from a
+        prefix cache is said where there is one.
+        """
+        each = [one for _, one in sorted(self._statistics.items())]
+        firsts = each[:: self._asked.body.n]
+        prompt = sum(one.prompt_tokens for one in firsts)
+        output = sum(one.output_tokens for one in each)
+        cached = [
+            one.cached_prompt_tokens for one in firsts if one.cached_prompt_tokens is not None
+        ]
+        accepted = sum(one.accepted_tokens for one in each)
+        forced = [one.forced_tokens for one in each if one.forced_tokens is not None]
+        return {
+            "prompt_tokens": prompt,
+            "completion_tokens": output,
+            "total_tokens": prompt + output,
+            **({"prompt_tokens_details": {"cached_tokens": sum(cached)}} if cached else {}),
+            "completion_tokens_details": {
+                "accepted_prediction_tokens": accepted,
+                "rejected_prediction_tokens": sum(one.drafted_tokens for one in each) - accepted,
+                "num_verify_steps": sum(one.steps for one in each),
+                **({"forced_tokens": sum(forced)} if forced else {}),
+            },
+        }
 
 
 class _Choice:
@@ -114,40 +154,38 @@ class _Choice:
         reader: AnswerReader,
         lead: str,
         tokens: TokenBytes,
+        describe_prompt: Callable[[Sequence[TokenLogprob] | None], dict[str, Any]],
         *,
         reasons: bool,
     ) -> None:
-        self._index, self._chat, self._reader, self._lead = index, asked.is_chat, reader, lead
-        self._reasons, self._has_called = reasons, False
-        self._logprobs: LogprobsWriter | None = None
-        self._tokens, self._prompt_top = tokens, asked.prompt_logprobs
-        self._echoes = asked.echo
+        self._index, self._reader, self._lead, self._reasons = index, reader, lead, reasons
+        self._is_chat, self._echoes = asked.chat is not None, asked.body.echo
+        self._describe_prompt = describe_prompt
+        self._has_called = False
         # A completion's begins when its prompt's log-probabilities are there.
-        self._waits = not self._chat and asked.generation.prompt_logprobs is not None
+        self._waits = not self._is_chat and asked.generation.prompt_logprobs is not None
+        top = asked.generation.logprobs
+        self._logprobs = (
+            None if top is None else LogprobsWriter(tokens, chat=self._is_chat, top=top)
+        )
         self._untold: list[TokenLogprob] = []
-        if (top := asked.generation.logprobs) is not None:
-            self._logprobs = LogprobsWriter(tokens, chat=self._chat, top=top)
 
     def whole(self, result: RequestResult) -> dict[str, Any]:
         """The choice of a reply that does not stream."""
-        shown: dict[str, Any] = (
-            {"message": {"role": "assistant", **self._message(result), "refusal": None}}
-            if self._chat
-            else {
-                "text": self._lead + (result.text or ""),
-                **self._begin_text(result.prompt_logprobs),
-            }
-        )
+        if self._is_chat:
+            message = {"role": "assistant", **self._message(result), "refusal": None}
+            shown: dict[str, Any] = {"message": message}
+        else:
+            text = self._lead + (result.text or "")
+            shown = {"text": text, **self._begin_text(result.prompt_logprobs)}
         self._untold += result.logprobs or ()
         return self._show(shown, self._reason(result))
 
     def open(self) -> list[dict[str, Any]]:
         """What its stream begins with."""
-        if self._chat:
+        if self._is_chat:
             return [self.chunk({"role": "assistant", "content": ""})]
-        if self._waits or not self._lead:
-            return []
-        return [self.chunk({"content": self._lead})]
+        return [] if self._waits or not self._lead else [self.chunk({"content": self._lead})]
 
     def continue_by(self, delta: TextDelta) -> list[dict[str, Any]]:
         """What its stream goes on with, up to its end."""
@@ -163,19 +201,16 @@ class _Choice:
         chunks += self._chunks(self._reader.flush())
         return [*chunks, self.chunk({}, self._reason(delta.result))]
 
-    def of_prompt(
-        self, logprobs: Sequence[TokenLogprob] | None, *, chat: bool = False
-    ) -> dict[str, Any]:
-        """What a `chat` says of its prompt, which all of its choices have, or a completion."""
-        if chat != self._chat or self._prompt_top is None or logprobs is None:
-            return {}
-        return {"prompt_logprobs": describe_prompt(self._tokens, logprobs, self._prompt_top)}
+    def chunk(self, delta: Mapping[str, Any], reason: str | None = None) -> dict[str, Any]:
+        """A piece of its stream, which adds `delta`."""
+        shown = {"delta": delta} if self._is_chat else {"text": delta.get("content", "")}
+        return self._show(shown, reason)
 
     def _begin_text(self, logprobs: Sequence[TokenLogprob] | None) -> dict[str, Any]:
         """What a completion says of its prompt; of an echo its tokens come first."""
         if self._echoes and self._logprobs is not None:
             self._untold += logprobs or ()
-        return self.of_prompt(logprobs)
+        return self._describe_prompt(logprobs)
 
     def _message(self, result: RequestResult) -> dict[str, Any]:
         whole = self._reader.push(result.text or "", result.token_ids) + self._reader.flush()
@@ -193,20 +228,14 @@ class _Choice:
         return "tool_calls" if self._has_called and is_whole else result.finish_reason
 
     def _chunks(self, piece: AnswerPiece) -> list[dict[str, Any]]:
-        chunks = []
+        self._has_called |= bool(piece.calls)
+        deltas: list[dict[str, Any]] = []
         if piece.reasoning:
-            chunks.append(self.chunk({"reasoning_content": piece.reasoning}))
+            deltas.append({"reasoning_content": piece.reasoning})
         if piece.content:
-            chunks.append(self.chunk({"content": piece.content}))
-        for call in piece.calls:
-            self._has_called = True
-            chunks.append(self.chunk({"tool_calls": [_describe_call(call)]}))
-        return chunks
-
-    def chunk(self, delta: Mapping[str, Any], reason: str | None = None) -> dict[str, Any]:
-        """A piece of its stream, which adds `delta`."""
-        shown = {"delta": delta} if self._chat else {"text": delta.get("content", "")}
-        return self._show(shown, reason)
+            deltas.append({"content": piece.content})
+        deltas += [{"tool_calls": [_describe_call(call)]} for call in piece.calls]
+        return [self.chunk(delta) for delta in deltas]
 
     def _show(self, shown: Mapping[str, Any], reason: str | None) -> dict[str, Any]:
         """With the log-probabilities that no chunk has had yet."""
@@ -235,34 +264,6 @@ def _join_calls(pieces: Sequence[CallPiece]) -> list[dict[str, Any]]:
 
 def _open_call() -> dict[str, str]:
     return {"id": f"call_{secrets.token_hex(12)}", "type": "function"}
-
-
-def _describe_usage(each: Sequence[RequestStatistics], samples: int) -> dict[str, Any]:
-    """Token counts of the choices, of which `samples` after another have one prompt.
-
-    A prompt counts once. Drafts go under the names that OpenAI has for predicted output. What came
-    of prompts from a prefix cache is said where there is one.
-    """
-    firsts = each[::samples]
-    prompt, output = (
-        sum(one.prompt_tokens for one in firsts),
-        sum(one.output_tokens for one in each),
-    )
-    known = [one.cached_prompt_tokens for one in firsts if one.cached_prompt_tokens is not None]
-    accepted = sum(one.accepted_tokens for one in each)
-    forced = [one.forced_tokens for one in each if one.forced_tokens is not None]
-    return {
-        "prompt_tokens": prompt,
-        "completion_tokens": output,
-        "total_tokens": prompt + output,
-        **({"prompt_tokens_details": {"cached_tokens": sum(known)}} if known else {}),
-        "completion_tokens_details": {
-            "accepted_prediction_tokens": accepted,
-            "rejected_prediction_tokens": sum(one.drafted_tokens for one in each) - accepted,
-            "num_verify_steps": sum(one.steps for one in each),
-            **({"forced_tokens": sum(forced)} if forced else {}),
-        },
-    }
 
 
 def _to_event(body: Mapping[str, Any]) -> bytes:

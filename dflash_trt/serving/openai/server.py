@@ -43,11 +43,7 @@ class OpenAiServer:
 
             from dflash_trt.serving.openai.access import Gate
             from dflash_trt.serving.openai.app import OpenAiApp
-            from dflash_trt.serving.openai.connections import (
-                ACCEPTED_AT_ONCE,
-                GuardedConnection,
-                count_connections,
-            )
+            from dflash_trt.serving.openai.connections import ACCEPTED_AT_ONCE, GuardedConnection
         except ImportError as error:
             raise DflashError(
                 f"the OpenAI front needs starlette and uvicorn ({one_line(error)})",
@@ -64,9 +60,9 @@ class OpenAiServer:
                 ssl_keyfile=options.tls_key,
                 http=GuardedConnection,
                 backlog=ACCEPTED_AT_ONCE,
-                limit_concurrency=count_connections() + 1,
                 timeout_graceful_shutdown=_FLUSH_S,
                 lifespan="off",
+                ws="none",
                 log_config=None,
                 access_log=False,
                 server_header=False,

@@ -29,11 +29,6 @@ async def merge(streams: Sequence[Deltas]) -> ChoiceDeltas:
 
     The first error of one ends all of them.
     """
-    if len(streams) == 1:
-        async with aclosing(streams[0]) as only:
-            async for delta in only:
-                yield 0, delta
-        return
     waiting: asyncio.Queue[tuple[int, TextDelta] | Exception | None] = asyncio.Queue(_MOST_WAITING)
 
     async def read(index: int, stream: Deltas) -> None:

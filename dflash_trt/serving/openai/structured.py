@@ -55,7 +55,7 @@ class StructuredBody(Body):
 
 def read_structure(body: StructuredBody) -> Grammar | None:
     """The grammar that a request's fields ask for; None for any text."""
-    given: list[tuple[str, str, Any]] = []
+    given: list[tuple[str, Any, Any]] = []
     match body.response_format:
         case _PlainFormat(type="json_object"):
             given.append(("response_format", "json_object", True))
@@ -69,22 +69,13 @@ def read_structure(body: StructuredBody) -> Grammar | None:
         raise ApiError(f"does not go with {asked[0][0].split('.')[0]}", param=asked[1][0])
     for where, kind, value in asked:
         try:
-            return _make(kind, value)
+            if kind == "json":
+                text = value if isinstance(value, str) else schema_text(value)
+                return Grammar("json_schema", text)
+            if kind == "choice":
+                lark_choice(json.dumps(value))
+                return Grammar(kind, json.dumps(value))
+            return Grammar(kind, "" if kind == "json_object" else value)
         except DflashError as error:
             raise ApiError(error.what, param=where) from error
     return None
-
-
-def _make(kind: str, value: Any) -> Grammar:
-    match kind:
-        case "json":
-            return Grammar("json_schema", value if isinstance(value, str) else schema_text(value))
-        case "choice":
-            grammar = Grammar("choice", json.dumps(value))
-            lark_choice(grammar.text)
-            return grammar
-        case "regex":
-            return Grammar("regex", value)
-        case "grammar":
-            return Grammar("grammar", value)
-    return Grammar("json_object")

@@ -41,12 +41,6 @@ class TokenizeRequest(TemplateBody):
     def chat(self) -> Conversation | None:
         return None if self.messages is None else read_conversation(self.messages, self)
 
-    @property
-    def special(self) -> bool:
-        """Whether the tokenizer adds its special tokens; a chat's template writes them itself."""
-        given = self.add_special_tokens
-        return self.messages is None if given is None else given
-
 
 class DetokenizeRequest(Body):
     """Token ids of which the text is asked."""
@@ -74,10 +68,10 @@ def tokenize(
     if len(text) > MAX_CHARACTERS:
         what = f"a text of {len(text):,} characters; {MAX_CHARACTERS:,} are the most"
         raise ApiError(what, param="messages" if asked.messages else "prompt")
-    ids = tokenizer.encode(text, special=asked.special)
-    strings = (
-        [tokenizer.core.id_to_token(token) for token in ids] if asked.return_token_strs else None
-    )
+    # A chat's template writes special tokens itself.
+    given, core = asked.add_special_tokens, tokenizer.core
+    ids = tokenizer.encode(text, special=asked.messages is None if given is None else given)
+    strings = [*map(core.id_to_token, ids)] if asked.return_token_strs else None
     return {"count": len(ids), "max_model_len": max_seq_len, "tokens": ids, "token_strs": strings}
 
 

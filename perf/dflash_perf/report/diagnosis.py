@@ -30,7 +30,7 @@ def render_diagnosis(bundle: str, diagnosis: Diagnosis) -> str:
             sections=[
                 *(
                     (
-                        finding.cause.value.capitalize(),
+                        finding.cause.title.capitalize(),
                         [f"{finding.evidence}.", f"What to do: {finding.cause.fix}."],
                     )
                     for finding in verdict.findings
