@@ -30,7 +30,7 @@ SCHEMA_VERSION: Literal[2] = 2
 Bytes = Annotated[int, Field(ge=0)]
 
 
-class Memory(StrictRecord):
+class DeploymentMemory(StrictRecord):
     """Bytes on one GPU; see `memory.served.ServedMemory`."""
 
     gpu_memory: Bytes
@@ -82,7 +82,7 @@ class Deployment(StrictRecord):
     recurrent: bool = False
     attention_backend: AttentionBackend
     llm_args: dict[str, Any]
-    memory: Memory
+    memory: DeploymentMemory
 
 
 def is_deployment(folder: Path) -> bool:

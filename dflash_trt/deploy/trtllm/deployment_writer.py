@@ -29,7 +29,7 @@ from dflash_trt.deploy.trtllm.deployment_record import (
     RECORD_NAME,
     TITLES,
     Deployment,
-    Memory,
+    DeploymentMemory,
     Variant,
     yaml_files,
 )
@@ -114,9 +114,9 @@ def write_deployment(
     return deployment
 
 
-def _memory(plan: DeploymentPlan) -> Memory:
+def _memory(plan: DeploymentPlan) -> DeploymentMemory:
     took = plan.memory
-    return Memory(
+    return DeploymentMemory(
         gpu_memory=took.gpu_memory,
         weights=int(took.weights),
         draft_context=int(took.draft_cache),
