@@ -1,4 +1,8 @@
-"""Writes the golden files anew: `python -m tests.frozen.write [NAME…]`."""
+"""Writes the golden files anew: `python -m tests.frozen.write [NAME…]`.
+
+They are what the project makes, frozen: a change of any of it is a decision, not an accident;
+test_frozen.py names what differs.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""One metric and one exact comparison for every numeric test."""
+"""One metric and one exact comparison for every numeric test.
+
+Nothing in this folder imports `dflash_trt`: it is an independent reference of transformers targets
+and a plain PyTorch drafter.
+"""
 
 from __future__ import annotations
 

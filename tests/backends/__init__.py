@@ -1,1 +1,0 @@
-"""Rung 2 at the executor: bits, caches in place, bindings, errors."""

@@ -1,1 +1,0 @@
-"""What a build is told before any work starts."""

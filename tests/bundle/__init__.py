@@ -1,1 +1,0 @@
-"""Tests of the bundle: what `build` writes, and what opening it trusts."""

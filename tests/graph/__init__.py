@@ -1,1 +1,0 @@
-"""Rung 1: the graphs' numbers and structure."""

@@ -1,1 +1,0 @@
-"""The planner: data, memory, physics and its answers."""
