@@ -1,4 +1,4 @@
-"""EAGLE-3 heads: the published layouts, and what of them is refused."""
+"""Drafts in DeepSpec's layout and EAGLE-3 heads: as published, and what of them is refused."""
 
 from __future__ import annotations
 
@@ -10,10 +10,90 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from dflash_trt.models.draft import read_draft
+from dflash_trt.models.draft_tokens import write_draft_tokens
 from dflash_trt.models.pair_check import check_pair
 from dflash_trt.models.target import read_target
-from tests.models.conftest import MakeCheckpoint, write_checkpoint
+from tests.models.conftest import (
+    DRAFT_CONFIG,
+    MakeCheckpoint,
+    draft_shapes,
+    write_checkpoint,
+)
 from tests.models.helpers import refused
+
+RANK = 6
+DEEPSPEC: dict[str, Any] = {
+    "architectures": ["Qwen3DSparkModel"],
+    "block_size": 7,
+    "mask_token_id": 39,
+    "target_layer_ids": [1, 2, 3],
+    "num_anchors": 512,
+    "enable_confidence_head": True,
+    "confidence_head_with_markov": True,
+    "markov_rank": RANK,
+    "markov_head_type": "vanilla",
+}
+HEADS: dict[str, list[int]] = {
+    "markov_head.markov_w1.weight": [40, RANK],
+    "markov_head.markov_w2.weight": [40, RANK],
+    "confidence_head.proj.weight": [1, 16 + RANK],
+    "confidence_head.proj.bias": [1],
+}
+
+
+def write(folder: Path, target: Path, extra: dict[str, list[int]], **changes: Any) -> Path:
+    """A tiny draft that repeats the matrices of `target`; the config takes `changes`."""
+    config = {key: one for key, one in DRAFT_CONFIG.items() if key != "dflash_config"}
+    write_checkpoint(folder, config | DEEPSPEC | changes, draft_shapes(DRAFT_CONFIG, 3) | extra)
+    tensors, owned = (load_file(one / "model.safetensors") for one in (folder, target))
+    tensors["embed_tokens.weight"] = owned["model.embed_tokens.weight"]
+    tensors["lm_head.weight"] = owned["lm_head.weight"]
+    save_file(tensors, folder / "model.safetensors")
+    return folder
+
+
+def test_what_is_read(make_target: MakeCheckpoint, tmp_path: Path) -> None:
+    target = make_target()
+    dspark = read_draft(write(tmp_path / "dspark", target, HEADS))
+    assert (dspark.kind, dspark.block_size, dspark.anchor_drafts) == ("DSpark", 8, True)
+    assert dspark.markov_rank == RANK and dspark.target_layer_ids == (1, 2, 3)
+    check_pair(read_target(target), dspark)
+    plain = write(tmp_path / "plain", target, {}, markov_rank=0, enable_confidence_head=False)
+    assert (read_draft(plain).kind, read_draft(plain).anchor_drafts) == ("DFlash", True)
+
+
+@pytest.mark.parametrize(
+    ("changes", "piece"),
+    [
+        ({"markov_head_type": "gated"}, 'markov_head_type = "gated" is not supported'),
+        ({"markov_rank": RANK + 1}, f'"markov_head.markov_w1.weight" is [40, {RANK}], not [40, 7]'),
+        ({"markov_rank": ...}, "markov_rank is missing"),
+        ({"block_size": 0}, "block_size is 0; it must be an integer from 1"),
+        ({"gru_hidden_dim": 4}, "is a Domino drafter"),
+    ],
+)
+def test_variants_are_refused(
+    changes: dict[str, Any], piece: str, make_target: MakeCheckpoint, tmp_path: Path
+) -> None:
+    changes = {key: None if one is ... else one for key, one in changes.items()}
+    folder = write(tmp_path / "draft", make_target(), HEADS, **changes)
+    with refused(piece):
+        read_draft(folder)
+
+
+def test_matrices_of_another_target_are_refused(
+    make_target: MakeCheckpoint, tmp_path: Path
+) -> None:
+    folder = write(tmp_path / "draft", make_target(), HEADS)
+    tensors = load_file(folder / "model.safetensors")
+    tensors["lm_head.weight"] = tensors["lm_head.weight"] + np.float32(1)
+    save_file(tensors, folder / "model.safetensors")
+    with refused("draft does not fit", "lm_head.weight differs from the target's"):
+        check_pair(read_target(make_target()), read_draft(folder))
+    write_draft_tokens([1, 2], folder)
+    with refused("chooses among some tokens, which its Markov head does not know"):
+        read_draft(folder)
+
 
 SIZES: dict[str, Any] = {
     "hidden_size": 16,
@@ -56,7 +136,7 @@ def shapes(sizes: dict[str, Any], draft_vocab: int, taps: int) -> dict[str, list
     }
 
 
-def write(folder: Path, offsets: Any = range(16), taps: int = 3, **changes: Any) -> Path:
+def write_head(folder: Path, offsets: Any = range(16), taps: int = 3, **changes: Any) -> Path:
     """A tiny head; d2t spreads its 24 tokens by `offsets`, the rest by none."""
     config = {key: one for key, one in (CONFIG | changes).items() if one is not None}
     write_checkpoint(folder, config, shapes(SIZES, 24, taps))
@@ -70,15 +150,15 @@ def write(folder: Path, offsets: Any = range(16), taps: int = 3, **changes: Any)
     return folder
 
 
-def test_what_is_read(make_target: MakeCheckpoint, tmp_path: Path) -> None:
-    draft = read_draft(write(tmp_path / "draft"))
+def test_what_is_read_of_a_head(make_target: MakeCheckpoint, tmp_path: Path) -> None:
+    draft = read_draft(write_head(tmp_path / "draft"))
     assert (draft.kind, draft.block_size, draft.num_layers) == ("EAGLE-3", 8, 1)
     assert draft.token_ids is not None and draft.token_ids[:4] == (0, 2, 4, 6)
     assert draft.token_ids[-1] == 23 + 15 and draft.rope.theta == 10_000
     pair = check_pair(read_target(make_target()), draft)
     assert pair.draft.target_layer_ids == (1, 2, 2), "of six layers"
     named = {"eagle_aux_hidden_state_layer_ids": [0, 4], "use_aux_hidden_state": True}
-    draft = read_draft(write(tmp_path / "two", taps=2, eagle_config=named))
+    draft = read_draft(write_head(tmp_path / "two", taps=2, eagle_config=named))
     assert check_pair(pair.target, draft).draft.target_layer_ids == (0, 4)
 
 
@@ -98,24 +178,24 @@ def test_what_is_read(make_target: MakeCheckpoint, tmp_path: Path) -> None:
         ({"pard_token": 3}, "is a PARD drafter"),
     ],
 )
-def test_variants_are_refused(changes: dict[str, Any], piece: str, tmp_path: Path) -> None:
-    folder = write(tmp_path / "draft", **changes)
+def test_variants_of_heads_are_refused(changes: dict[str, Any], piece: str, tmp_path: Path) -> None:
+    folder = write_head(tmp_path / "draft", **changes)
     with refused(piece):
         read_draft(folder)
 
 
 def test_heads_of_another_target(make_target: MakeCheckpoint, tmp_path: Path) -> None:
     target = read_target(make_target())
-    folder = write(tmp_path / "four", taps=4)
+    folder = write_head(tmp_path / "four", taps=4)
     with refused("fc takes 64 features, 3 tapped layers of 16 give 48"):
         check_pair(target, read_draft(folder))
-    folder = write(tmp_path / "other", vocab_size=41)
+    folder = write_head(tmp_path / "other", vocab_size=41)
     with refused("vocab_size 41 is not the target's 40"):
         check_pair(target, read_draft(folder))
     named = {"eagle_aux_hidden_state_layer_ids": [1, 2, 9]}
     with refused("target_layer_ids 9 are past the target's last layer (5)"):
-        check_pair(target, read_draft(write(tmp_path / "deep", eagle_config=named)))
-    tensors = load_file(write(tmp_path / "own") / "model.safetensors")
+        check_pair(target, read_draft(write_head(tmp_path / "deep", eagle_config=named)))
+    tensors = load_file(write_head(tmp_path / "own") / "model.safetensors")
     tensors["embed_tokens.weight"] = np.ones((40, 16), np.float32)
     save_file(tensors, tmp_path / "own" / "model.safetensors")
     with refused("embed_tokens.weight differs from the target's"):
