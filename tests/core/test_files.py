@@ -1,10 +1,11 @@
-"""Untrusted files, YAML and replies: what is opened, and how much of it is read."""
+"""Files that appear whole or not at all, and files that are not trusted."""
 
 from __future__ import annotations
 
 import io
 import os
 import socket
+import threading
 import time
 import tracemalloc
 from collections.abc import Callable
@@ -16,6 +17,7 @@ import pytest
 
 from dflash_trt.core.files import FileKind, exists, find_file, open_file, read_bytes, read_text
 from dflash_trt.core.http_json import MAX_BYTES, read_reply
+from dflash_trt.core.publish import replace_file, replacing
 from dflash_trt.core.strict_json import MAX_VALUES, parse_json
 from dflash_trt.core.yaml_files import MOST_VALUES, parse_yaml
 from dflash_trt.errors import DflashError
@@ -178,3 +180,38 @@ def test_what_no_reply_may_be(content: bytes | HTTPException, what: str) -> None
         read_reply(cast(HTTPResponse, reply), "http://a/v1")
     assert caught.value.where == "http://a/v1" and "download" not in caught.value.message
     assert reply.read_bytes <= MAX_BYTES + 1
+
+
+def _names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+@pytest.mark.parametrize("durable", [False, True])
+def test_a_failure_leaves_the_old_file(tmp_path: Path, durable: bool) -> None:
+    path = tmp_path / "f"
+    replace_file(path, b"old", durable=durable)
+    (tmp_path / ".f.new").write_bytes(b"what a killed writer left, longer than what follows")
+    with pytest.raises(KeyboardInterrupt), replacing(path, durable=durable) as file:
+        file.write(b"half")
+        raise KeyboardInterrupt
+    assert path.read_bytes() == b"old" and _names(tmp_path) == ["f"]
+    (tmp_path / ".f.new").write_bytes(b"what a killed writer left, longer than what follows")
+    replace_file(path, b"new", durable=durable)
+    assert path.read_bytes() == b"new" and _names(tmp_path) == ["f"]
+
+
+def test_writers_of_one_file_wait_for_each_other(tmp_path: Path) -> None:
+    path, contents = tmp_path / "f", [bytes([one]) * 100_000 for one in range(8)]
+
+    def write(content: bytes) -> None:
+        with replacing(path) as file:
+            for start in range(0, len(content), 10_000):
+                file.write(content[start : start + 10_000])
+                file.flush()
+
+    threads = [threading.Thread(target=write, args=[one]) for one in contents]
+    for one in threads:
+        one.start()
+    for one in threads:
+        one.join()
+    assert path.read_bytes() in contents and _names(tmp_path) == ["f"]

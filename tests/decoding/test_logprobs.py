@@ -19,7 +19,7 @@ from dflash_trt.decoding import (
 from dflash_trt.errors import DflashError
 from dflash_trt.sampling.token_rules import TokenRules
 from tests.decoding.test_generator import make_requests
-from tests.sampling.law import exact_law
+from tests.sampling.definitions import exact_law
 from tests.standins.executor import FakeExecutor
 from tests.text.tokenizers import make_byte_level
 

@@ -21,7 +21,7 @@ from tests.covering import exhaustive
 from tests.pairs import PairFactory, TinyPair, bundle_pair
 from tests.reference.deepspec import write_deepspec
 from tests.reference.eagle import write_eagle
-from tests.sampling.law import exact_law
+from tests.sampling.definitions import exact_law
 
 VOCAB = 10  # holds every token of the prompts that drafts are fitted on
 LENGTH = 3

@@ -16,7 +16,7 @@ from dflash_trt.errors import DflashError
 from dflash_trt.sampling.choice import choose_token
 from dflash_trt.sampling.noise import draw_gumbel
 from tests.covering import exhaustive
-from tests.sampling.law import exact_law
+from tests.sampling.definitions import exact_law
 
 SEEDS = 10_000
 

@@ -13,7 +13,7 @@ from dflash_trt.sampling.noise import (
     GroupNoise,
     draw_gumbel,
 )
-from tests.sampling import plain_noise
+from tests.sampling import definitions
 
 GOLDEN_NOISE = [2.611013659479229, -0.15687130633564386, 6.016810251423049, 0.19152478710397625]
 MEMBER = 5
@@ -36,7 +36,7 @@ MEMBER = 5
 def test_philox_known_answers(counter: str, key: str, expected: str) -> None:
     """The philox4x64-10 vectors of Random123's kat_vectors file."""
     words, keys = ([int(word, 16) for word in text.split()] for text in (counter, key))
-    result = plain_noise.philox4x64(tuple(words), tuple(keys))
+    result = definitions.philox4x64(tuple(words), tuple(keys))
     assert " ".join(f"{word:016x}" for word in result) == expected
 
 
@@ -46,9 +46,9 @@ def test_noise_is_what_its_definition_says() -> None:
     for seed, position in ((0, 0), (2**64 - 1, 2**63 - 1), (0x0123_4567_89AB_CDEF, 2**32 + 7)):
         ids = [0, 1, 255, 256, 511, 512, 151_935, *generator.integers(0, 262_144, 50).tolist()]
         for group in (0, 1, 593):
-            ids.append(GROUP * group + plain_noise.group_words(seed, position, group)[0] % GROUP)
+            ids.append(GROUP * group + definitions.group_words(seed, position, group)[0] % GROUP)
         noise = draw_gumbel(seed, position, np.array(ids))
-        expected = [plain_noise.plain_noise(seed, position, token_id) for token_id in ids]
+        expected = [definitions.plain_noise(seed, position, token_id) for token_id in ids]
         np.testing.assert_allclose(noise, expected, rtol=1e-14, atol=1e-15)
         about = [GroupNoise.draw(seed, position, one, one).about(one) for one in ids]
         np.testing.assert_allclose(about, expected, rtol=1e-12, atol=1e-13)

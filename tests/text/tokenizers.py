@@ -1,10 +1,12 @@
-"""Tokenizers made for tests."""
+"""Tokenizers of tests, gpt-oss's harmony among them."""
 
 from __future__ import annotations
 
 from functools import cache
 
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
+
+from dflash_trt.text.harmony import CALL, CHANNEL, CONSTRAIN, END, MESSAGE, RETURN, START
 
 SAMPLE = "The cache holds 12 keys; größer — 深い 深層 學習 🙂🙃 naïve, the key of the block.\n" * 5
 
@@ -37,3 +39,24 @@ def make_byte_level() -> Tokenizer:
     tokenizer.add_special_tokens([AddedToken("<|end|>", special=True)])
     tokenizer.add_tokens([AddedToken("<think>", special=False)])
     return tokenizer
+
+
+SPECIAL = (START, END, MESSAGE, CHANNEL, RETURN, CALL, CONSTRAIN, "<|endoftext|>")
+
+
+@cache
+def make_harmony() -> Tokenizer:
+    return make_plain(*SPECIAL)
+
+
+def encode(text: str) -> list[int]:
+    """Token ids; harmony's tokens are written as themselves."""
+    return list(make_harmony().encode(text).ids)
+
+
+ANALYSIS = "<|channel|>analysis<|message|>Simple: 2 + 2, é 🙂.<|end|>"
+FINAL = "<|start|>assistant<|channel|>final<|message|>2 + 2 = 4 🙂.<|return|>"
+CALL = (
+    "<|start|>assistant<|channel|>commentary to=functions.get <|constrain|>json<|message|>"
+    '{"location": "Tokyo"}<|call|>'
+)

@@ -1,23 +1,63 @@
-"""The compose file and the Kubernetes manifests against the code that they run.
-
-That they are what Kubernetes takes, the package kubernetes-validate says; too large to be installed
-for it (docs/serving.md).
-"""
+"""The image, the manifests and the alerts name what the code has."""
 
 from __future__ import annotations
 
+import json
+import re
+import tomllib
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from dflash_trt.cli.serve import command
 from dflash_trt.core.yaml_files import read_yaml
+from dflash_trt.decoding.jobs import Outcome
 from dflash_trt.serving.openai.app import OpenAiApp
-from dflash_trt.serving.openai.figures import FrontFigures
+from dflash_trt.serving.openai.figures import FRONT_KINDS, FrontFigures
+from dflash_trt.serving.server.metrics import KINDS
 from dflash_trt.text.tokenizer import BundleTokenizer
 from dflash_trt.version import __version__
-from tests.deployment.test_image import TREE, read_dockerfile, read_serve
 from tests.serving.fronts import ScriptedModel
+
+TREE = Path(__file__).parents[2]
+
+
+def read_dockerfile() -> dict[str, str]:
+    """The last of each instruction, its lines joined."""
+    text = re.sub(r"\\\n", " ", read("deploy/Dockerfile"))
+    lines = [line for line in text.splitlines() if line and not line.startswith("#")]
+    return {name: rest for name, _, rest in (line.partition(" ") for line in lines)}
+
+
+def read_serve(arguments: list[str]) -> dict[str, Any]:
+    """What `serve` makes of these arguments; it refuses what it does not know."""
+    return command.make_context("serve", list(arguments)).params
+
+
+def test_the_command_is_one_that_serve_takes() -> None:
+    image = read_dockerfile()
+    assert json.loads(image["ENTRYPOINT"])[-2:] == ["dflash-trt", "serve"]
+    options = read_serve(json.loads(image["CMD"]))
+    ports = [options[f"{name}_port"] for name in ("openai", "grpc", "metrics")]
+    assert image["EXPOSE"].split() == list(map(str, ports))
+    assert options["host"] == "0.0.0.0" and not options["expose_http"]
+    assert f"http://127.0.0.1:{options['openai_port']}/health" in image["HEALTHCHECK"]
+    assert image["USER"] == "10001:10001" and "--uid 10001" in read("deploy/install.sh")
+
+
+def test_a_build_sees_what_the_wheel_is_made_of() -> None:
+    project = tomllib.loads(read("pyproject.toml"))
+    wheel = project["tool"]["hatch"]["build"]["targets"]["wheel"]
+    needed = {*wheel["packages"], *wheel["force-include"], *project["project"]["license-files"]}
+    needed |= {project["project"]["readme"], "pyproject.toml", "constraints.txt"}
+    lines = read(".dockerignore").splitlines()
+    assert {line[1:] for line in lines if line.startswith("!")} == needed | {"deploy/install.sh"}
+
+
+def read(name: str) -> str:
+    return (TREE / name).read_text(encoding="utf-8")
+
 
 DEPLOY = TREE / "deploy"
 TO_END_S = 10  # beside the drain: the server's overtime, what sockets still hold
@@ -125,3 +165,70 @@ def test_compose_runs_the_image() -> None:
 
 def compose() -> Any:
     return read_yaml(DEPLOY / "compose.yaml")
+
+
+ALL = FRONT_KINDS | KINDS
+FOLDER = TREE / "deploy"
+NAME = re.compile(r"\b(?:dflash|up)[a-z_:0-9]*\b(?=[\s{\[)]|$)")
+
+
+def _rules() -> list[dict[str, Any]]:
+    (group,) = read_yaml(FOLDER / "prometheus" / "rules.yaml")["groups"]
+    rules: list[dict[str, Any]] = group["rules"]
+    return rules
+
+
+def _dashboard() -> Any:
+    return json.loads((FOLDER / "grafana" / "dashboard.json").read_text(encoding="utf-8"))
+
+
+def _queries() -> list[str]:
+    targets = [target for panel in _dashboard()["panels"] for target in panel["targets"]]
+    return [rule["expr"] for rule in _rules()] + [target["expr"] for target in targets]
+
+
+def test_names_follow_the_conventions() -> None:
+    for name, kind in ALL.items():
+        assert re.fullmatch(r"dflash(_[a-z]+)+", name)
+        assert (kind == "counter") == name.endswith("_total"), name
+        assert kind != "histogram" or name.endswith("_seconds"), name
+        assert not re.search(r"_(ms|millis\w*|us|minutes|kb|mb|percent)\b", name), name
+
+
+@pytest.mark.parametrize("query", _queries())
+def test_queries_ask_for_what_there_is(query: str) -> None:
+    recorded = {rule["record"] for rule in _rules() if "record" in rule}
+    names = NAME.findall(query)
+    assert names
+    for name in names:
+        family = re.sub(r"_(bucket|sum|count)$", "", name)
+        known = name in ("up", *recorded) or family in ALL
+        assert known, name
+        kind = ALL.get(family)
+        assert (kind == "histogram") == (family != name), name
+        if kind in ("counter", "histogram"):  # what only grows says nothing by itself
+            assert re.search(rf"(rate|increase)\({name}[^()]*\[", query), name
+    for outcome in re.findall(r'outcome="(\w*)"', query):
+        assert outcome in set(Outcome)
+
+
+def test_every_alert_is_explained() -> None:
+    """In the page that says what to do about it, in its rule's unit test, and by a summary."""
+    alerts = [rule for rule in _rules() if "alert" in rule]
+    page = (TREE / "docs" / "serving.md").read_text(encoding="utf-8")
+    tried = (FOLDER / "prometheus" / "rules_test.yaml").read_text(encoding="utf-8")
+    for alert in alerts:
+        assert f"`{alert['alert']}`" in page and f'"{alert["alert"]}"' in tried
+        assert alert["labels"]["severity"] in ("page", "ticket") and alert["annotations"]["summary"]
+    assert set(re.findall(r"`(Dflash\w+)`", page)) == {alert["alert"] for alert in alerts}
+
+
+def test_panels_lie_side_by_side() -> None:
+    cells = [
+        (x, y)
+        for panel in _dashboard()["panels"]
+        for x in range(panel["gridPos"]["x"], panel["gridPos"]["x"] + panel["gridPos"]["w"])
+        for y in range(panel["gridPos"]["y"], panel["gridPos"]["y"] + panel["gridPos"]["h"])
+    ]
+    assert len(cells) == len(set(cells)) and max(x for x, _ in cells) == 23
+    assert len({panel["id"] for panel in _dashboard()["panels"]}) == len(_dashboard()["panels"])
