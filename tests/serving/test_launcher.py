@@ -17,7 +17,6 @@ from dflash_trt.errors import DflashError
 from dflash_trt.serving.server import tritonserver
 from dflash_trt.serving.server.addresses import (
     RESTRICTED,
-    choose_http_host,
     client_address,
     restriction_options,
 )
@@ -141,7 +140,7 @@ def test_names_and_ipv6_serve(tritonserver: TritonServerBinary, tmp_path: Path, 
             except OSError:
                 pytest.skip("this machine has no IPv6")
     repository = _write_repository(tmp_path / "repository")
-    with TritonServer(server_options(repository, host=host)) as server:
+    with TritonServer(server_options(repository, host=host, expose_http=True)) as server:
         server.wait_ready(PATIENCE_S)
         for address in astuple(server.addresses):
             _, _, port = address.rpartition(":")
@@ -185,11 +184,3 @@ def test_what_others_start_closes_the_same() -> None:
     assert f"{','.join(RESTRICTED)}:" in text and "--http-address=127.0.0.1" in text
     for option in ("--http-restricted-api=", "--grpc-restricted-protocol="):
         assert option in text, option
-
-
-def test_http_faces_others_when_asked() -> None:
-    for host in ("127.0.0.1", "::1"):
-        assert choose_http_host(host, expose=False) == host
-    for host in ("0.0.0.0", "::", "192.0.2.7", "no such host"):
-        assert choose_http_host(host, expose=False) == "127.0.0.1"
-        assert choose_http_host(host, expose=True) == host

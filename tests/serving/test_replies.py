@@ -55,7 +55,9 @@ class Sender:
 def make_channel(sender: Sender) -> Channel:
     names = ("text_output", "output_ids", "num_verify_steps")
     request = SimpleNamespace(
-        get_response_sender=lambda: sender, requested_output_names=lambda: names
+        get_response_sender=lambda: sender,
+        requested_output_names=lambda: names,
+        parameters=lambda: "",
     )
     return Channel(UTILS, request)
 

@@ -44,12 +44,12 @@ def test_settings() -> None:
         arguments = {"model_config": json.dumps({"parameters": config})}
         return ModelSettings(arguments | {"model_repository": "/r", "model_version": "1"})
 
-    assert read(speculation="on").switch("speculation")
-    assert read(threads="auto").threads("threads") == "auto"
-    with pytest.raises(DflashError, match="parameters: speculation: 'yes' is neither on nor off"):
-        read(speculation="yes").switch("speculation")
-    with pytest.raises(DflashError, match="parameters: speculation: is missing"):
-        read(threads="1").switch("speculation")
+    assert read(speculation="on").read("speculation", bool) is True
+    for given, said in (("yes?", "valid boolean.*got 'yes?"), (None, "got None")):
+        with pytest.raises(DflashError, match=f"parameters: speculation: .*{said}"):
+            read(**{"threads": "1"} if given is None else {"speculation": given}).read(
+                "speculation", bool
+            )
 
 
 def test_every_refused_input_is_declared(repository: Path) -> None:

@@ -26,7 +26,7 @@ from dflash_trt.serving.server.heartbeat import (
     SilenceWatch,
     read_heartbeat,
 )
-from dflash_trt.serving.server.processes import find_models, has_dead_child, read_state, runs
+from dflash_trt.serving.server.processes import find_models, read_state
 from dflash_trt.serving.server.tritonserver import TritonServerBinary
 from tests.serving.client import LLM, ask_grpc, long_fields, read_metrics
 from tests.serving.conftest import Generate
@@ -39,7 +39,7 @@ HANG_S = 300.0
 def find_server(serve_pid: int) -> int:
     """Process id of the Triton server that `serve` runs."""
     for process in filter(lambda one: one.name.isdecimal(), Path("/proc").iterdir()):
-        _, parent_pid = read_state(process) or ("", 0)
+        _, parent_pid = read_state(process)
         if parent_pid == serve_pid and b"tritonserver --id" in _arguments(process):
             return int(process.name)
     raise AssertionError("there is no server")
@@ -146,23 +146,6 @@ def test_heartbeat(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for number, phase in enumerate(Phase, 1):
         writer.beat(phase)
         assert read_heartbeat(path) == Beat(phase, number)
-
-
-def test_processes(tmp_path: Path) -> None:
-    def add(pid: int, state: str, ppid: int, model: str) -> None:
-        (tmp_path / str(pid)).mkdir()
-        (tmp_path / str(pid) / "stat").write_text(f"{pid} (a (b) c) {state} {ppid} {ppid} 0 0")
-        arguments = f"/stub\0/r/tensorrt_llm/{model}/1/model.py\0shm"
-        (tmp_path / str(pid) / "cmdline").write_bytes(arguments.encode())
-
-    (tmp_path / "sys").mkdir()
-    (tmp_path / "5").mkdir()  # ended between two reads
-    add(10, "S", 1, "m")  # another server's
-    add(11, "S", 7, "ensemble")
-    assert find_models(7, tmp_path) == {11: "ensemble"} and not has_dead_child(7, tmp_path)
-    add(12, "Z", 7, "m")
-    assert find_models(7, tmp_path) == {11: "ensemble"} and has_dead_child(7, tmp_path)
-    assert [runs(pid, 7, tmp_path) for pid in (5, 10, 11, 12, 13)] == [0, 0, 1, 0, 0]
 
 
 @pytest.mark.exhaustive

@@ -8,9 +8,9 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 from dflash_trt.decoding.jobs import Failure, Job, Outcome
-from dflash_trt.errors import DflashError, one_line
+from dflash_trt.errors import DflashError
+from dflash_trt.serving.server.replies import as_failure
 from dflash_trt.text.grammar import Follower, Grammar, GrammarCompiler
-from dflash_trt.text.sandbox import SandboxLostError
 
 
 class CompilingQueue:
@@ -76,15 +76,8 @@ class CompilingQueue:
             self._check(job)
         except Exception as error:
             self._record(False)
-            job.listener(_as_failure(error))
+            job.listener(as_failure(error))
             return True
         self._record(True)
         self._submit(job)
         return True
-
-
-def _as_failure(error: Exception) -> Failure:
-    if not isinstance(error, DflashError):
-        return Failure(Outcome.FAILED, DflashError(one_line(repr(error))))
-    at_fault = not isinstance(error, SandboxLostError)
-    return Failure(Outcome.REFUSED if at_fault else Outcome.FAILED, error)

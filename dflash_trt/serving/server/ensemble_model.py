@@ -11,21 +11,21 @@ from contextlib import suppress
 from typing import Any
 
 import numpy as np
+from pydantic import PositiveInt
 
 from dflash_trt.decoding.jobs import Failure, Outcome
 from dflash_trt.errors import DflashError, one_line
 from dflash_trt.serving.server.classic import Forward, read_forward, to_classic
-from dflash_trt.serving.server.generation import check_streaming_text
+from dflash_trt.serving.server.generation import StreamingText
 from dflash_trt.serving.server.gone_clients import CancellationWatch, Lingering
 from dflash_trt.serving.server.inputs import (
     STOP_IDS,
     Tensors,
     as_strings,
-    read_parameters,
     read_scalar,
     read_texts,
 )
-from dflash_trt.serving.server.replies import Channel, Outputs
+from dflash_trt.serving.server.replies import Channel, Outputs, as_failure
 from dflash_trt.serving.server.settings import ModelSettings
 
 _LLM_MODEL = "tensorrt_llm"
@@ -57,8 +57,8 @@ class TritonPythonModel:
 
         self._utils = utils
         settings = ModelSettings(args)
-        self._streaming_text = check_streaming_text(settings.text("streaming_text"))
-        self._max_requests = settings.count("max_requests", 1)
+        self._streaming_text = settings.read("streaming_text", StreamingText)
+        self._max_requests = settings.read("max_requests", PositiveInt)
         self._pool = ThreadPoolExecutor(self._max_requests, "forward")
         self._lock = threading.Lock()
         self._live: set[_Forwarding] = set()
@@ -73,10 +73,8 @@ class TritonPythonModel:
             channel = Channel(self._utils, request)
             try:
                 self._take(request, channel)
-            except DflashError as error:
-                channel.fail(Failure(Outcome.REFUSED, error))
             except Exception as error:
-                channel.fail(_failure(error))
+                channel.fail(as_failure(error))
 
     def finalize(self) -> None:
         """Cancels what is still forwarded, and waits for it."""
@@ -97,10 +95,7 @@ class TritonPythonModel:
                 one.is_cancelled |= bool(request_id) and one.request_id == request_id
             channel.finish()
             return
-        parameters = {
-            "streaming_text": self._streaming_text,
-            **read_parameters(request.parameters()),
-        }
+        parameters = {"streaming_text": self._streaming_text, **channel.parameters}
         forward = read_forward(tensors, parameters, request.timeout())
         forwarding = _Forwarding(request_id, channel, forward)
         with self._lock:
@@ -138,9 +133,9 @@ class TritonPythonModel:
                         self._release(forwarding)
                     channel.send(to_classic(outputs, forwarding.forward), final=last)
             if not forwarding.is_done:
-                channel.fail(_failure(RuntimeError(f"{_LLM_MODEL} sent no end")))
+                channel.fail_with("INTERNAL", f"{_LLM_MODEL} sent no end")
         except Exception as error:
-            channel.fail(_failure(error))
+            channel.fail_with("INTERNAL", one_line(error) or repr(error))
         finally:
             self._release(forwarding)
             self._calls.keep(call)
@@ -195,7 +190,3 @@ class TritonPythonModel:
         )
         for _ in stop.exec(decoupled=True):
             pass
-
-
-def _failure(error: Exception) -> Failure:
-    return Failure(Outcome.FAILED, DflashError(one_line(error) or repr(error)))

@@ -73,7 +73,7 @@ class ServeProcess:
         found: dict[int, str] = {}
         for process in PROC.iterdir():
             if process.name.isdecimal():
-                state, parent = read_state(process) or ("X", 0)
+                state, parent = read_state(process)
                 if parent == self.process.pid and state not in "ZX":
                     with suppress(OSError):
                         text = (process / "cmdline").read_text("utf-8", "replace")
@@ -243,7 +243,7 @@ async def kill_serve(serve: ServeProcess) -> float:
     struck = time.monotonic()
     serve.process.wait()
     while time.monotonic() - struck < PATIENCE_S:
-        alive = any((read_state(PROC / str(pid)) or ("X", 0))[0] not in "ZX" for pid in pids)
+        alive = any(read_state(PROC / str(pid))[0] not in "ZX" for pid in pids)
         left = any(Path("/dev/shm").glob(f"{name}*"))
         if not alive and not left and all(map(_is_free, serve.urls.values())):
             break
