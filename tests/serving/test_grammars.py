@@ -14,7 +14,7 @@ from dflash_trt.decoding import Request
 from dflash_trt.decoding.jobs import Failure, Job, Outcome
 from dflash_trt.decoding.request import TokenEvent
 from dflash_trt.errors import DflashError
-from dflash_trt.serving.server.compiling import CompilingQueue
+from dflash_trt.serving.server.llm_model import CompilingQueue
 from dflash_trt.text.grammar import Follower, Grammar
 from dflash_trt.text.sandbox import SandboxLostError
 from tests.serving.conftest import counting, wait_idle

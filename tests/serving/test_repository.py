@@ -11,9 +11,9 @@ from dflash_trt.bundle.bundle import Bundle, open_bundle
 from dflash_trt.cli.main import main
 from dflash_trt.core import links
 from dflash_trt.errors import DflashError
-from dflash_trt.serving.server import classic, generation
+from dflash_trt.serving.server import ensemble_model, generation
+from dflash_trt.serving.server.inputs import ModelSettings
 from dflash_trt.serving.server.repository import BUNDLE_FOLDER
-from dflash_trt.serving.server.settings import ModelSettings
 from tests.serving.client import GOLDEN
 from tests.serving.served import package
 
@@ -56,7 +56,7 @@ def test_every_refused_input_is_declared(repository: Path) -> None:
     """One that is not would be refused by Triton server, without our advice."""
     for model, names in (
         ("tensorrt_llm", set(generation.UNIMPLEMENTED)),
-        ("ensemble", set(classic.UNIMPLEMENTED) | set(classic.RENAMED)),
+        ("ensemble", set(ensemble_model.UNIMPLEMENTED) | set(ensemble_model.RENAMED)),
     ):
         config = _read_config(repository, model)
         assert not {name for name in names if f'name: "{name}"' not in config}

@@ -22,8 +22,7 @@ from dflash_trt.models.build_config import data_folder
 from dflash_trt.serving.openai.server import OpenAiServer
 from dflash_trt.serving.server.addresses import bind_port
 from dflash_trt.serving.server.launcher import ServerOptions, TritonServer
-from dflash_trt.serving.server.service import Service
-from dflash_trt.serving.server.supervisor import SupervisionOptions, Supervisor
+from dflash_trt.serving.server.supervisor import Service, SupervisionOptions, Supervisor
 from dflash_trt.text.tokenizer import BundleTokenizer
 from tests.cli.conftest import Run
 from tests.inspection import is_stopping
