@@ -11,8 +11,7 @@ from dflash_trt.decoding import FinishReason, Generator, Request, RequestResult,
 from dflash_trt.decoding.state import RequestState
 from dflash_trt.decoding.statistics import StatisticsRecorder
 from tests.inspection import free_pages, held_pages, paged_requests
-from tests.standins.executor import FakeExecutor, check_step_calls, score_next
-from tests.standins.paged_executor import PagedFakeExecutor
+from tests.standins.executor import FakeExecutor, PagedFakeExecutor, check_step_calls, score_next
 
 
 def decode_plainly(

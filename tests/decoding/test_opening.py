@@ -10,8 +10,7 @@ from dflash_trt.core.limits import PagePool
 from dflash_trt.decoding import Generator, GeneratorOptions, Request
 from dflash_trt.decoding.opening import MOST_S, time_opening
 from tests.decoding.reference import decode_plainly
-from tests.standins.executor import FakeExecutor
-from tests.standins.paged_executor import PagedFakeExecutor
+from tests.standins.executor import FakeExecutor, PagedFakeExecutor
 
 LIVE = GeneratorOptions(live=True)
 

@@ -18,13 +18,13 @@ from dflash_trt.serving.server.launcher import ServerAddresses, TritonServer
 from dflash_trt.serving.server.tritonserver import TritonServerBinary
 from tests.cli.conftest import run  # noqa: F401
 from tests.inspection import server_traces
-from tests.serving.client import read_metrics
 from tests.serving.served import (
     LONG_CONTEXT,
     QUEUE,
     Served,
     build_demo,
     package,
+    read_metrics,
     server_options,
     serving,
 )

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import re
 import socket
 from collections.abc import AsyncIterator
 from contextlib import aclosing
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -22,7 +25,8 @@ from dflash_trt.serving.client.client import (
 )
 from dflash_trt.serving.client.errors import ServedModelError, read_error
 from dflash_trt.serving.client.wire import Response, WireClient, make_input
-from tests.serving.served import PROMPTS, Served
+from tests.cli.conftest import Run
+from tests.serving.served import PROMPTS, QUEUE, SLOTS, Served
 
 
 async def _collect(model: ServedModel, request: GenerationRequest) -> list[TextDelta]:
@@ -174,3 +178,40 @@ def test_a_server_without_its_model_is_there() -> None:
 
     for error in asyncio.run(run()):
         assert (error.problem, error.unreachable) == ("unavailable", False)
+
+
+# Times differ.
+OWN = re.compile(r"_s$|tokens_per_second|interactivity|throughput")
+SECONDS = re.compile(r"\d+\.\d+ s\b")
+
+
+def _without_times(record: object) -> object:
+    if isinstance(record, dict):
+        kept = {key: value for key, value in record.items() if not OWN.search(key)}
+        return {key: _without_times(value) for key, value in kept.items()}
+    return [_without_times(item) for item in record] if isinstance(record, list) else record
+
+
+def test_generate_prints_the_same(run: Run, served: Served) -> None:
+    """Top-p 1e-50 is 0 in FP32, which would keep all."""
+    options = ["--regex", "[a-z]{3,9} #[0-9]{4}", "--temperature", 1, "--top-p", 1e-50]
+    common = ["--prompt", PROMPTS[2], "--raw", "--max-tokens", 24, *options]
+    local, remote = (run("generate", *one, *common) for one in _sources(served))
+    assert (remote.code, remote.out) == (0, local.out)
+    here, there = (SECONDS.sub("s", one.err).splitlines() for one in (local, remote))
+    assert there[:2] == here[:2] and len(there) == len(here)
+
+
+def test_many_prompts(run: Run, served: Served, tmp_path: Path) -> None:
+    """More than the server holds: the client keeps the rest back."""
+    file = tmp_path / "many.jsonl"
+    texts = [PROMPTS[number % len(PROMPTS)] for number in range(SLOTS + QUEUE + 4)]
+    file.write_text("".join(json.dumps({"prompt": text}) + "\n" for text in texts))
+    common = ["--prompt-file", file, "--raw", "--max-tokens", 6, "--json"]
+    here, there = (run("generate", *one, *common).json for one in _sources(served))
+    assert here.keys() == there.keys() and _without_times(here) == _without_times(there)
+
+
+def _sources(served: Served) -> tuple[tuple[object, ...], ...]:
+    """The bundle with blocks that no clock changes, as it is served, and the server."""
+    return (served.bundle, "--block-schedule", "none"), (f"--url={served.grpc}",)

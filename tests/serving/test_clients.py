@@ -18,10 +18,20 @@ from dflash_trt.serving.server.launcher import ServerAddresses
 from dflash_trt.serving.server.metrics import KINDS
 from dflash_trt.text.grammar import Grammar
 from dflash_trt.version import __version__
-from tests.serving.client import CLASSIC, LLM, ask_grpc, make_fields, post
 from tests.serving.conftest import Generate, counting, wait_idle
 from tests.serving.fronts import openai_client
-from tests.serving.served import GREEDY, PROMPTS, SAMPLINGS, Served, fetch
+from tests.serving.served import (
+    CLASSIC,
+    GREEDY,
+    LLM,
+    PROMPTS,
+    SAMPLINGS,
+    Served,
+    ask_grpc,
+    fetch,
+    make_fields,
+    post,
+)
 
 GBNF = 'root ::= "n" two\ntwo ::= [0-9] [0-9]'
 GREEDY_CHOICES: dict[str, Any] = {"top_k": 1, "top_p": 0.0, "temperature": 1.0}
@@ -239,3 +249,18 @@ def test_response_format(client: openai.OpenAI, served: Served, addresses: Serve
     assert re.fullmatch("n[0-9]{2}", answer.texts[-1])
     refused = {**fields, **rules, "guided_decoding_guide_type": "structural_tag"}
     assert "is none of json" in ask_grpc(addresses.grpc, CLASSIC, refused).failure
+
+
+@pytest.mark.parametrize("model", [LLM, CLASSIC])
+def test_block_size_of_a_request(
+    addresses: ServerAddresses, generate: Generate, model: str
+) -> None:
+    drafted: list[int] = []
+    for size in (2, 5, 8):
+        expected = generate(PROMPTS[0], max_tokens=48, block_size=size)
+        fields = make_fields(model, PROMPTS[0])
+        answer = ask_grpc(addresses.grpc, model, fields, parameters={"block_size": size})
+        assert answer.texts == [expected.text]
+        drafted.append(answer.last["total_draft_tokens"])
+        assert drafted[-1] == expected.statistics.drafted_tokens
+    assert len(set(drafted)) == 3

@@ -14,8 +14,8 @@ from dflash_trt.errors import DflashError
 from dflash_trt.serving.server import ensemble_model, generation
 from dflash_trt.serving.server.inputs import ModelSettings
 from dflash_trt.serving.server.repository import BUNDLE_FOLDER
-from tests.serving.client import GOLDEN
-from tests.serving.served import package
+from tests.cli.conftest import Run
+from tests.serving.served import GOLDEN, package
 
 
 def _read_config(folder: Path, model: str) -> str:
@@ -111,3 +111,16 @@ def test_command(
         "64, threads by the machine that serves, no speculation\n"
     )
     assert "TritonPythonModel" in model.read_text()
+
+
+def test_a_repository_has_decided(run: Run, bundle: Bundle, tmp_path: Path) -> None:
+    options = ["--max-queue-size", "3", "--request-seconds", "60", "--drafter", "none"]
+    outcome = run("package", bundle.folder, "-o", tmp_path / "repository", *options)
+    said = "a queue of 3, threads by the machine that serves, 60 s for a request, no speculation\n"
+    assert outcome.code == 0 and outcome.out.endswith(said)
+    config = (tmp_path / "repository" / "tensorrt_llm" / "config.pbtxt").read_text(encoding="utf-8")
+    assert '"request_seconds"  value: { string_value: "60" }' in config
+    for option in (["--max-queue-size", "3"], ["--request-seconds", "1"], ["--drafter", "none"]):
+        refused = run("serve", tmp_path / "repository", *option)
+        refused.fails(2, f"error: {option[0]}: is a model repository, whose config.pbtxt says")
+        assert f"`dflash-trt package {option[0]}`" in refused.err
