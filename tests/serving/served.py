@@ -48,11 +48,12 @@ SAMPLINGS = (
 
 @dataclass(frozen=True)
 class Served:
-    """Where a served bundle answers: URLs, of the metrics host and port; `serve`'s process."""
+    """Where a served bundle answers: URLs, of HTTP and metrics host and port; `serve`'s process."""
 
     pid: int
     bundle: Path
     grpc: str
+    http: str
     metrics: str
     openai: str
 
@@ -129,8 +130,8 @@ def serving(source: Path, bundle: Path, *arguments: str) -> Iterator[Served]:
     """`serve` on `source`, a bundle or a repository of it; SIGTERM must end it well."""
     with starting(source, *FREE_PORTS, *arguments) as process:
         urls = wait_ready(process)
-        metrics = urlsplit(urls["metrics"]).netloc
-        yield Served(process.pid, bundle, urls["gRPC"], metrics, urls["OpenAI"])
+        http, metrics = (urlsplit(urls[name]).netloc for name in ("HTTP", "metrics"))
+        yield Served(process.pid, bundle, urls["gRPC"], http, metrics, urls["OpenAI"])
         process.terminate()
         assert process.wait(PATIENCE_S) == 0
 

@@ -226,20 +226,6 @@ def test_an_echo_with_the_prompts(served: Served, generate: Generate) -> None:
         ends = np.cumsum([0, *map(len, columns.tokens)]).tolist()
         assert columns.text_offset == ends[:-1]
         assert "".join(columns.tokens) == choice.text == PROMPT + (own.text or "")
-    texts, parts = ["", ""], [[], []]  # type: ignore[var-annotated]
-    for chunk in client.completions.create(**asked, stream=True):
-        (one,) = chunk.choices
-        texts[one.index] += one.text
-        if one.logprobs is not None:
-            parts[one.index] += _rows(one.logprobs)
-    assert texts == [one.text for one in choices]
-    assert parts == [_rows(one.logprobs) for one in choices]
-
-
-def _rows(columns: Any) -> list[tuple[Any, ...]]:
-    """A completion's log-probabilities, token by token."""
-    each = (columns.tokens, columns.token_logprobs, columns.top_logprobs, columns.text_offset)
-    return [*zip(*each, strict=True)]
 
 
 def test_tensors_of_both_contracts(served: Served, generate: Generate) -> None:

@@ -175,7 +175,7 @@ class Get(BaseModel):
     a: int
 
 
-def test_parse_helpers_samples_and_tokens(tmp_path: Path) -> None:
+def test_parse_helpers(tmp_path: Path) -> None:
     with templated_front(tmp_path / "model", PLAIN, HERMES_CORE) as front:
         model = _script(HERMES_CORE, '{"a": 5}')
         client = openai_client(front(model)).chat.completions
@@ -189,13 +189,6 @@ def test_parse_helpers_samples_and_tokens(tmp_path: Path) -> None:
         answer = client.parse(model="demo", messages=ASK, tools=[tool]).choices[0]
         (call,) = answer.message.tool_calls or []
         assert call.function.parsed_arguments == Get(a=1)
-        texts = [["", ""] for _ in range(4)]
-        for chunk in client.create(**CHAT, n=4, stream=True):
-            (choice,) = chunk.choices
-            texts[choice.index][0] += choice.delta.content or ""
-            for piece in choice.delta.tool_calls or []:
-                texts[choice.index][1] += piece.function.arguments if piece.function else ""
-        assert texts == [["I look.", '{"a": 1}']] * 4
 
 
 def test_calls_in_a_form_that_is_not_known(tmp_path: Path) -> None:
@@ -255,27 +248,26 @@ def thoughts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Put]:
     yield from _putting(tmp_path_factory, THOUGHTS, make_qwen())
 
 
-def test_a_whole_answer(channels: Put) -> None:
-    model, client = channels(ANALYSIS + FINAL)
-    answer = client.chat.completions.create(**QUESTION)
-    message = answer.choices[0].message
-    assert message.content == "2 + 2 = 4 🙂." and message.reasoning_content == REASONING
+def _say(client: openai.OpenAI, **fields: Any) -> tuple[str | None, str | None]:
+    """Content and reasoning of an answer, which must be the same whole and streamed."""
+    asked = client.chat.completions
+    message = asked.create(**QUESTION | fields).choices[0].message
+    deltas = [one.choices[0].delta for one in asked.create(**QUESTION | fields, stream=True)]
+    shown = [getattr(one, "reasoning_content", None) or "" for one in deltas]
+    assert "".join(one.content or "" for one in deltas) == message.content
+    assert "".join(shown) == (message.reasoning_content or "")
+    last = max((index for index, piece in enumerate(shown) if piece), default=0)
+    assert not any(one.content for one in deltas[:last])
+    return message.content, message.reasoning_content
+
+
+@pytest.mark.parametrize("size", [1, 3])
+def test_channels(channels: Put, size: int) -> None:
+    model, client = channels(ANALYSIS + FINAL, size)
+    assert _say(client) == ("2 + 2 = 4 🙂.", REASONING)
     expected = "<|start|>system<|message|>Reasoning: medium<|end|>"
     expected += "<|start|>user<|message|>2 + 2?<|end|><|start|>assistant"
-    assert model.asked[0].prompt == expected
-    assert not model.asked[0].add_special_tokens
-
-
-def test_a_streamed_answer(channels: Put) -> None:
-    _, client = channels(ANALYSIS + FINAL, 1)
-    deltas = [
-        chunk.choices[0].delta for chunk in client.chat.completions.create(**QUESTION, stream=True)
-    ]
-    assert "".join(delta.content or "" for delta in deltas) == "2 + 2 = 4 🙂."
-    shown = [getattr(delta, "reasoning_content", None) for delta in deltas]
-    assert "".join(filter(None, shown)) == REASONING
-    last = max(index for index, piece in enumerate(shown) if piece)
-    assert all(not delta.content for delta in deltas[:last])
+    assert model.asked[0].prompt == expected and not model.asked[0].add_special_tokens
 
 
 def test_effort_reaches_the_template_and_past_reasoning_does_not(channels: Put) -> None:
@@ -313,19 +305,11 @@ def test_a_structured_answer_stands_in_the_final_message(channels: Put) -> None:
 
 def test_thinking_on_and_off(thoughts: Put) -> None:
     model, client = thoughts("Simple.\n</think>\n\n4.")
-    message = client.chat.completions.create(**QUESTION).choices[0].message
-    assert (message.content, message.reasoning_content) == ("4.", "Simple.")
+    assert _say(client) == ("4.", "Simple.")
     assert model.asked[-1].prompt.endswith("assistant\n<think>\n")
-    deltas = [
-        one.choices[0].delta for one in client.chat.completions.create(**QUESTION, stream=True)
-    ]
-    assert "".join(one.content or "" for one in deltas) == "4."
-    shown = [getattr(one, "reasoning_content", None) or "" for one in deltas]
-    assert "".join(shown) == "Simple."
-    message = client.chat.completions.create(**QUESTION, extra_body=OFF).choices[0].message
-    assert model.asked[-1].prompt.endswith("<think>\n\n</think>\n\n")
     # The prompt has closed the reasoning: what comes is the answer, whatever it holds.
-    assert (message.content, message.reasoning_content) == ("Simple.\n</think>\n\n4.", None)
+    assert _say(client, extra_body=OFF) == ("Simple.\n</think>\n\n4.", None)
+    assert model.asked[-1].prompt.endswith("<think>\n\n</think>\n\n")
 
 
 def test_a_bound_answer_stands_behind_the_reasoning(thoughts: Put) -> None:
