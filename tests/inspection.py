@@ -18,7 +18,7 @@ from dflash_trt.decoding.pacers import Pacer
 from dflash_trt.decoding.page_group import PageAllocator
 from dflash_trt.decoding.worker import GeneratorWorker
 from dflash_trt.serving.server.launcher import TritonServer
-from dflash_trt.serving.server.service import Service
+from dflash_trt.serving.server.supervisor import Service
 from dflash_trt.text.chat import ChatRenderer
 from dflash_trt.text.grammar import Follower
 

@@ -12,8 +12,7 @@ import pytest
 
 from dflash_trt.cli.main import main
 from dflash_trt.serving.server.tritonserver import TritonServerBinary
-from tests.serving.client import LLM, ask_grpc, make_fields
-from tests.serving.served import FREE_PORTS, fetch, starting, wait_ready
+from tests.serving.served import FREE_PORTS, LLM, ask_grpc, fetch, make_fields, starting, wait_ready
 from tests.waiting import PATIENCE_S
 from tests.watched import UNSET
 

@@ -23,19 +23,12 @@ from dflash_trt.core.machine import allow_more_files
 from dflash_trt.errors import DflashError, refuse_options
 from dflash_trt.hardware.cores import choose_threads
 from dflash_trt.serving.openai.figures import FrontFigures
-from dflash_trt.serving.openai.front_options import FrontOptions, LogFormat
-from dflash_trt.serving.openai.keys import KEYS_VARIABLE
+from dflash_trt.serving.openai.front_options import KEYS_VARIABLE, FrontOptions, LogFormat
 from dflash_trt.serving.openai.server import OpenAiServer
-from dflash_trt.serving.server.addresses import (
-    LOOPBACK,
-    bind_port,
-    choose_http_host,
-    client_address,
-)
+from dflash_trt.serving.server.addresses import LOOPBACK, bind_port, client_address
 from dflash_trt.serving.server.launcher import ServerOptions
 from dflash_trt.serving.server.repository import BUNDLE_FOLDER, RepositoryOptions, write_repository
-from dflash_trt.serving.server.service import Service
-from dflash_trt.serving.server.supervisor import WINDOW_S, SupervisionOptions, Supervisor
+from dflash_trt.serving.server.supervisor import WINDOW_S, Service, SupervisionOptions, Supervisor
 
 PORT = click.IntRange(0, 65535)
 COUNT = click.IntRange(1, MAX_COUNT)
@@ -125,10 +118,9 @@ def command(
     Runs until SIGINT, SIGTERM or SIGHUP, after which requests in flight may end (a second signal
     cuts them off), and exits with the server's code. A server that fails is started again.
     """
-    http_host = choose_http_host(host, expose=expose_http)
     ports = {
         "--grpc-port": (host, grpc_port),
-        "--http-port": (http_host, http_port),
+        "--http-port": (host if expose_http else LOOPBACK, http_port),
         "--metrics-port": (host, metrics_port),
         "--openai-port": (host, openai_port or 0),
     }

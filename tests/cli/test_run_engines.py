@@ -17,9 +17,8 @@ pytest.importorskip("tensorrt_rtx", reason="TensorRT-RTX (the rtx extra) is not 
 pytest.importorskip("cuda.bindings", reason="cuda-python (the rtx extra) is not installed")
 
 from tests.standins.cuda import FakeCuda
-from tests.standins.engines import stand_in
 from tests.standins.stub_builder import FullTensorRt, StubBuilder
-from tests.standins.tensorrt import FakeTensorRt
+from tests.standins.tensorrt import FakeTensorRt, stand_in
 
 ABAB = "ababababab"
 

@@ -16,9 +16,8 @@ from dflash_trt.core.limits import MAX_COUNT
 from tests.cli.bigram import write_bigram_pair
 from tests.cli.conftest import Run, edit_manifest, split_short_caches
 from tests.standins.cuda import FakeCuda
-from tests.standins.engines import stand_in
 from tests.standins.plugin_tensorrt import stand_in_builder
-from tests.standins.tensorrt import FakeTensorRt
+from tests.standins.tensorrt import FakeTensorRt, stand_in
 
 ENGINES = ["--executor", "tensorrt", "--precision", "fp16", "--plugins", "--max-seq-len", "128"]
 CACHES = ["--kv-layout", "paged", "--page-size", "16", "--kv-pages", "20", "--kv-dtype", "fp8"]

@@ -9,8 +9,7 @@ import numpy as np
 from dflash_trt.backends.base import FloatArray
 from dflash_trt.decoding import FinishReason, Generator, Request, RequestResult, choose_tokens
 from tests.inspection import free_pages, held_pages, paged_requests
-from tests.standins.executor import FakeExecutor, check_step_calls, score_next
-from tests.standins.paged_executor import PagedFakeExecutor
+from tests.standins.executor import FakeExecutor, PagedFakeExecutor, check_step_calls, score_next
 
 
 def decode_plainly(

@@ -12,7 +12,7 @@ from dflash_trt.decoding import Generator, GeneratorOptions, Request, RequestRes
 from tests.decoding.reference import Steps, assert_plain
 from tests.decoding.schedules import MAX_SEQ_LEN, TRAINED_BLOCK, VOCAB_SIZE
 from tests.inspection import allocator, held_pages, idle_pages
-from tests.standins.paged_executor import PagedFakeExecutor
+from tests.standins.executor import PagedFakeExecutor
 
 SIZE = 4
 

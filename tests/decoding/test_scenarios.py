@@ -19,8 +19,7 @@ from tests.decoding.schedules import (
     options,
     scheduled_options,
 )
-from tests.standins.executor import FakeExecutor
-from tests.standins.paged_executor import PagedFakeExecutor
+from tests.standins.executor import FakeExecutor, PagedFakeExecutor
 
 PAGE_SIZE = 4
 DIGITS = (3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8, 9, 7, 9, 3) * 2

@@ -29,8 +29,7 @@ from dflash_trt.sampling.token_rules import TokenRules
 from dflash_trt.text.grammar import Grammar, GrammarCompiler
 from tests.covering import exhaustive
 from tests.pairs import PairFactory
-from tests.standins.executor import FakeExecutor
-from tests.standins.paged_executor import PagedFakeExecutor
+from tests.standins.executor import FakeExecutor, PagedFakeExecutor
 from tests.text.tokenizers import make_plain
 
 CORE = make_plain("<end>")

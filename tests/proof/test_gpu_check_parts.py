@@ -42,11 +42,10 @@ from tests.cli.bigram import write_bigram_pair
 from tests.covering import exhaustive
 from tests.standins.cuda import FakeCuda
 from tests.standins.driver import FakeDriver
-from tests.standins.engines import add_engines, install
 from tests.standins.plugin_tensorrt import AOT_FLAG, PluginBuilder, PluginTensorRt
 from tests.standins.stub_builder import FullBuilder, StubBuilder
 from tests.standins.stub_builder import real as tensorrt_rtx
-from tests.standins.tensorrt import FakeTensorRt
+from tests.standins.tensorrt import FakeTensorRt, add_engines, install
 
 LINEAR = RandomPair(1, "window", 64, False, CacheDtype.COMPUTE, 1, 4, 64)
 PAGED = RandomPair(2, "window", 64, True, CacheDtype.COMPUTE, 1, 4, 64)

@@ -18,13 +18,13 @@ from dflash_trt.serving.server.launcher import ServerAddresses, TritonServer
 from dflash_trt.serving.server.tritonserver import TritonServerBinary
 from tests.cli.conftest import run  # noqa: F401
 from tests.inspection import server_traces
-from tests.serving.client import read_metrics
 from tests.serving.served import (
     LONG_CONTEXT,
     QUEUE,
     Served,
     build_demo,
     package,
+    read_metrics,
     server_options,
     serving,
 )
@@ -70,38 +70,24 @@ def long_repository(long_bundle: Path) -> Path:
     return package(long_bundle, long_bundle.parent / "repository", max_queue_size=2)
 
 
-@contextmanager
-def running_server(repository: Path) -> Iterator[TritonServer]:
-    """A server on free ports, ready; at its end it waits briefly, and leaves nothing behind."""
-    with TritonServer(server_options(repository, exit_timeout_s=2)) as server:
-        server.wait_ready(PATIENCE_S)
-        traces = server_traces(server)
-        yield server
-    assert len(traces) > 1 and not any(path.exists() for path in traces)
-
-
 @pytest.fixture(scope="session")
 def long_addresses(
     tritonserver: TritonServerBinary, long_repository: Path
 ) -> Iterator[ServerAddresses]:
-    """A server whose requests go on while a test, however slow, has something to do."""
-    with running_server(long_repository) as server:
+    """A server whose requests go on while a test, however slow, has something to do.
+
+    At its end it waits briefly, and leaves nothing behind.
+    """
+    with TritonServer(server_options(long_repository, exit_timeout_s=2)) as server:
+        server.wait_ready(PATIENCE_S)
+        traces = server_traces(server)
         yield server.addresses
-
-
-@pytest.fixture(scope="session")
-def server(tritonserver: TritonServerBinary, repository: Path) -> Iterator[TritonServer]:
-    """One server for all tests that leave it as it was."""
-    with running_server(repository) as server:
-        yield server
-        if server.exit_code is None:
-            wait_idle(server.addresses)
+    assert len(traces) > 1 and not any(path.exists() for path in traces)
 
 
 @pytest.fixture
-def addresses(server: TritonServer) -> ServerAddresses:
-    assert server.exit_code is None
-    return server.addresses
+def addresses(served: Served) -> ServerAddresses:
+    return ServerAddresses(http=served.http, grpc=served.address, metrics=served.metrics)
 
 
 @pytest.fixture(scope="session")

@@ -17,10 +17,9 @@ import openai
 import pytest
 
 from dflash_trt.errors import DflashError
-from dflash_trt.serving.openai import access, keys
+from dflash_trt.serving.openai import access, front_options
 from dflash_trt.serving.openai.figures import ANSWERS, FRONT_KINDS, FrontFigures
-from dflash_trt.serving.openai.front_options import FrontOptions
-from dflash_trt.serving.openai.keys import KEYS_VARIABLE, KeyRing
+from dflash_trt.serving.openai.front_options import KEYS_VARIABLE, FrontOptions, KeyRing
 from tests.cli.bigram import write_tokenizer
 from tests.serving.fronts import Front, ScriptedModel, switching_front
 from tests.waiting import PATIENCE_S, wait_until
@@ -130,7 +129,7 @@ def test_a_key_has_its_share_of_requests(front: Front, log: Log) -> None:
 def test_keys_change_while_it_runs(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(keys, "_LOOK_S", 0.0)
+    monkeypatch.setattr(front_options, "_LOOK_S", 0.0)
     file = folder / "rotated"
     file.write_text(f"{ONE}\n")
     ring = KeyRing(file, f"{'e' * 16}, {'f' * 16}")

@@ -15,10 +15,9 @@ import numpy as np
 import pytest
 import tritonclient.grpc as grpcclient
 
-from tests.serving.client import CLASSIC, LLM, ask_grpc, make_fields, make_inputs
 from tests.serving.conftest import Generate
 from tests.serving.fronts import post
-from tests.serving.served import PROMPTS, Served
+from tests.serving.served import CLASSIC, LLM, PROMPTS, Served, ask_grpc, make_fields, make_inputs
 from tests.waiting import PATIENCE_S
 
 CHANCE = random.Random(20)

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-import http.client
 import json
 import socket
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import pytest
 
 from dflash_trt.serving.server.launcher import ServerAddresses
-from dflash_trt.serving.server.tritonserver import TritonServerBinary
-from tests.serving.client import (
+from tests.serving.conftest import Generate, counting, wait_idle
+from tests.serving.served import (
     CLASSIC,
     ENDLESS,
     LLM,
+    LONG_CONTEXT,
+    PROMPTS,
     Answer,
     StreamClient,
     ask_grpc,
@@ -25,9 +25,7 @@ from tests.serving.client import (
     post,
     read_metrics,
 )
-from tests.serving.conftest import Generate, count_ended, counting, running_server, wait_idle
-from tests.serving.served import LONG_CONTEXT, PROMPTS, package
-from tests.waiting import PATIENCE_S, wait_until
+from tests.waiting import wait_until
 
 CANCELLED = 'dflash_requests_total{outcome="cancelled"}'
 
@@ -88,20 +86,6 @@ def test_stop_by_id(long_addresses: ServerAddresses, generate: Generate, model: 
     assert grown[CANCELLED] == 2
 
 
-@pytest.mark.parametrize("model", [LLM, CLASSIC])
-def test_an_http_client_that_goes_away(long_addresses: ServerAddresses, model: str) -> None:
-    with counting(long_addresses, 1) as grown:
-        connection = http.client.HTTPConnection(long_addresses.http, timeout=PATIENCE_S)
-        body = long_fields(model, PROMPTS[0]) | ENDLESS
-        connection.request("POST", f"/v2/models/{model}/generate_stream", json.dumps(body))
-        response = connection.getresponse()
-        assert response.readline().startswith(b"data:")
-        assert isinstance(connection.sock, socket.socket)
-        connection.sock.shutdown(socket.SHUT_RDWR)
-        connection.close()
-    assert grown[CANCELLED] == 1
-
-
 def test_a_deadline(long_addresses: ServerAddresses) -> None:
     options = {"timeout_us": 60_000, "parameters": ENDLESS}
     with counting(long_addresses, 2) as grown:
@@ -156,39 +140,3 @@ def test_a_full_queue_says_so_at_once(
     if model == LLM:
         answer = ask_grpc(long_addresses.grpc, LLM, make_fields(LLM, PROMPTS[1]))
         assert answer.texts == [generate(PROMPTS[1], max_tokens=48).text]
-
-
-@pytest.mark.parametrize("model", [LLM, CLASSIC])
-def test_who_has_an_answer_may_ask_again(long_addresses: ServerAddresses, model: str) -> None:
-    """As many clients as there is room for are never refused: a place is free before it is said."""
-    wait_idle(long_addresses)
-    fields = make_fields(model, PROMPTS[0], max_tokens=2, stream=True)
-
-    def ask_again(_: int) -> list[str]:
-        with StreamClient(long_addresses.grpc) as client:
-            answers = [client.ask(model, fields) for _ in range(10)]
-        return [answer.failure for answer in answers if answer.error is not None]
-
-    with ThreadPoolExecutor(10) as pool:
-        assert list(pool.map(ask_again, range(10))) == [[]] * 10
-
-
-@pytest.mark.exhaustive
-def test_requests_that_wait_keep_nobody_out(
-    tritonserver: TritonServerBinary, long_bundle: Path, tmp_path: Path
-) -> None:
-    """More than the 32 threads that the Python backend has for calls from model to model."""
-    count = 48
-    with running_server(package(long_bundle, tmp_path / "repository")) as server:
-        addresses = server.addresses
-        before = wait_idle(addresses)
-        with StreamClient(addresses.grpc) as client:
-            fields = long_fields(CLASSIC, PROMPTS[0], stream=False)
-            for _ in range(count):
-                client.send(CLASSIC, fields, parameters=ENDLESS)
-            wait_until(lambda: sum(count_held(addresses)) == count)
-            refused = ask_grpc(addresses.grpc, CLASSIC, {**fields, "beam_width": 2})
-            assert "beam_width" in refused.failure
-            client.close(cancel=True)
-        after = wait_idle(addresses, count_ended(before) + count)
-        assert after[CANCELLED] - before[CANCELLED] == count

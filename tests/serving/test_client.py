@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import re
 import socket
 from collections.abc import AsyncIterator
 from contextlib import aclosing
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -22,40 +25,32 @@ from dflash_trt.serving.client.client import (
 )
 from dflash_trt.serving.client.errors import ServedModelError, read_error
 from dflash_trt.serving.client.wire import Response, WireClient, make_input
-from tests.serving.served import PROMPTS, Served
+from tests.cli.conftest import Run
+from tests.serving.served import PROMPTS, QUEUE, SLOTS, Served
 
 
-async def _collect(model: ServedModel, request: GenerationRequest) -> list[TextDelta]:
-    async with aclosing(model.stream(request)) as deltas:
-        return [delta async for delta in deltas]
+def _answer(address: str, request: GenerationRequest) -> TextDelta:
+    """The one answer to a request that does not stream."""
 
-
-def _run(served: Served, *requests: GenerationRequest) -> list[list[TextDelta]]:
-    """The answers to requests that are made at once."""
-
-    async def run_all() -> list[list[TextDelta]]:
-        model = ServedModel(served.grpc)
+    async def ask() -> TextDelta:
+        model = ServedModel(address)
         try:
-            async with asyncio.TaskGroup() as group:
-                tasks = [group.create_task(_collect(model, request)) for request in requests]
-        except* ServedModelError as errors:
-            raise errors.exceptions[0] from None
+            async with aclosing(model.stream(request)) as deltas:
+                (delta,) = [one async for one in deltas]
         finally:
             await model.close()
-        return [task.result() for task in tasks]
+        return delta
 
-    return asyncio.run(run_all())
+    return asyncio.run(ask())
 
 
 def test_without_a_limit_the_context_is_it(served: Served) -> None:
+    sampling = SamplingParams(temperature=0.5, top_k=2**40)
     request = GenerationRequest(prompt=PROMPTS[0], ignore_eos=True, streaming=False)
-    larger = replace(
-        request, max_tokens=2**40, sampling=SamplingParams(temperature=0.5, top_k=2**40)
-    )
-    for (delta,) in _run(served, request, larger):
-        assert delta.result is not None and delta.result.finish_reason == "length"
-        one = delta.result.statistics
-        assert one.prompt_tokens + one.output_tokens == 1024
+    for one in (request, replace(request, max_tokens=2**40, sampling=sampling)):
+        result = _answer(served.grpc, one).result
+        assert result is not None and result.finish_reason == "length"
+        assert result.statistics.prompt_tokens + result.statistics.output_tokens == 1024
 
 
 def test_nobody_there() -> None:
@@ -63,16 +58,8 @@ def test_nobody_there() -> None:
         taken.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{taken.getsockname()[1]}"
 
-        async def ask() -> None:
-            model = ServedModel(address)
-            assert not await model.is_ready()
-            try:
-                await _collect(model, GenerationRequest(prompt="x"))
-            finally:
-                await model.close()
-
         with pytest.raises(ServedModelError, match="no server answers") as caught:
-            asyncio.run(ask())
+            _answer(address, GenerationRequest(prompt="x"))
     assert caught.value.problem == "unavailable" and caught.value.unreachable
     assert address in caught.value.message and caught.value.fix
 
@@ -174,3 +161,32 @@ def test_a_server_without_its_model_is_there() -> None:
 
     for error in asyncio.run(run()):
         assert (error.problem, error.unreachable) == ("unavailable", False)
+
+
+# Times differ.
+SECONDS = re.compile(r"\d+\.\d+ s\b")
+
+
+def test_generate_prints_the_same(run: Run, served: Served) -> None:
+    """Top-p 1e-50 is 0 in FP32, which would keep all."""
+    options = ["--regex", "[a-z]{3,9} #[0-9]{4}", "--temperature", 1, "--top-p", 1e-50]
+    common = ["--prompt", PROMPTS[2], "--raw", "--max-tokens", 24, *options]
+    local, remote = (run("generate", *one, *common) for one in _sources(served))
+    assert (remote.code, remote.out) == (0, local.out)
+    here, there = (SECONDS.sub("s", one.err).splitlines() for one in (local, remote))
+    assert there[:2] == here[:2] and len(there) == len(here)
+
+
+def test_many_prompts(run: Run, served: Served, tmp_path: Path) -> None:
+    """More than the server holds: the client keeps the rest back."""
+    file = tmp_path / "many.jsonl"
+    texts = [PROMPTS[number % len(PROMPTS)] for number in range(SLOTS + QUEUE + 4)]
+    file.write_text("".join(json.dumps({"prompt": text}) + "\n" for text in texts))
+    common = ["--prompt-file", file, "--raw", "--max-tokens", 6]
+    here, there = (run("generate", *one, *common) for one in _sources(served))
+    assert there.code == 0 and there.out == here.out
+
+
+def _sources(served: Served) -> tuple[tuple[object, ...], ...]:
+    """The bundle with blocks that no clock changes, as it is served, and the server."""
+    return (served.bundle, "--block-schedule", "none"), (f"--url={served.grpc}",)

@@ -18,10 +18,21 @@ from dflash_trt.serving.server.launcher import ServerAddresses
 from dflash_trt.serving.server.metrics import KINDS
 from dflash_trt.text.grammar import Grammar
 from dflash_trt.version import __version__
-from tests.serving.client import CLASSIC, LLM, ask_grpc, make_fields, post
 from tests.serving.conftest import Generate, counting, wait_idle
 from tests.serving.fronts import openai_client
-from tests.serving.served import GREEDY, PROMPTS, SAMPLINGS, Served, fetch
+from tests.serving.served import (
+    CLASSIC,
+    GREEDY,
+    LLM,
+    PROMPTS,
+    QUEUE,
+    SAMPLINGS,
+    Served,
+    ask_grpc,
+    fetch,
+    make_fields,
+    post,
+)
 
 GBNF = 'root ::= "n" two\ntwo ::= [0-9] [0-9]'
 GREEDY_CHOICES: dict[str, Any] = {"top_k": 1, "top_p": 0.0, "temperature": 1.0}
@@ -76,17 +87,15 @@ def test_stop_strings(addresses: ServerAddresses, generate: Generate) -> None:
     """A text that no message holds whole: it is cut before it, and none of it is ever shown."""
     text = generate(PROMPTS[2], max_tokens=64).text
     assert text is not None and len(text) > 40
-    for begin, end in ((8, 21), (10, 33), (3, 5)):
-        stop = text[begin:end]
-        cut = text[: text.index(stop)]
-        wanted = {"return_finish_reason": True, "return_stop_reason": True}
-        fields = make_fields(LLM, PROMPTS[2], max_tokens=64, stream=True, **wanted)
-        fields["sampling_param_stop"] = ["never", stop]
-        answer = ask_grpc(addresses.grpc, LLM, fields)
-        assert answer.texts[-1] == cut and all(cut.startswith(one) for one in answer.texts)
-        assert (answer.last["finish_reason"], answer.last["stop_reason"]) == ("stop", stop)
-        words = make_fields(CLASSIC, PROMPTS[2], stream=True, stop_words=["", stop])
-        assert "".join(ask_grpc(addresses.grpc, CLASSIC, words).texts) == cut
+    stop = text[10:33]
+    cut = text[: text.index(stop)]
+    wanted = {"return_finish_reason": True, "return_stop_reason": True}
+    fields = make_fields(LLM, PROMPTS[2], max_tokens=64, stream=True, **wanted)
+    answer = ask_grpc(addresses.grpc, LLM, fields | {"sampling_param_stop": ["never", stop]})
+    assert answer.texts[-1] == cut and all(cut.startswith(one) for one in answer.texts)
+    assert (answer.last["finish_reason"], answer.last["stop_reason"]) == ("stop", stop)
+    words = make_fields(CLASSIC, PROMPTS[2], stream=True, stop_words=["", stop])
+    assert "".join(ask_grpc(addresses.grpc, CLASSIC, words).texts) == cut
 
 
 def test_options_of_the_contracts(addresses: ServerAddresses, generate: Generate) -> None:
@@ -141,7 +150,7 @@ def test_metrics_count(addresses: ServerAddresses, generate: Generate) -> None:
     figures = wait_idle(addresses)
     tau = figures["dflash_step_tokens_total"] / figures["dflash_verify_steps_total"]
     assert figures["dflash_acceptance_length"] == pytest.approx(tau)
-    assert (figures["dflash_slots"], figures["dflash_waiting_requests_limit"]) == (8, 64)
+    assert (figures["dflash_slots"], figures["dflash_waiting_requests_limit"]) == (8, QUEUE)
     text = fetch(addresses.metrics, "/metrics", b"", "GET")[1].decode()
     said = {line for line in text.splitlines() if line.startswith("# TYPE dflash_")}
     assert said == {f"# TYPE {name} {kind}" for name, kind in KINDS.items()}
@@ -168,20 +177,6 @@ def _check_usage(usage: Any, result: RequestResult) -> None:
     assert details.accepted_prediction_tokens == one.accepted_tokens
     assert details.rejected_prediction_tokens == one.drafted_tokens - one.accepted_tokens
     assert details.num_verify_steps == one.steps
-
-
-def test_completions(client: openai.OpenAI, generate: Generate) -> None:
-    sampling = SAMPLINGS[2]
-    expected = generate(PROMPTS[0], sampling, max_tokens=40)
-    asked: dict[str, Any] = {"prompt": PROMPTS[0], "max_tokens": 40, **_fields(sampling)}
-    whole = client.completions.create(**asked)
-    assert (whole.choices[0].text, whole.choices[0].finish_reason) == (expected.text, "length")
-    _check_usage(whole.usage, expected)
-    options: dict[str, Any] = {"stream": True, "stream_options": {"include_usage": True}}
-    *chunks, last = client.completions.create(**asked, **options)
-    assert "".join(chunk.choices[0].text for chunk in chunks) == expected.text
-    assert chunks[-1].choices[0].finish_reason == "length"
-    _check_usage(last.usage, expected)
 
 
 def test_token_ids(client: openai.OpenAI, served: Served, generate: Generate) -> None:
@@ -239,3 +234,18 @@ def test_response_format(client: openai.OpenAI, served: Served, addresses: Serve
     assert re.fullmatch("n[0-9]{2}", answer.texts[-1])
     refused = {**fields, **rules, "guided_decoding_guide_type": "structural_tag"}
     assert "is none of json" in ask_grpc(addresses.grpc, CLASSIC, refused).failure
+
+
+@pytest.mark.parametrize("model", [LLM, CLASSIC])
+def test_block_size_of_a_request(
+    addresses: ServerAddresses, generate: Generate, model: str
+) -> None:
+    drafted: list[int] = []
+    for size in (2, 5, 8):
+        expected = generate(PROMPTS[0], max_tokens=48, block_size=size)
+        fields = make_fields(model, PROMPTS[0])
+        answer = ask_grpc(addresses.grpc, model, fields, parameters={"block_size": size})
+        assert answer.texts == [expected.text]
+        drafted.append(answer.last["total_draft_tokens"])
+        assert drafted[-1] == expected.statistics.drafted_tokens
+    assert len(set(drafted)) == 3

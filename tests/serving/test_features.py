@@ -13,12 +13,16 @@ from functools import partial
 from typing import Any
 from urllib.parse import urlsplit
 
+import numpy as np
+
 import dflash_trt
 from dflash_trt import LoadedPair, SamplingParams
 from dflash_trt.decoding import Penalties, Request, RequestResult
 from dflash_trt.sampling.token_rules import TokenRules
 from dflash_trt.text.grammar import Grammar
-from tests.serving.served import PROMPTS, QUEUE, SLOTS, Served, fetch
+from tests.serving.conftest import Generate
+from tests.serving.fronts import openai_client
+from tests.serving.served import CLASSIC, LLM, PROMPTS, QUEUE, SLOTS, Served, StreamClient, fetch
 
 OUTPUT, SAMPLES = 32, 3
 REGEX = "[a-f ,.0-9]{30,36}"
@@ -175,3 +179,65 @@ def test_served_answers_are_those_of_this_process(served: Served) -> None:
     for (where, fields, prompt), choices in zip(cases, answers, strict=True):
         for choice in choices:
             assert_same(where, show(fields, prompt, next(results)), choice)
+
+
+PROMPT = "the red fox"
+
+
+def test_a_chats_are_the_runtimes(served: Served, generate: Generate) -> None:
+    sampling = SamplingParams(temperature=1.0, seed=5)
+    chat = [{"role": "user", "content": PROMPT}]
+    own = generate(chat, sampling, max_tokens=12, logprobs=3)
+    asked: dict[str, Any] = {"model": "demo", "messages": chat, "max_tokens": 12, "seed": 5}
+    asked |= {"temperature": 1.0, "logprobs": True, "top_logprobs": 3}
+    client = openai_client(served.openai.removesuffix("/v1"))
+    (choice,) = client.chat.completions.create(**asked).choices
+    assert choice.logprobs is not None and choice.logprobs.content is not None
+    content = choice.logprobs.content
+    assert [one.logprob for one in content] == [one.logprob for one in own.logprobs or ()]
+    for one, other in zip(content, own.logprobs or (), strict=True):
+        assert tuple(top.logprob for top in one.top_logprobs) == other.top_logprobs
+    said = b"".join(bytes(one.bytes or []) for one in content)
+    assert said.decode() == choice.message.content == own.text
+    streamed = [
+        one
+        for chunk in client.chat.completions.create(**asked, stream=True)
+        if chunk.choices[0].logprobs is not None
+        for one in chunk.choices[0].logprobs.content or []
+    ]
+    assert [one.model_dump() for one in streamed] == [one.model_dump() for one in content]
+
+
+def test_an_echo_with_the_prompts(served: Served, generate: Generate) -> None:
+    """What evaluation harnesses ask for: the log-probability of a text, token by token."""
+    own = generate(PROMPT, max_tokens=2, logprobs=1, prompt_logprobs=1)
+    client = openai_client(served.openai.removesuffix("/v1"))
+    asked: dict[str, Any] = {"model": "demo", "max_tokens": 2, "temperature": 0}
+    asked |= {"prompt": [PROMPT, PROMPT], "logprobs": 1, "echo": True}
+    choices = client.completions.create(**asked).choices
+    for choice in choices:
+        columns = choice.logprobs
+        assert columns is not None and columns.tokens is not None and columns.token_logprobs
+        scored = [*(own.prompt_logprobs or ()), *(own.logprobs or ())]
+        assert columns.token_logprobs == [None, *(one.logprob for one in scored)]
+        assert columns.top_logprobs is not None and columns.top_logprobs[0] is None
+        for top, one in zip(columns.top_logprobs[1:], scored, strict=True):
+            assert max(top.values()) == one.top_logprobs[0]
+        ends = np.cumsum([0, *map(len, columns.tokens)]).tolist()
+        assert columns.text_offset == ends[:-1]
+        assert "".join(columns.tokens) == choice.text == PROMPT + (own.text or "")
+
+
+def test_tensors_of_both_contracts(served: Served, generate: Generate) -> None:
+    own = generate(PROMPT, max_tokens=9, logprobs=0)
+    values = [one.logprob for one in own.logprobs or ()]
+    with StreamClient(served.address) as client:
+        fields: dict[str, Any] = {"text_input": PROMPT}
+        llm = {"sampling_param_max_tokens": 9, "return_cumulative_logprob": True}
+        answer = client.ask(LLM, fields | llm)
+        total = float(np.ravel(answer.messages[-1]["cumulative_logprob"])[0])
+        assert math.isclose(total, sum(values), rel_tol=1e-6)
+        answer = client.ask(CLASSIC, fields | {"max_tokens": 9, "return_log_probs": True})
+        last = answer.messages[-1]
+        assert np.allclose(np.ravel(last["output_log_probs"]), values, rtol=1e-6)
+        assert math.isclose(np.ravel(last["cum_log_probs"])[0], sum(values), rel_tol=1e-6)

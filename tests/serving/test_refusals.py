@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from dflash_trt.serving.server.launcher import ServerAddresses
-from tests.serving.client import CLASSIC, LLM, StreamClient, ask_grpc, post
 from tests.serving.conftest import counting
+from tests.serving.served import CLASSIC, LLM, StreamClient, ask_grpc, post
 
 MAX = "sampling_param_max_tokens"
 

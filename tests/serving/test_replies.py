@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -12,10 +13,17 @@ import numpy as np
 import pytest
 
 from dflash_trt.decoding import Generator, Request, TokenEvent
-from dflash_trt.decoding.jobs import Failure
+from dflash_trt.decoding.jobs import Failure, Job, Outcome
+from dflash_trt.errors import DflashError
 from dflash_trt.serving.server.generation import Generation, StreamingText
 from dflash_trt.serving.server.gone_clients import CancellationWatch
+from dflash_trt.serving.server.llm_model import CompilingQueue
 from dflash_trt.serving.server.replies import Channel, Outputs, Reply
+from dflash_trt.text.grammar import Follower, Grammar
+from dflash_trt.text.sandbox import SandboxLostError
+from tests.serving.conftest import counting
+from tests.serving.fronts import openai_client
+from tests.serving.served import Served
 from tests.standins.executor import FakeExecutor
 from tests.waiting import PATIENCE_S, wait_until
 
@@ -55,7 +63,9 @@ class Sender:
 def make_channel(sender: Sender) -> Channel:
     names = ("text_output", "output_ids", "num_verify_steps")
     request = SimpleNamespace(
-        get_response_sender=lambda: sender, requested_output_names=lambda: names
+        get_response_sender=lambda: sender,
+        requested_output_names=lambda: names,
+        parameters=lambda: "",
     )
     return Channel(UTILS, request)
 
@@ -132,3 +142,105 @@ def test_a_channel_is_not_asked_after_its_end() -> None:
     time.sleep(0.02)  # the watch goes on asking, of channels that know better
     watch.close()
     assert gone == [3] and all(len(sender.sent) == 1 for sender in senders)
+
+
+SCHEMA = {
+    "type": "object",
+    "properties": {"ok": {"type": "boolean"}},
+    "required": ["ok"],
+    "additionalProperties": False,
+}
+REFUSED, COMPILED = (f'dflash_grammars_total{{outcome="{one}"}}' for one in ("refused", "compiled"))
+"""Compiles for seconds, unless it is stopped."""
+
+
+def _chat(served: Served, schema: Any, **fields: Any) -> Any:
+    wrapped = {"name": "one", "schema": schema}
+    return openai_client(served.openai.removesuffix("/v1")).chat.completions.create(
+        model="demo",
+        messages=[{"role": "user", "content": "fleet #6400 to #6410"}],
+        max_tokens=100,
+        response_format={"type": "json_schema", "json_schema": wrapped},  # type: ignore[typeddict-item]
+        **fields,
+    )
+
+
+def test_samples_share_one_compiled_grammar(served: Served) -> None:
+    with counting(served, 8) as grown:
+        answer = _chat(served, SCHEMA, n=8, temperature=1.0, seed=3)
+    for choice in answer.choices:
+        assert isinstance(json.loads(choice.message.content)["ok"], bool)
+    assert grown[COMPILED] == 8
+    steps = answer.usage.completion_tokens_details.num_verify_steps
+    assert grown["dflash_constrained_verify_steps_total"] == steps
+    assert grown["dflash_constrained_step_tokens_total"] == answer.usage.completion_tokens - 8
+    forced = answer.usage.completion_tokens_details.forced_tokens
+    assert grown["dflash_forced_draft_tokens_total"] == forced > 0
+    assert grown["dflash_grammar_seconds_total"] > 0
+
+
+class _Compiler:
+    """Compiles when it is told to."""
+
+    def __init__(self) -> None:
+        self.go = threading.Event()
+        self.asked = self.compiled = 0
+
+    def find(self, grammar: Grammar) -> Follower | None:
+        return None
+
+    def compile(self, grammar: Grammar) -> Follower:
+        self.asked += 1
+        assert self.go.wait(PATIENCE_S)
+        self.compiled += 1
+        if grammar.text == "lost":
+            raise SandboxLostError("it was killed, twice")
+        raise DflashError("is none", where="grammar", usage=True)
+
+
+def test_what_waits_for_its_grammar() -> None:
+    """No more than may wait; who has gone or is late is not compiled for; the end ends all."""
+    heard: list[tuple[str, TokenEvent | Failure]] = []
+    ran: list[Job] = []
+
+    def job(name: str, **more: Any) -> Job:
+        def hear(event: TokenEvent | Failure) -> None:
+            heard.append((name, event))
+
+        return Job(request=Request(prompt_ids=(1,)), listener=hear, **more)
+
+    compiler, usable = _Compiler(), list[bool]()
+    queue = CompilingQueue(
+        compiler,  # type: ignore[arg-type]
+        4,
+        submit=ran.append,
+        check=lambda one: None,
+        record=usable.append,
+    )
+    gone, late = job("gone"), job("late", deadline=0.0)
+    queue.submit(job("first"), Grammar("regex", "a"))
+    wait_until(lambda: compiler.asked == 1)
+    for one, text in ((gone, "b"), (late, "c"), (job("lost"), "lost"), (job("last"), "d")):
+        queue.submit(one, Grammar("regex", text))
+    queue.submit(job("more"), Grammar("regex", "e"))
+    gone.cancelled = True
+    compiler.go.set()
+    wait_until(lambda: len(heard) == 4)
+    assert ran == [gone, late] and compiler.compiled == 3
+    outcomes = {name: one.outcome for name, one in heard if isinstance(one, Failure)}
+    assert outcomes == {
+        "more": Outcome.OVERFLOW,
+        "first": Outcome.REFUSED,
+        "lost": Outcome.FAILED,
+        "last": Outcome.REFUSED,
+    }
+    assert usable == [False, False, False]
+    compiler.go.clear()
+    queue.submit(job("running"), Grammar("regex", "f"))
+    wait_until(lambda: compiler.asked == 4)
+    queue.submit(job("behind"), Grammar("regex", "g"))
+    threading.Timer(0.1, compiler.go.set).start()
+    queue.close()
+    name, end = heard[-1]
+    assert name == "behind" and isinstance(end, Failure) and end.outcome is Outcome.FAILED
+    assert compiler.compiled == 4

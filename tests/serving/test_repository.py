@@ -11,11 +11,11 @@ from dflash_trt.bundle.bundle import Bundle, open_bundle
 from dflash_trt.cli.main import main
 from dflash_trt.core import links
 from dflash_trt.errors import DflashError
-from dflash_trt.serving.server import classic, generation
+from dflash_trt.serving.server import ensemble_model, generation
+from dflash_trt.serving.server.inputs import ModelSettings
 from dflash_trt.serving.server.repository import BUNDLE_FOLDER
-from dflash_trt.serving.server.settings import ModelSettings
-from tests.serving.client import GOLDEN
-from tests.serving.served import package
+from tests.cli.conftest import Run
+from tests.serving.served import GOLDEN, package
 
 
 def _read_config(folder: Path, model: str) -> str:
@@ -44,19 +44,19 @@ def test_settings() -> None:
         arguments = {"model_config": json.dumps({"parameters": config})}
         return ModelSettings(arguments | {"model_repository": "/r", "model_version": "1"})
 
-    assert read(speculation="on").switch("speculation")
-    assert read(threads="auto").threads("threads") == "auto"
-    with pytest.raises(DflashError, match="parameters: speculation: 'yes' is neither on nor off"):
-        read(speculation="yes").switch("speculation")
-    with pytest.raises(DflashError, match="parameters: speculation: is missing"):
-        read(threads="1").switch("speculation")
+    assert read(speculation="on").read("speculation", bool) is True
+    for given, said in (("yes?", "valid boolean.*got 'yes?"), (None, "got None")):
+        with pytest.raises(DflashError, match=f"parameters: speculation: .*{said}"):
+            read(**{"threads": "1"} if given is None else {"speculation": given}).read(
+                "speculation", bool
+            )
 
 
 def test_every_refused_input_is_declared(repository: Path) -> None:
     """One that is not would be refused by Triton server, without our advice."""
     for model, names in (
         ("tensorrt_llm", set(generation.UNIMPLEMENTED)),
-        ("ensemble", set(classic.UNIMPLEMENTED) | set(classic.RENAMED)),
+        ("ensemble", set(ensemble_model.UNIMPLEMENTED) | set(ensemble_model.RENAMED)),
     ):
         config = _read_config(repository, model)
         assert not {name for name in names if f'name: "{name}"' not in config}
@@ -111,3 +111,16 @@ def test_command(
         "64, threads by the machine that serves, no speculation\n"
     )
     assert "TritonPythonModel" in model.read_text()
+
+
+def test_a_repository_has_decided(run: Run, bundle: Bundle, tmp_path: Path) -> None:
+    options = ["--max-queue-size", "3", "--request-seconds", "60", "--drafter", "none"]
+    outcome = run("package", bundle.folder, "-o", tmp_path / "repository", *options)
+    said = "a queue of 3, threads by the machine that serves, 60 s for a request, no speculation\n"
+    assert outcome.code == 0 and outcome.out.endswith(said)
+    config = (tmp_path / "repository" / "tensorrt_llm" / "config.pbtxt").read_text(encoding="utf-8")
+    assert '"request_seconds"  value: { string_value: "60" }' in config
+    for option in (["--max-queue-size", "3"], ["--request-seconds", "1"], ["--drafter", "none"]):
+        refused = run("serve", tmp_path / "repository", *option)
+        refused.fails(2, f"error: {option[0]}: is a model repository, whose config.pbtxt says")
+        assert f"`dflash-trt package {option[0]}`" in refused.err

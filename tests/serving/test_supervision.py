@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import signal
+import socket
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -13,11 +14,19 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
+import tritonclient.grpc as grpcclient
 from dflash_perf.bench import kill_campaign
+from tritonclient.utils import InferenceServerException
 
 from dflash_trt.bundle.bundle import Bundle
 from dflash_trt.decoding.worker import Phase
+from dflash_trt.errors import DflashError
 from dflash_trt.serving.client.errors import ServedModelError
+from dflash_trt.serving.server import tritonserver
+from dflash_trt.serving.server.addresses import (
+    client_address,
+    restriction_options,
+)
 from dflash_trt.serving.server.heartbeat import (
     HEARTBEAT_VARIABLE,
     PING_S,
@@ -26,12 +35,22 @@ from dflash_trt.serving.server.heartbeat import (
     SilenceWatch,
     read_heartbeat,
 )
-from dflash_trt.serving.server.processes import find_models, has_dead_child, read_state, runs
-from dflash_trt.serving.server.tritonserver import TritonServerBinary
-from tests.serving.client import LLM, ask_grpc, long_fields, read_metrics
+from dflash_trt.serving.server.launcher import ServerAddresses, TritonServer
+from dflash_trt.serving.server.processes import find_models, read_state
+from dflash_trt.serving.server.tritonserver import TritonServerBinary, find_tritonserver
 from tests.serving.conftest import Generate
-from tests.serving.served import PROMPTS, Served, fetch
-from tests.waiting import wait_until
+from tests.serving.served import (
+    LLM,
+    PROMPTS,
+    Served,
+    ask_grpc,
+    fetch,
+    long_fields,
+    make_fields,
+    read_metrics,
+    server_options,
+)
+from tests.waiting import PATIENCE_S, wait_until
 
 HANG_S = 300.0
 
@@ -39,7 +58,7 @@ HANG_S = 300.0
 def find_server(serve_pid: int) -> int:
     """Process id of the Triton server that `serve` runs."""
     for process in filter(lambda one: one.name.isdecimal(), Path("/proc").iterdir()):
-        _, parent_pid = read_state(process) or ("", 0)
+        _, parent_pid = read_state(process)
         if parent_pid == serve_pid and b"tritonserver --id" in _arguments(process):
             return int(process.name)
     raise AssertionError("there is no server")
@@ -148,23 +167,6 @@ def test_heartbeat(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         assert read_heartbeat(path) == Beat(phase, number)
 
 
-def test_processes(tmp_path: Path) -> None:
-    def add(pid: int, state: str, ppid: int, model: str) -> None:
-        (tmp_path / str(pid)).mkdir()
-        (tmp_path / str(pid) / "stat").write_text(f"{pid} (a (b) c) {state} {ppid} {ppid} 0 0")
-        arguments = f"/stub\0/r/tensorrt_llm/{model}/1/model.py\0shm"
-        (tmp_path / str(pid) / "cmdline").write_bytes(arguments.encode())
-
-    (tmp_path / "sys").mkdir()
-    (tmp_path / "5").mkdir()  # ended between two reads
-    add(10, "S", 1, "m")  # another server's
-    add(11, "S", 7, "ensemble")
-    assert find_models(7, tmp_path) == {11: "ensemble"} and not has_dead_child(7, tmp_path)
-    add(12, "Z", 7, "m")
-    assert find_models(7, tmp_path) == {11: "ensemble"} and has_dead_child(7, tmp_path)
-    assert [runs(pid, 7, tmp_path) for pid in (5, 10, 11, 12, 13)] == [0, 0, 1, 0, 0]
-
-
 @pytest.mark.exhaustive
 def test_every_process_killed_under_load(
     tritonserver: TritonServerBinary, bundle: Bundle, tmp_path: Path
@@ -178,3 +180,82 @@ def test_every_process_killed_under_load(
     assert figures["serve_gone_s"] < 5
     for kind in ("whole", "streamed", "grpc"):
         assert figures["outcomes"][f"{kind} right"] and figures["outcomes"][f"{kind} error"]
+
+
+def test_the_servers_place(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """PATH comes before NGC's place, that before the wheel's; without any there is advice."""
+    binary = tmp_path / "bin" / "tritonserver"
+    binary.parent.mkdir()
+    binary.write_text("#!/bin/sh\n")
+    binary.chmod(0o755)
+    wheel = tmp_path / "wheel"
+    (wheel / "bin").mkdir(parents=True)
+    (wheel / "bin" / "tritonserver").write_text("")
+    monkeypatch.setenv("PATH", str(binary.parent))
+    monkeypatch.setattr(tritonserver, "NGC_BINARY", tmp_path / "ngc")
+    monkeypatch.setattr(tritonserver, "find_wheel", lambda: wheel)
+    (tmp_path / "ngc").write_text("")
+    assert find_tritonserver() == TritonServerBinary(binary)
+    binary.unlink()
+    assert find_tritonserver() == TritonServerBinary(tmp_path / "ngc")
+    (tmp_path / "ngc").unlink()
+    assert find_tritonserver() == TritonServerBinary(wheel / "bin" / "tritonserver", wheel)
+    monkeypatch.setattr(tritonserver, "find_wheel", lambda: None)
+    with pytest.raises(DflashError, match=r"pip install 'dflash-trt\[serve\]'"):
+        find_tritonserver()
+
+
+@pytest.mark.parametrize(
+    ("host", "reached"),
+    [
+        ("127.0.0.1", "127.0.0.1:8000"),
+        ("0.0.0.0", "127.0.0.1:8000"),
+        ("::", "[::1]:8000"),
+        ("node7", "node7:8000"),
+    ],
+)
+def test_addresses_are_what_a_client_writes(host: str, reached: str) -> None:
+    assert client_address(host, 8000) == reached
+
+
+@pytest.mark.exhaustive
+def test_ipv6_serves(tritonserver: TritonServerBinary, repository: Path) -> None:
+    """Triton server writes IPv6 in one way for gRPC, in another for HTTP."""
+    with socket.socket(socket.AF_INET6) as probe:
+        try:
+            probe.bind(("::1", 0))
+        except OSError:
+            pytest.skip("this machine has no IPv6")
+    with TritonServer(server_options(repository, host="::1", expose_http=True)) as server:
+        server.wait_ready(PATIENCE_S)  # which asks over HTTP
+        assert ask_grpc(server.addresses.grpc, LLM, make_fields(LLM, "host")).error is None
+
+
+CLOSED_OVER_HTTP = (
+    ("GET", "/v2/systemsharedmemory/status"),
+    ("POST", "/v2/cudasharedmemory/region/x/register"),
+    ("POST", f"/v2/models/{LLM}/trace/setting"),
+    ("POST", "/v2/logging"),
+    ("POST", f"/v2/repository/models/{LLM}/unload"),
+)
+CLOSED_OVER_GRPC: tuple[tuple[str, tuple[Any, ...]], ...] = (
+    ("register_system_shared_memory", ("x", "/x", 64)),
+    ("register_cuda_shared_memory", ("x", b"eA==", 0, 64)),
+    ("update_trace_settings", ()),
+    ("update_log_settings", ({"log_file": "/tmp/x"},)),
+    ("load_model", (LLM,)),
+)
+
+
+def test_what_is_not_for_clients_is_closed(addresses: ServerAddresses) -> None:
+    """Nothing registers memory, writes files or unloads models."""
+    for method, path in CLOSED_OVER_HTTP:
+        status, content, _ = fetch(addresses.http, path, {}, method)
+        assert status == 403 and b"restricted" in content, (path, content)
+    with grpcclient.InferenceServerClient(addresses.grpc) as client:
+        for name, arguments in CLOSED_OVER_GRPC:
+            with pytest.raises(InferenceServerException, match="restricted"):
+                getattr(client, name)(*arguments)
+    assert ask_grpc(addresses.grpc, LLM, make_fields(LLM, "host", max_tokens=2)).error is None
+    first, second = restriction_options(), restriction_options()
+    assert len(first) == 2 and not set(first) & set(second), "the word that opens them changes"

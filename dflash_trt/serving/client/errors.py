@@ -59,14 +59,3 @@ def read_error(told: Sequence[bytes], address: str) -> ServedModelError:
     """The error in an output `error` of our models: TritonError's code, the outcome, the text."""
     *_, outcome, message = ["", *(text.decode(errors="replace") for text in told)]
     return explain(outcome, message, address)
-
-
-def unreachable(address: str) -> ServedModelError:
-    """The error where nobody answers."""
-    return ServedModelError(
-        "no server answers there (any more)",
-        "unavailable",
-        unreachable=True,
-        where=address,
-        fix="start one with `dflash-trt serve`",
-    )

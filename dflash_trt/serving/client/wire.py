@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from dflash_trt.errors import DflashError, one_line
-from dflash_trt.serving.client.errors import ServedModelError, explain, unreachable
+from dflash_trt.serving.client.errors import ServedModelError, explain
 
 if TYPE_CHECKING:
     from tritonclient.grpc import InferInput, InferRequestedOutput
@@ -36,6 +36,7 @@ FIGURES = {
     "forced_tokens": "forced_tokens",
 }
 """Outputs of the last response, and the fields of RequestStatistics that they have."""
+_INTEGERS = {"INT32": "<i4", "INT64": "<i8", "UINT32": "<u4", "UINT64": "<u8"}
 # Of the questions about the model; requests have no limit here.
 _TIMEOUT_S = 10.0
 _LIVE_S = 2.0
@@ -90,19 +91,14 @@ class Response:
 
     def numbers(self, name: str) -> tuple[int, ...]:
         """The elements of an integer output; none where there is no such output."""
-        from tritonclient.utils import triton_to_np_dtype
-
         if name not in self.raw:
             return ()
         datatype = next(output.datatype for output in self._outputs if output.name == name)
         try:
             if datatype == "BYTES":  # TensorRT-LLM's own model sends its figures as text
                 return tuple(map(int, self.texts(name)))
-            kind = np.dtype(triton_to_np_dtype(datatype))
-            if not np.issubdtype(kind, np.integer):
-                raise _malformed()
-            return tuple(np.frombuffer(self.raw[name], kind).tolist())
-        except ValueError:
+            return tuple(np.frombuffer(self.raw[name], _INTEGERS[datatype]).tolist())
+        except (KeyError, ValueError):
             raise _malformed() from None
 
     def reals(self, name: str) -> tuple[float, ...]:
@@ -231,7 +227,10 @@ class WireClient:
                 is_lost = not await self._clients[0].is_server_live(client_timeout=_LIVE_S)
             except InferenceServerException:
                 is_lost = True
-        return unreachable(self.address) if is_lost else explain(code, message, self.address)
+        if not is_lost:
+            return explain(code, message, self.address)
+        what, fix = "no server answers there (any more)", "start one with `dflash-trt serve`"
+        return ServedModelError(what, "unavailable", unreachable=True, where=self.address, fix=fix)
 
 
 def _malformed() -> ServedModelError:

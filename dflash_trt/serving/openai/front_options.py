@@ -2,14 +2,87 @@
 
 from __future__ import annotations
 
+import hashlib
+import os
 import ssl
+import sys
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from dflash_trt.core.files import FileKind, find_file
+from dflash_trt.core.files import FileKind, find_file, read_text
 from dflash_trt.errors import DflashError, one_line, refuse_options
-from dflash_trt.serving.openai.keys import KEYS_VARIABLE, KeyRing
+
+KEYS_VARIABLE = "DFLASH_TRT_API_KEYS"
+LEAST_KEY = 16
+_LOOK_S = 1.0
+_NAME_DIGITS = 8
+
+
+class KeyRing:
+    """The keys that are good now: hashes, so that no key lies in memory.
+
+    Args:
+        file: a key a line; empty lines and those that begin with # are none. It is read again
+            when it changes; while what it says is no list of keys, the last good ones stay.
+        variable: what `KEYS_VARIABLE` holds: keys with blanks or commas between.
+
+    Raises:
+        DflashError: no key, one that is too short to be a secret, or an unreadable file.
+    """
+
+    def __init__(self, file: Path | None, variable: str | None) -> None:
+        self._file, self._looked = file, time.monotonic()
+        self._fixed = _hash_keys((variable or "").replace(",", " ").split(), KEYS_VARIABLE)
+        self._text = "" if file is None else read_text(file, FileKind.KEYS, named=True)
+        self._read = _hash_keys(_find_keys(self._text), file or "")
+        if not self._fixed and not self._read:
+            raise DflashError("holds no key", where=file or KEYS_VARIABLE, usage=True)
+
+    @staticmethod
+    def open(file: Path | None) -> KeyRing | None:
+        """The keys of `file` and of the environment; None where neither is given."""
+        variable = os.environ.get(KEYS_VARIABLE)
+        return None if file is None and variable is None else KeyRing(file, variable)
+
+    def find(self, key: str) -> str | None:
+        """The name of a good key, by which logs know it; None for any other."""
+        if self._file is not None and time.monotonic() - self._looked >= _LOOK_S:
+            self._looked = time.monotonic()
+            self._read_again(self._file)
+        asked = _digest(key)
+        return asked[:_NAME_DIGITS] if asked in self._fixed or asked in self._read else None
+
+    def _read_again(self, file: Path) -> None:
+        text = ""
+        try:
+            text = read_text(file, FileKind.KEYS, named=True)
+            if text != self._text:
+                self._read = _hash_keys(_find_keys(text), file)
+        except DflashError as error:
+            if text != self._text:  # said once for each mistake
+                print(f"keys stay as they were: {error.message}", file=sys.stderr)
+        self._text = text
+
+
+def _find_keys(text: str) -> list[str]:
+    lines = map(str.strip, text.splitlines())
+    return [line for line in lines if line and not line.startswith("#")]
+
+
+def _hash_keys(keys: list[str], where: Path | str) -> frozenset[str]:
+    for number, key in enumerate(keys, start=1):
+        if len(key) < LEAST_KEY or not key.isascii():
+            # Not the key itself: errors end in logs.
+            what = f"key {number} is not {LEAST_KEY} or more characters of ASCII"
+            raise DflashError(what, where=where, fix="openssl rand -hex 24 makes one", usage=True)
+    return frozenset(map(_digest, keys))
+
+
+def _digest(key: str) -> str:
+    return hashlib.sha256(key.encode("utf-8", "surrogateescape")).hexdigest()
+
 
 LogFormat = Literal["none", "json"]
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ipaddress
 import secrets
 import socket
 
@@ -20,20 +19,6 @@ def restriction_options() -> list[str]:
     """
     rule = f"{','.join(RESTRICTED)}:dflash-trt={secrets.token_hex(16)}"
     return [f"--http-restricted-api={rule}", f"--grpc-restricted-protocol={rule}"]
-
-
-def choose_http_host(host: str, *, expose: bool) -> str:
-    """Where Triton server's own HTTP listens: where others reach it only with `expose`."""
-    return host if expose or _is_loopback(host) else LOOPBACK
-
-
-def _is_loopback(host: str) -> bool:
-    """Whether only this machine reaches `host`; False too where it is no address at all."""
-    try:
-        found = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)
-    except (OSError, ValueError):
-        return False
-    return all(ipaddress.ip_address(str(one[4][0])).is_loopback for one in found)
 
 
 def bind_port(host: str, port: int, option: str) -> socket.socket:

@@ -2,31 +2,138 @@
 
 from __future__ import annotations
 
+import json
 import threading
 import time
 import uuid
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from pydantic import PositiveInt
 
 from dflash_trt.decoding.jobs import Failure, Outcome
 from dflash_trt.errors import DflashError, one_line
-from dflash_trt.serving.server.classic import Forward, read_forward, to_classic
-from dflash_trt.serving.server.generation import check_streaming_text
+from dflash_trt.serving.server.generation import StreamingText
 from dflash_trt.serving.server.gone_clients import CancellationWatch, Lingering
 from dflash_trt.serving.server.inputs import (
+    CLASSIC_NAMES,
+    CLASSIC_PARAMETERS,
+    GUIDE,
+    GUIDE_TYPE,
+    RENAMED,
     STOP_IDS,
+    ModelSettings,
     Tensors,
     as_strings,
-    read_parameters,
+    check_parameters,
+    check_sizes,
+    check_unimplemented,
     read_scalar,
     read_texts,
+    refuse,
 )
-from dflash_trt.serving.server.replies import Channel, Outputs
-from dflash_trt.serving.server.settings import ModelSettings
+from dflash_trt.serving.server.replies import TIMES, Channel, Outputs, as_failure
+
+SEED_NAMES = ("seed", "random_seed")
+
+# Inputs that would change the output: the values that ask for nothing. A length penalty ranks
+# beams, of which there is one.
+UNIMPLEMENTED: dict[str, tuple[Any, ...]] = {
+    "beam_width": (1,),
+    "num_return_sequences": (1,),
+    "min_tokens": (0, 1),
+    "length_penalty": (0.0, 1.0),
+    "embedding_bias_words": ("",),
+    "embedding_bias_weights": (0.0,),
+    "prompt_embedding_table": (),
+    "prompt_table_extra_id": (),
+    "prompt_vocab_size": (0,),
+    "lora_task_id": (),
+    "lora_weights": (),
+    "lora_config": (),
+    "return_context_logits": (False,),
+    "return_generation_logits": (False,),
+}
+
+ALWAYS = (
+    "text_output",
+    "num_verify_steps",
+    "acceptance_rate",
+    "total_draft_tokens",
+    "total_accepted_draft_tokens",
+)
+
+# Outputs of both contracts: the classic one's name and shape, [batch, beams, …] of one each.
+_LOG_PROBS = {
+    "cumulative_logprob": ("cum_log_probs", (1, 1)),
+    "logprobs": ("output_log_probs", (1, 1, -1)),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Forward:
+    """A request as `tensorrt_llm` takes it; `output_names` are what its client wants of it."""
+
+    tensors: Tensors
+    parameters: Mapping[str, Any]
+    output_names: tuple[str, ...]
+    timeout_us: int
+
+
+def read_forward(tensors: Tensors, parameters: Mapping[str, Any], timeout_us: int) -> Forward:
+    """Raises DflashError (usage) naming the first input that cannot be forwarded."""
+    check_sizes(tensors)
+    check_parameters(parameters, CLASSIC_PARAMETERS, CLASSIC_NAMES)
+    check_unimplemented(tensors, UNIMPLEMENTED)
+    forwarded = {
+        RENAMED[name]: tensor.reshape(-1) for name, tensor in tensors.items() if name in RENAMED
+    }
+    seeds = {name: read_scalar(tensors, name, int) for name in SEED_NAMES}
+    given = {seed for seed in seeds.values() if seed is not None}
+    if len(given) > 1:
+        raise refuse(" and ".join(SEED_NAMES), "differ; send one of them")
+    if given:
+        forwarded["sampling_param_seed"] = np.array(list(given), dtype=np.uint64)
+    end_id = read_scalar(tensors, "end_id", int)
+    if end_id is not None:
+        parameters = {**parameters, "end_id": end_id}
+    repetition = read_scalar(tensors, "repetition_penalty", float)
+    if repetition is not None:
+        parameters = {**parameters, "repetition_penalty": repr(repetition)}
+    words = [word for word in read_texts(tensors, "bad_words") if word]
+    if words:
+        parameters = {**parameters, "bad_words": json.dumps(words)}
+    for name in (GUIDE_TYPE, GUIDE):
+        if guide := "".join(read_texts(tensors, name)):
+            parameters = {**parameters, name: guide}
+    names: tuple[str, ...] = ALWAYS
+    for name in ("num_input_tokens", "num_output_tokens"):
+        if read_scalar(tensors, f"return_{name}", bool):
+            names += (name,)
+    if read_scalar(tensors, "return_perf_metrics", bool):
+        names += TIMES
+    if read_scalar(tensors, "return_log_probs", bool):
+        forwarded["return_cumulative_logprob"] = np.array([True])
+        names += tuple(_LOG_PROBS)
+    return Forward(forwarded, parameters, names, timeout_us)
+
+
+def to_classic(outputs: Outputs, forward: Forward) -> Outputs:
+    """Outputs with the batch dimension that classic clients expect."""
+    classic = {
+        name: values.reshape(1, -1)
+        for name, values in outputs.items()
+        if name in forward.output_names
+    }
+    for name, (theirs, shape) in _LOG_PROBS.items():
+        if name in classic:
+            classic[theirs] = classic.pop(name).astype(np.float32).reshape(shape)
+    return classic | {"sequence_index": np.zeros((1, 1), dtype=np.int32)}
+
 
 _LLM_MODEL = "tensorrt_llm"
 _FINAL_MARK = "num_verify_steps"  # an output that only a last response has
@@ -57,8 +164,8 @@ class TritonPythonModel:
 
         self._utils = utils
         settings = ModelSettings(args)
-        self._streaming_text = check_streaming_text(settings.text("streaming_text"))
-        self._max_requests = settings.count("max_requests", 1)
+        self._streaming_text = settings.read("streaming_text", StreamingText)
+        self._max_requests = settings.read("max_requests", PositiveInt)
         self._pool = ThreadPoolExecutor(self._max_requests, "forward")
         self._lock = threading.Lock()
         self._live: set[_Forwarding] = set()
@@ -73,10 +180,8 @@ class TritonPythonModel:
             channel = Channel(self._utils, request)
             try:
                 self._take(request, channel)
-            except DflashError as error:
-                channel.fail(Failure(Outcome.REFUSED, error))
             except Exception as error:
-                channel.fail(_failure(error))
+                channel.fail(as_failure(error))
 
     def finalize(self) -> None:
         """Cancels what is still forwarded, and waits for it."""
@@ -97,10 +202,7 @@ class TritonPythonModel:
                 one.is_cancelled |= bool(request_id) and one.request_id == request_id
             channel.finish()
             return
-        parameters = {
-            "streaming_text": self._streaming_text,
-            **read_parameters(request.parameters()),
-        }
+        parameters = {"streaming_text": self._streaming_text, **channel.parameters}
         forward = read_forward(tensors, parameters, request.timeout())
         forwarding = _Forwarding(request_id, channel, forward)
         with self._lock:
@@ -138,9 +240,9 @@ class TritonPythonModel:
                         self._release(forwarding)
                     channel.send(to_classic(outputs, forwarding.forward), final=last)
             if not forwarding.is_done:
-                channel.fail(_failure(RuntimeError(f"{_LLM_MODEL} sent no end")))
+                channel.fail_with("INTERNAL", f"{_LLM_MODEL} sent no end")
         except Exception as error:
-            channel.fail(_failure(error))
+            channel.fail_with("INTERNAL", one_line(error) or repr(error))
         finally:
             self._release(forwarding)
             self._calls.keep(call)
@@ -195,7 +297,3 @@ class TritonPythonModel:
         )
         for _ in stop.exec(decoupled=True):
             pass
-
-
-def _failure(error: Exception) -> Failure:
-    return Failure(Outcome.FAILED, DflashError(one_line(error) or repr(error)))

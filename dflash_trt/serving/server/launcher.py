@@ -20,7 +20,6 @@ from dflash_trt.errors import DflashError, one_line
 from dflash_trt.serving.server.addresses import (
     LOOPBACK,
     bind_port,
-    choose_http_host,
     client_address,
     numeric_address,
     restriction_options,
@@ -53,8 +52,8 @@ rm -rf "$@" /dev/shm/"$0"*
 class ServerOptions:
     """How to start a server on a model repository, as `package` writes it.
 
-    A port of 0 takes any free one. Triton server's own HTTP listens at `host` where that is a
-    loopback address, or with `expose_http`. Without a `log_file` the output is kept for error
+    A port of 0 takes any free one. Triton server's own HTTP listens at `host` with `expose_http`
+    alone. Without a `log_file` the output is kept for error
     messages only. After SIGTERM, requests in flight may go on for `exit_timeout_s`. If this
     process is killed, the server ends and the folders `removed_with` go too.
     """
@@ -92,9 +91,8 @@ class TritonServer:
             raise DflashError("is not a model repository", where=options.repository, usage=True)
         self.origin = binary.path
         self._exit_timeout_s = options.exit_timeout_s
-        http_host = choose_http_host(options.host, expose=options.expose_http)
         places = {
-            "http": (http_host, options.http_port),
+            "http": (options.host if options.expose_http else LOOPBACK, options.http_port),
             "grpc": (options.host, options.grpc_port),
             "metrics": (options.host, options.metrics_port),
         }

@@ -5,33 +5,106 @@ from __future__ import annotations
 import sys
 import threading
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from dataclasses import replace
+from typing import Any, Literal
+
+from pydantic import NonNegativeInt, PositiveInt
 
 from dflash_trt.bundle.bundle import bound_memory, open_bundle
 from dflash_trt.decoding import RequestStatistics, TokenEvent
+from dflash_trt.decoding.drafter_kinds import DrafterKind
 from dflash_trt.decoding.jobs import Failure, Job, Outcome
 from dflash_trt.decoding.tuning.bundle_schedule import AUTO, NONE
 from dflash_trt.decoding.worker import GeneratorWorker
-from dflash_trt.errors import DflashError, one_line
+from dflash_trt.errors import DflashError
 from dflash_trt.pair import LoadedPair
-from dflash_trt.serving.server.compiling import CompilingQueue
-from dflash_trt.serving.server.generation import GenerationReader, check_streaming_text
+from dflash_trt.serving.server.generation import GenerationReader, StreamingText
 from dflash_trt.serving.server.gone_clients import CancellationWatch
 from dflash_trt.serving.server.heartbeat import HeartbeatWriter
 from dflash_trt.serving.server.inputs import (
     STOP_IDS,
+    ModelSettings,
     Tensors,
-    read_parameters,
     read_scalar,
     refuse,
     shown,
 )
 from dflash_trt.serving.server.metrics import Metrics
-from dflash_trt.serving.server.replies import Channel, Reply
-from dflash_trt.serving.server.settings import ModelSettings
-from dflash_trt.text.sandbox import SandboxLostError
+from dflash_trt.serving.server.replies import Channel, Reply, as_failure
+from dflash_trt.text.grammar import Follower, Grammar, GrammarCompiler
+
+
+class CompilingQueue:
+    """Passes jobs on with their grammars compiled: at once where one is known, else in turn.
+
+    Args:
+        grammars: what compiles them.
+        most_waiting: jobs whose grammars may wait; one more is told to come again.
+        submit: takes a job that can run.
+        check: raises DflashError for a request that cannot.
+        record: told of each job's grammar, whether it could be used.
+    """
+
+    def __init__(
+        self,
+        grammars: GrammarCompiler,
+        most_waiting: int,
+        *,
+        submit: Callable[[Job], None],
+        check: Callable[[Job], None],
+        record: Callable[[bool], None],
+    ) -> None:
+        self._grammars, self._most_waiting = grammars, most_waiting
+        self._submit, self._check, self._record = submit, check, record
+        self._room = threading.BoundedSemaphore(most_waiting)
+        self._closing = False
+        # The process that tries them does one at a time.
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="grammars")
+
+    def submit(self, job: Job, grammar: Grammar) -> None:
+        """Passes `job` on, now or later; its listener hears of a grammar that cannot be used."""
+        if self._pass_on(job, lambda: self._grammars.find(grammar)):
+            return
+        if self._room.acquire(blocking=False):
+            self._thread.submit(self._compile, job, grammar)
+            return
+        what = f"{self._most_waiting} grammars wait to be compiled"
+        error = DflashError(what, where="grammar", fix="try again later")
+        job.listener(Failure(Outcome.OVERFLOW, error))
+
+    def close(self) -> None:
+        """Waits for the grammar that is being compiled, and ends the jobs behind it."""
+        self._closing = True
+        self._thread.shutdown()
+
+    def _compile(self, job: Job, grammar: Grammar) -> None:
+        self._room.release()
+        if self._closing:
+            failure = Failure(Outcome.FAILED, DflashError("the server is shutting down"))
+            job.listener(failure)
+        elif job.cancelled or job.overdue:
+            self._submit(job)  # which ends it before its first step
+        else:
+            self._pass_on(job, lambda: self._grammars.compile(grammar))
+
+    def _pass_on(self, job: Job, get: Callable[[], Follower | None]) -> bool:
+        """Whether the job has gone on, or has ended: False where nothing is known yet."""
+        try:
+            follower = get()
+            if follower is None:
+                return False
+            job.request = replace(job.request, grammar=follower)
+            self._check(job)
+        except Exception as error:
+            self._record(False)
+            job.listener(as_failure(error))
+            return True
+        self._record(True)
+        self._submit(job)
+        return True
+
 
 _REPLY_THREADS = 2
 _SWITCH_INTERVAL_S = 0.0002
@@ -54,35 +127,33 @@ class TritonPythonModel:
         # By default the generator's thread may wait 5 ms, longer than a step, for one that replies.
         sys.setswitchinterval(_SWITCH_INTERVAL_S)
         settings = ModelSettings(args)
-        speculation = settings.switch("speculation")
-        follows = speculation and settings.switch("block_schedule")
+        speculation = settings.read("speculation", bool)
+        follows = speculation and settings.read("block_schedule", bool)
         bundle = open_bundle(settings.version_folder / "bundle")
         bound_memory(bundle)
         pair = LoadedPair(
             bundle,
-            threads=settings.threads("threads"),
+            threads=settings.read("threads", Literal["auto"] | PositiveInt),
             speculation=speculation,
             block_schedule=AUTO if follows else NONE,
-            drafter=settings.drafter("drafter"),
+            drafter=settings.read("drafter", DrafterKind),
         )
-        limits, queue = pair.bundle.manifest.limits, settings.count("max_queue_size", 0)
+        limits, queue = pair.bundle.manifest.limits, settings.read("max_queue_size", NonNegativeInt)
         self._reader = GenerationReader(
             pair.tokenizer,
             limits.max_seq_len,
-            check_streaming_text(settings.text("streaming_text")),
+            settings.read("streaming_text", StreamingText),
             speculation=speculation,
         )
-        self._worker = GeneratorWorker(
-            pair.open_runner,
-            limits.max_batch + queue,
-            on_phase=HeartbeatWriter().beat,
-        )
-        self._request_seconds = settings.count("request_seconds", 0)
+        capacity = limits.max_batch + queue
+        beat = HeartbeatWriter().beat
+        self._worker = GeneratorWorker(pair.open_runner, capacity, on_phase=beat)
+        self._request_seconds = settings.read("request_seconds", NonNegativeInt)
         self._worker.start()
         self._metrics = Metrics(utils, lambda: self._worker.load, limits.max_batch, queue)
         self._compiling = CompilingQueue(
             pair.grammars,
-            limits.max_batch + queue,
+            capacity,
             submit=self._worker.submit,
             check=lambda job: self._worker.check(job.request),
             record=self._metrics.record_grammar,
@@ -98,13 +169,10 @@ class TritonPythonModel:
             channel = Channel(self._utils, request)
             try:
                 self._take(request, channel)
-            except DflashError as error:
-                at_fault = not isinstance(error, SandboxLostError)
-                outcome = Outcome.REFUSED if at_fault else Outcome.FAILED
-                self._fail(request, channel, Failure(outcome, error))
             except Exception as error:
-                failed = DflashError(one_line(repr(error)))
-                self._fail(request, channel, Failure(Outcome.FAILED, failed))
+                failure = as_failure(error)
+                self._metrics.record(failure.outcome)
+                channel.fail(failure)
 
     def finalize(self) -> None:
         """Ends what is still running."""
@@ -114,17 +182,10 @@ class TritonPythonModel:
         self._watch.close()
         self._metrics.close()
 
-    def _fail(self, request: Any, channel: Channel, failure: Failure) -> None:
-        """Ends a request that the generator never had."""
-        self._metrics.record(failure.outcome)
-        wanted = read_parameters(request.parameters()).get("errors_as_output")
-        channel.fail(failure, as_output=wanted in (True, "true"))
-
     def _take(self, request: Any, channel: Channel) -> None:
         arrived_at, arrived_ns = time.perf_counter(), time.time_ns()
         tensors: Tensors = {one.name(): one.as_numpy() for one in request.inputs()}
-        request_id = request.request_id()
-        parameters = read_parameters(request.parameters())
+        request_id, parameters = request.request_id(), channel.parameters
         if read_scalar(tensors, "stop", bool):
             self._stop([request_id, *str(parameters.get(STOP_IDS, "")).split()])
             channel.finish()
@@ -133,8 +194,7 @@ class TritonPythonModel:
         self._worker.check(generation.request)
         own_us = request.timeout() or parameters.get("timeout_us", 0)
         if type(own_us) is not int or own_us < 0:
-            what = f"{shown(own_us)} is not a whole number of at least 0"
-            raise refuse("timeout_us", what)
+            raise refuse("timeout_us", f"{shown(own_us)} is not a whole number of at least 0")
         limits_s = [one for one in (own_us / 1e6, self._request_seconds) if one]
 
         def forget(last: TokenEvent | Failure) -> None:

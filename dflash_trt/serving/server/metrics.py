@@ -15,13 +15,12 @@ SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.
 TOKEN_SECONDS = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25)
 _GAUGE_PERIOD_S = 0.1
 
-# Families by name: what they tell.
+# Families by name: what they tell; of counters and histograms, first the field of
+# RequestStatistics that they add up.
 _LABELLED = {
     "dflash_requests_total": "Requests by outcome.",
     "dflash_grammars_total": "Requests with a grammar, by whether it could be used.",
-    "dflash_build_info": "1, with the version of dflash-trt that serves.",
 }
-# Counters and histograms by name: the field of RequestStatistics that they add up.
 _COUNTERS = {
     "dflash_prompt_tokens_total": ("prompt_tokens", "Prompt tokens of requests with a result."),
     "dflash_cached_prompt_tokens_total": ("cached_prompt_tokens", "Those from the prefix cache."),
@@ -48,6 +47,7 @@ _HISTOGRAMS = {
     ),
 }
 _GAUGES = {
+    "dflash_build_info": "1, with the version of dflash-trt that serves.",
     "dflash_slots": "Slots that there are: requests that run at a time.",
     "dflash_active_slots": "Slots that hold a request.",
     "dflash_waiting_requests": "Requests that wait for a slot.",
@@ -56,11 +56,10 @@ _GAUGES = {
     "dflash_cache_usage_ratio": "Share of the KV caches that requests hold: positions, or pages.",
     "dflash_acceptance_length": "Tokens per verify step (tau) since the start.",
 }
-_REQUESTS, _GRAMMARS, _BUILD_INFO = _LABELLED
 KINDS = {
-    **dict.fromkeys((_REQUESTS, _GRAMMARS, *_COUNTERS), "counter"),
+    **dict.fromkeys((*_LABELLED, *_COUNTERS), "counter"),
     **dict.fromkeys(_HISTOGRAMS, "histogram"),
-    **dict.fromkeys((_BUILD_INFO, *_GAUGES), "gauge"),
+    **dict.fromkeys(_GAUGES, "gauge"),
 }
 """What a model exports: Prometheus's kind of each family."""
 
@@ -75,9 +74,9 @@ class Metrics:
     def __init__(self, utils: Any, load: Callable[[], Load], slots: int, queue: int) -> None:
         self._load, self._utils = load, utils
         self._families: list[Any] = []  # a family must outlive its metrics
-        requests = self._family(_REQUESTS, _LABELLED[_REQUESTS])
-        self._outcomes = {one: requests.Metric(labels={"outcome": one.value}) for one in Outcome}
-        grammars = self._family(_GRAMMARS, _LABELLED[_GRAMMARS])
+        requests, grammars = (self._family(*one) for one in _LABELLED.items())
+        # What ends, by outcome, and grammars, by whether they could be used.
+        self._ends = {one: requests.Metric(labels={"outcome": one.value}) for one in Outcome}
         self._grammars = {
             usable: grammars.Metric(labels={"outcome": outcome})
             for usable, outcome in ((True, "compiled"), (False, "refused"))
@@ -86,24 +85,19 @@ class Metrics:
             field: self._family(name, text).Metric(labels={})
             for name, (field, text) in _COUNTERS.items()
         }
-        self._gauges = {
-            name: self._family(name, text).Metric(labels={}) for name, text in _GAUGES.items()
-        }
+        self._gauges: dict[str, Any] = {}
+        for name, text in _GAUGES.items():
+            labels = {"version": __version__} if name == "dflash_build_info" else {}
+            self._gauges[name] = self._family(name, text).Metric(labels=labels)
         self._histograms = {
             field: self._family(name, text).Metric(
                 labels={}, buckets=list(TOKEN_SECONDS if "per_output" in name else SECONDS)
             )
             for name, (field, text) in _HISTOGRAMS.items()
         }
-        info = self._family(_BUILD_INFO, _LABELLED[_BUILD_INFO])
-        self._gauges[_BUILD_INFO] = info.Metric(labels={"version": __version__})
-        for name, value in (
-            (_BUILD_INFO, 1),
-            ("dflash_slots", slots),
-            ("dflash_waiting_requests_limit", queue),
-        ):
-            self._gauges[name].set(value)
         self._shown: dict[str, float] = {}
+        limits = {"dflash_slots": slots, "dflash_waiting_requests_limit": queue}
+        self._show({"dflash_build_info": 1, **limits})
         self._steps = self._step_tokens = 0
         self._ended: SimpleQueue[tuple[Outcome, RequestStatistics | None] | bool | None]
         self._ended = SimpleQueue()
@@ -122,7 +116,7 @@ class Metrics:
         self._ended.put(None)
         self._thread.join()
         # The server insists on this order.
-        counted = (self._outcomes, self._grammars, self._counters)
+        counted = (self._ends, self._grammars, self._counters)
         for metrics in (*counted, self._gauges, self._histograms):
             metrics.clear()
         self._families.clear()
@@ -149,7 +143,7 @@ class Metrics:
             if statistics is not None:
                 self._count(statistics)
             # The outcome last: whoever sees it sees all figures of that request.
-            self._outcomes[outcome].increment(1)
+            self._ends[outcome].increment(1)
             self._show_load()
 
     def _count(self, one: RequestStatistics) -> None:
@@ -172,6 +166,9 @@ class Metrics:
         }
         if self._steps:
             figures["dflash_acceptance_length"] = self._step_tokens / self._steps
+        self._show(figures)
+
+    def _show(self, figures: dict[str, float]) -> None:
         for name, value in figures.items():
             if self._shown.get(name) != value:
                 self._gauges[name].set(value)

@@ -15,10 +15,11 @@ import numpy.typing as npt
 
 from dflash_trt.decoding import RequestResult, TokenEvent, TokenLogprob
 from dflash_trt.decoding.jobs import Failure, Outcome
-from dflash_trt.errors import DflashError
+from dflash_trt.errors import DflashError, one_line
 from dflash_trt.serving.client.wire import FIGURES
 from dflash_trt.serving.server.generation import SUM, TIMED, Generation
-from dflash_trt.serving.server.inputs import as_strings
+from dflash_trt.serving.server.inputs import as_strings, read_parameters
+from dflash_trt.text.sandbox import SandboxLostError
 
 Outputs = dict[str, npt.NDArray[Any]]
 
@@ -35,6 +36,14 @@ ERROR_CODES = {
 }
 
 
+def as_failure(error: Exception) -> Failure:
+    """How a request ends of an error: a DflashError is its own fault, unless a sandbox was lost."""
+    if not isinstance(error, DflashError):
+        return Failure(Outcome.FAILED, DflashError(one_line(repr(error))))
+    is_lost = isinstance(error, SandboxLostError)
+    return Failure(Outcome.FAILED if is_lost else Outcome.REFUSED, error)
+
+
 class Channel:
     """The way back of an InferenceRequest through Triton server; any thread may use it.
 
@@ -49,6 +58,9 @@ class Channel:
         self._requested = frozenset(request.requested_output_names())
         self._lock = threading.Lock()
         self._ended = False
+        self.parameters = read_parameters(request.parameters())
+        wants_output = self.parameters.get("errors_as_output") in (True, "true")
+        self._fails_as_output = wants_output and "error" in self._requested
 
     def is_cancelled(self) -> bool:
         """Whether the client has gone or closed its stream; asks the server, while it can."""
@@ -68,7 +80,7 @@ class Channel:
         else:
             self._sender.send(response)
 
-    def fail(self, failure: Failure, *, as_output: bool = False) -> None:
+    def fail(self, failure: Failure) -> None:
         """Ends the request with an error; as an output where who asked is another Python model.
 
         An error on its way from one to the other is lost by Triton server 2.51 after another
@@ -76,7 +88,7 @@ class Channel:
         (docs/serving.md).
         """
         code, message = ERROR_CODES[failure.outcome], failure.error.message
-        if as_output:
+        if self._fails_as_output:
             error = as_strings([code, failure.outcome, message])
             self.send({"text_output": as_strings([""]), "error": error}, final=True)
         else:
@@ -92,17 +104,14 @@ class Channel:
 
     def finish(self) -> None:
         """Ends the request without a further message."""
-        self._end(None)
+        self._end()
 
-    def _end(self, response: Any | None) -> None:
-        final = self._utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
+    def _end(self, *response: Any) -> None:
         with self._lock:
             if not self._ended:
                 self._ended = True
-                if response is None:
-                    self._sender.send(flags=final)
-                else:
-                    self._sender.send(response, flags=final)
+                final = self._utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
+                self._sender.send(*response, flags=final)
 
 
 class Reply:
@@ -121,14 +130,10 @@ class Reply:
         arrived_ns: int,
         on_sent: Callable[[TokenEvent | Failure], None],
     ) -> None:
-        self._channel = channel
-        self._generation = generation
-        self._pool = pool
-        self._arrived_ns = arrived_ns
-        self._on_sent = on_sent
-        self._lock = threading.Lock()
+        self._channel, self._generation, self._pool = channel, generation, pool
+        self._arrived_ns, self._on_sent = arrived_ns, on_sent
+        self._lock, self._scheduled = threading.Lock(), False
         self._pending: list[TokenEvent | Failure] = []
-        self._scheduled = False
         self._text = generation.lead
         self._token_ids: list[int] = []
         self._logprobs: list[TokenLogprob] = []
@@ -139,42 +144,36 @@ class Reply:
         """Keeps the event and lets the pool send, if there is something to send yet."""
         with self._lock:
             self._pending.append(event)
-            if self._scheduled or not self._is_due():
-                return
-            self._scheduled = True
-        self._pool.submit(self.send_pending)
+            self._schedule()
 
     def send_pending(self) -> None:
         """Sends what has come so far as one message; on a thread of the pool."""
         with self._lock:
             events, self._pending = self._pending, []
         last = events[-1]
-        is_end = isinstance(last, Failure) or last.result is not None
         try:
             self._send(events)
         except Exception as error:  # a client that has gone is no reason to stop serving others
             last = Failure(Outcome.FAILED, DflashError(f"the reply failed: {error}"))
-        if is_end:
+        if _is_end(events[-1]):
             self._on_sent(last)
             return
         with self._lock:
-            self._scheduled = again = self._is_due()
-        if again:
-            self._pool.submit(self.send_pending)
+            self._scheduled = False
+            self._schedule()
 
-    def _is_due(self) -> bool:
-        """Whether what is pending can go out: a request that does not stream waits for its end."""
-        if not self._pending:
-            return False
-        last = self._pending[-1]
-        ended = isinstance(last, Failure) or last.result is not None
-        return ended or "streaming" in self._generation.wanted
+    def _schedule(self) -> None:
+        """Lets the pool send what can go out: a request that does not stream waits for its end."""
+        if self._scheduled or not self._pending:
+            return
+        if _is_end(self._pending[-1]) or "streaming" in self._generation.wanted:
+            self._scheduled = True
+            self._pool.submit(self.send_pending)
 
     def _send(self, events: list[TokenEvent | Failure]) -> None:
         last = events[-1]
         if isinstance(last, Failure):
-            as_output = "errors_as_output" in self._generation.wanted
-            self._channel.fail(last, as_output=as_output)
+            self._channel.fail(last)
             return
         for event in events:
             if isinstance(event, TokenEvent):
@@ -193,7 +192,11 @@ class Reply:
         if self._generation.request.logprobs is not None:
             outputs |= _describe_logprobs(self._logprobs)
         if self._of_prompt is not None:
-            outputs |= self._describe_prompt(self._of_prompt)
+            # Of the first token, which nothing comes before, there is an id alone.
+            columns = _describe_logprobs(self._of_prompt)
+            outputs |= {f"prompt_{name}": values for name, values in columns.items()}
+            first = np.array(self._generation.request.prompt_ids[:1], np.int32)
+            outputs["prompt_logprob_ids"] = np.append(first, columns["logprob_ids"])
             self._of_prompt = None
         if SUM in self._generation.wanted:
             outputs["cumulative_logprob"] = np.array([self._sum], dtype=np.float32)
@@ -229,14 +232,9 @@ class Reply:
                     outputs[name] = np.array([moment], dtype=np.int64)
         return outputs
 
-    def _describe_prompt(self, logprobs: Sequence[TokenLogprob]) -> Outputs:
-        """Columns of the prompt's tokens; its first one, which nothing comes before, has an id."""
-        columns = {
-            f"prompt_{name}": values for name, values in _describe_logprobs(logprobs).items()
-        }
-        first = np.array(self._generation.request.prompt_ids[:1], np.int32)
-        columns["prompt_logprob_ids"] = np.append(first, columns["prompt_logprob_ids"])
-        return columns
+
+def _is_end(event: TokenEvent | Failure) -> bool:
+    return isinstance(event, Failure) or event.result is not None
 
 
 def _describe_logprobs(logprobs: Sequence[TokenLogprob]) -> Outputs:

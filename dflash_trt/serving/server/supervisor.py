@@ -14,14 +14,17 @@ from dflash_trt.decoding.worker import Phase
 from dflash_trt.errors import EXIT_FAILED, DflashError
 from dflash_trt.serving.client.client import GenerationRequest, ServedModel, TextDelta
 from dflash_trt.serving.client.errors import ServedModelError
+from dflash_trt.serving.openai.server import OpenAiServer
 from dflash_trt.serving.server.heartbeat import SilenceWatch, read_heartbeat
 from dflash_trt.serving.server.launcher import ServerOptions, TritonServer
 from dflash_trt.serving.server.processes import find_models, runs
 
 LOOK_S = 0.25
 WINDOW_S = 600.0
+HANG_S = 300.0
+"""Without progress. The longest turn of a generator is a chunk of a prompt: 512 tokens of a model
+of 8 billion parameters take two CPU cores about three minutes."""
 _LONGEST_DELAY_S = 8.0
-_FORMER_MODELS = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,13 +32,11 @@ class SupervisionOptions:
     """What is done about a server that has failed.
 
     Another is started, until more than `max_restarts` have failed within WINDOW_S. A server
-    without progress for `hang_seconds` has failed: no turn of its generator has ended, or, while
-    that is idle, no question is answered. The longest turn is a chunk of a prompt; 512 tokens of a
-    model of 8 billion parameters take two CPU cores about three minutes.
+    without progress for HANG_S has failed: no turn of its generator has ended, or, while that is
+    idle, no question is answered.
     """
 
     max_restarts: int = 5
-    hang_seconds: float = 300.0
 
 
 class ServerFailedError(DflashError):
@@ -73,7 +74,7 @@ class Supervisor:
         self._recent: deque[float] = deque()
         self._expected: set[str] = set()
         self._model: ServedModel | None = None
-        self._former: deque[ServedModel] = deque()
+        self._former: list[ServedModel] = []
         self._refusal = "the model is being loaded"
         self._ending = asyncio.Event()
         self._restarting = asyncio.Lock()
@@ -114,7 +115,7 @@ class Supervisor:
             async with self._restarting:
                 while trouble is not None and not self._ending.is_set():
                     code = self.server.exit_code
-                    await self._refuse("the model server has failed and is being restarted")
+                    self._refuse("the model server has failed and is being restarted")
                     await asyncio.to_thread(self.server.kill)
                     await asyncio.to_thread(self.server.close)
                     trouble = await self._restart(self._plan_restart(trouble, code))
@@ -122,7 +123,7 @@ class Supervisor:
     async def end(self) -> int:
         """Takes no more requests, lets those in flight end within their time; the exit code."""
         self._ending.set()
-        await self._refuse("the server is shutting down")
+        self._refuse("the server is shutting down")
         is_starting = self._restarting.locked()  # it has no requests
         if is_starting:
             self.kill()
@@ -136,19 +137,14 @@ class Supervisor:
 
     async def close(self) -> None:
         """Closes the connections, when nobody waits for an answer."""
-        while self._former:
-            await self._former.popleft().close()
+        for model in self._former:
+            await model.close()
 
-    async def _refuse(self, why: str) -> None:
-        """Requests are refused from now on; those in flight go on.
-
-        A connection is closed some servers later: calls that this would cancel have ended by then.
-        """
+    def _refuse(self, why: str) -> None:
+        """Requests are refused from now on; those in flight go on, and so do their connections."""
         if self._model is not None:
             self._former.append(self._model)
         self._model, self._refusal = None, why
-        if len(self._former) > _FORMER_MODELS:
-            await self._former.popleft().close()
 
     def _plan_restart(self, trouble: str, code: int | None) -> float:
         """How long to wait before the next start; the longer, the more of them have failed."""
@@ -189,12 +185,15 @@ class Supervisor:
         lost = self._expected - set(models.values())
         if model is None:  # it is to end
             return None
-        silence = SilenceWatch(model.ping, self._supervision.hang_seconds)
+        silence = SilenceWatch(model.ping, HANG_S)
         try:
             while not self._ending.is_set():
                 lost |= {name for pid, name in models.items() if not runs(pid, server.pid)}
                 if server.exit_code is not None:  # and its models with it
-                    return f"{_describe_end(server.exit_code)}: {server.last_error()}"
+                    how = "ended by itself"
+                    with suppress(ValueError):
+                        how = f"was ended by {signal.Signals(server.exit_code - 128).name}"
+                    return f"{how}: {server.last_error()}"
                 if lost:
                     return f"the process of the model {lost.pop()} has died"
                 beat = read_heartbeat(server.heartbeat_file)
@@ -211,8 +210,87 @@ class Supervisor:
             await asyncio.wait_for(self._ending.wait(), seconds)
 
 
-def _describe_end(code: int) -> str:
-    try:
-        return f"was ended by {signal.Signals(code - 128).name}"
-    except ValueError:
-        return "ended by itself"
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+class Service:
+    """Runs a server, and a front before it, to their end; use it as a context manager.
+
+    From entering on, the first SIGINT, SIGTERM or SIGHUP (a closed terminal) ends them in order:
+    both take no more requests and finish those they have, as long as the server's options allow.
+    The second ends them at once, in-flight requests with an error. Enter it before the server is
+    started, which no signal must leave behind.
+    """
+
+    def __init__(self) -> None:
+        self._supervisor: Supervisor | None = None
+        self._front: OpenAiServer | None = None
+        self._fronting: asyncio.Task[None] | None = None
+        self._stopping = asyncio.Event()
+        self._serving = False
+        # `nohup` has SIGHUP ignored, and it stays so.
+        self._signals = [
+            number for number in _SIGNALS if signal.getsignal(number) is not signal.SIG_IGN
+        ]
+
+    def __enter__(self) -> Service:
+        for number in self._signals:
+            asyncio.get_running_loop().add_signal_handler(number, self._take_signal)
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        for number in self._signals:
+            asyncio.get_running_loop().remove_signal_handler(number)
+
+    async def run(
+        self, supervisor: Supervisor, front: OpenAiServer | None, on_ready: Callable[[], None]
+    ) -> int:
+        """Returns the server's exit code once both have ended; calls `on_ready` in between.
+
+        Raises:
+            DflashError: the server was never ready, failed for good, or the front ended unasked.
+        """
+        self._supervisor, self._front = supervisor, front
+        try:
+            if not self._stopping.is_set():
+                await self._serve(supervisor, on_ready)
+        finally:
+            # The front stays to refuse what comes, and passes on how the server ends the rest.
+            code = await supervisor.end()
+            if self._front is not None and self._fronting is not None:
+                self._front.stop()
+                await asyncio.wait({self._fronting})
+            await supervisor.close()
+        return code
+
+    def _take_signal(self) -> None:
+        if self._supervisor is not None and self._stopping.is_set():
+            self._supervisor.kill()
+        elif self._supervisor is not None and not self._serving:
+            self._supervisor.server.send_signal(signal.SIGTERM)
+        self._stopping.set()
+
+    async def _serve(self, supervisor: Supervisor, on_ready: Callable[[], None]) -> None:
+        """Returns when told to stop, with front and server still there."""
+        try:
+            await supervisor.start()
+        except DflashError:
+            if self._stopping.is_set():
+                return
+            raise
+        self._serving = True
+        if self._front is not None:
+            self._fronting = asyncio.create_task(self._front.run())
+            while not (self._front.started or self._fronting.done()):
+                await asyncio.sleep(0.01)
+        if not self._stopping.is_set():
+            on_ready()
+        supervising = asyncio.create_task(supervisor.run())
+        stopping = asyncio.create_task(self._stopping.wait())
+        tasks = {supervising, stopping}
+        if self._fronting is not None:
+            tasks.add(self._fronting)
+        ended, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        stopping.cancel()
+        for task in ended - {stopping}:
+            task.result()  # which raises

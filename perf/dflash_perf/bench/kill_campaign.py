@@ -53,7 +53,7 @@ def own_memory(pid: int) -> int:
 
 
 def _lives(pid: int) -> bool:
-    return (read_state(PROC / str(pid)) or ("X", 0))[0] not in "ZX"
+    return read_state(PROC / str(pid))[0] not in "ZX"
 
 
 class Campaign:
@@ -77,7 +77,9 @@ class Campaign:
         """Command lines of `serve`'s children by process id."""
         found: dict[int, str] = {}
         for process in PROC.iterdir():
-            state, parent = (process.name.isdecimal() and read_state(process)) or ("X", 0)
+            if not process.name.isdecimal():
+                continue
+            state, parent = read_state(process)
             if parent == self._process.pid and state not in "ZX":
                 with suppress(OSError):
                     text = (process / "cmdline").read_text("utf-8", "replace")

@@ -35,9 +35,9 @@ from tests.lossless.runs import count_tokens, make_requests, run_traffic
 from tests.lossless.test_hybrids import PAIR, draw_prompt
 from tests.pairs import FIT_PROMPTS, PairFactory, TinyPair, bundle_pair, write_bundle
 from tests.standins.cuda import FakeCuda
-from tests.standins.engines import stand_in
 from tests.standins.plugin_tensorrt import stand_in_builder
 from tests.standins.stub_builder import StubBuilder
+from tests.standins.tensorrt import stand_in
 
 VOCAB, SIZE, LARGE = 64, 8, 128
 """LARGE: heads of the Gemma 4's full layers, which count as larger than any of the kernels'."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,8 @@ from tests.serving.fronts import (
     script_tokens,
     templated_front,
 )
-from tests.text.tokenizers import ANALYSIS, CALL, make_harmony, make_plain
+from tests.text.test_thoughts import make_qwen
+from tests.text.tokenizers import ANALYSIS, CALL, FINAL, encode, make_harmony, make_plain
 
 KNOWS = """\
 {% if tools %}<tools>{% for t in tools %}{{ t | tojson }}{% endfor %}</tools>{% endif -%}
@@ -172,7 +174,7 @@ class Get(BaseModel):
     a: int
 
 
-def test_parse_helpers_samples_and_tokens(tmp_path: Path) -> None:
+def test_parse_helpers(tmp_path: Path) -> None:
     with templated_front(tmp_path / "model", PLAIN, HERMES_CORE) as front:
         model = _script(HERMES_CORE, '{"a": 5}')
         client = openai_client(front(model)).chat.completions
@@ -186,13 +188,6 @@ def test_parse_helpers_samples_and_tokens(tmp_path: Path) -> None:
         answer = client.parse(model="demo", messages=ASK, tools=[tool]).choices[0]
         (call,) = answer.message.tool_calls or []
         assert call.function.parsed_arguments == Get(a=1)
-        texts = [["", ""] for _ in range(4)]
-        for chunk in client.create(**CHAT, n=4, stream=True):
-            (choice,) = chunk.choices
-            texts[choice.index][0] += choice.delta.content or ""
-            for piece in choice.delta.tool_calls or []:
-                texts[choice.index][1] += piece.function.arguments if piece.function else ""
-        assert texts == [["I look.", '{"a": 1}']] * 4
 
 
 def test_calls_in_a_form_that_is_not_known(tmp_path: Path) -> None:
@@ -202,3 +197,134 @@ def test_calls_in_a_form_that_is_not_known(tmp_path: Path) -> None:
         status, answer, _ = post(url, "/v1/chat/completions", CHAT)
         assert status == 400 and b"calls in no form that is known here" in answer
         assert post(url, "/v1/chat/completions", {**CHAT, "tools": []})[0] == 200
+
+
+CHANNELS = """\
+{%- if reasoning_effort is not defined %}{% set reasoning_effort = "medium" %}{% endif -%}
+<|start|>system<|message|>Reasoning: {{ reasoning_effort }}<|end|>
+{%- for message in messages -%}
+<|start|>{{ message.role }}{% if message.role == "assistant" %}<|channel|>final{% endif -%}
+<|message|>{{ message.content }}<|end|>
+{%- endfor -%}
+<|start|>assistant"""
+# What the published one of Qwen3.5 does at its end.
+THOUGHTS = """\
+{%- for one in messages -%}
+<|im_start|>{{ one.role }}
+{{ one.content }}<|im_end|>
+{% endfor -%}
+<|im_start|>assistant
+<think>
+{% if enable_thinking is defined and not enable_thinking %}
+
+</think>
+
+{% endif %}"""
+QUESTION: dict[str, Any] = {"model": "demo", "messages": [{"role": "user", "content": "2 + 2?"}]}
+OFF: dict[str, Any] = {"chat_template_kwargs": {"enable_thinking": False}}
+REASONING = "Simple: 2 + 2, é 🙂."
+Put = Callable[..., tuple[ScriptedModel, openai.OpenAI]]
+
+
+def _putting(factory: pytest.TempPathFactory, template: str, core: Tokenizer) -> Iterator[Put]:
+    """A model that answers with the tokens of a text, some at a time; and a client."""
+    with templated_front(factory.mktemp("model"), template, core) as front:
+
+        def answer_with(text: str, size: int = 3) -> tuple[ScriptedModel, openai.OpenAI]:
+            model = script_tokens(core, text, size)
+            return model, openai_client(front(model))
+
+        yield answer_with
+
+
+@pytest.fixture(scope="module")
+def channels(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Put]:
+    yield from _putting(tmp_path_factory, CHANNELS, make_harmony())
+
+
+@pytest.fixture(scope="module")
+def thoughts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Put]:
+    yield from _putting(tmp_path_factory, THOUGHTS, make_qwen())
+
+
+def _say(client: openai.OpenAI, **fields: Any) -> tuple[str | None, str | None]:
+    """Content and reasoning of an answer, which must be the same whole and streamed."""
+    asked = client.chat.completions
+    message = asked.create(**QUESTION | fields).choices[0].message
+    deltas = [one.choices[0].delta for one in asked.create(**QUESTION | fields, stream=True)]
+    shown = [getattr(one, "reasoning_content", None) or "" for one in deltas]
+    assert "".join(one.content or "" for one in deltas) == message.content
+    assert "".join(shown) == (message.reasoning_content or "")
+    last = max((index for index, piece in enumerate(shown) if piece), default=0)
+    assert not any(one.content for one in deltas[:last])
+    return message.content, message.reasoning_content
+
+
+@pytest.mark.parametrize("size", [1, 3])
+def test_channels(channels: Put, size: int) -> None:
+    model, client = channels(ANALYSIS + FINAL, size)
+    assert _say(client) == ("2 + 2 = 4 🙂.", REASONING)
+    expected = "<|start|>system<|message|>Reasoning: medium<|end|>"
+    expected += "<|start|>user<|message|>2 + 2?<|end|><|start|>assistant"
+    assert model.asked[0].prompt == expected and not model.asked[0].add_special_tokens
+
+
+def test_effort_reaches_the_template_and_past_reasoning_does_not(channels: Put) -> None:
+    model, client = channels(FINAL.removeprefix("<|start|>assistant"))
+    messages = [
+        *QUESTION["messages"],
+        {"role": "assistant", "content": "4", "reasoning_content": "easy"},
+        {"role": "user", "content": "sure?"},
+    ]
+    answer = client.chat.completions.create(
+        model="demo", messages=messages, reasoning_effort="high"
+    )
+    message = answer.choices[0].message
+    assert (message.content, message.reasoning_content) == ("2 + 2 = 4 🙂.", None)
+    prompt = model.asked[0].prompt
+    assert "Reasoning: high" in prompt and "easy" not in prompt
+    assert "<|start|>assistant<|channel|>final<|message|>4<|end|>" in prompt
+
+
+def test_a_structured_answer_stands_in_the_final_message(channels: Put) -> None:
+    model, client = channels(ANALYSIS + FINAL)
+    asked: Any = {"model": "demo", "messages": [{"role": "user", "content": "x"}]}
+    client.chat.completions.create(**asked, response_format={"type": "json_object"})
+    core, grammar = make_harmony(), model.asked[-1].grammar
+    assert grammar is not None
+    end = core.token_to_id("<|return|>")
+    follower = GrammarCompiler(core, core.get_vocab_size(), [end]).compile(grammar)
+    answer = encode(ANALYSIS + FINAL.replace("2 + 2 = 4 🙂.", '{"a": 4}'))
+    assert allows_all(follower, answer) and not allows_all(follower, encode(ANALYSIS + FINAL))
+    with pytest.raises(openai.BadRequestError, match="rules of one's own do not go"):
+        client.chat.completions.create(
+            **asked, extra_body={"structured_outputs": {"grammar": 'root ::= "a"'}}
+        )
+
+
+def test_thinking_on_and_off(thoughts: Put) -> None:
+    model, client = thoughts("Simple.\n</think>\n\n4.")
+    assert _say(client) == ("4.", "Simple.")
+    assert model.asked[-1].prompt.endswith("assistant\n<think>\n")
+    # The prompt has closed the reasoning: what comes is the answer, whatever it holds.
+    assert _say(client, extra_body=OFF) == ("Simple.\n</think>\n\n4.", None)
+    assert model.asked[-1].prompt.endswith("<think>\n\n</think>\n\n")
+
+
+def test_a_bound_answer_stands_behind_the_reasoning(thoughts: Put) -> None:
+    model, client = thoughts("Simple.\n</think>\n\n{}")
+    bound: dict[str, Any] = {"response_format": {"type": "json_object"}}
+    client.chat.completions.create(**QUESTION, **bound)
+    grammar = model.asked[-1].grammar
+    assert grammar is not None and grammar.text.startswith("start: thought answer")
+    client.chat.completions.create(**QUESTION, **bound, extra_body=OFF)
+    grammar = model.asked[-1].grammar
+    assert grammar is not None and grammar.kind == "json_object"
+
+
+def test_variables_that_mean_nothing(thoughts: Put) -> None:
+    _, client = thoughts("x")
+    for name in ("enable_think", "messages", "a b"):
+        given = {"chat_template_kwargs": {name: 1}}
+        with pytest.raises(openai.BadRequestError, match="is no variable of demo's chat template"):
+            client.chat.completions.create(**QUESTION, extra_body=given)
