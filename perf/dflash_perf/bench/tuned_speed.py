@@ -106,7 +106,6 @@ def measure(
         "prompts": len(requests),
         "threads": threads,
         "schedule": [entry.model_dump() for entry in schedule.blocks],
-        "fallback": schedule.fallback,
         "worst_tuned_to_best": worst,
         "by_concurrency": by_concurrency,
     }
