@@ -35,7 +35,6 @@ from dflash_trt.decoding.tuning.bundle_schedule import (
     NONE,
     check_drafter,
     choose_schedule,
-    needed_graphs,
 )
 from dflash_trt.errors import DflashError, nearest
 from dflash_trt.graph.bindings import GraphName
@@ -132,7 +131,8 @@ class LoadedPair:
             live=self.schedule is None and str(block_schedule) == AUTO,
             drafter=drafter,
         )
-        needed = needed_graphs(speculation=self._options.graph == "target", schedule=self.schedule)
+        drafts = self._options.graph == "target"
+        needed: list[GraphName] = ["target", "draft"] if drafts else ["target_only"]
         self._graphs = dict.fromkeys([*needed, *graphs])
         self._host = GeneratorHost(self.open_runner)
         self._renderer: ChatRenderer | None = None

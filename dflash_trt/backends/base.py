@@ -58,9 +58,8 @@ class TargetCall(_Call):
     the rows (0 … S-1) whose choice is wanted. "target" also injects the rows into the draft's
     cache; "target_only" is the autoregressive baseline and leaves the draft's cache alone.
     `sampling` [B,4] (see pack_sampling) is there if and only if `limits.draws`.
-    `is_chunk` says that the rows are a prompt's or a gap's: with one row, they are no step that
-    comes again and again. `is_last` says that the sequence holds nothing behind them: what was
-    written there, by drafts that were rejected, may go.
+    `is_chunk` says that the rows are a prompt's: with one row, they are no step that comes again
+    and again.
     """
 
     graph: TargetGraph
@@ -71,7 +70,6 @@ class TargetCall(_Call):
     scores: Scores = Scores.NONE
     sampling: Int64Array | None = None
     is_chunk: bool = False
-    is_last: bool = False
 
     @property
     def rows(self) -> int:
@@ -145,11 +143,6 @@ class ExecutorLimits(Limits):
     def windows(self) -> tuple[int, ...]:
         """Windows of layers that keep only the pages that rows to come see."""
         return () if self.page_pool is None else self.page_pool.windows
-
-    @property
-    def must_feed(self) -> bool:
-        """Whether every row must go to the drafter's context at once: none can be run again."""
-        return self.has_state or bool(self.windows)
 
     def chunk(self, wanted: int) -> int:
         """Rows of a prefill pass where `wanted` are asked for."""
@@ -247,8 +240,7 @@ class Executor(Protocol):
     def forward(self, call: TargetCall) -> TargetOutput:
         """Runs rows through the target; every one must end within `limits.max_seq_len`.
 
-        Rows may be run again: what a slot holds behind them stays until it is released, unless the
-        call `is_last`.
+        Rows may be run again: what a slot holds behind them stays until it is released.
         """
         ...
 

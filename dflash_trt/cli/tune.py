@@ -187,7 +187,7 @@ def _describe(schedule: BlockSchedule, threads: str) -> list[str]:
     blocks = [f"block {block}" for block in measured.block_sizes]
     table = [("batch", *("fed" if way == "target" else way for way in ways), *blocks)]
     for row in predict(schedule):
-        chosen = schedule.fallback if row["block_size"] == NO_SPECULATION else row["block_size"]
+        chosen = schedule.plain_graph if row["block_size"] == NO_SPECULATION else row["block_size"]
         rates = {way: row[way] for way in ways} | row["blocks"]
         cells = (f"{rate:,.0f}{'*' if way == str(chosen) else ' '}" for way, rate in rates.items())
         table.append((str(row["batch"]), *cells))

@@ -15,7 +15,6 @@ from dflash_trt.backends.base import (
     SpeculationOutput,
     StepCall,
     TargetCall,
-    TargetGraph,
     TargetOutput,
 )
 from dflash_trt.decoding.drafters import open_drafter
@@ -136,7 +135,7 @@ class Generator:
         batches = range(1, self._limits.max_batch + 1)
         drafts = self._graph == "target"
         rows = {batch: self._pacer.block_size(batch) if drafts else 1 for batch in batches}
-        self._executor.warm_up(rows, self._pacer.fallback)
+        self._executor.warm_up(rows, self._graph)
 
     def check(self, request: Request) -> None:
         """Raises DflashError (usage) when this generator cannot run `request`."""
@@ -204,9 +203,6 @@ class Generator:
             chunk = self._scheduler.plan_prefill()
             if chunk is not None:
                 self._prefill(chunk)
-            else:
-                states = self._scheduler.slots.decoding
-                self._pacer.fill_gap(self._run, states, self._chunk)
         events, self._events = self._events, []
         return events
 
@@ -276,8 +272,7 @@ class Generator:
             with self._executor_time:
                 output, drafts = self._drafter.speculate(step, states)
         else:
-            graph = self._pacer.fallback
-            output = self._forward(graph, batch.first_slot, states, anchors[:, None], scores)
+            output = self._forward(batch.first_slot, states, anchors[:, None], scores)
             drafts = [[] for _ in states]
         scored = rows_by_sequence(output, is_drawn=self._limits.draws)
         for state, draft, known in zip(states, drafts, scored, strict=True):
@@ -300,13 +295,12 @@ class Generator:
         reads_logits |= self._options.record_logits
         if state.recorder.started_at is None:
             state.recorder.started_at = self._clock()
-        graph = self._pacer.prefill_graph(state, self._scheduler.upcoming)
         # Of a greedy request too: one row shows whether the target's logits are finite.
         every = state.scores_prompt
         scores = Scores.LOGITS if every or (chooses and reads_logits) else Scores.NONE
         token_ids = np.array([chunk.token_ids], dtype=np.int64)
         output = self._forward(
-            graph, chunk.slot, [state], token_ids, scores, is_chunk=True, every_row=every
+            chunk.slot, [state], token_ids, scores, is_chunk=True, every_row=every
         )
         (known,) = rows_by_sequence(output, is_drawn=self._limits.draws)
         if every and known.logits is not None:
@@ -330,7 +324,6 @@ class Generator:
 
     def _forward(
         self,
-        graph: TargetGraph,
         first_slot: int,
         states: Sequence[RequestState],
         token_ids: Int64Array,
@@ -344,14 +337,9 @@ class Generator:
         rows = token_ids.shape[1]
         picked = np.arange(0 if every_row else rows - 1, rows, dtype=np.int64)
         picked = np.tile(picked, (len(states), 1))
-        call = TargetCall(graph, first_slot, token_ids, starts, picked, scores, sampling, is_chunk)
-        output = self._run(call)
-        if graph != self._graph:
-            for state in states:
-                state.skip_injection()
-        return output
-
-    def _run(self, call: TargetCall) -> TargetOutput:
+        call = TargetCall(
+            self._graph, first_slot, token_ids, starts, picked, scores, sampling, is_chunk
+        )
         with self._executor_time:
             return self._executor.forward(call)
 

@@ -1,7 +1,7 @@
 """Pacers say how many rows the next step has: fixed, by a schedule, or while drafts pay.
 
-Outputs never depend on them, statistics do. How live acceptance is counted, when gaps in a
-drafter's context are filled, and what `LivePacer` reads of a clock: docs/design/pacing.md.
+Outputs never depend on them, statistics do. How live acceptance is counted, and what `LivePacer`
+reads of a clock: docs/design/pacing.md.
 """
 
 from __future__ import annotations
@@ -10,20 +10,12 @@ from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from statistics import median
 
-import numpy as np
-
-from dflash_trt.backends.base import ExecutorLimits, TargetCall, TargetGraph
-from dflash_trt.decoding.drafter_kinds import target_graph
+from dflash_trt.backends.base import ExecutorLimits
 from dflash_trt.decoding.generator_options import GeneratorOptions
 from dflash_trt.decoding.schedule import NO_SPECULATION, BlockSchedule, StepPrediction
-from dflash_trt.decoding.scores import sampling_input
 from dflash_trt.decoding.state import RequestState
 from dflash_trt.errors import DflashError
 
-GAPS = (
-    "target_only leaves gaps in the drafter's context, which cannot be filled where layers are "
-    "recurrent, or keep in pages only what their windows see: rows would run again"
-)
 WINDOW_STEPS = 16
 FADING = 0.95
 MARGIN = 0.03
@@ -44,10 +36,9 @@ _TICK = 1e-9
 
 
 class FixedPacer:
-    """Every step has the rows that its requests ask for; `fallback` decodes what does not draft."""
+    """Every step has the rows that its requests ask for."""
 
     def __init__(self, options: GeneratorOptions, limits: ExecutorLimits) -> None:
-        self.fallback: TargetGraph = options.graph
         block = options.block_size or limits.block_size
         self._usual = block if options.speculation else NO_SPECULATION
         self._most = limits.block_size
@@ -65,17 +56,6 @@ class FixedPacer:
 
     def end_step(self) -> None:
         """Nothing depends on it."""
-
-    def prefill_graph(self, state: RequestState, batch: int) -> TargetGraph:
-        return self.fallback
-
-    def fill_gap(
-        self,
-        forward: Callable[[TargetCall], object],
-        states: Sequence[RequestState],
-        chunk_tokens: int,
-    ) -> None:
-        """Nothing: there are no gaps."""
 
 
 class StepRatios:
@@ -197,8 +177,7 @@ class Pacer:
     """Follows one generator's steps. Deterministic: it counts tokens and never looks at a clock.
 
     Raises:
-        DflashError: the schedule has larger blocks than the drafter, or leaves gaps that cannot be
-            filled (usage).
+        DflashError: the schedule has larger blocks than the drafter (usage).
     """
 
     def __init__(self, schedule: BlockSchedule, limits: ExecutorLimits) -> None:
@@ -208,16 +187,10 @@ class Pacer:
                 where="block schedule",
                 usage=True,
             )
-        self._fed = target_graph(schedule.drafter)
-        if limits.must_feed and schedule.fallback != self._fed:
-            raise DflashError(GAPS, where="block schedule", fix="run tune again", usage=True)
-        self.fallback: TargetGraph = schedule.fallback
-        self._schedule, self._limits = schedule, limits
+        self._schedule = schedule
         self._prediction: StepPrediction | None = None
-        self._prefill_seconds = 0.0
         if (measured := schedule.measured) is not None:
-            self._prediction = StepPrediction(measured, schedule.fallback, limits.block_size)
-            self._prefill_seconds = measured.prefill_seconds
+            self._prediction = StepPrediction(measured, schedule.plain_graph, limits.block_size)
         self._chosen: dict[int, int] = {}
         self._previous: dict[int, int] = {}
         self._steps = 0
@@ -241,16 +214,7 @@ class Pacer:
         self._steps += 1
         if self._steps % WINDOW_STEPS == 0:
             self._look_back()
-        block = self.block_size(len(states))
-        gaps = [state for state in states if state.injected_until is not None]
-        if gaps:
-            saving = self._saving(len(states), block)
-            for state in gaps:
-                # One more token without drafts is also one more row to fill in.
-                state.forgone_s += saving + self._prefill_seconds
-                if not saving:
-                    state.forgone_s = 0.0
-        return block
+        return self.block_size(len(states))
 
     def count(self, rows: int, trials: int, accepted: int) -> None:
         """Takes one request's step: `trials` drafts were reached, `accepted` of them good.
@@ -261,71 +225,6 @@ class Pacer:
 
     def end_step(self) -> None:
         """Nothing: it looks back when a step begins."""
-
-    def prefill_graph(self, state: RequestState, batch: int) -> TargetGraph:
-        """The graph for `state`'s next prompt chunk when `batch` sequences will decode."""
-        drafts = state.rows > 1 and self.block_size(batch) != NO_SPECULATION
-        return self._fed if drafts and state.injected_until is None else self.fallback
-
-    def fill_gap(
-        self,
-        forward: Callable[[TargetCall], object],
-        states: Sequence[RequestState],
-        chunk_tokens: int,
-    ) -> None:
-        """Fills one chunk of the gap in one request's drafter context, if that pays.
-
-        The target's own cache is written the same rows that it already holds.
-        """
-        slot = self._find_gap(states)
-        if slot is None:
-            return
-        state = states[slot]
-        assert state.injected_until is not None
-        start = state.injected_until
-        end = min(start + chunk_tokens, state.cached_length)
-        is_last = end == state.cached_length
-        call = TargetCall(
-            "target",
-            slot,
-            np.array([state.ids(start, end)], dtype=np.int64),
-            np.array([start], dtype=np.int64),
-            np.zeros((1, 1), dtype=np.int64),
-            sampling=sampling_input(self._limits, [state.request.sampling]),
-            is_chunk=True,
-            is_last=is_last,
-        )
-        forward(call)
-        state.injected_until = None if is_last else end
-
-    def _find_gap(self, states: Sequence[RequestState]) -> int | None:
-        """The slot of the smallest gap whose filling pays."""
-        gaps = [
-            slot
-            for slot, state in enumerate(states)
-            if state.injected_until is not None and state.rows > 1
-        ]
-        if not gaps:
-            return None
-        saving = self._saving(len(states), self.block_size(len(states)))
-        paying: list[tuple[int, int]] = []
-        for slot in gaps:
-            state = states[slot]
-            assert state.injected_until is not None
-            missing = state.cached_length - state.injected_until
-            price = missing * self._prefill_seconds
-            left = state.max_tokens - len(state.token_ids)
-            if saving > 0 and state.forgone_s >= price and left * saving >= price:
-                paying.append((missing, slot))
-        return min(paying)[1] if paying else None
-
-    def _saving(self, batch: int, block: int) -> float:
-        """Seconds that drafting saves per token; 0 where it is off or saves none."""
-        if self._prediction is None or block == NO_SPECULATION:
-            return 0.0
-        plain = self._prediction.tokens_per_second(batch, NO_SPECULATION)
-        drafted = self._prediction.tokens_per_second(batch, block, self._factors)
-        return max(0.0, 1 / plain - 1 / drafted)
 
     def _look_back(self) -> None:
         """Fades old counts, adds the window's, and lets blocks be chosen anew."""

@@ -169,7 +169,7 @@ class PageTables:
         Of a prompt, those where others part from it and at its end; of an output, the last one.
         """
         size = self._pool.page_size
-        column = state.shareable_length // size
+        column = state.cached_length // size
         sequence, end = self._sequences[state.request_id], column * size
         if self._states is None or column <= sequence.kept:
             return
@@ -215,7 +215,7 @@ class PageTables:
     def publish(self, state: RequestState) -> None:
         """Lets others share the pages that `state` has filled with accepted tokens."""
         sequence = self._sequences[state.request_id]
-        full = state.shareable_length // self._pool.page_size
+        full = state.cached_length // self._pool.page_size
         self._extend_keys(sequence, state, full)
         for group, held in zip(self._groups, sequence.held, strict=True):
             group.publish(held, sequence.keys, range(sequence.published, full))

@@ -1,8 +1,8 @@
 """`block_schedule.json`: how many rows a verify step has, by the sequences that decode.
 
 An entry holds up to `max_batch` sequences, the last one above that too; block 1 is no speculation.
-With `measured`, what `tune` measured, the runtime follows live acceptance and brings requests back
-from plain decoding; without it the schedule never adapts. docs/tuning.md shows the file.
+With `measured`, what `tune` measured, the runtime follows live acceptance; without it the schedule
+never adapts. docs/tuning.md shows the file.
 """
 
 from __future__ import annotations
@@ -70,8 +70,8 @@ class Measurements(StrictRecord):
         positions: mean cache positions held when steps were timed.
         block_sizes: the blocks measured, ascending.
         steps: step times, by batch, ascending.
-        prefill_seconds: seconds per prompt token through the injecting target, one sequence.
-        prefill_only_seconds: the same through target_only.
+        prefill_seconds: seconds per prompt token, one sequence.
+        prefill_only_seconds: of older files; means nothing.
         acceptance: by block: P(draft j accepted | all before it accepted), j = 1 … block - 1. A
             step for which nothing was found counts as one whose first draft was not accepted.
         acceptance_lengths: by block: tau, emitted tokens / steps.
@@ -86,7 +86,7 @@ class Measurements(StrictRecord):
     block_sizes: Annotated[list[Annotated[int, Field(ge=2, le=MAX_BLOCK)]], Field(min_length=1)]
     steps: Annotated[list[StepSeconds], Field(min_length=1)]
     prefill_seconds: MeasuredSeconds
-    prefill_only_seconds: MeasuredSeconds
+    prefill_only_seconds: MeasuredSeconds | None = Field(default=None, exclude=True)
     acceptance: list[list[Probability]]
     acceptance_lengths: list[Annotated[float, Field(ge=1, le=MAX_BLOCK)]]
     sets: list[AnswerGroup] | None = None
@@ -112,16 +112,14 @@ class Measurements(StrictRecord):
 class BlockSchedule(StrictRecord):
     """A schedule, and what it was derived from.
 
-    `fallback` is the graph that decodes where the block is 1: "target" keeps the drafter's context
-    complete, "target_only" is faster and leaves a gap that must be filled before drafting again.
     `bundle` identifies the bundle it was measured on (see `tuning.bundle_schedule.fingerprint`),
-    `drafter` who filled the blocks.
+    `drafter` who filled the blocks. `fallback` is of older files, and means nothing.
     """
 
     schema_version: Literal[1] = SCHEMA_VERSION
     blocks: Annotated[list[BlockRange], Field(min_length=1)]
     executor: str
-    fallback: TargetGraph = "target"
+    fallback: TargetGraph | None = Field(default=None, exclude=True)
     bundle: str | None = None
     drafter: DrafterKind = Field(default=DFLASH, exclude_if=lambda one: one == DFLASH)
     measured: Measurements | None = None
@@ -130,12 +128,6 @@ class BlockSchedule(StrictRecord):
     def _fit_together(self) -> BlockSchedule:
         if not _ascends([entry.max_batch for entry in self.blocks]):
             raise ValueError("blocks must be in ascending order of max_batch")
-        if self.drafter != DFLASH and self.fallback != target_graph(self.drafter):
-            raise ValueError(f"fallback must be target_only: {self.drafter} has no context to feed")
-        if self.drafter == DFLASH and self.fallback == "target_only" and self.measured is None:
-            raise ValueError(
-                "fallback target_only needs measured: filling gaps must be known to pay"
-            )
         if self.measured is not None:
             known = {NO_SPECULATION, *self.measured.block_sizes}
             unknown = sorted({entry.block_size for entry in self.blocks} - known)
@@ -156,6 +148,11 @@ class BlockSchedule(StrictRecord):
     def max_batch(self) -> int:
         """The largest batch it was made for."""
         return self.blocks[-1].max_batch
+
+    @property
+    def plain_graph(self) -> TargetGraph:
+        """What decodes where the block is 1: it keeps a draft graph's context complete."""
+        return target_graph(self.drafter)
 
     @property
     def largest_block(self) -> int:
@@ -189,7 +186,7 @@ class BlockSchedule(StrictRecord):
             last = entry.max_batch
             parts.append(f"{name} for {first if first == last else f'{first} to {last}'}")
             first = last + 1
-        return f"{', '.join(parts)} sequences; without drafts {self.fallback} decodes"
+        return f"{', '.join(parts)} sequences; without drafts {self.plain_graph} decodes"
 
     def to_json(self) -> dict[str, Any]:
         return self.model_dump(mode="json", exclude_none=True)
@@ -205,22 +202,21 @@ class StepPrediction:
 
     Args:
         measured: times and acceptance.
-        fallback: the graph of steps without drafts.
+        plain: the graph of steps without drafts.
         longest: the largest block that is considered.
     """
 
-    def __init__(self, measured: Measurements, fallback: TargetGraph, longest: int) -> None:
+    def __init__(self, measured: Measurements, plain: TargetGraph, longest: int) -> None:
         self._batches = [step.batch for step in measured.steps]
         self._rates = {
             block: tuple(rates)
             for block, rates in zip(measured.block_sizes, measured.acceptance, strict=True)
             if block <= longest
         }
-        plain = [
-            step.target_only if fallback == "target_only" else step.target
-            for step in measured.steps
+        plain_seconds = [
+            step.target_only if plain == "target_only" else step.target for step in measured.steps
         ]
-        self._seconds = {NO_SPECULATION: plain}
+        self._seconds = {NO_SPECULATION: plain_seconds}
         for index, block in enumerate(measured.block_sizes):
             if block <= longest:
                 self._seconds[block] = [step.blocks[index] for step in measured.steps]

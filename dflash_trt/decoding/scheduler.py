@@ -156,11 +156,6 @@ class Scheduler:
         return self.slots.decoding if prefilling is None else (*self.slots.decoding, prefilling)
 
     @property
-    def upcoming(self) -> int:
-        """Sequences that will decode together once all known prompts are prefilled."""
-        return min(len(self.running) + len(self._waiting), self.slots.capacity)
-
-    @property
     def will_prefill(self) -> bool:
         """Whether a prompt is being prefilled, or can start because a slot is free."""
         is_placed = self.slots.prefilling is not None
@@ -173,10 +168,9 @@ class Scheduler:
         """One decode step of every decoding request, in as few passes as their blocks allow.
 
         Requests whose blocks differ cannot share a pass: each run of equal neighbours is one. They
-        differ by a request's own size, at the end of the context, and where a drafter's context
-        has a gap. With an executor that looks ahead, those whose rows the host reads are passes of
-        their own, so that the others go on ahead. `most_rows` bounds all. Where pages run out, the
-        youngest requests wait again.
+        differ by a request's own size, and at the end of the context. With an executor that looks
+        ahead, those whose rows the host reads are passes of their own, so that the others go on
+        ahead. `most_rows` bounds all. Where pages run out, the youngest requests wait again.
         """
         if self._paging is not None:
             self._make_room(self._paging)
@@ -272,8 +266,6 @@ class Scheduler:
         self._waiting.appendleft(state)
 
     def _count_rows(self, state: RequestState, most_rows: int | None) -> int:
-        if state.injected_until is not None:
-            return 1
         wanted = state.rows if most_rows is None else min(state.rows, most_rows)
         return min(wanted, self._max_seq_len - state.cached_length)
 
@@ -285,7 +277,7 @@ def _age(state: RequestState) -> int:
 
 def _count_shared(state: RequestState, other: RequestState) -> int:
     """Leading tokens of what `state` prefills whose rows `other` has, the drafter's too."""
-    most = min(state.prefill_length - 1, other.shareable_length)
+    most = min(state.prefill_length - 1, other.cached_length)
     few = min(most, SHORTEST_PREFIX)
     if state.ids(0, few) != other.ids(0, few):
         return 0

@@ -24,8 +24,6 @@ class RequestState:
     `rows` is the size of its verify blocks (1: no drafts), `max_tokens` is clipped to the
     context, `prefilled` counts the prompt tokens in the cache, `token_ids` are the output's.
     After a preemption the first `recomputed` of those are prefilled too, behind the prompt.
-    From cache position `injected_until` on the drafter's context is missing; None: it is whole.
-    `forgone_s` are the seconds that drafts would have saved since they would pay.
     `penalties` know its output so far, `mask` what its rules allow anywhere, `processed` are
     log-probabilities of tokens that a step has chosen and the output does not have yet.
     `logprobs` are wanted ones, the first `told` of which events had; the text of their tokens
@@ -49,8 +47,6 @@ class RequestState:
     mask: TokenMask | None = None
     processed: list[TokenLogprob] = field(default_factory=list)
     finish_reason: FinishReason | None = None
-    injected_until: int | None = None
-    forgone_s: float = 0.0
     logprobs: list[TokenLogprob] = field(default_factory=list)
     starts: list[int] = field(default_factory=list)
     told: int = 0
@@ -61,13 +57,6 @@ class RequestState:
     def cached_length(self) -> int:
         """Cache positions that hold accepted tokens: all but the newest token, the anchor."""
         return self.prefilled + max(len(self.token_ids) - 1, 0) - self.recomputed
-
-    @property
-    def shareable_length(self) -> int:
-        """Cache positions whose rows are final, the drafter's among them."""
-        if self.injected_until is None:
-            return self.cached_length
-        return min(self.cached_length, self.injected_until)
 
     @property
     def prefill_length(self) -> int:
@@ -108,11 +97,6 @@ class RequestState:
         output = self.token_ids[max(start - known, 0) : max(end - known, 0)]
         return [*prompt[start:end], *output]
 
-    def skip_injection(self) -> None:
-        """Remembers that what is cached from here on is not in the drafter's context."""
-        if self.injected_until is None:
-            self.injected_until, self.forgone_s = self.cached_length, 0.0
-
     def begin_prefill(self, shared: int) -> None:
         """Starts with the first `shared` tokens in the cache, which other requests computed."""
         self.prefilled = shared
@@ -121,7 +105,7 @@ class RequestState:
 
     def preempt(self) -> None:
         """Forgets what is cached; the output stays, and is computed again without a choice."""
-        self.prefilled, self.injected_until = 0, None
+        self.prefilled = 0
         self.recomputed = max(len(self.token_ids) - 1, 0)
         self.recorder.preemptions += 1
 

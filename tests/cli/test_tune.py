@@ -108,7 +108,7 @@ def _force(folder: Path, *blocks: int, **fields: Any) -> Path:
     known["blocks"] = [
         {"max_batch": batch, "block_size": block} for batch, block in enumerate(blocks, start=1)
     ]
-    invented = invent_measurements((2, 4), plain=0.1, batches=(1, 4))
+    invented = invent_measurements((2, 4), plain=0.1, feeding=0.1, batches=(1, 4))
     known["measured"] = invented.model_dump(exclude_none=True)
     path = folder.parent / "forced.json"
     path.write_text(json.dumps({**known, **fields}))
@@ -129,7 +129,7 @@ def test_generate_follows_it_unless_told_otherwise(run: Run, mine: Path) -> None
     assert drafted("--block-schedule", "none") == (text, 7.0), "the trained block"
     assert drafted("--block-schedule", 4) == (text, 3.0), "a fixed block comes first"
     assert drafted("--drafter", "none") == (text, 0.0)
-    other = _force(mine, 1, 1, 1, 1, fallback="target_only")
+    other = _force(mine, 1, 1, 1, 1)
     assert drafted("--block-schedule", other) == (text, 0.0)
 
 
@@ -142,7 +142,7 @@ def test_every_drafter_has_its_own(run: Run, mine: Path, quick: list[str], tmp_p
     assert "fed" not in shown and "TensorRT-LLM" not in shown
     assert shown.splitlines()[-1] == f"written to {file}"
     known = json.loads(file.read_text())
-    assert (known["drafter"], known["fallback"]) == (PROMPT_LOOKUP, "target_only")
+    assert known["drafter"] == PROMPT_LOOKUP
     assert (mine / SCHEDULE_NAME).read_bytes() == before
     known["blocks"] = [{"max_batch": 4, "block_size": 2}]
     del known["measured"]

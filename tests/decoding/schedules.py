@@ -17,7 +17,6 @@ def invent_measurements(
     plain: float = 1.0,
     feeding: float = 1.2,
     per_row: float = 0.3,
-    prefill: float = 0.2,
     batches: Sequence[int] = (1, 8),
 ) -> Measurements:
     """Seconds per sequence: `plain` and `feeding` without drafts, `per_row` per row of a block."""
@@ -36,8 +35,7 @@ def invent_measurements(
             )
             for batch in batches
         ],
-        prefill_seconds=prefill,
-        prefill_only_seconds=prefill / 1.2,
+        prefill_seconds=0.2,
         acceptance=[[rate] * (block - 1) for block in block_sizes],
         acceptance_lengths=[float(block) / 2 + 0.5 for block in block_sizes],
     )
@@ -52,23 +50,12 @@ def schedules(largest_block: int, max_batch: int) -> st.SearchStrategy[BlockSche
         st.just(sizes),
         rate=st.sampled_from([0.1, 0.5, 0.95]),
         plain=st.sampled_from([0.2, 1.0, 3.0]),
-        prefill=st.sampled_from([0.001, 0.2, 1.0]),
     )
 
-    def build(sizes: list[int], known: Measurements | None, feeds: bool) -> BlockSchedule:
-        return BlockSchedule(
-            blocks=merge_ranges(sizes),
-            executor="fake",
-            fallback="target" if feeds or known is None else "target_only",
-            measured=known,
-        )
+    def build(sizes: list[int], known: Measurements | None) -> BlockSchedule:
+        return BlockSchedule(blocks=merge_ranges(sizes), executor="fake", measured=known)
 
-    return st.builds(
-        build,
-        blocks,
-        st.one_of(measured, measured, measured, st.none()),
-        st.sampled_from([True, False, False, False]),
-    )
+    return st.builds(build, blocks, st.one_of(measured, measured, measured, st.none()))
 
 
 EOS = 14

@@ -1,8 +1,7 @@
-"""How the block follows the batch, live acceptance, and gaps in the drafter's context."""
+"""How the block follows the batch and live acceptance."""
 
 from __future__ import annotations
 
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,14 +18,9 @@ from tests.standins.executor import FakeExecutor
 BLOCKS = (2, 4, 8)
 
 
-def make_schedule(
-    blocks: list[int], measured: Measurements | None = None, *, feeds: bool = False
-) -> BlockSchedule:
+def make_schedule(blocks: list[int], measured: Measurements | None = None) -> BlockSchedule:
     known = measured or invent_measurements(BLOCKS)
-    fallback = "target" if feeds else "target_only"
-    return BlockSchedule(
-        blocks=merge_ranges(blocks), executor="fake", fallback=fallback, measured=known
-    )
+    return BlockSchedule(blocks=merge_ranges(blocks), executor="fake", measured=known)
 
 
 def start(executor: FakeExecutor, schedule: BlockSchedule, **options: int) -> Generator:
@@ -45,7 +39,7 @@ def _never_looks_back(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("_never_looks_back")
 def test_the_block_follows_the_number_of_sequences() -> None:
     executor = FakeExecutor(max_batch=4, draft_skill=0.0)
-    generator = start(executor, make_schedule([8, 4, 2, 1], feeds=True))
+    generator = start(executor, make_schedule([8, 4, 2, 1]))
     results = generator.generate(requests(4, max_tokens=30))
     decodes = [call for call in executor.calls if call.kind in ("speculate", "target")]
     pairs = {
@@ -64,8 +58,7 @@ def test_the_block_follows_the_number_of_sequences() -> None:
         ({}, [8, 8, 8], "target"),
         ({"block_size": 3}, [3, 3, 3], "target"),
         ({"speculation": False}, [1, 1, 1], "target_only"),
-        ({"schedule": make_schedule([8, 4, 1])}, [8, 4, 1], "target_only"),
-        ({"schedule": make_schedule([2, 1, 1], feeds=True)}, [2, 1, 1], "target"),
+        ({"schedule": make_schedule([8, 4, 1])}, [8, 4, 1], "target"),
     ],
 )
 def test_a_warm_up_knows_the_steps_to_come(
@@ -76,57 +69,8 @@ def test_a_warm_up_knows_the_steps_to_come(
     assert executor.warmed == [(dict(enumerate(blocks, 1)), plain)]
 
 
-def _run_down(executor: FakeExecutor, measured: Measurements, tokens: int) -> list[str]:
-    """Four sequences decode plainly, then one is left: the kinds of the calls from then on."""
-    generator = start(executor, make_schedule([8, 1, 1, 1], measured))
-    ids = [generator.submit(one) for one in requests(4, max_tokens=tokens, ignore_eos=True)]
-    while generator.used_slots < 4 or len(executor.calls) < 20:
-        generator.step()
-    for request_id in ids[1:]:
-        generator.cancel(request_id)
-    before = len(executor.calls)
-    results = [event.result for _ in range(tokens) for event in generator.step()]
-    last = next(result for result in results if result and result.request_id == ids[0])
-    assert last.token_ids == decode_plainly(requests(1, max_tokens=tokens)[0], executor)[0]
-    return [call.kind for call in executor.calls[before:]]
-
-
-@pytest.mark.usefixtures("_never_looks_back")
-def test_a_gap_is_filled_once_it_pays() -> None:
-    executor = FakeExecutor(max_batch=4, max_seq_len=256)
-    kinds = _run_down(executor, invent_measurements(BLOCKS), 200)
-    filled = kinds.index("target")
-    # 20 … 26 rows at 0.2 s; drafts save 0.30 s a token.
-    assert 12 <= filled < 20, "first the drafts forgone must have paid for it"
-    assert set(kinds[:filled]) == {"target_only"}
-    assert set(kinds[filled + 1 :]) == {"speculate"}, "and then it drafts to the end"
-
-
-def test_a_gap_is_filled_in_chunks_of_a_prompt(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The last one says that nothing of the sequence lies behind it."""
-    executor = FakeExecutor(max_batch=2, max_seq_len=256)
-    given, forward = [], executor.forward
-    monkeypatch.setattr(executor, "forward", lambda call: given.append(call) or forward(call))
-    generator = start(executor, make_schedule([8, 1]), prefill_chunk=5)
-    first = generator.submit(Request(prompt_ids=tuple([3] * 21), max_tokens=150))
-    other = generator.submit(Request(prompt_ids=(1, 2), max_tokens=150))
-    for _ in range(20):
-        generator.step()
-    generator.cancel(other)
-    while generator.has_work:
-        for event in generator.step():
-            if event.result and event.request_id == first:
-                want = Request(prompt_ids=tuple([3] * 21), max_tokens=150)
-                assert event.result.token_ids == decode_plainly(want, executor)[0]
-    chunks = [call.rows for call in executor.calls if call.kind == "target"]
-    assert max(chunks) == 5 and len(chunks) > 4
-    fills = [call for call in given if call.graph == "target"]
-    assert [call.is_last for call in fills] == [False] * (len(fills) - 1) + [True]
-    assert all(call.is_chunk for call in fills)
-
-
 def observe(pacer: Pacer, batch: int, rows: int, accepted: int, windows: int = 80) -> None:
-    states: list[Any] = [SimpleNamespace(injected_until=None)] * batch
+    states: list[Any] = [None] * batch
     for _ in range(windows * WINDOW_STEPS):
         pacer.begin_step(states)
         for _ in range(batch):
@@ -150,7 +94,7 @@ def test_drafts_that_do_as_measured_never_move_a_block() -> None:
     pacer = Pacer(
         make_schedule([8] * 4, invent_measurements(BLOCKS, rate=0.5)), FakeExecutor().limits
     )
-    states: list[Any] = [SimpleNamespace(injected_until=None)] * 4
+    states: list[Any] = [None] * 4
     for step in range(40 * WINDOW_STEPS):
         pacer.begin_step(states)
         for index in range(4):

@@ -1,4 +1,4 @@
-"""Rung 2: no schedule, no learning and no filled gap changes a bit of any logit."""
+"""Rung 2: no schedule and no learning changes a bit of any logit."""
 
 from __future__ import annotations
 
@@ -58,18 +58,14 @@ def executor(pair: TinyPair) -> Iterator[Watched]:
 
 
 def random_schedule(rng: random.Random) -> BlockSchedule:
-    """Blocks by batch at random, none at some; gaps are cheap to fill or expensive."""
+    """Blocks by batch at random, none at some."""
     sizes = [rng.choice([1, 1, *BLOCKS]) for _ in range(SLOTS)]
     measured = invent_measurements(
         BLOCKS,
         rate=rng.choice([0.2, 0.9]),
         plain=rng.choice([1.0, 3.0]),
-        prefill=rng.choice([0.001, 0.05, 0.4]),
     )
-    fallback = rng.choice(["target_only", "target_only", "target"])
-    return BlockSchedule(
-        blocks=merge_ranges(sizes), executor="cpu", fallback=fallback, measured=measured
-    )
+    return BlockSchedule(blocks=merge_ranges(sizes), executor="cpu", measured=measured)
 
 
 @pytest.mark.parametrize(
@@ -88,7 +84,7 @@ def test_random_schedules_keep_every_bit(
     requests = make_requests(64, SLOTS, sampling)
     expected = run_baseline(executor, requests)  # type: ignore[arg-type]
     executor.kinds.clear()
-    refilled = compared = 0
+    compared = 0
     for seed in range(seeds):
         rng = random.Random(seed)
         options = GeneratorOptions(
@@ -97,9 +93,8 @@ def test_random_schedules_keep_every_bit(
         generator = Generator(executor, options=options)  # type: ignore[arg-type]
         results = run_traffic(generator, requests, expected, rng, arrivals=0.1)
         compared += count_tokens(results)
-        refilled += count_refills(executor.kinds)
-        executor.kinds.clear()
-    assert compared > 5 * seeds * OUTPUT and refilled >= 5 * seeds // 12
+    assert compared > 5 * seeds * OUTPUT
+    assert {"speculate", "target"} <= {*executor.kinds} <= {"speculate", "target", "move"}
 
 
 def test_drafts_that_come_and_go_keep_every_bit(
@@ -121,12 +116,3 @@ def test_drafts_that_come_and_go_keep_every_bit(
     drafted = sum(one[0] for one in trials if one)  # none of what ended before a draft
     assert 0.2 < drafted / sum(one.statistics.steps for one in results) < 0.95
     assert "target_only" not in executor.kinds
-
-
-def count_refills(kinds: list[str]) -> int:
-    """How often drafting began again behind plain decoding (and an injecting call)."""
-    interesting = [kind for kind in kinds if kind != "move"]
-    return sum(
-        interesting[at : at + 2] == ["target", "speculate"] and interesting[at - 1] == "target_only"
-        for at in range(1, len(interesting))
-    )

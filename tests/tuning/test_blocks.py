@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from dflash_trt.backends.base import ExecutorLimits
-from dflash_trt.core.limits import PagePool, WindowedPages
 from dflash_trt.decoding import Generator, GeneratorOptions, Request
 from dflash_trt.decoding.drafter_kinds import PROMPT_LOOKUP
-from dflash_trt.decoding.pacers import Pacer
 from dflash_trt.decoding.schedule import Measurements, StepPrediction
 from dflash_trt.decoding.tuning import block_times as blocks
 from dflash_trt.decoding.tuning.block_times import (
@@ -68,7 +64,7 @@ def test_what_is_looked_up_is_measured_on_the_plain_target(
         measured.acceptance_lengths, rel=0.03
     )
     schedule = derive_schedule(measured, executor.limits, executor="fake", drafter=PROMPT_LOOKUP)
-    assert (schedule.drafter, schedule.fallback) == (PROMPT_LOOKUP, "target_only")
+    assert (schedule.drafter, schedule.plain_graph) == (PROMPT_LOOKUP, "target_only")
     followed = GeneratorOptions(schedule=schedule, drafter=PROMPT_LOOKUP)
     Generator(executor, options=followed).generate(requests(2, 20))
     assert {call.kind for call in executor.calls} == {"target_only", "move"}
@@ -106,28 +102,6 @@ def test_the_block_shrinks_to_none_as_the_machine_fills_up() -> None:
     blocks = derive(with_times(times, 0.8))
     assert blocks[0] == 8 and blocks[-1] == 1
     assert blocks == sorted(blocks, reverse=True)
-
-
-def test_the_fallback_keeps_the_drafter_fed_where_that_is_cheap() -> None:
-    for feeding, fallback in ((1.02, "target"), (1.2, "target_only")):
-        measured = invent_measurements(BLOCKS, feeding=feeding)
-        assert derive_schedule(measured, LIMITS, executor="cpu").fallback == fallback
-
-
-@pytest.mark.parametrize(
-    "limits",
-    [
-        replace(LIMITS, has_state=True),
-        replace(LIMITS, page_pool=PagePool(16, 32, (WindowedPages(48, 20),))),
-    ],
-)
-def test_a_drafter_whose_rows_cannot_run_again_is_kept_fed(limits: ExecutorLimits) -> None:
-    """Whatever that costs: the runtime refuses a schedule that leaves gaps in its context."""
-    measured = invent_measurements(BLOCKS, feeding=2.0)
-    schedule = derive_schedule(measured, limits, executor="cpu")
-    assert schedule.fallback == Pacer(schedule, limits).fallback == "target"
-    unfed = derive_schedule(measured, limits, executor="cpu", drafter=PROMPT_LOOKUP)
-    assert unfed.fallback == "target_only"
 
 
 def test_candidates() -> None:

@@ -53,8 +53,6 @@ WARM_UP_CALLS = 3
 STEPS_SECONDS = 0.02
 # A neighbouring batch keeps the block unless another is predicted to be this much faster.
 MARGIN = 0.03
-# What a drafter that is always kept fed may cost where nothing is drafted (median by batch).
-FEEDING_LIMIT = 0.03
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,7 +116,7 @@ def measure(
         for request, result in zip(requests, results, strict=True)
     ]
     bench = _Bench(executor, requests[0], texts, options)
-    prefill = bench.fill("target_only"), bench.fill(target_graph(options.drafter))
+    prefill_seconds = bench.fill()
     progress.stage("step times", options.rounds * len(options.batches), "steps")
     steps = bench.time_steps(progress.advance)
     if options.drafter != DFLASH:  # where nothing was found there was no first draft
@@ -136,8 +134,7 @@ def measure(
         positions=bench.positions,
         block_sizes=list(options.block_sizes),
         steps=steps,
-        prefill_seconds=prefill[1],
-        prefill_only_seconds=prefill[0],
+        prefill_seconds=prefill_seconds,
         acceptance=acceptance,
         acceptance_lengths=[one.acceptance_length or 1.0 for one in summaries],
         sets=[_group(*one, by_block) for one in sets.items()] if len(sets) > 1 else None,
@@ -153,16 +150,8 @@ def derive_schedule(
     bundle: str | None = None,
     drafter: DrafterKind = DFLASH,
 ) -> BlockSchedule:
-    """The schedule with most predicted tokens/s for every batch from 1 to `limits.max_batch`.
-
-    Without drafts target_only decodes, whose sessions or engines hold the target once more, unless
-    keeping the drafter fed costs at most FEEDING_LIMIT of a step, or its rows cannot run again.
-    """
-    fallback = target_graph(drafter)
-    if drafter == DFLASH and not limits.must_feed:
-        cost = median(step.target / step.target_only for step in measured.steps)
-        fallback = "target_only" if cost > 1 + FEEDING_LIMIT else "target"
-    prediction = StepPrediction(measured, fallback, max(measured.block_sizes))
+    """The schedule with most predicted tokens/s for every batch from 1 to `limits.max_batch`."""
+    prediction = StepPrediction(measured, target_graph(drafter), max(measured.block_sizes))
     blocks: list[int] = []
     for batch in range(1, limits.max_batch + 1):
         margin = MARGIN if blocks else 0.0
@@ -171,7 +160,6 @@ def derive_schedule(
     return BlockSchedule(
         blocks=merge_ranges(blocks),
         executor=executor,
-        fallback=fallback,
         bundle=bundle,
         drafter=drafter,
         measured=measured,
@@ -253,9 +241,9 @@ class _Bench:
         """Mean cache positions held."""
         return max(1, round(fmean(map(len, self._texts))))
 
-    def fill(self, graph: TargetGraph) -> float:
+    def fill(self) -> float:
         """Prefills every slot, one by one; returns the seconds per token."""
-        row = np.zeros((1, 1), dtype=np.int64)
+        row, graph = np.zeros((1, 1), dtype=np.int64), target_graph(self._options.drafter)
         started = time.perf_counter()
         for slot, text in enumerate(self._texts):
             for start in range(0, len(text), self._chunk):

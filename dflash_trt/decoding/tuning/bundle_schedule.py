@@ -9,10 +9,9 @@ from pathlib import Path
 from dflash_trt.bundle.bundle import Bundle, attach_file
 from dflash_trt.bundle.manifest import Manifest
 from dflash_trt.bundle.support import Feature, check_executor
-from dflash_trt.decoding.drafter_kinds import DFLASH, DRAFTERS, DrafterKind, target_graph
+from dflash_trt.decoding.drafter_kinds import DFLASH, DRAFTERS, DrafterKind
 from dflash_trt.decoding.schedule import BlockRange, BlockSchedule, schedule_name
 from dflash_trt.errors import DflashError
-from dflash_trt.graph.bindings import GraphName
 
 AUTO, NONE = "auto", "none"
 
@@ -63,7 +62,6 @@ def _fixed_schedule(block: int, manifest: Manifest, drafter: DrafterKind) -> Blo
     return BlockSchedule(
         blocks=[BlockRange(max_batch=limits.max_batch, block_size=block)],
         executor=manifest.executor,
-        fallback=target_graph(drafter),
         drafter=drafter,
     )
 
@@ -83,15 +81,6 @@ def write_schedule(bundle: Bundle, schedule: BlockSchedule) -> Bundle:
 def encode_schedule(schedule: BlockSchedule) -> bytes:
     """The content of a schedule's file."""
     return (json.dumps(schedule.to_json(), indent=1) + "\n").encode()
-
-
-def needed_graphs(*, speculation: bool, schedule: BlockSchedule | None) -> tuple[GraphName, ...]:
-    """The graphs that an engine of these options runs."""
-    if not speculation:
-        return ("target_only",)
-    if schedule is not None and schedule.fallback == "target_only":
-        return ("target", "draft", "target_only")
-    return ("target", "draft")
 
 
 def _check_fit(schedule: BlockSchedule, bundle: Bundle, path: Path, drafter: DrafterKind) -> None:

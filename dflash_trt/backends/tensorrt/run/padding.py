@@ -74,8 +74,6 @@ class SlotRows:
         """What `call` runs as; as it is, if there is no place for idle rows."""
         rows = call.rows
         if isinstance(call, TargetCall) and call.batch == 1 and rows > 1:
-            if call.is_last:
-                self._cut(call.first_slot, int(call.starts[0]) + rows)
             rows = self._pad_chunk(call.first_slot, int(call.starts[0]), rows)
         padded = self._find_frame(call.first_slot, self._pad_batch(call.batch), rows, call.batch)
         if padded is not None:
@@ -139,13 +137,6 @@ class SlotRows:
         end = max(self._held[slot], self._idle_ends[slot])
         self._held[slot], self._idle_ends[slot] = held, 0
         return end
-
-    def _cut(self, slot: int, end: int) -> None:
-        """Notes that a slot's sequence holds nothing behind `end`: what is there becomes idle."""
-        if end < self._held[slot]:
-            if not self._is_paged:
-                self._idle_ends[slot] = max(self._held[slot], self._idle_ends[slot])
-            self._held[slot] = end
 
     def _pad_chunk(self, slot: int, start: int, rows: int) -> int:
         """Rows to run a chunk with: more, if nothing lies behind it and they fit."""
