@@ -61,7 +61,6 @@ def _check_gpu(folder: Path, parts: tuple[str, ...], *, as_json: bool) -> int:
     # Imported here: it brings both executors.
     from dflash_trt.proof.gpu_check.check import check_gpu
     from dflash_trt.proof.gpu_check.gpu_record import PAGE_NAME, RECORD_NAME
-    from dflash_trt.proof.gpu_check.page import lines
 
     try:
         with StageBars() as bars:
@@ -75,10 +74,10 @@ def _check_gpu(folder: Path, parts: tuple[str, ...], *, as_json: bool) -> int:
     if as_json:
         print_json(record.to_json())
     else:
-        for line in lines(record):
+        for line in record.lines():
             click.echo(line)
         click.echo(f"{folder / PAGE_NAME} is the page, {folder / RECORD_NAME} has every figure")
-        if any(one.was_stopped for one in record.parts.values()):
+        if any(one.status == "not run" for one in record.parts.values()):
             click.echo("the same command goes on with what is unfinished")
         elif record.unfinished():
             click.echo("--part NAME takes the time for what is unfinished")

@@ -197,14 +197,15 @@ def verify(
     eos_token_ids: Sequence[int] = (),
     prefill_chunk: int = PREFILL_CHUNK,
     on_tokens: Callable[[int], None] = lambda count: None,
+    baseline: Executor | None = None,
 ) -> list[ModeReport]:
     """Runs `requests` with target_only one by one, then in every mode, and compares.
 
-    Batches are full: too few requests are repeated beside each other. `on_tokens` hears of every
-    output token that is compared.
+    `baseline` is another executor to compare with. Batches are full: too few requests are repeated
+    beside each other. `on_tokens` hears of every output token that is compared.
     """
 
-    def run(group: Sequence[Request], mode: Mode) -> list[RequestResult]:
+    def run(runner: Executor, group: Sequence[Request], mode: Mode) -> list[RequestResult]:
         options = GeneratorOptions(
             speculation=mode.speculation,
             block_size=mode.block_size,
@@ -212,7 +213,7 @@ def verify(
             prefill_chunk=prefill_chunk,
             record_logits=True,
         )
-        generator = Generator(executor, eos_token_ids=eos_token_ids, options=options)
+        generator = Generator(runner, eos_token_ids=eos_token_ids, options=options)
         results: list[RequestResult] = []
         for part in _parts(group, mode.batch):
             count = len(part)
@@ -229,9 +230,9 @@ def verify(
     reports = [ModeReport(mode=str(mode), is_bitwise=executor.is_bitwise) for mode in modes]
     offset = 0
     for group in _parts(requests, max((mode.batch for mode in modes), default=1)):
-        expected = run(group, baseline_mode)
+        expected = run(baseline or executor, group, baseline_mode)
         for mode, report in zip(modes, reports, strict=True):
-            results = zip(expected, run(group, mode), strict=True)
+            results = zip(expected, run(executor, group, mode), strict=True)
             for prompt, (want, got) in enumerate(results, start=offset):
                 report.add(prompt, want, got)
         offset += len(group)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import signal
 import time
@@ -61,48 +62,31 @@ def test_a_child_that_dies_leaves_what_it_found_and_how_it_died(tmp_path: Path) 
     assert "the last words" in outcome.log and [one.name for one in outcome.probes] == ["first"]
 
 
-def test_a_child_that_hangs_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(runner, "GRACE_SECONDS", 0.0)
-    found = tmp_path / "found.jsonl"
-    real = BaseProcess.join
-
-    def join(self: BaseProcess, timeout: float | None = None) -> None:
-        """Time passes until something was found; then it is up."""
-        while timeout is not None and not found.read_text():
-            real(self, 0.01)
-        real(self, timeout)
-
-    monkeypatch.setattr(BaseProcess, "join", join)
-    outcome = run_in_child(hangs, _setting(tmp_path, 0.2))
-    assert (outcome.status, outcome.reason) == ("no answer", "it was ended after 'first'")
-    assert outcome.passed is False and outcome.seconds < 60
-    assert not outcome.was_stopped
-
-
-def test_ctrl_c_ends_the_child_and_keeps_what_it_found(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def hears(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[BaseException]:
+    """Waiting for a child ends when it has found something; with the error that is put in here."""
+    stop: list[BaseException] = []
     found, real = tmp_path / "found.jsonl", BaseProcess.join
-    children: list[BaseProcess] = []
 
     def join(self: BaseProcess, timeout: float | None = None) -> None:
-        children.append(self)
-        real(self, timeout)
-        if timeout == runner.POLL_SECONDS and found.read_text():
-            raise KeyboardInterrupt
+        while timeout != runner.KILL_SECONDS and not found.read_text():
+            real(self, 0.01)
+        if stop:
+            raise stop.pop()
+        real(self, 0.01 if timeout != runner.KILL_SECONDS else timeout)
 
     monkeypatch.setattr(BaseProcess, "join", join)
+    return stop
+
+
+def test_a_child_that_hangs_is_ended(tmp_path: Path, hears: list[BaseException]) -> None:
     outcome = run_in_child(hangs, _setting(tmp_path))
-    assert isinstance(outcome.stop, KeyboardInterrupt)
-    assert outcome.status == "interrupted" and len(outcome.probes) == 1
-    assert children[0].exitcode == -signal.SIGKILL
-
-
-def test_words_that_were_cut_are_not_read(tmp_path: Path) -> None:
-    found = tmp_path / "found.jsonl"
-    found.write_text('{"name": "a", "passed": null, "detail": "", "figures": {}}\n{"name": "b')
-    outcome = runner._read(found)
-    assert (outcome.status, [one.name for one in outcome.probes]) == ("died", ["a"])
+    assert (outcome.status, outcome.passed) == ("died", False)
+    assert outcome.reason == "it gave no answer and was ended after 'first'"
+    hears.append(KeyboardInterrupt())
+    with pytest.raises(KeyboardInterrupt):
+        run_in_child(hangs, _setting(tmp_path))
+    assert not multiprocessing.active_children()
 
 
 @pytest.mark.parametrize(

@@ -47,19 +47,15 @@ def describe_machine(setting: Setting) -> Iterator[Probe]:
     driver = DRIVER_VERSION.read_text().strip() if DRIVER_VERSION.is_file() else None
     known = arches().get(gpu["arch"])
     kernels = "none" if known is None or known.kernels is None else known.kernels
-    yield Probe(
-        "the GPU answers",
-        True,
-        f"{gpu['name']} ({gpu['arch']}), {gpu['memory_gb']} GB, driver {driver or 'unknown'} for "
-        f"CUDA {gpu['driver_cuda']}; this project's kernels for it: {kernels}",
-        {"gpu": gpu | {"driver": driver}, **describe_host(RECORDED)},
-    )
+    detail = f"{gpu['name']} ({gpu['arch']}); this project's kernels for it: {kernels}"
+    figures = {"gpu": gpu | {"driver": driver}, **describe_host(RECORDED)}
+    yield Probe("the GPU answers", True, detail, figures)
 
 
 class _Buffer:
     """Random bytes in device memory, which go when the device is closed; `sent` has them too."""
 
-    def __init__(self, device: Device, size: int, seed: int) -> None:
+    def __init__(self, device: Device, seed: int, size: int = SIZE) -> None:
         self._device = device
         self.address, self.host = device.allocate(size, "a probe"), device.allocate_host(size)
         self.sent = self.fill(seed)
@@ -90,14 +86,14 @@ def _align(device: Device) -> Found:
 
 
 def _copy_in_order(device: Device) -> tuple[bool, str]:
-    first, second = _Buffer(device, SIZE, 0), _Buffer(device, SIZE, 1)
+    first, second = _Buffer(device, 0), _Buffer(device, 1)
     device.upload(first.address, first.host)
     device.copy(second.address, first.address, SIZE)
     return second.compare(first.sent)
 
 
 def _wait_for_events(device: Device) -> Found:
-    small, large = _Buffer(device, SIZE, 0), _Buffer(device, LARGE, 1)
+    small, large = _Buffer(device, 0), _Buffer(device, 1, LARGE)
     event, back = device.make_event(), large.host[:SIZE]
     device.download(back, small.address)
     device.record(event)
@@ -109,7 +105,7 @@ def _wait_for_events(device: Device) -> Found:
 
 def _keep_pitches(device: Device) -> Found:
     pitch, width, rows = 1024, 700, SIZE // 1024
-    source, destination = _Buffer(device, SIZE, 0), _Buffer(device, SIZE, 1)
+    source, destination = _Buffer(device, 0), _Buffer(device, 1)
     places = destination.address, source.address
     device.copy_rows(*places, pitch=pitch, width=width, rows=rows)
     device.clear_rows(destination.address, pitch=pitch, width=width // 2, rows=rows)
@@ -120,7 +116,7 @@ def _keep_pitches(device: Device) -> Found:
 
 
 def _replay(device: Device) -> Found:
-    source, destination = _Buffer(device, SIZE, 0), _Buffer(device, SIZE, 1)
+    source, destination = _Buffer(device, 0), _Buffer(device, 1)
     device.begin_capture()
     device.copy(destination.address, source.address, SIZE)
     graph = device.end_capture()

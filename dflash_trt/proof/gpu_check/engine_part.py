@@ -31,14 +31,14 @@ from dflash_trt.graph.form import CacheDtype, Precision
 from dflash_trt.hardware.device import Device
 from dflash_trt.hardware.gpus import Arch, arches
 from dflash_trt.hardware.kernels import ONE_LAUNCH
-from dflash_trt.models.build_config import BuildConfig, load_config, resolve_file
+from dflash_trt.models.build_config import BuildConfig, CheckpointSource, load_config, resolve_file
 from dflash_trt.models.draft import read_draft
 from dflash_trt.models.pair_check import Pair, check_pair
 from dflash_trt.models.sizes import DecoderSizes, DraftShape, ExpertSizes, LayerSizes, TargetShape
 from dflash_trt.models.target import read_target
 from dflash_trt.proof.gpu_check.engine_probes import Bench, choose_probes
 from dflash_trt.proof.gpu_check.gpu_record import PartSkippedError, Probe
-from dflash_trt.proof.gpu_check.runner import Found, Setting, attempt, describe_error
+from dflash_trt.proof.gpu_check.runner import Found, Setting, attempt, describe
 from dflash_trt.text.prompts import read_prompts
 
 DEMO = "demo"
@@ -47,6 +47,7 @@ PROMPTS, MAX_TOKENS = 4, 64
 PROMPT_LENGTHS, RANDOM_TOKENS = (90, 5, 40, 70), 24
 
 BUILDS, LOADS = "engines build", "engines load as their manifest says"
+REFUSES = "a file that is no engine is refused, with a reason"
 REOPENS = "engines open again with what was kept of the first time"
 
 HIDDEN, MLP, VOCABULARY = 256, 192, 1000
@@ -110,33 +111,34 @@ met in pages, in linear caches and without plugins, as a test checks."""
 
 
 def check_engines(
-    library: Library,
-    shape: RandomPair | None,
-    setting: Setting,
-    *,
-    plugins: bool,
-    counts_memory: bool = False,
+    library: Library, shape: RandomPair | None, setting: Setting, *, plugins: bool
 ) -> Iterator[Probe]:
     """Probes of the demo pair's engines (`shape` None), or of a random pair's.
 
     Raises:
         PartSkippedError: the library is not here, or has nothing for this GPU.
     """
-    options = EngineOptions(
-        _find_arch(library, plugins=plugins), PRECISION, library, plugins=plugins
-    )
+    arch = _find_arch(library, plugins=plugins)
+    options = EngineOptions(arch, PRECISION, library, plugins=plugins)
     folder = setting.folder
     pair = _read_demo() if shape is None else write_random_pair(shape, folder)
     cpu_bundle = _build(shape, pair, folder / "cpu", None)
-    refused = "a file that is no engine is refused, with a reason"
-    yield from attempt(refused, _probe_refusal, library, folder / "no.engine")
+    yield from attempt(REFUSES, _probe_refusal, library, folder / "no.engine")
     started = time.perf_counter()
     try:
         bundle = _build(shape, pair, folder / "gpu", options)
     except Exception as error:  # a library's own, too
-        yield Probe(BUILDS, False, describe_error(error))
+        yield Probe(BUILDS, False, describe(error))
         return
-    yield from _describe_build(bundle, options, time.perf_counter() - started)
+    seconds, version = time.perf_counter() - started, str(load_library(library).__version__)
+    detail = f"{library.name} {version}, {seconds:.1f} s"
+    yield Probe(BUILDS, True, detail, {"seconds": seconds, "version": version})
+    if plugins:
+        assert bundle.manifest.engines is not None
+        files = [bundle.folder / one.summary for one in bundle.manifest.engines.files]
+        codes = {json.loads(file.read_bytes())["kernel_code"] for file in files}
+        detail = f"built from {', '.join(sorted(codes))}"
+        yield Probe("TensorRT takes kernels as machine code", codes == {"cubin"}, detail)
 
     def probe_bundles() -> Iterator[Probe]:
         with closing(open_executor(cpu_bundle)) as cpu, closing(open_executor(bundle)) as gpu:
@@ -144,23 +146,11 @@ def check_engines(
             gpu.preload(("target", "draft", "target_only"))
             yield Probe(LOADS, True, "names, types, shapes and aliases are as built")
             bench = Bench(gpu, cpu, bundle.manifest, _make_requests(shape, cpu_bundle))
-            for name, find in choose_probes(gpu, counts_memory=counts_memory).items():
+            for name, find in choose_probes(gpu).items():
                 yield from attempt(name, find, bench)
 
     yield from attempt(LOADS, probe_bundles)
     yield from attempt(REOPENS, _probe_reopening, bundle)
-
-
-def _describe_build(bundle: Bundle, options: EngineOptions, seconds: float) -> Iterator[Probe]:
-    version = str(load_library(options.library).__version__)
-    detail = f"{options.library.name} {version}, {seconds:.1f} s"
-    yield Probe(BUILDS, True, detail, {"seconds": seconds, "version": version})
-    assert bundle.manifest.engines is not None
-    if options.plugins:
-        files = [bundle.folder / one.summary for one in bundle.manifest.engines.files]
-        codes = {json.loads(file.read_bytes())["kernel_code"] for file in files}
-        detail = f"built from {', '.join(sorted(codes))}"
-        yield Probe("TensorRT takes kernels as machine code", codes == {"cubin"}, detail)
 
 
 def _find_arch(library: Library, *, plugins: bool) -> Arch:
@@ -233,18 +223,18 @@ def _build(
     The CPU's caches are linear, whose bits are those of paged ones: they hold every position.
     """
     if shape is None:
-        config, path = load_config(DEMO)
-        name, options = path.stem, BuildOptions(engines=engines)
+        (config, path), options = load_config(DEMO), BuildOptions(engines=engines)
+        name = path.stem
     else:
-        given = {
-            "description": shape.name,
-            "target": {"checkpoint": "target"},
-            "draft": {"checkpoint": "draft"},
-            "max_batch": MAX_BATCH,
-            "max_seq_len": shape.max_seq_len,
-            "prefill_chunk": PREFILL_CHUNK,
-        }
-        config, name = BuildConfig.model_validate(given), "random"
+        source, name = CheckpointSource(checkpoint="random"), "random"
+        config = BuildConfig(
+            description=shape.name,
+            target=source,
+            draft=source,
+            max_batch=MAX_BATCH,
+            max_seq_len=shape.max_seq_len,
+            prefill_chunk=PREFILL_CHUNK,
+        )
         page_size = PAGE_SIZE if shape.is_paged and engines is not None else None
         options = BuildOptions(engines=engines, page_size=page_size, cache_dtype=shape.cache_dtype)
     build_bundle(pair, config, name, folder, options, SilentProgress())
@@ -253,16 +243,16 @@ def _build(
 
 def _make_requests(shape: RandomPair | None, bundle: Bundle) -> list[Request]:
     """What a pair is asked: the demo's own prompts, or random ones."""
-    if shape is not None:
+    if shape is None:
+        config, path = load_config(DEMO)
+        assert config.prompts is not None
+        texts = read_prompts(resolve_file(config.prompts, path))[:PROMPTS]
+        prompts, tokens = [*map(load_tokenizer(bundle).encode, texts)], MAX_TOKENS
+    else:
         generator, vocab_size = np.random.default_rng(0), bundle.manifest.target.vocab_size
         prompts = [generator.integers(0, vocab_size, one).tolist() for one in PROMPT_LENGTHS]
-        return [Request(prompt_ids=tuple(ids), max_tokens=RANDOM_TOKENS) for ids in prompts]
-    config, path = load_config(DEMO)
-    assert config.prompts is not None
-    texts = read_prompts(resolve_file(config.prompts, path))[:PROMPTS]
-    tokenizer = load_tokenizer(bundle)
-    prompts = [tokenizer.encode(text) for text in texts]
-    return [Request(prompt_ids=tuple(ids), max_tokens=MAX_TOKENS) for ids in prompts]
+        tokens = RANDOM_TOKENS
+    return [Request(prompt_ids=tuple(ids), max_tokens=tokens) for ids in prompts]
 
 
 def _probe_refusal(library: Library, path: Path) -> Found:

@@ -27,12 +27,12 @@ from dflash_trt.backends.base import (
 from dflash_trt.backends.onnxruntime.executor import OnnxRuntimeExecutor
 from dflash_trt.backends.tensorrt.run.executor import TensorRtExecutor
 from dflash_trt.bundle.manifest import Manifest
-from dflash_trt.decoding import Generator, GeneratorOptions, Request, RequestResult, SamplingParams
+from dflash_trt.decoding import Generator, GeneratorOptions, Request, SamplingParams
 from dflash_trt.decoding.scores import sampling_input
 from dflash_trt.graph.tensors import OWNERS, cache_layout
 from dflash_trt.proof.gpu_check.gpu_record import Probe
 from dflash_trt.proof.gpu_check.runner import Found
-from dflash_trt.proof.verification import Mode, ModeReport
+from dflash_trt.proof.verification import Mode, verify
 from dflash_trt.sampling.choice import choose_tokens
 
 IN_PLACE = "caches are updated where they lie"
@@ -82,7 +82,7 @@ class Bench:
 Find = Callable[[Bench], Found | Iterator[Probe]]
 
 
-def choose_probes(gpu: TensorRtExecutor, *, counts_memory: bool) -> dict[str, Find]:
+def choose_probes(gpu: TensorRtExecutor) -> dict[str, Find]:
     """The probes that suit the engines, by what holds if they pass, each after its conditions."""
     draws = gpu.limits.draws
     table: list[tuple[str, Find, bool]] = [
@@ -90,7 +90,7 @@ def choose_probes(gpu: TensorRtExecutor, *, counts_memory: bool) -> dict[str, Fi
         (DIRTY, probe_dirty_pages, gpu.limits.page_pool is not None),
         (CHANGING, probe_calls, True),
         (DRAFTS, probe_drafts, True),
-        (DRIFT, probe_drift, counts_memory),
+        (DRIFT, probe_drift, True),
         ("tokens are the CPU's", probe_tokens, True),
         ("CUDA graphs replay the step", probe_graphs, True),
         ("slots move", probe_move, True),
@@ -305,29 +305,15 @@ def probe_drift(bench: Bench) -> Found:
 
 def probe_tokens(bench: Bench) -> Iterator[Probe]:
     """Tokens of every mode against the CPU's, up to ties."""
-    requests = bench.requests
-
-    def generate(executor: Executor, mode: Mode) -> list[RequestResult]:
-        options = GeneratorOptions(
-            speculation=mode.speculation, block_size=mode.block_size, record_logits=True
-        )
-        generator = Generator(executor, options=options)
-        parts = [requests[at : at + mode.batch] for at in range(0, len(requests), mode.batch)]
-        return [result for part in parts for result in generator.generate(part)]
-
     limits = bench.gpu.limits
-    block, most = limits.block_size, min(limits.max_batch, len(requests))
-    plain = Mode(speculation=False, batch=1, block_size=None)
-    drafted = [Mode(speculation=True, batch=one, block_size=block) for one in sorted({1, most})]
-    expected = generate(bench.cpu, plain)
-    for mode in (plain, *drafted):
-        report = ModeReport(mode=str(mode), is_bitwise=False)
-        for index, (want, got) in enumerate(zip(expected, generate(bench.gpu, mode), strict=True)):
-            report.add(index, want, got)
+    block, most = limits.block_size, min(limits.max_batch, len(bench.requests))
+    modes = [Mode(speculation=False, batch=1, block_size=None)]
+    modes += [Mode(speculation=True, batch=one, block_size=block) for one in sorted({1, most})]
+    for report in verify(bench.gpu, bench.requests, modes, baseline=bench.cpu):
         gaps = ", ".join(f"{tie.gap:.3g}" for tie in report.ties) or "none"
         detail = f"{report.tokens} tokens; gaps where they part: {gaps}; noise of a logit "
         figures = {"tokens": report.tokens, "noise": report.noise, "gaps": gaps}
-        name = f"tokens of {mode} are the CPU's"
+        name = f"tokens of {report.mode} are the CPU's"
         yield Probe(name, report.is_lossless, f"{detail}{report.noise:.3g}", figures)
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+from collections import Counter
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from functools import cache
@@ -15,16 +17,17 @@ from typing import Any, Literal
 import numpy as np
 
 from dflash_trt.core.files import FileKind, exists, read_text
+from dflash_trt.core.publish import replace_file
 from dflash_trt.errors import DflashError, one_line
 
 RECORD_NAME, PAGE_NAME = "record.json", "record.md"
 PACKAGES = ("dflash_trt", "dflash_plugins")
+MARKS = {True: "yes", False: "no", None: ""}
+LEFT_OUT = ("skipped", "not run")
 
-Status = Literal[
-    "done", "skipped", "failed", "died", "no answer", "out of time", "interrupted", "not run"
-]
-"""Ran to its end; needs what is not here; ended by an error; its process died; had to be ended when
-its time was up; ended itself then; ended by Ctrl-C or the budget; never begun."""
+Status = Literal["done", "skipped", "failed", "died", "out of time", "not run"]
+"""Ran to its end; needs what is not here; ended by an error; its process died or did not end in
+time; ended itself then; never begun."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,8 +57,7 @@ class OutOfTimeError(DflashError):
 class PartOutcome:
     """A part's findings so far; `reason` says why it ended otherwise than done.
 
-    `log` has the last lines of a process that died or gave no answer; `stop` is the Ctrl-C or
-    SIGTERM that came while the part ran, and is not recorded.
+    `log` has the last lines of a process that died.
     """
 
     status: Status
@@ -63,25 +65,21 @@ class PartOutcome:
     seconds: float = 0.0
     probes: list[Probe] = field(default_factory=list)
     log: list[str] = field(default_factory=list)
-    stop: BaseException | None = None
-
-    @property
-    def was_stopped(self) -> bool:
-        """Whether the same command runs it again."""
-        return self.status in ("interrupted", "not run")
-
-    @property
-    def is_broken(self) -> bool:
-        """Whether its end alone says that something is wrong."""
-        return self.status in ("failed", "died", "no answer")
 
     @property
     def passed(self) -> bool | None:
         """None where nothing has a verdict; what is skipped or was not run has none."""
         verdicts = [one.passed for one in self.probes if one.passed is not None]
-        if self.is_broken or not all(verdicts):
+        if self.status in ("failed", "died") or not all(verdicts):
             return False
         return True if verdicts else None
+
+    def __str__(self) -> str:
+        """How it ended."""
+        failed = sum(one.passed is False for one in self.probes)
+        found = f"{len(self.probes)} findings" if self.probes else "no finding"
+        found += f", {failed} of them wrong" * bool(failed) + f", {self.seconds:.0f} s"
+        return found if self.status == "done" else f"{self.status}: {self.reason} ({found})"
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -113,8 +111,8 @@ class CheckRecord:
 
     def unfinished(self) -> list[str]:
         """The parts that the same command or more time would tell more of."""
-        ends = ("interrupted", "not run", "out of time", "no answer")
-        return [name for name, one in self.parts.items() if one.status in ends]
+        parts = self.parts.items()
+        return [name for name, one in parts if one.status in ("out of time", "not run")]
 
     def to_json(self) -> dict[str, Any]:
         """Every figure."""
@@ -128,6 +126,57 @@ class CheckRecord:
             "unfinished": self.unfinished(),
             "parts": {name: one.to_json() for name, one in self.parts.items()},
         }
+
+    def save(self, folder: Path) -> None:
+        """Writes the record and its page."""
+        text = json.dumps(self.to_json(), indent=2, allow_nan=False)
+        replace_file(folder / RECORD_NAME, f"{text}\n".encode())
+        replace_file(folder / PAGE_NAME, self._page().encode())
+
+    def lines(self) -> Iterator[str]:
+        """A line per part that ran, per finding that failed, and per reason to leave parts out."""
+        gpu, left = self.machine["gpu"], self.unfinished()
+        verdict = "all that ran is as it should be" if self.passed else "something is wrong"
+        unfinished = f"; {len(left)} parts are unfinished" if left else ""
+        machine = f"{gpu['name']} ({gpu['arch']}), {gpu['memory_gb']} GB, CUDA {gpu['driver_cuda']}"
+        yield f"{machine}: {verdict}{unfinished}"
+        reasons: dict[str, Counter[str]] = {}
+        for name, outcome in self.parts.items():
+            if outcome.status in LEFT_OUT:
+                kinds = reasons.setdefault(f"{outcome.status}: {outcome.reason}", Counter())
+                kinds[name.partition(": ")[0]] += 1
+                continue
+            yield f"{MARKS[outcome.passed]:3}  {name}: {outcome}"
+            for probe in outcome.probes:
+                if probe.passed is False:
+                    yield f"       no  {probe.name}: {probe.detail}"
+        for reason, kinds in reasons.items():
+            yield f"     {', '.join(f'{kind} ({n})' for kind, n in kinds.items())}: {reason}"
+
+    def _page(self) -> str:
+        """One page of Markdown: what the terminal shows, and every figure in words."""
+        machine = self.machine
+        versions = ", ".join(f"{name} {one}" for name, one in machine["libraries"].items())
+        driver = machine["gpu"]["driver"] or "unknown"
+        figures = [
+            f"- {one.name}: {one.detail}"
+            for outcome in self.parts.values()
+            for one in outcome.probes
+            if one.passed is None
+        ]
+        text = [
+            f"# GPU check: {machine['gpu']['name']}, {self.date[:10]}",
+            "",
+            f"Driver {driver}, {machine['system']}, Python {machine['python']}, {versions}; code "
+            f"{self.source}. Everything that was found is in `{RECORD_NAME}` beside this page; "
+            "docs/tensorrt.md says what it means.",
+            "",
+            "```",
+            *self.lines(),
+            "```",
+            *(["", "## Figures", "", *figures] if figures else []),
+        ]
+        return "\n".join(text) + "\n"
 
 
 def open_record(folder: Path, machine: dict[str, Any]) -> CheckRecord:

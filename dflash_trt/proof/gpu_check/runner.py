@@ -27,9 +27,11 @@ from dflash_trt.proof.gpu_check.gpu_record import (
     Probe,
 )
 
+LEAST_SECONDS = 10.0
+"""What a case or a measurement takes at most, its compilation included; none is begun with less."""
 # A part heeds its time itself where it can; what does not is killed so much later.
 GRACE_SECONDS = 10.0
-POLL_SECONDS, KILL_SECONDS = 0.05, 5.0
+KILL_SECONDS = 5.0
 LOG_LINES = 30
 
 
@@ -40,9 +42,9 @@ class Setting:
     folder: Path
     ends: float
 
-    def leave_time(self, seconds: float, what: str) -> None:
-        """Raises OutOfTimeError where less than `seconds` are left, which leaves out `what`."""
-        if time.monotonic() + seconds > self.ends:
+    def leave_time(self, what: str) -> None:
+        """Raises OutOfTimeError where too little is left, which leaves out `what`."""
+        if time.monotonic() + LEAST_SECONDS > self.ends:
             raise OutOfTimeError(f"{what} are left to --part")
 
 
@@ -66,10 +68,10 @@ def attempt(
     except (PartSkippedError, OutOfTimeError):
         raise
     except Exception as error:  # what a library does here for the first time is a finding
-        yield Probe(name, False, describe_error(error))
+        yield Probe(name, False, describe(error))
 
 
-def describe_error(error: Exception) -> str:
+def describe(error: Exception) -> str:
     """An error in one line."""
     if isinstance(error, DflashError):
         return error.message
@@ -90,70 +92,29 @@ def run_here(
     except OutOfTimeError as error:
         outcome.status, outcome.reason = "out of time", error.message
     except Exception as error:
-        outcome.status, outcome.reason = "failed", describe_error(error)
+        outcome.status, outcome.reason = "failed", describe(error)
     outcome.seconds = time.monotonic() - started
     return outcome
 
 
 def run_in_child(work: PartWork, setting: Setting) -> PartOutcome:
-    """Runs a part in a process of its own, until its time is up or Ctrl-C or SIGTERM stops it."""
+    """Runs a part in a process of its own, which ends with its time or this process's Ctrl-C."""
     found, log = setting.folder / "found.jsonl", setting.folder / "log.txt"
     found.touch()
     log.touch()
     spawn = multiprocessing.get_context("spawn")
     child = spawn.Process(target=_work_in_child, args=(work, setting, found, log))
-    started, stop = time.monotonic(), None
+    started = time.monotonic()
     child.start()
     try:
-        while child.is_alive() and time.monotonic() < setting.ends + GRACE_SECONDS:
-            child.join(POLL_SECONDS)
-    except (KeyboardInterrupt, SystemExit) as signalled:
-        stop = signalled
-    is_late = child.is_alive()
-    if is_late and child.pid is not None:
-        with suppress(ProcessLookupError, PermissionError):
-            os.killpg(child.pid, signal.SIGKILL)  # with what it may have started
-        child.kill()  # before it had a session of its own
-    child.join(KILL_SECONDS)  # a driver that hangs holds a process that was killed
-    outcome = _read(found)
-    outcome.seconds = time.monotonic() - started
-    last = f" after {outcome.probes[-1].name!r}" if outcome.probes else " before any finding"
-    if stop is not None:
-        outcome.status, outcome.reason = "interrupted", f"it had run {outcome.seconds:.0f} s"
-        outcome.stop = stop
-    elif outcome.status == "died":
-        outcome.log = log.read_text(errors="replace").splitlines()[-LOG_LINES:]
-        said = [line for line in outcome.log if line.strip()] or ["it said nothing"]
-        words = next((line for line in said if line.startswith("Fatal Python error")), said[-1])
-        code = child.exitcode or 0
-        how = f"exit code {code}" if code >= 0 else signal.Signals(-code).name
-        outcome.reason = f"its process died ({how}){last}: {one_line(words)}"
-        if is_late:
-            outcome.status, outcome.reason = "no answer", f"it was ended{last}"
-    return outcome
-
-
-def _work_in_child(work: PartWork, setting: Setting, found: Path, log: Path) -> None:
-    """What the child does: its own session, its output to the log, its findings to the file."""
-    with suppress(OSError):
-        os.setsid()  # Ctrl-C is for the parent, which ends the child and what it has started
-    output = os.open(log, os.O_CREAT | os.O_WRONLY | os.O_APPEND, 0o600)
-    for stream in (1, 2):
-        os.dup2(output, stream)
-    faulthandler.enable()
-    with found.open("a", encoding="utf-8") as file:
-
-        def note(probe: Probe) -> None:
-            file.write(json.dumps(probe.to_json(), allow_nan=False) + "\n")
-            file.flush()
-
-        outcome = run_here(work, setting, note)
-        file.write(json.dumps({"ended": (outcome.status, outcome.reason)}) + "\n")
-
-
-def _read(found: Path) -> PartOutcome:
-    """What the child has written; "died" if it did not come to write how it ended."""
-    outcome = PartOutcome("died")
+        child.join(max(0.0, setting.ends - started) + GRACE_SECONDS)
+    finally:  # Ctrl-C comes through here as well
+        if is_late := child.is_alive():
+            with suppress(ProcessLookupError, PermissionError):
+                os.killpg(child.pid or 0, signal.SIGKILL)  # with what it may have started
+            child.kill()  # before it had a session of its own
+        child.join(KILL_SECONDS)  # a driver that hangs holds a process that was killed
+    outcome = PartOutcome("died", seconds=time.monotonic() - started)
     for line in found.read_text(encoding="utf-8").splitlines(keepends=True):
         if not line.endswith("\n"):
             break  # its last words were cut
@@ -162,4 +123,31 @@ def _read(found: Path) -> PartOutcome:
             outcome.status, outcome.reason = record["ended"]
         else:
             outcome.probes.append(Probe(**record))
+    if outcome.status == "died":
+        outcome.log = log.read_text(errors="replace").splitlines()[-LOG_LINES:]
+        last = f"after {outcome.probes[-1].name!r}" if outcome.probes else "before any finding"
+        said = [line for line in outcome.log if line.strip()] or ["it said nothing"]
+        words = next((line for line in said if line.startswith("Fatal Python error")), said[-1])
+        code = child.exitcode or 0
+        how = f"exit code {code}" if code >= 0 else signal.Signals(-code).name
+        outcome.reason = f"its process died ({how}) {last}: {one_line(words)}"
+        if is_late:
+            outcome.reason = f"it gave no answer and was ended {last}"
     return outcome
+
+
+def _work_in_child(work: PartWork, setting: Setting, found: Path, log: Path) -> None:
+    """What the child does: its own session, its output to the log, its findings to the file."""
+    with suppress(OSError):
+        os.setsid()  # Ctrl-C is for the parent, which ends the child and what it has started
+    output = os.open(log, os.O_WRONLY | os.O_APPEND)
+    for stream in (1, 2):
+        os.dup2(output, stream)
+    faulthandler.enable()
+    with found.open("a", encoding="utf-8", buffering=1) as file:
+
+        def note(probe: Probe) -> None:
+            file.write(json.dumps(probe.to_json(), allow_nan=False) + "\n")
+
+        outcome = run_here(work, setting, note)
+        file.write(json.dumps({"ended": (outcome.status, outcome.reason)}) + "\n")
