@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from dflash_trt.errors import DflashError
+from dflash_trt.training.training_request import TrainRequest
 
 ANSWER_SHARE, TRAINING_SHARE, REST_SHARE = 0.35, 0.45, 0.20
 """Of the hours: for answers and features, for training (which helps more than more data), and for
@@ -63,26 +64,18 @@ class Plan:
 
 
 def make_plan(
-    rates: Rates | None,
-    *,
-    hours: float,
-    available: int,
-    held_out: int,
-    keeps_held_out: bool,
-    batch_rows: int,
-    rows: int | None,
-    steps: int | None,
+    request: TrainRequest, rates: Rates | None, available: int, held_out: int, batch_rows: int
 ) -> Plan:
     """The plan; without `rates`, `rows` and `steps` must have been given.
 
     Args:
         available, held_out: prompts to train on, and to measure on.
-        keeps_held_out: measure on all of them.
         batch_rows: rows of a step.
 
     Raises:
         DflashError: the hours pay for nothing; says how many would do.
     """
+    hours, rows, steps = request.hours, request.rows, request.steps
     budget = hours * 3600
     if rates is not None and rows is None and steps is None:
         least_rows = (LEAST_ROWS + LEAST_HELD_OUT) * rates.row_s / ANSWER_SHARE
@@ -97,7 +90,7 @@ def make_plan(
     answered = rows or available
     if rows is None and rates is not None:
         answered = min(int(ANSWER_SHARE * budget / rates.row_s), available + held_out)
-    if not keeps_held_out:
+    if not request.held_out:
         held_out = min(held_out, max(LEAST_HELD_OUT, round(HELD_OUT_SHARE * answered)))
     rows = min(rows or max(answered - held_out, LEAST_ROWS), available)
     per_epoch, measurements = math.ceil(rows / batch_rows), MOST_MEASUREMENTS

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from dflash_trt.building.bundle_writer import TOKENIZER_FILES, BuildOptions, build_bundle
 from dflash_trt.building.observing.observe import estimate_memory
@@ -27,21 +27,17 @@ _GIB = 1 << 30
 _ROWS = 256
 
 
-@dataclass(frozen=True, slots=True)
 class PairBuilder:
-    """Builds bundles for the CPU of `target` and drafts.
+    """Builds bundles for the CPU of `target` and drafts like the one in the folder `draft`.
 
     Args:
-        target: the target.
-        folder: of a checkpoint of the target with its tokenizer beside it; see `join_target`.
         max_seq_len: tokens of the longest row.
-        max_batch: sequences answered together.
     """
 
-    target: TrainingTarget
-    folder: Path
-    max_seq_len: int
-    max_batch: int
+    def __init__(self, target: TrainingTarget, draft: Path, max_seq_len: int) -> None:
+        self._target, self._max_seq_len = target, max_seq_len
+        self._folder = join_target(target, draft.parent / "target")
+        self._max_batch = choose_batch(target.spec, read_draft(draft), max_seq_len)
 
     def build(
         self,
@@ -57,24 +53,21 @@ class PairBuilder:
         Raises:
             DflashError: the pair cannot be served, or the disk refuses.
         """
-        pair = check_pair(read_target(self.folder), read_draft(draft))
+        pair = check_pair(read_target(self._folder), read_draft(draft))
         config = BuildConfig(
-            description=f"{self.target.name} with a draft trained for it",
-            target=CheckpointSource(checkpoint=str(self.target.folder)),
+            description=f"{self._target.name} with a draft trained for it",
+            target=CheckpointSource(checkpoint=str(self._target.folder)),
             draft=CheckpointSource(checkpoint=str(draft)),
-            max_batch=self.max_batch,
-            max_seq_len=self.max_seq_len,
+            max_batch=self._max_batch,
+            max_seq_len=self._max_seq_len,
         )
-        file = destination.parent / f".{destination.name}-prompts.jsonl" if prompts else None
-        if file is not None:
+        options = BuildOptions(overwrite=overwrite, cache_dtype=self._target.cache_dtype)
+        told, name = progress or SilentProgress(), self._target.name
+        with TemporaryDirectory() as scratch:
+            file = Path(scratch) / "prompts.jsonl"
             write_lines(file, ({"prompt": text} for text in prompts))
-        options = BuildOptions(overwrite=overwrite, cache_dtype=self.target.cache_dtype)
-        told, name = progress or SilentProgress(), self.target.name
-        try:
-            build_bundle(pair, config, name, destination, options, told, prompts=file)
-        finally:
-            if file is not None:
-                file.unlink(missing_ok=True)
+            given = file if prompts else None
+            build_bundle(pair, config, name, destination, options, told, prompts=given)
         return open_bundle(destination)
 
 

@@ -11,17 +11,14 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, replace
-from functools import cached_property
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from dflash_trt.bundle.bundle import Bundle, open_bundle
 from dflash_trt.core.strict_json import read_json_object
 from dflash_trt.decoding.replay import Acceptance, Answer, Replay
-from dflash_trt.models.draft import read_draft
 from dflash_trt.training.answers import AnswerStage
 from dflash_trt.training.features import (
     Features,
@@ -37,7 +34,7 @@ from dflash_trt.training.features import (
 from dflash_trt.training.finish import TrainedPair, finish
 from dflash_trt.training.hours_plan import ANSWER_SHARE, Plan, Rates, make_plan
 from dflash_trt.training.observer import TrainedDraft, TrainingWatch
-from dflash_trt.training.pair_bundle import PairBuilder, choose_batch, join_target
+from dflash_trt.training.pair_bundle import PairBuilder
 from dflash_trt.training.preparation import Preparation, check_outputs, prepare
 from dflash_trt.training.recipe import describe
 from dflash_trt.training.rows import RenderedRows, render_rows
@@ -45,7 +42,7 @@ from dflash_trt.training.target import load_ends
 from dflash_trt.training.train_stage import TrainStage
 from dflash_trt.training.trainer import Trainer, start_draft
 from dflash_trt.training.training_request import TrainRequest
-from dflash_trt.training.work_folder import StageFolder, WorkFolder, digest, open_work, write_json
+from dflash_trt.training.work_folder import WorkFolder, digest, open_work, write_json
 
 _PLAN = "plan.json"
 _ANSWERS_END, _TRAINING_ENDS = ANSWER_SHARE + 0.10, 0.95
@@ -82,6 +79,7 @@ class _Run:
     def run(self, *, only_plan: bool) -> TrainedPair | None:
         preparation, watch = self._preparation, self._watch
         rows = render_rows(preparation.renderer, preparation.rows, watch)
+        self._build()
         with AnswerStage(preparation, self._work, self._bundle, rows, watch) as stage:
             noted = self._note(rows, stage)
             plan = self._plan(rows, noted)
@@ -108,36 +106,17 @@ class _Run:
         end = self._started + share * self._request.hours * 3600
         return lambda: time.monotonic() < end
 
-    @cached_property
-    def _begin_stage(self) -> StageFolder:
-        return self._work.stage("begin", self._parts)
-
-    @cached_property
-    def _builder(self) -> PairBuilder:
-        """Builds bundles of the target; its folder lies in the stage that begins."""
-        target, most = self._preparation.target, self._preparation.max_length
-        folder = self._begin_stage.folder
-        return PairBuilder(
-            target=target,
-            folder=join_target(target, folder / "target"),
-            max_seq_len=most,
-            max_batch=choose_batch(target.spec, read_draft(folder / "draft"), most),
-        )
-
-    @cached_property
-    def _bundle(self) -> Bundle:
-        """A bundle of the target and the draft as it begins: what cannot be served ends here."""
-        stage = self._begin_stage
-        folder = stage.folder / "bundle"
-        if stage.record is None:
-            draft = stage.folder / "draft"
-            draft.mkdir(exist_ok=True)
-            model = start_draft(self._shape, self._request.start, self._request.seed)
-            model.save(draft, load_ends(self._preparation.target.spec))
-            started = time.perf_counter()
-            self._builder.build(draft, folder, progress=self._watch)
-            stage.finish({"build_s": time.perf_counter() - started})
-        return open_bundle(folder)
+    def _build(self) -> None:
+        """Builds a bundle of the draft as it begins: what cannot be served ends here."""
+        folder, preparation = self._work.stage("begin", self._parts).folder, self._preparation
+        draft = folder / "draft"
+        draft.mkdir(exist_ok=True)
+        model = start_draft(self._shape, self._request.start, self._request.seed)
+        model.save(draft, load_ends(preparation.target.spec))
+        self._builder = PairBuilder(preparation.target, draft, preparation.max_length)
+        started = time.perf_counter()
+        self._bundle = self._builder.build(draft, folder / "bundle", progress=self._watch)
+        self._build_s = time.perf_counter() - started
 
     def _note(self, rows: RenderedRows, stage: AnswerStage) -> dict[str, Any]:
         """What plan.json holds: who computes features, and how fast this machine is."""
@@ -184,23 +163,14 @@ class _Run:
             answer_s=answer_s,
             features_s=features_s,
             step_s=(time.perf_counter() - started) / _TIMED_STEPS,
-            build_s=(self._begin_stage.record or {})["build_s"],
+            build_s=self._build_s,
             row_tokens=ends[-1] / len(answered),
         )
 
     def _plan(self, rows: RenderedRows, noted: dict[str, Any]) -> Plan:
         request, settings = self._request, self._preparation.settings
         rates = None if noted["rates"] is None else Rates(**noted["rates"])
-        plan = make_plan(
-            rates,
-            hours=request.hours,
-            available=len(rows.train),
-            held_out=len(rows.held_out),
-            keeps_held_out=bool(request.held_out),
-            batch_rows=settings.rows,
-            rows=request.rows,
-            steps=request.steps,
-        )
+        plan = make_plan(request, rates, len(rows.train), len(rows.held_out), settings.rows)
         self._watch.show_plan(plan, describe(self._shape, settings, noted["source"]))
         if not request.online and noted["used"] is None:
             least = sum(len(row.prompt_ids) for row in rows.train[: plan.rows])

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from safetensors import safe_open
 from torch import Tensor
 from torch.nn import functional
 
@@ -24,8 +25,6 @@ from dflash_trt.models.target import TargetSpec, read_target
 from dflash_trt.quantization.codecs import dequantize_fp8, dequantize_nvfp4
 from dflash_trt.text.tokenizer import BundleTokenizer
 
-_DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
-_CHUNK = 16 << 20
 _HEAD = "lm_head"
 
 
@@ -127,9 +126,9 @@ class TargetEnds:
 
 def load_ends(target: TargetSpec) -> TargetEnds:
     """Reads them; a quantised head is decoded: those are the weights that serving multiplies."""
-    embedding = _float_weight(target.weights["embed_tokens"])
+    embedding = _stored(target.weights["embed_tokens"]).float()
     head = embedding if target.tie_word_embeddings else _head(target)
-    norm = _float_weight(target.weights["norm"]) + target.norm_offset
+    norm = _stored(target.weights["norm"]).float() + target.norm_offset
     if target.embedding_scale != 1.0:
         embedding = embedding * target.embedding_scale
     scale, cap = target.embedding_scale, target.logit_cap
@@ -138,29 +137,19 @@ def load_ends(target: TargetSpec) -> TargetEnds:
 
 def _head(target: TargetSpec) -> Tensor:
     weights = target.weights
-    entry = weights[_HEAD]
-    if entry.dtype in _DTYPES:
-        return _float_weight(entry)
-    codes = _codes(entry)
+    entry, scale = weights[_HEAD], weights.get(f"{_HEAD}.{WEIGHT_SCALE}")
+    stored = _stored(entry)
+    if scale is None:
+        return stored.float()
+    codes = stored.view(torch.uint8).numpy()
     if entry.dtype == "F8_E4M3":
-        scale = np.float32(read_scalar(weights[f"{_HEAD}.{WEIGHT_SCALE}"]))
-        return torch.from_numpy(dequantize_fp8(codes, scale))
-    blocks = _codes(weights[f"{_HEAD}.{WEIGHT_SCALE}"])
-    scale = np.float32(read_scalar(weights[f"{_HEAD}.{WEIGHT_SCALE_2}"]))
-    return torch.from_numpy(dequantize_nvfp4(codes, blocks, scale))
+        return torch.from_numpy(dequantize_fp8(codes, np.float32(read_scalar(scale))))
+    whole = np.float32(read_scalar(weights[f"{_HEAD}.{WEIGHT_SCALE_2}"]))
+    blocks = _stored(scale).view(torch.uint8).numpy()
+    return torch.from_numpy(dequantize_nvfp4(codes, blocks, whole))
 
 
-def _bytes(entry: TensorEntry) -> bytearray:
-    data = bytearray()
-    for piece in entry.pieces(_CHUNK):
-        data += piece
-    return data
-
-
-def _float_weight(entry: TensorEntry) -> Tensor:
-    stored = torch.frombuffer(_bytes(entry), dtype=_DTYPES[entry.dtype])
-    return stored.reshape(entry.shape).float()
-
-
-def _codes(entry: TensorEntry) -> np.ndarray[tuple[int, ...], np.dtype[np.uint8]]:
-    return np.frombuffer(_bytes(entry), np.uint8).reshape(entry.shape)
+def _stored(entry: TensorEntry) -> Tensor:
+    with safe_open(entry.file, "pt") as file:
+        tensor: Tensor = file.get_tensor(entry.name)
+    return tensor

@@ -195,17 +195,16 @@ class Trainer:
         with replacing(folder / STATE_NAME) as file:
             torch.save(state, file)
 
-    def restore(self, folder: Path) -> bool:
-        """Goes on where `save` was called; False where it never was."""
+    def restore(self, folder: Path) -> None:
+        """Goes on where `save` was called, if it was."""
         path = folder / STATE_NAME
         if not path.is_file():
-            return False
+            return
         state: dict[str, Any] = torch.load(path, map_location=self._device, weights_only=True)
         self.model.load_state_dict(state["model"])
         for optimizer, saved in zip(self._optimizers, state["optimizers"], strict=True):
             optimizer.load_state_dict(saved)
         self.losses = state["losses"]
-        return True
 
     def export(self, folder: Path) -> None:
         """Writes the draft as it is now, as a checkpoint."""

@@ -224,7 +224,8 @@ def test_a_run_that_was_cut_ends_with_the_same_bytes(tmp_path: Path, kind: str) 
     whole.train(12)
     for until in (5, 7, 12):
         part = make_trainer(SETTINGS, kind)
-        assert part.restore(tmp_path) is (until > 5)
+        part.restore(tmp_path)
+        assert part.step == {5: 0, 7: 5, 12: 7}[until]
         part.train(until)
         part.save(tmp_path)
     assert whole.is_done and part.losses == whole.losses and len(whole.losses) == 12

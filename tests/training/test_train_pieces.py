@@ -35,6 +35,7 @@ from dflash_trt.training.hours_plan import (
 from dflash_trt.training.observer import TrainedDraft
 from dflash_trt.training.recipe import choose_mask_token, default_taps
 from dflash_trt.training.train_stage import TrainStage
+from dflash_trt.training.training_request import TrainRequest
 from dflash_trt.training.work_folder import JsonLines, open_work
 from tests.cli.bigram import write_bigram_pair
 from tests.training.prompts import TARGET, contents, rendered
@@ -135,9 +136,9 @@ def test_taps_and_mask_tokens_are_those_of_published_drafts(tmp_path: Path) -> N
 RATES = Rates(answer_s=1.0, features_s=0.3, step_s=0.5, build_s=2, row_tokens=300)
 
 
-def planned(rates: Rates | None, hours: float, **given: int | None) -> Plan:
-    values: dict[str, Any] = {"rows": None, "steps": None, "keeps_held_out": False, **given}
-    return make_plan(rates, hours=hours, available=5000, held_out=50, batch_rows=4, **values)
+def planned(rates: Rates | None, hours: float, **given: int) -> Plan:
+    paths: dict[str, Any] = {"target": "", "output": Path(), "prompts": ()}
+    return make_plan(TrainRequest(hours=hours, **paths, **given), rates, 5000, 50, 4)
 
 
 @pytest.mark.parametrize("hours", [0.2, 1, 4, 24])
