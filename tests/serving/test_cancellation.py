@@ -87,7 +87,7 @@ def test_stop_by_id(long_addresses: ServerAddresses, generate: Generate, model: 
 
 
 def test_a_deadline(long_addresses: ServerAddresses) -> None:
-    options = {"timeout_us": 60_000, "parameters": ENDLESS}
+    options = {"timeout": 60_000, "parameters": ENDLESS}
     with counting(long_addresses, 2) as grown:
         for model in (LLM, CLASSIC):
             fields = long_fields(model, PROMPTS[0])

@@ -37,6 +37,7 @@ from dflash_trt.serving.server.heartbeat import (
 )
 from dflash_trt.serving.server.launcher import ServerAddresses, TritonServer
 from dflash_trt.serving.server.processes import find_models, read_state
+from dflash_trt.serving.server.supervisor import HANG_S
 from dflash_trt.serving.server.tritonserver import TritonServerBinary, find_tritonserver
 from tests.serving.conftest import Generate
 from tests.serving.served import (
@@ -51,8 +52,6 @@ from tests.serving.served import (
     server_options,
 )
 from tests.waiting import PATIENCE_S, wait_until
-
-HANG_S = 300.0
 
 
 def find_server(serve_pid: int) -> int:
@@ -115,41 +114,41 @@ def _count_failures(address: str) -> int:
 def test_silence(phase: Phase) -> None:
     """A generator that turns is asked nothing; one that is idle may answer instead."""
     asked: list[float] = []
-    answering = True
+    now, answering = time.monotonic(), True
+
+    async def ping() -> None:
+        asked.append(now)
+        if not answering:
+            raise ServedModelError("no answer", "unavailable")
 
     async def watch() -> None:
-        async def ping() -> None:
-            asked.append(now)
-            if not answering:
-                raise ServedModelError("no answer", "unavailable")
-
-        start = now = time.monotonic()
+        nonlocal now, answering
         silence = SilenceWatch(ping, HANG_S)
-        nonlocal answering
+
+        async def look(beat: Beat | None, seconds: float) -> str | None:
+            nonlocal now
+            now += seconds
+            trouble = silence.find_trouble(beat, now)
+            await asyncio.sleep(0)
+            return trouble
+
         for turn in range(100):  # half an hour of turns of 18 s: none is a hang, none is asked
-            now = start + 18.0 * turn
-            assert silence.find_trouble(Beat(Phase.TURN, turn + 1), now) is None
-            await asyncio.sleep(0)
+            assert await look(Beat(Phase.TURN, turn + 1), 18.0) is None
         assert not asked
-        last = Beat(phase, 1000)
-        began = now
-        while now < began + 2 * HANG_S and phase is Phase.IDLE:
-            assert silence.find_trouble(last, now) is None
-            now += 1.0
-            await asyncio.sleep(0)
+        last, silent = Beat(phase, 1000), 0
+        for _ in range(2 * int(HANG_S) if phase is Phase.IDLE else 0):
+            assert await look(last, 1.0) is None
         assert (len(asked) > 2 * HANG_S / (PING_S + 3)) == (phase is Phase.IDLE)
         answering = False
-        silent_from = now
-        while (trouble := silence.find_trouble(last, now)) is None:
-            now += 1.0
-            await asyncio.sleep(0)
-        assert HANG_S - PING_S - 3 < now - silent_from <= HANG_S + 2
-        assert silence.find_trouble(None, now) is None, "a model of someone else"
-        assert silence.find_trouble(Beat(Phase.OPENING, 1001), now) is None
-        broken = silence.find_trouble(Beat(Phase.BROKEN, 1002), now)
-        assert broken == "the executor failed and could not be opened again"
+        while (trouble := await look(last, 1.0)) is None:
+            silent += 1
+        assert HANG_S - PING_S - 3 < silent <= HANG_S + 2
         what = "nothing was answered" if phase is Phase.IDLE else "no step has ended"
         assert trouble == f"{what} for 300 s"
+        for other in (None, Beat(Phase.OPENING, 1001)):  # a model of someone else; one that loads
+            assert await look(other, 0.0) is None
+        broken = await look(Beat(Phase.BROKEN, 1002), 0.0)
+        assert broken == "the executor failed and could not be opened again"
         await silence.close()
 
     asyncio.run(watch())
