@@ -140,7 +140,7 @@ def test_a_server_without_its_model_is_there() -> None:
     """Only the server itself knows: gRPC has one status for a lost server and a busy one."""
 
     async def ask(wire: WireClient) -> None:
-        async with aclosing(wire.stream([], {})) as responses:
+        async with aclosing(wire.infer([], {})) as responses:
             async for _ in responses:
                 pass
 

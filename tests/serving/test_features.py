@@ -1,4 +1,4 @@
-"""What applications ask for, pair by pair: served as in this process, with drafts as without.
+"""What applications ask for, pair by pair: served as in this process.
 
 `tests/lossless/test_features.py` holds the same of batches, pages and bits of logits.
 """

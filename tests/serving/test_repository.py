@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from dflash_trt.bundle.bundle import Bundle, open_bundle
-from dflash_trt.core import links
 from dflash_trt.errors import DflashError
 from dflash_trt.serving.server import ensemble_model, generation
 from dflash_trt.serving.server.inputs import ModelSettings
@@ -77,16 +76,6 @@ def test_files(bundle: Bundle, tmp_path: Path) -> None:
     weights = "weights/target/shard-00000.safetensors"
     assert (inside.folder / weights).samefile(bundle.folder / weights)
     assert [path.name for path in tmp_path.iterdir()] == ["repository"]
-
-
-def test_whole_or_absent(bundle: Bundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(*arguments: object) -> bool:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(links, "link_file", fail)
-    with pytest.raises(DflashError, match="No space left"):
-        package(bundle.folder, tmp_path / "deep" / "repository")
-    assert not list(tmp_path.iterdir())
 
 
 def test_a_repository_has_decided(run: Run, bundle: Bundle, tmp_path: Path) -> None:

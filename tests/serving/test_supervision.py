@@ -20,9 +20,7 @@ from tritonclient.utils import InferenceServerException
 
 from dflash_trt.bundle.bundle import Bundle
 from dflash_trt.decoding.worker import Phase
-from dflash_trt.errors import DflashError
 from dflash_trt.serving.client.errors import ServedModelError
-from dflash_trt.serving.server import tritonserver
 from dflash_trt.serving.server.addresses import (
     client_address,
     restriction_options,
@@ -38,7 +36,7 @@ from dflash_trt.serving.server.heartbeat import (
 from dflash_trt.serving.server.launcher import ServerAddresses, TritonServer
 from dflash_trt.serving.server.processes import find_models, read_state
 from dflash_trt.serving.server.supervisor import HANG_S
-from dflash_trt.serving.server.tritonserver import TritonServerBinary, find_tritonserver
+from dflash_trt.serving.server.tritonserver import TritonServerBinary
 from tests.serving.conftest import Generate
 from tests.serving.served import (
     LLM,
@@ -181,40 +179,11 @@ def test_every_process_killed_under_load(
         assert figures["outcomes"][f"{kind} right"] and figures["outcomes"][f"{kind} error"]
 
 
-def test_the_servers_place(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """PATH comes before NGC's place, that before the wheel's; without any there is advice."""
-    binary = tmp_path / "bin" / "tritonserver"
-    binary.parent.mkdir()
-    binary.write_text("#!/bin/sh\n")
-    binary.chmod(0o755)
-    wheel = tmp_path / "wheel"
-    (wheel / "bin").mkdir(parents=True)
-    (wheel / "bin" / "tritonserver").write_text("")
-    monkeypatch.setenv("PATH", str(binary.parent))
-    monkeypatch.setattr(tritonserver, "NGC_BINARY", tmp_path / "ngc")
-    monkeypatch.setattr(tritonserver, "find_wheel", lambda: wheel)
-    (tmp_path / "ngc").write_text("")
-    assert find_tritonserver() == TritonServerBinary(binary)
-    binary.unlink()
-    assert find_tritonserver() == TritonServerBinary(tmp_path / "ngc")
-    (tmp_path / "ngc").unlink()
-    assert find_tritonserver() == TritonServerBinary(wheel / "bin" / "tritonserver", wheel)
-    monkeypatch.setattr(tritonserver, "find_wheel", lambda: None)
-    with pytest.raises(DflashError, match=r"pip install 'dflash-trt\[serve\]'"):
-        find_tritonserver()
-
-
-@pytest.mark.parametrize(
-    ("host", "reached"),
-    [
-        ("127.0.0.1", "127.0.0.1:8000"),
-        ("0.0.0.0", "127.0.0.1:8000"),
-        ("::", "[::1]:8000"),
-        ("node7", "node7:8000"),
-    ],
-)
-def test_addresses_are_what_a_client_writes(host: str, reached: str) -> None:
-    assert client_address(host, 8000) == reached
+def test_addresses_are_what_a_client_writes() -> None:
+    reached = {"127.0.0.1": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "[::1]", "node7": "node7"}
+    assert {host: client_address(host, 8000) for host in reached} == {
+        host: f"{one}:8000" for host, one in reached.items()
+    }
 
 
 @pytest.mark.exhaustive
