@@ -28,7 +28,7 @@ from dflash_trt.serving.openai.server import OpenAiServer
 from dflash_trt.serving.server.addresses import LOOPBACK, bind_port, client_address
 from dflash_trt.serving.server.launcher import ServerOptions
 from dflash_trt.serving.server.repository import BUNDLE_FOLDER, RepositoryOptions, write_repository
-from dflash_trt.serving.server.supervisor import WINDOW_S, Service, SupervisionOptions, Supervisor
+from dflash_trt.serving.server.supervisor import MAX_RESTARTS, WINDOW_S, Service, Supervisor
 
 PORT = click.IntRange(0, 65535)
 COUNT = click.IntRange(1, MAX_COUNT)
@@ -88,16 +88,12 @@ _FRONT_ONLY = {
     default=20,
     help="How long requests in flight may go on after SIGTERM.",
 )
-@option_group(
-    "supervision",
-    SupervisionOptions,
-    click.option(
-        "--max-restarts",
-        type=click.IntRange(0),
-        default=SupervisionOptions().max_restarts,
-        help="Start a failed server again, until more than so many have failed within "
-        f"{WINDOW_S / 60:g} minutes; 0: never.",
-    ),
+@click.option(
+    "--max-restarts",
+    type=click.IntRange(0),
+    default=MAX_RESTARTS,
+    help="Start a failed server again, until more than so many have failed within "
+    f"{WINDOW_S / 60:g} minutes; 0: never.",
 )
 def command(
     source: Path,
@@ -111,7 +107,7 @@ def command(
     packaging: RepositoryOptions,
     log_file: Path | None,
     drain_seconds: int,
-    supervision: SupervisionOptions,
+    max_restarts: int,
 ) -> int:
     """Serve a model repository, or a BUNDLE, which is packaged for the time being.
 
@@ -145,12 +141,12 @@ def command(
             exit_timeout_s=drain_seconds,
             removed_with=() if repository == source else (repository.parent,),
         )
-        return asyncio.run(_serve(options, supervision, openai_port, front))
+        return asyncio.run(_serve(options, max_restarts, openai_port, front))
 
 
 async def _serve(
     options: ServerOptions,
-    supervision: SupervisionOptions,
+    max_restarts: int,
     openai_port: int | None,
     front_options: FrontOptions,
 ) -> int:
@@ -167,7 +163,7 @@ async def _serve(
             front_options.open_keys()
             bound = stack.enter_context(bind_port(options.host, openai_port, "--openai-port"))
         service = stack.enter_context(Service())
-        supervisor = Supervisor(options, supervision, lambda event: click.echo(event, err=True))
+        supervisor = Supervisor(options, lambda event: click.echo(event, err=True), max_restarts)
         server = stack.enter_context(supervisor.server)
         click.secho(f"starting {server.origin}", err=True, dim=True)
         lines = [

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,10 +15,9 @@ from dflash_trt.bundle.bundle import Bundle, open_bundle
 from dflash_trt.cli.main import main
 from dflash_trt.decoding import RequestResult, SamplingParams
 from dflash_trt.pair import Prompt
-from dflash_trt.serving.server.launcher import ServerAddresses, TritonServer
+from dflash_trt.serving.server.launcher import ServerAddresses
 from dflash_trt.serving.server.tritonserver import TritonServerBinary
 from tests.cli.conftest import run  # noqa: F401
-from tests.inspection import server_traces
 from tests.serving.served import (
     LONG_CONTEXT,
     QUEUE,
@@ -25,7 +25,6 @@ from tests.serving.served import (
     build_demo,
     package,
     read_metrics,
-    server_options,
     serving,
 )
 from tests.waiting import PATIENCE_S
@@ -42,47 +41,31 @@ def bundle(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
 
 
 @pytest.fixture(scope="session")
-def long_bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The demo pair with a context that takes it half a minute and more to fill."""
-    changed = {"max_position_embeddings": LONG_CONTEXT}
-    configs = {"target/config.json": changed, "draft/config.json": changed}
-    folder = tmp_path_factory.mktemp("long")
-    return build_demo(folder, configs, "--max-seq-len", str(LONG_CONTEXT))
-
-
-@pytest.fixture(scope="session")
-def chat_bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The demo pair with a chat template."""
-    template = "{% for m in messages %}{{ eos_token }}{{ m.content }}{% endfor %}"
-    configs = {"target/tokenizer_config.json": {"chat_template": template}}
-    return build_demo(tmp_path_factory.mktemp("chat"), configs)
-
-
-@pytest.fixture(scope="session")
 def repository(bundle: Bundle) -> Path:
     """Of blocks that do not change: what a test counts is what `generate` counts."""
     return package(bundle.folder, bundle.folder.parent / "repository", block_schedule="none")
 
 
 @pytest.fixture(scope="session")
-def long_repository(long_bundle: Path) -> Path:
-    """With a queue of two requests beside the eight slots."""
-    return package(long_bundle, long_bundle.parent / "repository", max_queue_size=2)
+def served(
+    tritonserver: TritonServerBinary, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Served]:
+    """The demo pair with a chat template and a context that takes it half a minute to fill.
 
-
-@pytest.fixture(scope="session")
-def long_addresses(
-    tritonserver: TritonServerBinary, long_repository: Path
-) -> Iterator[ServerAddresses]:
-    """A server whose requests go on while a test, however slow, has something to do.
-
-    At its end it waits briefly, and leaves nothing behind.
+    It has a short queue, blocks that do not change, and the OpenAI front.
     """
-    with TritonServer(server_options(long_repository, exit_timeout_s=2)) as server:
-        server.wait_ready(PATIENCE_S)
-        traces = server_traces(server)
-        yield server.addresses
-    assert len(traces) > 1 and not any(path.exists() for path in traces)
+    template = "{% for m in messages %}{{ eos_token }}{{ m.content }}{% endfor %}"
+    long = {"max_position_embeddings": LONG_CONTEXT}
+    configs: dict[str, dict[str, Any]] = {
+        "target/tokenizer_config.json": {"chat_template": template},
+        "target/config.json": long,
+        "draft/config.json": long,
+    }
+    folder = tmp_path_factory.mktemp("served")
+    bundle = build_demo(folder, configs, "--max-seq-len", str(LONG_CONTEXT))
+    options = {"max_queue_size": QUEUE, "block_schedule": "none"}
+    with serving(package(bundle, folder / "repository", **options), bundle) as running:
+        yield running
 
 
 @pytest.fixture
@@ -91,20 +74,9 @@ def addresses(served: Served) -> ServerAddresses:
 
 
 @pytest.fixture(scope="session")
-def served(
-    tritonserver: TritonServerBinary, chat_bundle: Path, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Served]:
-    """`chat_bundle` with a short queue and blocks that do not change, behind the OpenAI front."""
-    repository = tmp_path_factory.mktemp("served") / "repository"
-    options = {"max_queue_size": QUEUE, "block_schedule": "none"}
-    with serving(package(chat_bundle, repository, **options), chat_bundle) as running:
-        yield running
-
-
-@pytest.fixture(scope="session")
-def generate(chat_bundle: Path) -> Iterator[Generate]:
+def generate(served: Served) -> Iterator[Generate]:
     """What the demo pair answers in this process, which served answers must equal."""
-    with dflash_trt.load(chat_bundle, block_schedule="none") as pair:
+    with dflash_trt.load(served.bundle, block_schedule="none") as pair:
 
         def call(
             prompt: Prompt, sampling: SamplingParams | None = None, **options: object

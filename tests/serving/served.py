@@ -188,18 +188,11 @@ class Answer:
         return str(self.error.message())
 
 
-LISTS = (
-    "output_ids",
-    "acceptance_histogram",
-    "position_trials",
-    "position_accepts",
-    "logprob_ids",
-    "logprobs",
-    "logprob_ranks",
-    "top_logprob_ids",
-    "top_logprobs",
+LISTS = {
+    *("output_ids", "acceptance_histogram", "position_trials", "position_accepts"),
+    *("logprob_ids", "logprobs", "logprob_ranks", "top_logprob_ids", "top_logprobs"),
     "output_log_probs",
-)
+}
 
 
 def read_message(result: grpcclient.InferResult) -> dict[str, Any]:
@@ -239,21 +232,9 @@ class StreamClient:
         self._client.stop_stream(cancel_requests=cancel)
         self._client.close()
 
-    def send(
-        self,
-        model: str,
-        fields: Fields,
-        *,
-        timeout_us: int | None = None,
-        **options: Any,
-    ) -> None:
-        self._client.async_stream_infer(
-            model,
-            fields if isinstance(fields, list) else make_inputs(model, fields),
-            timeout=timeout_us,
-            enable_empty_final_response=True,
-            **options,
-        )
+    def send(self, model: str, fields: Fields, **options: Any) -> None:
+        inputs = fields if isinstance(fields, list) else make_inputs(model, fields)
+        self._client.async_stream_infer(model, inputs, enable_empty_final_response=True, **options)
 
     def receive(self, timeout_s: float = PATIENCE_S) -> Iterator[dict[str, Any]]:
         """Messages of the one request in flight up to its end; raises its error."""
@@ -314,18 +295,13 @@ def make_fields(
     **more: Any,
 ) -> dict[str, Any]:
     """A request under the names of the model's contract; of the sampling what is not a default."""
-    chosen = {one.name: getattr(sampling, one.name) for one in dataclasses.fields(sampling)}
     defaults = dataclasses.asdict(GREEDY)
-    named = {"max_tokens": max_tokens}
-    named |= {name: value for name, value in chosen.items() if value != defaults[name]}
-    if model == LLM:
-        named = {f"sampling_param_{name}": value for name, value in named.items()}
-    return {
-        "text_input": prompt,
-        "streaming" if model == LLM else "stream": stream,
-        **named,
-        **more,
+    chosen = {
+        name: one for name, one in dataclasses.asdict(sampling).items() if one != defaults[name]
     }
+    prefix, streaming = ("sampling_param_", "streaming") if model == LLM else ("", "stream")
+    named = {prefix + name: one for name, one in ({"max_tokens": max_tokens} | chosen).items()}
+    return {"text_input": prompt, streaming: stream, **named, **more}
 
 
 def long_fields(model: str, prompt: str, *, stream: bool = True) -> dict[str, Any]:

@@ -188,13 +188,8 @@ def test_it_speaks_tls(folder: Path) -> None:
 def test_certificates_that_are_none(tmp_path: Path) -> None:
     locked = _make_key(tmp_path, "-passout", "pass:secret")  # nobody is asked for the password
     swapped = FrontOptions(tls_cert=locked.tls_key, tls_key=locked.tls_cert)
-    endless = FrontOptions(tls_cert=tmp_path / "endless.pem", tls_key=locked.tls_key)
-    (tmp_path / "endless.pem").symlink_to("/dev/zero")
-    for options, what in (
-        (locked, "is no certificate that fits its key"),
-        (swapped, "is no certificate that fits its key"),
-        (FrontOptions(tls_key=locked.tls_key), "needs --tls-cert too"),
-        (endless, r"endless\.pem: is a device"),
-    ):
-        with pytest.raises(DflashError, match=what):
+    for options in (locked, swapped):
+        with pytest.raises(DflashError, match="is no certificate that fits its key"):
             options.check_tls()
+    with pytest.raises(DflashError, match="needs --tls-cert too"):
+        FrontOptions(tls_key=locked.tls_key).check_tls()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import random
 import socket
 import struct
 from collections.abc import Callable
@@ -20,7 +19,6 @@ from tests.serving.fronts import post
 from tests.serving.served import CLASSIC, LLM, PROMPTS, Served, ask_grpc, make_fields, make_inputs
 from tests.waiting import PATIENCE_S
 
-CHANCE = random.Random(20)
 PROMPT: dict[str, Any] = {"model": "demo", "prompt": "host", "max_tokens": 4}
 BODY = json.dumps(PROMPT).encode()
 
@@ -49,25 +47,17 @@ def request(body: bytes, *headers: str) -> bytes:
     return "\r\n".join([*lines, *headers, "Connection: close", "", ""]).encode() + body
 
 
-def _wrong_bytes() -> bytes:
-    body = bytearray(BODY)
-    for _ in range(CHANCE.randint(1, 6)):
-        body[CHANCE.randrange(len(body))] = CHANCE.randrange(256)
-    return bytes(body)
-
-
-CHUNKS = (b"zz\r\n\r\n", b"5\r\nhello0\r\n\r\n", b"F" * 40 + b"\r\n")
-HTTP: dict[str, list[bytes]] = {
-    "noise": [CHANCE.randbytes(CHANCE.randint(1, 4000)) + b"\r\n\r\n" for _ in range(8)],
-    "wrong bytes": [request(_wrong_bytes()) for _ in range(24)],
-    "lengths": [request(b"{}", f"Content-Length: {one}") for one in ("-1", "1e3", "", 10**30)],
-    "chunks": [request(one, "Transfer-Encoding: chunked") for one in CHUNKS],
-    "heads": [
-        request(b"{}", "X-A: " + "a" * 500_000),
-        f"GET /{'a' * 200_000} HTTP/1.1\r\nHost: x\r\n\r\n".encode(),
-    ],
-    "nested": [request(b"[" * 500_000), request(b'{"a":' * 50_000 + b"1" + b"}" * 50_000)],
-    "cut": [request(BODY)[:-9] + b"\r\n" * 9],
+HTTP = {
+    "noise": b"\x16\x03\x01\x02\0" * 300 + b"\r\n\r\n",
+    "wrong bytes": request(BODY.replace(b"host", b"\xffo\0t")),
+    "negative": request(b"{}", "Content-Length: -1"),
+    "endless": request(b"{}", f"Content-Length: {10**30}"),
+    "chunks": request(b"zz\r\n\r\n", "Transfer-Encoding: chunked"),
+    "more chunks": request(b"F" * 40 + b"\r\n", "Transfer-Encoding: chunked"),
+    "header": request(b"{}", "X-A: " + "a" * 500_000),
+    "path": f"GET /{'a' * 200_000} HTTP/1.1\r\nHost: x\r\n\r\n".encode(),
+    "nested": request(b"[" * 500_000),
+    "cut": request(BODY)[:-9] + b"\r\n" * 9,
 }
 
 LLM_FIELDS = make_fields(LLM, "host", max_tokens=2)
@@ -133,9 +123,9 @@ def _still_right(served: Served, right: str | None) -> bool:
 def test_over_http(served: Served, right: str | None) -> None:
     front = urlsplit(served.openai).netloc
     for name, sent in HTTP.items():
-        endings = {send(front, one) for one in sent}
-        assert endings <= {0, 200, 400, 404, 413, 431}, (name, endings)
-        assert _still_right(served, right), name
+        ending = send(front, sent)
+        assert ending in (0, 400, 404, 413, 431), (name, ending)
+    assert _still_right(served, right)
     with ExitStack() as stack:  # nobody waits for connections that say nothing, on either port
         for address in (front, served.address) * 300:
             stack.enter_context(connect(address))

@@ -24,7 +24,7 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     (LLM, {"sampling_param_stop": [b"\xc3("]}, "sampling_param_stop: is not UTF-8 at byte 0"),
     (LLM, {"sampling_param_stop": ["zq"] * 65}, "sampling_param_stop: 65 values are more than 64"),
     (LLM, {"sampling_param_stop": "x" * 4097}, "sampling_param_stop: 4,097 characters of stop str"),
-    (LLM, {"text_input": "1 " * 600}, "do not fit: the context of 1024"),
+    (LLM, {"text_input": "1 " * 9000}, "do not fit: the context of 16384"),
     (LLM, {"text_input": "x" * (1 << 20)}, "1,048,576 characters cannot fit"),
     (
         LLM,

@@ -235,12 +235,4 @@ def test_what_waits_for_its_grammar() -> None:
         "last": Outcome.REFUSED,
     }
     assert usable == [False, False, False]
-    compiler.go.clear()
-    queue.submit(job("running"), Grammar("regex", "f"))
-    wait_until(lambda: compiler.asked == 4)
-    queue.submit(job("behind"), Grammar("regex", "g"))
-    threading.Timer(0.1, compiler.go.set).start()
     queue.close()
-    name, end = heard[-1]
-    assert name == "behind" and isinstance(end, Failure) and end.outcome is Outcome.FAILED
-    assert compiler.compiled == 4

@@ -8,8 +8,6 @@ from pathlib import Path
 import pytest
 
 from dflash_trt.bundle.bundle import Bundle, open_bundle
-from dflash_trt.cli.main import main
-from dflash_trt.core import links
 from dflash_trt.errors import DflashError
 from dflash_trt.serving.server import ensemble_model, generation
 from dflash_trt.serving.server.inputs import ModelSettings
@@ -78,39 +76,6 @@ def test_files(bundle: Bundle, tmp_path: Path) -> None:
     weights = "weights/target/shard-00000.safetensors"
     assert (inside.folder / weights).samefile(bundle.folder / weights)
     assert [path.name for path in tmp_path.iterdir()] == ["repository"]
-
-
-def test_whole_or_absent(bundle: Bundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(*arguments: object) -> bool:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(links, "link_file", fail)
-    with pytest.raises(DflashError, match="No space left"):
-        package(bundle.folder, tmp_path / "deep" / "repository")
-    assert not list(tmp_path.iterdir())
-
-
-def test_command(
-    bundle: Bundle,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    assert main(["package", str(bundle.folder), "--max-queue-size", "3"]) == 0
-    assert capsys.readouterr().out == (
-        "demo-repository: models tensorrt_llm (LLM-API contract) and ensemble (classic contract), "
-        "8 slots of 1024 tokens, a queue of 3, threads by the machine that serves\n"
-    )
-    model = tmp_path / "demo-repository" / "tensorrt_llm" / "1" / "model.py"
-    model.write_text("broken")
-    assert main(["package", str(bundle.folder)]) == 2
-    assert "already exists; choose another -o" in capsys.readouterr().err
-    assert main(["package", str(bundle.folder), "--overwrite", "--drafter", "none"]) == 0
-    assert capsys.readouterr().out.endswith(
-        "64, threads by the machine that serves, no speculation\n"
-    )
-    assert "TritonPythonModel" in model.read_text()
 
 
 def test_a_repository_has_decided(run: Run, bundle: Bundle, tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ from dflash_trt.models.build_config import data_folder
 from dflash_trt.serving.openai.server import OpenAiServer
 from dflash_trt.serving.server.addresses import bind_port
 from dflash_trt.serving.server.launcher import ServerOptions, TritonServer
-from dflash_trt.serving.server.supervisor import Service, SupervisionOptions, Supervisor
+from dflash_trt.serving.server.supervisor import Service, Supervisor
 from dflash_trt.text.tokenizer import BundleTokenizer
 from tests.cli.conftest import Run
 from tests.inspection import is_stopping
@@ -100,7 +100,7 @@ def test_a_second_signal_does_not_wait(fake: Fake) -> None:
     async def signal_twice() -> int:
         ready = asyncio.Event()
         with Service() as service:
-            supervising = Supervisor(options, SupervisionOptions())
+            supervising = Supervisor(options)
             server = supervising.server
             running = asyncio.create_task(service.run(supervising, None, ready.set))
             await asyncio.wait_for(ready.wait(), PATIENCE_S)
@@ -204,7 +204,7 @@ def test_requests_that_end_in_time_end_well_and_so_does_the_command(fake: Fake) 
         ready = asyncio.Event()
         with Service() as service, bind_port("127.0.0.1", 0, "--openai-port") as bound:
             tokenizer = BundleTokenizer(data_folder("demo_pair") / "target")
-            supervising = Supervisor(fake("drains", exit_timeout_s=60), SupervisionOptions())
+            supervising = Supervisor(fake("drains", exit_timeout_s=60))
             front = OpenAiServer("demo", supervising, tokenizer, 4096, bound)
             running = asyncio.create_task(service.run(supervising, front, ready.set))
             await asyncio.wait_for(ready.wait(), PATIENCE_S)

@@ -20,9 +20,7 @@ from tritonclient.utils import InferenceServerException
 
 from dflash_trt.bundle.bundle import Bundle
 from dflash_trt.decoding.worker import Phase
-from dflash_trt.errors import DflashError
 from dflash_trt.serving.client.errors import ServedModelError
-from dflash_trt.serving.server import tritonserver
 from dflash_trt.serving.server.addresses import (
     client_address,
     restriction_options,
@@ -37,7 +35,8 @@ from dflash_trt.serving.server.heartbeat import (
 )
 from dflash_trt.serving.server.launcher import ServerAddresses, TritonServer
 from dflash_trt.serving.server.processes import find_models, read_state
-from dflash_trt.serving.server.tritonserver import TritonServerBinary, find_tritonserver
+from dflash_trt.serving.server.supervisor import HANG_S
+from dflash_trt.serving.server.tritonserver import TritonServerBinary
 from tests.serving.conftest import Generate
 from tests.serving.served import (
     LLM,
@@ -51,8 +50,6 @@ from tests.serving.served import (
     server_options,
 )
 from tests.waiting import PATIENCE_S, wait_until
-
-HANG_S = 300.0
 
 
 def find_server(serve_pid: int) -> int:
@@ -115,41 +112,41 @@ def _count_failures(address: str) -> int:
 def test_silence(phase: Phase) -> None:
     """A generator that turns is asked nothing; one that is idle may answer instead."""
     asked: list[float] = []
-    answering = True
+    now, answering = time.monotonic(), True
+
+    async def ping() -> None:
+        asked.append(now)
+        if not answering:
+            raise ServedModelError("no answer", "unavailable")
 
     async def watch() -> None:
-        async def ping() -> None:
-            asked.append(now)
-            if not answering:
-                raise ServedModelError("no answer", "unavailable")
-
-        start = now = time.monotonic()
+        nonlocal now, answering
         silence = SilenceWatch(ping, HANG_S)
-        nonlocal answering
+
+        async def look(beat: Beat | None, seconds: float) -> str | None:
+            nonlocal now
+            now += seconds
+            trouble = silence.find_trouble(beat, now)
+            await asyncio.sleep(0)
+            return trouble
+
         for turn in range(100):  # half an hour of turns of 18 s: none is a hang, none is asked
-            now = start + 18.0 * turn
-            assert silence.find_trouble(Beat(Phase.TURN, turn + 1), now) is None
-            await asyncio.sleep(0)
+            assert await look(Beat(Phase.TURN, turn + 1), 18.0) is None
         assert not asked
-        last = Beat(phase, 1000)
-        began = now
-        while now < began + 2 * HANG_S and phase is Phase.IDLE:
-            assert silence.find_trouble(last, now) is None
-            now += 1.0
-            await asyncio.sleep(0)
+        last, silent = Beat(phase, 1000), 0
+        for _ in range(2 * int(HANG_S) if phase is Phase.IDLE else 0):
+            assert await look(last, 1.0) is None
         assert (len(asked) > 2 * HANG_S / (PING_S + 3)) == (phase is Phase.IDLE)
         answering = False
-        silent_from = now
-        while (trouble := silence.find_trouble(last, now)) is None:
-            now += 1.0
-            await asyncio.sleep(0)
-        assert HANG_S - PING_S - 3 < now - silent_from <= HANG_S + 2
-        assert silence.find_trouble(None, now) is None, "a model of someone else"
-        assert silence.find_trouble(Beat(Phase.OPENING, 1001), now) is None
-        broken = silence.find_trouble(Beat(Phase.BROKEN, 1002), now)
-        assert broken == "the executor failed and could not be opened again"
+        while (trouble := await look(last, 1.0)) is None:
+            silent += 1
+        assert HANG_S - PING_S - 3 < silent <= HANG_S + 2
         what = "nothing was answered" if phase is Phase.IDLE else "no step has ended"
         assert trouble == f"{what} for 300 s"
+        for other in (None, Beat(Phase.OPENING, 1001)):  # a model of someone else; one that loads
+            assert await look(other, 0.0) is None
+        broken = await look(Beat(Phase.BROKEN, 1002), 0.0)
+        assert broken == "the executor failed and could not be opened again"
         await silence.close()
 
     asyncio.run(watch())
@@ -182,40 +179,11 @@ def test_every_process_killed_under_load(
         assert figures["outcomes"][f"{kind} right"] and figures["outcomes"][f"{kind} error"]
 
 
-def test_the_servers_place(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """PATH comes before NGC's place, that before the wheel's; without any there is advice."""
-    binary = tmp_path / "bin" / "tritonserver"
-    binary.parent.mkdir()
-    binary.write_text("#!/bin/sh\n")
-    binary.chmod(0o755)
-    wheel = tmp_path / "wheel"
-    (wheel / "bin").mkdir(parents=True)
-    (wheel / "bin" / "tritonserver").write_text("")
-    monkeypatch.setenv("PATH", str(binary.parent))
-    monkeypatch.setattr(tritonserver, "NGC_BINARY", tmp_path / "ngc")
-    monkeypatch.setattr(tritonserver, "find_wheel", lambda: wheel)
-    (tmp_path / "ngc").write_text("")
-    assert find_tritonserver() == TritonServerBinary(binary)
-    binary.unlink()
-    assert find_tritonserver() == TritonServerBinary(tmp_path / "ngc")
-    (tmp_path / "ngc").unlink()
-    assert find_tritonserver() == TritonServerBinary(wheel / "bin" / "tritonserver", wheel)
-    monkeypatch.setattr(tritonserver, "find_wheel", lambda: None)
-    with pytest.raises(DflashError, match=r"pip install 'dflash-trt\[serve\]'"):
-        find_tritonserver()
-
-
-@pytest.mark.parametrize(
-    ("host", "reached"),
-    [
-        ("127.0.0.1", "127.0.0.1:8000"),
-        ("0.0.0.0", "127.0.0.1:8000"),
-        ("::", "[::1]:8000"),
-        ("node7", "node7:8000"),
-    ],
-)
-def test_addresses_are_what_a_client_writes(host: str, reached: str) -> None:
-    assert client_address(host, 8000) == reached
+def test_addresses_are_what_a_client_writes() -> None:
+    reached = {"127.0.0.1": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "[::1]", "node7": "node7"}
+    assert {host: client_address(host, 8000) for host in reached} == {
+        host: f"{one}:8000" for host, one in reached.items()
+    }
 
 
 @pytest.mark.exhaustive

@@ -77,7 +77,7 @@ class TextDelta:
     prompt_logprobs: tuple[TokenLogprob, ...] | None = None
 
 
-class ServedModel:
+class ServedModel(WireClient):
     """The model `tensorrt_llm` of the server at `address` (host:port).
 
     Belongs to the event loop it was made in. A result's times are measured here, from submission.
@@ -86,33 +86,26 @@ class ServedModel:
         DflashError: tritonclient is not installed.
     """
 
+    _parameters: dict[str, str] | None = None
+
     def __init__(self, address: str) -> None:
-        self._wire = WireClient(address)
-        self._parameters: dict[str, str] | None = None
-
-    async def close(self) -> None:
-        """Ends the connection."""
-        await self._wire.close()
-
-    async def is_ready(self) -> bool:
-        """Whether it would take a request now."""
-        return await self._wire.is_ready()
+        super().__init__(address)
 
     async def ping(self) -> None:
         """Asks for nothing: to stop a request of a name that none has.
 
         The answer comes from the model's process, whatever its generator does."""
         inputs = [make_input("text_input", "BYTES", [""]), make_input("stop", "BOOL", [True])]
-        async with aclosing(self._wire.stream(inputs, {})) as responses:
+        async with aclosing(self.infer(inputs, {})) as responses:
             async for _ in responses:
                 pass
 
     async def stream(self, request: GenerationRequest) -> AsyncGenerator[TextDelta, None]:
-        """Yields the output as it grows, in whole characters; ends as `WireClient.stream` does."""
+        """Yields the output as it grows, in whole characters; ends as `WireClient.infer` does."""
         if await self._parameter("streaming_text") is None:
             raise DflashError(
                 f"its model {MODEL} is not one of `dflash-trt package`",
-                where=self._wire.address,
+                where=self.address,
                 fix="package the bundle again, or use the server's OpenAI port",
             )
         submitted_at, first_at = time.perf_counter(), None
@@ -120,10 +113,10 @@ class ServedModel:
         failure: ServedModelError | None = None  # raised at the end: see wire.py
         is_whole = False
         inputs, parameters = _to_inputs(request), _to_parameters(request)
-        async with aclosing(self._wire.stream(inputs, parameters)) as responses:
+        async with aclosing(self.infer(inputs, parameters)) as responses:
             async for response in responses:
                 if told := response.texts("error"):
-                    failure = read_error(told, self._wire.address)
+                    failure = read_error(told, self.address)
                 reason = response.text("finish_reason").decode(errors="replace")
                 if reason == "cancelled":
                     failure = ServedModelError("was cancelled on the server", "cancelled")
@@ -159,7 +152,7 @@ class ServedModel:
     async def _parameter(self, name: str) -> str | None:
         """A parameter of the model's configuration."""
         if self._parameters is None:
-            self._parameters = await self._wire.read_parameters()
+            self._parameters = await self.read_parameters()
         return self._parameters.get(name)
 
 

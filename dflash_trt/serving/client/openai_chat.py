@@ -88,7 +88,14 @@ class OpenAiChat:
     ) -> None:
         self._server = OpenAiConnection(url, "--url", "is the server there?")
         self.base = self._server.base
-        self.model = _first_model(self._server.read("/models", None, _QUESTION_S), self.base)
+        listed = self._server.read("/models", None, _QUESTION_S)
+        try:
+            self.model: str = listed["data"][0]["id"]
+        except (LookupError, TypeError) as error:
+            raise DflashError("lists no model", where=self.base) from error
+        if not isinstance(self.model, str) or not 0 < len(self.model) <= _MAX_NAME:
+            what = f"lists a model by the name {one_line(repr(self.model), 60)}"
+            raise DflashError(what, where=self.base)
         self._body: dict[str, Any] = {
             "model": self.model,
             "stream": True,
@@ -127,16 +134,6 @@ class OpenAiChat:
         raise DflashError(f"the answer broke off{why}", where=self.base, fix="ask again")
 
 
-def _first_model(listed: dict[str, Any], base: str) -> str:
-    try:
-        name = listed["data"][0]["id"]
-    except (LookupError, TypeError) as error:
-        raise DflashError("lists no model", where=base) from error
-    if not isinstance(name, str) or not name or len(name) > _MAX_NAME:
-        raise DflashError(f"lists a model by the name {one_line(repr(name), 60)}", where=base)
-    return name
-
-
 def _pieces(event: Mapping[str, Any], base: str) -> Iterator[tuple[str, str]]:
     if "error" in event:
         raise DflashError(f"failed: {one_line(event['error'], 200)}", where=base)
@@ -145,10 +142,7 @@ def _pieces(event: Mapping[str, Any], base: str) -> Iterator[tuple[str, str]]:
     delta = choice.get("delta") if isinstance(choice, dict) else None
     if not isinstance(delta, dict):
         return
-    for kind, keys in (
-        ("reasoning", ("reasoning_content", "reasoning")),
-        ("content", ("content",)),
-    ):
-        text = next((delta[key] for key in keys if isinstance(delta.get(key), str)), "")
-        if text:
+    reasoning = delta.get("reasoning_content") or delta.get("reasoning")
+    for kind, text in (("reasoning", reasoning), ("content", delta.get("content"))):
+        if text and isinstance(text, str):
             yield kind, text

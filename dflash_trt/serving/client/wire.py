@@ -156,7 +156,7 @@ class WireClient:
             parameters=await self.read_parameters(),
         )
 
-    async def stream(
+    async def infer(
         self,
         inputs: Sequence[InferInput],
         parameters: dict[str, Any],

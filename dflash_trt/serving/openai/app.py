@@ -8,7 +8,7 @@ from collections.abc import AsyncGenerator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -39,6 +39,8 @@ from dflash_trt.text.tokenizer import BundleTokenizer, TokenBytes
 from dflash_trt.text.tokenizer_calls import decode
 from dflash_trt.text.tool_grammars import bind_answer
 from dflash_trt.text.tools import ToolFormat, ToolUse
+
+T = TypeVar("T")
 
 
 class Upstream(Protocol):
@@ -73,15 +75,10 @@ class OpenAiApp:
         self.token_thread = ThreadPoolExecutor(1, thread_name_prefix="tokenize")
         self.bodies, self.created = BodyReader(), int(time.time())
         self.token_bytes = TokenBytes(tokenizer.core)
+        self.is_harmony = harmony = isinstance(self.answers, HarmonyFormat)
         self.tool_format: ToolFormat | None = None
         if renderer is not None:
-            core, harmony = tokenizer.core, self.is_harmony
-            self.tool_format = ToolFormat.find(renderer.template, core, harmony=harmony)
-
-    @property
-    def is_harmony(self) -> bool:
-        """Whether the model has harmony's channels."""
-        return isinstance(self.answers, HarmonyFormat)
+            self.tool_format = ToolFormat.find(renderer.template, tokenizer.core, harmony=harmony)
 
     def starlette(self) -> Starlette:
         """The application."""
@@ -144,18 +141,16 @@ class OpenAiApp:
         chat, text = asked.chat, asked.prompt or ""
         if chat is not None:
             text = await unless_gone(request, self._render(model, chat))
-        return await self._in_token_thread(tokenize, asked, text, self.max_seq_len)
+        given = (self.tokenizer, asked, text, self.max_seq_len)
+        return JSONResponse(await self._with_tokens(tokenize, *given))
 
     async def detokenize(self, request: Request) -> Response:
         asked = await self.bodies.read(request, partial(read_body, DetokenizeRequest))
         self._check_model(asked.model)
-        return await self._in_token_thread(detokenize, asked)
+        return JSONResponse(await self._with_tokens(detokenize, self.tokenizer, asked))
 
-    async def _in_token_thread(self, work: Callable[..., dict[str, Any]], *given: Any) -> Response:
-        def answer() -> Response:
-            return JSONResponse(work(self.tokenizer, *given))
-
-        return await asyncio.get_running_loop().run_in_executor(self.token_thread, answer)
+    async def _with_tokens(self, work: Callable[..., T], *given: Any) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self.token_thread, work, *given)
 
     async def _answer(self, request: Request, asked: CompletionRequest) -> Response:
         outputs, core, separates = (
@@ -193,9 +188,7 @@ class OpenAiApp:
         """The text of a prompt."""
         if isinstance(prompt, str):
             return prompt
-        return await asyncio.get_running_loop().run_in_executor(
-            self.token_thread, decode, self.tokenizer.core, prompt
-        )
+        return await self._with_tokens(decode, self.tokenizer.core, prompt)
 
     async def _render(self, model: str, chat: Conversation) -> str:
         if self.renderer is None:

@@ -40,12 +40,6 @@ class KeyRing:
         if not self._fixed and not self._read:
             raise DflashError("holds no key", where=file or KEYS_VARIABLE, usage=True)
 
-    @staticmethod
-    def open(file: Path | None) -> KeyRing | None:
-        """The keys of `file` and of the environment; None where neither is given."""
-        variable = os.environ.get(KEYS_VARIABLE)
-        return None if file is None and variable is None else KeyRing(file, variable)
-
     def find(self, key: str) -> str | None:
         """The name of a good key, by which logs know it; None for any other."""
         if self._file is not None and time.monotonic() - self._looked >= _LOOK_S:
@@ -112,12 +106,13 @@ class FrontOptions:
 
     def open_keys(self) -> KeyRing | None:
         """The keys; None where everyone may ask."""
-        keys = KeyRing.open(self.key_file)
-        if keys is None:
-            limits = {"--key-requests": self.key_requests}
-            fix = f"add --api-key-file, or set {KEYS_VARIABLE}"
-            refuse_options(limits, "is for one API key, and there are none", fix)
-        return keys
+        variable = os.environ.get(KEYS_VARIABLE)
+        if self.key_file is not None or variable is not None:
+            return KeyRing(self.key_file, variable)
+        fix, limits = f"add --api-key-file, or set {KEYS_VARIABLE}", self.key_requests
+        what = "is for one API key, and there are none"
+        refuse_options({"--key-requests": limits}, what, fix)
+        return None
 
     def check_tls(self) -> None:
         """Raises DflashError (usage) for a certificate and key that do not fit, or one alone."""

@@ -175,10 +175,12 @@ class GenerationReader:
                 raise
             raise refuse(_INPUT_NAMES[error.where], error.what, error.fix) from error
         streaming_text = given.parameter("streaming_text", self._streaming_text)
+        if streaming_text not in ("cumulative", "delta"):
+            raise refuse("streaming_text", f"{shown(streaming_text)} is not cumulative or delta")
         generation = Generation(
             request=request,
             grammar=_read_grammar(given),
-            streaming_text=check_streaming_text(streaming_text),
+            streaming_text=streaming_text,
             lead=text if exclude is False else "",
             wanted=given.read_flags(),
         )
@@ -259,13 +261,6 @@ def _read_grammar(given: _Given) -> Grammar | None:
     if guide_type not in _GUIDES:
         raise refuse(GUIDE_TYPE, f"{shown(guide_type)} is none of {', '.join(_GUIDES)}")
     return Grammar(_GUIDES[guide_type], guide)
-
-
-def check_streaming_text(value: object) -> StreamingText:
-    """Raises DflashError (usage) unless `value` is a StreamingText."""
-    if value == "cumulative" or value == "delta":
-        return value
-    raise refuse("streaming_text", f"{shown(value)} is not cumulative or delta")
 
 
 def _read_sampling(given: _Given) -> SamplingParams:

@@ -126,12 +126,6 @@ def check_parameters(parameters: Iterable[str], known: Set[str], names: Mapping[
             raise refuse(one_line(name, 60), "is no field of this model", fix)
 
 
-def read_parameters(text: str) -> dict[str, Any]:
-    """A request's parameters, which the Python backend hands over as JSON."""
-    parameters = json.loads(text) if text else {}
-    return parameters if isinstance(parameters, dict) else {}
-
-
 def as_strings(texts: list[str]) -> npt.NDArray[np.object_]:
     """Texts as the elements of a STRING tensor."""
     return np.array([text.encode() for text in texts], dtype=np.object_)

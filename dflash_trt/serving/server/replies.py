@@ -5,6 +5,7 @@ A message takes about a millisecond, which the generator's thread cannot spare.
 
 from __future__ import annotations
 
+import json
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
@@ -18,7 +19,7 @@ from dflash_trt.decoding.jobs import Failure, Outcome
 from dflash_trt.errors import DflashError, one_line
 from dflash_trt.serving.client.wire import FIGURES
 from dflash_trt.serving.server.generation import SUM, TIMED, Generation
-from dflash_trt.serving.server.inputs import as_strings, read_parameters
+from dflash_trt.serving.server.inputs import as_strings
 from dflash_trt.text.sandbox import SandboxLostError
 
 Outputs = dict[str, npt.NDArray[Any]]
@@ -58,7 +59,7 @@ class Channel:
         self._requested = frozenset(request.requested_output_names())
         self._lock = threading.Lock()
         self._ended = False
-        self.parameters = read_parameters(request.parameters())
+        self.parameters: dict[str, Any] = json.loads(request.parameters() or "{}")
         wants_output = self.parameters.get("errors_as_output") in (True, "true")
         self._fails_as_output = wants_output and "error" in self._requested
 

@@ -8,7 +8,7 @@ import time
 from collections import deque
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing, suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from dflash_trt.decoding.worker import Phase
 from dflash_trt.errors import EXIT_FAILED, DflashError
@@ -21,22 +21,11 @@ from dflash_trt.serving.server.processes import find_models, runs
 
 LOOK_S = 0.25
 WINDOW_S = 600.0
+MAX_RESTARTS = 5
 HANG_S = 300.0
 """Without progress. The longest turn of a generator is a chunk of a prompt: 512 tokens of a model
 of 8 billion parameters take two CPU cores about three minutes."""
 _LONGEST_DELAY_S = 8.0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SupervisionOptions:
-    """What is done about a server that has failed.
-
-    Another is started, until more than `max_restarts` have failed within WINDOW_S. A server
-    without progress for HANG_S has failed: no turn of its generator has ended, or, while that is
-    idle, no question is answered.
-    """
-
-    max_restarts: int = 5
 
 
 class ServerFailedError(DflashError):
@@ -55,7 +44,8 @@ class Supervisor:
     """Runs a server, and another when it fails, on the same ports; from construction on.
 
     It is what the OpenAI front asks: it passes requests on to the server that runs, and refuses
-    them while there is none. `on_event` is told what to show to whoever started it.
+    them while there is none. Another is started until more than `max_restarts` have failed within
+    WINDOW_S. `on_event` is told what to show to whoever started it.
 
     Raises:
         DflashError: the first server cannot be started.
@@ -64,11 +54,11 @@ class Supervisor:
     def __init__(
         self,
         options: ServerOptions,
-        supervision: SupervisionOptions,
         on_event: Callable[[str], None] = lambda _: None,
+        max_restarts: int = MAX_RESTARTS,
     ) -> None:
         self.server = TritonServer(options)
-        self._supervision, self._on_event = supervision, on_event
+        self._max_restarts, self._on_event = max_restarts, on_event
         self._options = replace(options, **self.server.ports)
         self.failures = 0  # of servers, since the start
         self._recent: deque[float] = deque()
@@ -153,7 +143,7 @@ class Supervisor:
         self._recent.append(now)
         while now - self._recent[0] > WINDOW_S:
             self._recent.popleft()
-        count, most = len(self._recent), self._supervision.max_restarts
+        count, most = len(self._recent), self._max_restarts
         if count > most:
             times = f"failed {count} times in {WINDOW_S / 60:g} minutes, the last time: "
             raise ServerFailedError((times if most else "") + trouble, self.server, code)

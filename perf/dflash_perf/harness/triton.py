@@ -93,7 +93,7 @@ class TritonEndpoint:
             inputs.append(make_input("sampling_param_seed", "UINT64", [seed]))
         last: Response | None = None
         trace.start()  # and again on sending; a request that is never sent needs a time too
-        stream = self._wire.stream(inputs, parameters, outputs=self._outputs, on_send=trace.start)
+        stream = self._wire.infer(inputs, parameters, outputs=self._outputs, on_send=trace.start)
         async with aclosing(stream) as responses:
             async for response in responses:
                 if "text_output" in response.raw:
