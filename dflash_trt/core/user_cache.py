@@ -1,4 +1,4 @@
-"""Files that make the next run faster and may be lost: compiled kernels, timings of tactics."""
+"""Files that make the next run faster and may be lost: compiled kernels."""
 
 from __future__ import annotations
 

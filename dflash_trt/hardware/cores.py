@@ -33,47 +33,24 @@ def available_cores() -> int:
 
 def count_cores(cpus: set[int], root: Path) -> int:
     """The same of the logical CPUs `cpus`, by the /sys and /proc below `root`."""
-    cores = {_core_of(cpu, root) for cpu in cpus}
+    topology = root / "sys/devices/system/cpu"
+    siblings = "topology/thread_siblings_list"  # of the hardware threads of one core
+    cores = {_read(topology / f"cpu{cpu}" / siblings) or str(cpu) for cpu in cpus}
     return max(1, min([len(cores), *(int(quota) for quota in _quotas(root))]))
 
 
-def _core_of(cpu: int, root: Path) -> str:
-    """What the hardware threads of one core have in common."""
-    siblings = root / f"sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list"
-    return _read(siblings) or str(cpu)
-
-
 def _quotas(root: Path) -> Iterator[float]:
-    """CPUs' worth of time that each cgroup above this process may use, of version 2 or 1."""
+    """CPUs' worth of time that each cgroup (version 2) above this process may use."""
+    top = root / "sys/fs/cgroup"
     for line in _read(root / "proc/self/cgroup").splitlines():
-        number, controllers, path = (line.split(":", 2) + ["", ""])[:3]
-        if number == "0":
-            top, read = root / "sys/fs/cgroup", _quota_v2
-        elif "cpu" in controllers.split(","):
-            top, read = root / "sys/fs/cgroup/cpu", _quota_v1
-        else:
-            continue
-        folder = top / path.lstrip("/")
-        for one in (folder, *folder.parents):  # a limit of an outer group holds too
-            quota = read(one)
-            if quota is not None:
-                yield quota
-            if one == top:
-                break
-
-
-def _quota_v2(folder: Path) -> float | None:
-    return _ratio(*(_read(folder / "cpu.max").split() + ["", ""])[:2])
-
-
-def _quota_v1(folder: Path) -> float | None:
-    return _ratio(_read(folder / "cpu.cfs_quota_us"), _read(folder / "cpu.cfs_period_us"))
-
-
-def _ratio(quota: str, period: str) -> float | None:
-    """None where there is no limit: "max", -1, or no such file."""
-    limited = quota.isdecimal() and period.isdecimal() and int(quota) and int(period)
-    return int(quota) / int(period) if limited else None
+        if line.startswith("0::/"):
+            folder = top / line.removeprefix("0::/")
+            for one in (folder, *folder.parents):  # a limit of an outer group holds too
+                quota, _, period = _read(one / "cpu.max").partition(" ")
+                if quota.isdecimal() and int(quota):  # "max" is no limit
+                    yield int(quota) / int(period)
+                if one == top:
+                    break
 
 
 def _read(path: Path) -> str:

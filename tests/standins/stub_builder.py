@@ -1,8 +1,7 @@
 """Builders that parse and configure for real, and write a few bytes where an engine would be.
 
 The contract they believe: a build hands its engine to the stream writer in pieces and returns
-whether it succeeded. TensorRT has no compute capabilities to set; it takes a timing cache, which
-is None where the bytes are another version's, and fills it during the build.
+whether it succeeded. TensorRT has no compute capabilities to set.
 """
 
 from __future__ import annotations
@@ -55,23 +54,10 @@ class FullBuilder(StubBuilder):
     def create_builder_config(self) -> FullConfig:
         return FullConfig(self._builder.create_builder_config())
 
-    def build_serialized_network_to_stream(self, network: Any, config: Any, writer: Any) -> bool:
-        assert config.cache is not None
-        config.cache.builds += 1
-        return super().build_serialized_network_to_stream(network, config, writer)
-
-
-class TimingCache:
-    def __init__(self, builds: int) -> None:
-        self.builds = builds
-
-    def serialize(self) -> bytes:
-        return f"timings {self.builds}".encode()
-
 
 class FullConfig:
     def __init__(self, config: Any) -> None:
-        self.__dict__.update(config=config, cache=None)
+        self.__dict__.update(config=config)
 
     def __getattr__(self, name: str) -> Any:
         assert name not in RTX_ONLY
@@ -80,16 +66,3 @@ class FullConfig:
     def __setattr__(self, name: str, value: Any) -> None:
         assert name not in RTX_ONLY
         setattr(self.config, name, value)
-
-    def create_timing_cache(self, serialized_timing_cache: bytes) -> TimingCache | None:
-        if not serialized_timing_cache:
-            return TimingCache(0)
-        head, _, builds = serialized_timing_cache.decode().rpartition(" ")
-        return TimingCache(int(builds)) if head == "timings" else None
-
-    def set_timing_cache(self, cache: TimingCache | None, ignore_mismatch: bool) -> bool:
-        self.__dict__["cache"] = cache
-        return cache is not None and not ignore_mismatch
-
-    def get_timing_cache(self) -> TimingCache:
-        return self.__dict__["cache"]

@@ -170,7 +170,7 @@ def test_each_range_of_slots_goes_on_beside_the_others(machine: Machine) -> None
                 told.append(decoding.settle(output))
         answers.append(told)
         if ahead:
-            assert one.lookahead.started >= 12 and not one.lookahead.dropped
+            assert one.lookahead.started >= 8 and not one.lookahead.dropped
         else:
             assert not one.lookahead.started
     for got, want in zip(*answers, strict=True):

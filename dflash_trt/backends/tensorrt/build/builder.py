@@ -1,14 +1,14 @@
 """Builds a graph into an engine, straight into its file.
 
 TensorRT-RTX builds for GPUs that are not there (rung 3). TensorRT builds for the one that is: its
-own part below (a timing cache, no compute capability) has run against a stand-in only.
+own part below (no compute capability) has run against a stand-in only.
 """
 
 from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, get_args
@@ -16,12 +16,7 @@ from typing import Any, get_args
 import onnx
 from dflash_plugins.operation import KernelCode
 
-from dflash_trt.backends.tensorrt.build.monitor import (
-    TOTAL_STEPS,
-    held_signals,
-    make_monitor,
-    make_writer,
-)
+from dflash_trt.backends.tensorrt.build.monitor import TOTAL_STEPS, make_monitor, make_writer
 from dflash_trt.backends.tensorrt.build.network import check_network, summarize_network
 from dflash_trt.backends.tensorrt.build.plugins import (
     hand_over,
@@ -45,7 +40,6 @@ from dflash_trt.bundle.manifest import EngineFile
 from dflash_trt.core.files import FileKind, find_file
 from dflash_trt.core.limits import Limits
 from dflash_trt.core.progress import Progress
-from dflash_trt.core.user_cache import read_cache, user_cache_file, write_cache
 from dflash_trt.errors import DflashError
 from dflash_trt.graph.bindings import GraphName, Owner
 from dflash_trt.graph.caches import cache_head_dim
@@ -247,19 +241,15 @@ def _build_with(
     built = profiles(graph, limits, library)
     has_states = any(node.op_type == GROUPS for node in handed.graph.node)
     config = _configure(trt, builder, network, options, built, has_states=has_states)
-    save_timings = None if library.is_rtx else _keep_timings(trt, config, options)
     with path.open("wb") as file:
         writer = make_writer(trt, file)
-        with held_signals() as held:
-            config.progress_monitor = monitor = make_monitor(trt, progress.advance, held)
-            succeeded = builder.build_serialized_network_to_stream(network, config, writer)
+        config.progress_monitor = monitor = make_monitor(trt, progress.advance)
+        succeeded = builder.build_serialized_network_to_stream(network, config, writer)
         monitor.check()
         writer.check()
     raise_callback_failure()
     if not succeeded or path.stat().st_size == 0:
         raise RefusedError(library, "build it", f"{graph}.onnx", logger.errors)
-    if save_timings is not None:
-        save_timings()
     described = {
         "library": f"{library.module} {trt.__version__}",
         "arch": options.arch.name,
@@ -281,23 +271,6 @@ def _build_with(
         operations=operation_forms(handed, plugins),
         plugin_caches=caches,
     )
-
-
-def _keep_timings(trt: Any, config: Any, options: EngineOptions) -> Callable[[], None]:
-    """Gives a build what TensorRT measured of this GPU's tactics; what saves that afterwards."""
-    path = user_cache_file(f"timing-{trt.__version__}-{options.arch.name}.cache")
-    kept = []  # TensorRT wants the cache to outlive the build.
-    # A cache of another GPU or version is refused, and the build starts with an empty one.
-    for data in (read_cache(path), b""):
-        kept.append(config.create_timing_cache(data))
-        if kept[-1] and config.set_timing_cache(kept[-1], ignore_mismatch=False):
-            break
-
-    def save() -> None:
-        write_cache(path, bytes(config.get_timing_cache().serialize()))
-        kept.clear()
-
-    return save
 
 
 def _configure(

@@ -7,7 +7,6 @@ its small outputs. All calls share the same two buffers: they run one after anot
 from __future__ import annotations
 
 import math
-from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -44,22 +43,9 @@ class Staging:
         self._device, self.size = device, size
         self.address = device.allocate(size, purpose)
         self.host = device.allocate_host(size)
-        self._twins: deque[tuple[HostBytes, int]] = deque(maxlen=2)
 
     def upload(self, size: int) -> None:
         self._device.upload(self.address, self.host[:size])
-
-    def upload_apart(self, size: int, fill: Callable[[HostBytes], None]) -> None:
-        """Enqueues an upload that nobody waits for, of a further twin, which `fill` writes."""
-        if len(self._twins) < 2:
-            host, event = self._device.allocate_host(self.size), self._device.make_event()
-        else:
-            host, event = self._twins[0]
-            self._device.wait(event)
-        fill(host)
-        self._device.upload(self.address, host[:size])
-        self._device.record(event)
-        self._twins.append((host, event))
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -147,17 +147,12 @@ class TensorRtExecutor:
             self._rows.hold(ends)
         else:
             logits = self._enqueue(bound, call, frame, scores, ends)
-        goes_on = call.ahead and self.limits.draws and scores is Scores.NONE
         # A step that nobody asks for would take a state past rows that it must not have.
-        goes_on = goes_on and not self.states
-        at_once = goes_on and self.lookahead.has_inputs(step)
-        if at_once:
+        if call.ahead and self.limits.draws and scores is Scores.NONE and not self.states:
             self._go_on(step)
         choices = self._finish(bound)[frame.live]
         self.states.end(call.slots, call.starts, call.rows)
         self.lookahead.know()
-        if goes_on and not at_once:
-            self._go_on_apart(step)
         drafted = self._read(bound, io.DRAFT_TOKEN_IDS)[frame.live]
         return SpeculationOutput(drafted, choices, logits, self._candidates(bound, frame, scores))
 
@@ -236,7 +231,7 @@ class TensorRtExecutor:
         self.lookahead.fills(bound, call.first_slot)
         self._clear_idle(call.slots)
         self._rows.hold(ends)
-        self._fill(bound, call, frame, self._inputs.host)
+        self._fill(bound, call, frame)
         self._inputs.upload(bound.inputs.size)
         self.states.lose(call.slots)
         self.runner.run(bound, is_step=call.is_step)
@@ -249,10 +244,9 @@ class TensorRtExecutor:
         self._results.download(bound.copied(scores))
         return logits
 
-    def _fill(
-        self, bound: BoundCall, call: TargetCall | StepCall, frame: Frame, host: HostBytes
-    ) -> None:
-        """Writes a call's inputs, zeros for idle rows, to `host`, to be uploaded from there."""
+    def _fill(self, bound: BoundCall, call: TargetCall | StepCall, frame: Frame) -> None:
+        """Writes a call's inputs, zeros for idle rows, where they are uploaded from."""
+        host = self._inputs.host
         if isinstance(call, StepCall):
             blocks = call.block_ids(self.limits.mask_token_id)
             arguments = {io.BLOCK_IDS: blocks, io.LOGIT_ROWS: np.arange(call.rows)}
@@ -284,8 +278,8 @@ class TensorRtExecutor:
                 self.caches.clear(slot, end, begin=begin)
 
     def _go_on(self, step: Step) -> None:
-        """Enqueues the step behind `step` too, if it replays a graph and its rows will fit."""
-        if step.bound.graph is None:
+        """Enqueues the step behind `step` too, if the device has its inputs and its rows fit."""
+        if step.bound.graph is None or not self.lookahead.has_inputs(step):
             return
         try:
             ends = self._check(replace(step.call, starts=step.call.starts + step.call.rows))
@@ -293,27 +287,6 @@ class TensorRtExecutor:
             return
         self._rows.hold(ends)
         self.lookahead.start(step)
-
-    def _go_on_apart(self, step: Step) -> None:
-        """The same behind a step that has been waited for, since when others used the buffers."""
-        outputs, live = step.bound.outputs, step.frame.live
-        anchors = outputs.view(self._results.host, io.NEXT_BLOCK_IDS)[live, 0].copy()
-        starts = outputs.view(self._results.host, io.NEW_START)[live].copy()
-        call = replace(step.call, anchors=anchors, starts=starts)
-        try:
-            ends = self._check(call)
-        except ValueError:
-            return
-        frame = self._rows.frame(call)
-        bound = self._bind(call, frame)
-        if bound.graph is None:
-            return
-        self._clear_idle(call.slots)
-        self._rows.hold(ends)
-        self._inputs.upload_apart(bound.inputs.size, partial(self._fill, bound, call, frame))
-        self.lookahead.fills(bound, call.first_slot)
-        assert call.sampling is not None
-        self.lookahead.launch(Step(bound, replace(call, sampling=call.sampling.copy()), frame))
 
     def _finish(self, bound: BoundCall) -> Int64Array:
         """Waits for the call; its choices."""

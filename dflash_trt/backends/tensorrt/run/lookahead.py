@@ -109,15 +109,11 @@ class Lookahead:
         starts = outputs.view(host, NEW_START)[live]
         sampling = call.sampling.copy()
         following = replace(call, anchors=anchors, starts=starts, sampling=sampling)
-        self._unknown = Step(bound, following, step.frame)
-        self.launch(self._unknown)
-
-    def launch(self, step: Step) -> None:
-        """Enqueues a step whose inputs are on the device, or on their way there."""
-        assert step.bound.graph is not None
-        self._device.launch(step.bound.graph)
-        step.side = self._results.download_ahead(step.bound.copied(Scores.NONE))
-        self._begun.append(step)
+        assert bound.graph is not None
+        self._device.launch(bound.graph)
+        side = self._results.download_ahead(bound.copied(Scores.NONE))
+        self._unknown = Step(bound, following, step.frame, side)
+        self._begun.append(self._unknown)
         self.started += 1
 
     def know(self) -> None:

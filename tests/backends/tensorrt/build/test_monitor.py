@@ -1,30 +1,27 @@
-"""Nested phases as one bar, and signals that wait until TensorRT has returned."""
+"""Nested phases as one bar, and exceptions that wait until TensorRT has returned."""
 
 from __future__ import annotations
 
-import signal
+import io
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from dflash_trt.backends.tensorrt.build.monitor import (
-    TOTAL_STEPS,
-    HeldSignals,
-    held_signals,
-    make_monitor,
-)
+from dflash_trt.backends.tensorrt.build.monitor import TOTAL_STEPS, make_monitor, make_writer
+
+TRT = SimpleNamespace(IProgressMonitor=object, IStreamWriter=object)
 
 
-def monitor(shown: list[int], held: HeldSignals | None = None) -> Any:
-    trt = SimpleNamespace(IProgressMonitor=object)
-    return make_monitor(trt, shown.append, held or HeldSignals())
+def monitor(advance: Callable[[int], None]) -> Any:
+    return make_monitor(TRT, advance)
 
 
 def test_phases_share_out_their_parents_step() -> None:
     """A bar never goes back, and never past its end."""
     shown: list[int] = []
-    phases = monitor(shown)
+    phases = monitor(shown.append)
     phases.phase_start("build", None, 2)
     phases.phase_start("clone", "build", 4)
     reached = {"clone": [1, 2, 3, 4], "build": [4]}
@@ -42,16 +39,18 @@ def test_phases_share_out_their_parents_step() -> None:
     assert all(count > 0 for count in shown)
 
 
-def test_a_signal_waits_for_the_end() -> None:
-    before = signal.getsignal(signal.SIGINT)
-    reached = False
-    with pytest.raises(KeyboardInterrupt), held_signals() as held:
-        phases = monitor([], held)
-        phases.phase_start("build", None, 2)
-        assert phases.step_complete("build", 0)
-        signal.raise_signal(signal.SIGINT)
-        assert held.number == signal.SIGINT and not phases.step_complete("build", 1)
+def test_what_a_callback_raises_waits_for_the_end() -> None:
+    def interrupt(count: int) -> None:
+        raise KeyboardInterrupt
+
+    phases = monitor(interrupt)
+    phases.phase_start("build", None, 2)
+    assert not phases.step_complete("build", 0)
+    with pytest.raises(KeyboardInterrupt):
         phases.check()
-        reached = True
-    assert reached
-    assert signal.getsignal(signal.SIGINT) is before
+    file = io.BytesIO()
+    file.close()
+    writer = make_writer(TRT, file)
+    assert writer.write(b"x") == 0
+    with pytest.raises(ValueError, match="closed"):
+        writer.check()
