@@ -7,8 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from dflash_trt.building.bundle_writer import TOKENIZER_FILES, BuildOptions, build_bundle
+from dflash_trt.building.bundle_writer import TOKENIZER_FILES, build_bundle
 from dflash_trt.building.observing.observe import estimate_memory
+from dflash_trt.building.spec import BuildSpec, CacheOptions
 from dflash_trt.bundle.bundle import Bundle, open_bundle
 from dflash_trt.core.files import exists, find_file
 from dflash_trt.core.free_memory import available_memory
@@ -68,10 +69,11 @@ class PairBuilder:
         file = destination.parent / f".{destination.name}-prompts.jsonl" if prompts else None
         if file is not None:
             write_lines(file, ({"prompt": text} for text in prompts))
-        options = BuildOptions(overwrite=overwrite, cache_dtype=self.target.cache_dtype)
+        caches = CacheOptions(kv_dtype=self.target.cache_dtype.value)
+        spec = BuildSpec(overwrite=overwrite, caches=caches)
         told, name = progress or SilentProgress(), self.target.name
         try:
-            build_bundle(pair, config, name, destination, options, told, prompts=file)
+            build_bundle(pair, config, name, destination, spec, told, prompts=file)
         finally:
             if file is not None:
                 file.unlink(missing_ok=True)
