@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any
 
 from dflash_trt.backends.onnxruntime.executor import OnnxRuntimeExecutor
 from dflash_trt.backends.registry import open_executor
-from dflash_trt.building.bundle_writer import BuildOptions, build_bundle
+from dflash_trt.backends.tensorrt.build.builder import EngineOptions
+from dflash_trt.building.bundle_writer import build_bundle
+from dflash_trt.building.spec import BuildSpec, CacheOptions
 from dflash_trt.bundle.bundle import Bundle, open_bundle
-from dflash_trt.core.limits import PAGE_SIZE
 from dflash_trt.core.progress import Progress, SilentProgress
-from dflash_trt.graph.form import CacheDtype
 from dflash_trt.models.build_config import BuildConfig
 from dflash_trt.models.draft import read_draft
 from dflash_trt.models.pair_check import Pair, check_pair
@@ -110,27 +110,40 @@ class PairFactory:
         checkpoints = (family, target or {}, draft or {}, dflash or {}, fit_steps, quantize or {})
         made = self._shared.folder(_write_checkpoints, *checkpoints)
         shutil.copytree(made, folder)
-        options = BuildOptions(
-            copy_weights=copy_weights,
-            **({} if paging is None else {"page_size": PAGE_SIZE} | dict(paging)),
-            cache_dtype=CacheDtype(kv_dtype),
-        )
+        spec = BuildSpec(copy_weights=copy_weights, caches=caches(paging, kv_dtype))
         sizes = {"max_seq_len": max_seq_len, "max_batch": max_batch}
         if prefill_chunk is not None:
             sizes["prefill_chunk"] = prefill_chunk
-        built = bundle_pair(folder, options, **sizes)
+        built = bundle_pair(folder, spec, **sizes)
         self._pairs[key] = built
         return built
 
 
-def bundle_pair(folder: Path, options: BuildOptions, **limits: int) -> TinyPair:
+def caches(paging: Mapping[str, int] | None = None, kv_dtype: Any = "auto") -> CacheOptions:
+    """The caches' options: `paging` has page_size and pages, where there are any."""
+    if paging is None:
+        return CacheOptions(kv_dtype=kv_dtype)
+    return CacheOptions(
+        kv_layout="paged",
+        kv_dtype=kv_dtype,
+        page_size=paging.get("page_size"),
+        kv_pages=paging.get("pages"),
+    )
+
+
+def bundle_pair(folder: Path, spec: BuildSpec, **limits: int) -> TinyPair:
     """The checkpoints in `folder`/target and draft, and their bundle beside them."""
     pair = check_pair(read_target(folder / "target"), read_draft(folder / "draft"))
-    return TinyPair(folder, pair, write_bundle(pair, folder / "bundle", options, **limits))
+    return TinyPair(folder, pair, write_bundle(pair, folder / "bundle", spec, **limits))
 
 
 def write_bundle(
-    pair: Pair, folder: Path, options: BuildOptions, progress: Progress | None = None, **limits: int
+    pair: Pair,
+    folder: Path,
+    spec: BuildSpec,
+    progress: Progress | None = None,
+    engines: EngineOptions | None = None,
+    **limits: int,
 ) -> Bundle:
     """A bundle in `folder`; `limits` are keys of a build configuration."""
     config = BuildConfig.model_validate(
@@ -143,7 +156,8 @@ def write_bundle(
         }
         | limits
     )
-    build_bundle(pair, config, "tiny", folder, options, progress or SilentProgress())
+    told = progress or SilentProgress()
+    build_bundle(pair, config, "tiny", folder, spec, told, engines=engines)
     return open_bundle(folder)
 
 

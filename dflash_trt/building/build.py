@@ -7,18 +7,12 @@ from pathlib import Path
 
 from dflash_trt.backends.tensorrt.build.builder import EngineOptions, local_arch
 from dflash_trt.backends.tensorrt.library import LIBRARIES, find_arch, load_library
-from dflash_trt.building.bundle_writer import BuildOptions, build_bundle
+from dflash_trt.building.bundle_writer import build_bundle
 from dflash_trt.building.deployment import BuiltDeployment, build_deployment
 from dflash_trt.building.named_pair import find_config
 from dflash_trt.building.profile import on_profile
-from dflash_trt.building.recipe import (
-    PrecisionRecipe,
-    check_idle_options,
-    choose_recipe,
-    find_texts,
-    pair_quantization,
-    precision_places,
-)
+from dflash_trt.building.quantize import plan_quantization
+from dflash_trt.building.recipe import choose_precisions, find_texts
 from dflash_trt.building.sources import fetch, find_source
 from dflash_trt.building.spec import BuildSpec
 from dflash_trt.bundle.manifest import Manifest
@@ -63,10 +57,34 @@ def build(spec: BuildSpec, progress: Progress) -> BuiltBundle | BuiltDeployment:
     if spec.is_deployment:
         assert name is not None
         return build_deployment(spec, config, path, name, progress)
-    recipe = choose_recipe(config, precision_places(spec.precision, path), spec.executor)
-    engines = _choose_engines(spec, profile, recipe.compute)
-    check_idle_options(recipe, spec.precision)
-    return _write_bundle(spec, config, path, recipe, engines, progress)
+    compute, algorithms = choose_precisions(config, spec.precision, path, spec.executor)
+    engines = _choose_engines(spec, profile, compute)
+    texts = find_texts(config, path, spec.precision.calibration) if algorithms else None
+    output = spec.output or Path(f"{path.stem}-bundle")
+    check_destination(output, overwrite=spec.overwrite)  # before anything is downloaded
+    folders = []
+    for source, given, option in (
+        (config.target, spec.checkpoints.target_checkpoint, "--target-checkpoint"),
+        (config.draft, spec.checkpoints.draft_checkpoint, "--draft-checkpoint"),
+    ):
+        folders.append(given or fetch(find_source(source, path, None, option), path, option))
+    progress.stage("reading checkpoints", None)
+    pair = check_pair(read_target(folders[0]), read_draft(folders[1]))
+    plan = None
+    if texts is not None:
+        plan = plan_quantization(
+            pair,
+            algorithms,
+            texts,
+            exclude=config.exclude,
+            quantize_lm_head=spec.precision.quantize_lm_head,
+            kv_scales=spec.cache_dtype is CacheDtype.FP8,
+        )
+    prompts, arguments = _prompts(config, path), (pair, config, path.stem, output, spec, progress)
+    manifest = build_bundle(*arguments, engines=engines, plan=plan, prompts=prompts)
+    ends = manifest.target.eos_token_ids
+    added = next((one for one in ends if one not in pair.target.eos_token_ids), None)
+    return BuiltBundle(output, manifest, added)
 
 
 def _choose_engines(
@@ -97,51 +115,6 @@ def _profile_arch(profile: HardwareProfile, arch: str | None) -> str:
     if what is not None:
         raise DflashError(what, where="--profile", fix=fix, usage=True)
     return own
-
-
-def _write_bundle(
-    spec: BuildSpec,
-    config: BuildConfig,
-    path: Path,
-    recipe: PrecisionRecipe,
-    engines: EngineOptions | None,
-    progress: Progress,
-) -> BuiltBundle:
-    texts = find_texts(recipe, config, path, spec.precision.calibration)
-    output = spec.output or Path(f"{path.stem}-bundle")
-    check_destination(output, overwrite=spec.overwrite)  # before anything is downloaded
-    folders = []
-    for source, given, option in (
-        (config.target, spec.checkpoints.target_checkpoint, "--target-checkpoint"),
-        (config.draft, spec.checkpoints.draft_checkpoint, "--draft-checkpoint"),
-    ):
-        folders.append(given or fetch(find_source(source, path, None, option), path, option))
-    progress.stage("reading checkpoints", None)
-    pair = check_pair(read_target(folders[0]), read_draft(folders[1]))
-    prompts = _prompts(config, path)
-    quantization = None
-    if texts is not None:
-        quantization = pair_quantization(
-            recipe,
-            pair,
-            texts,
-            quantize_lm_head=spec.precision.quantize_lm_head,
-            kv_scales=spec.cache_dtype is CacheDtype.FP8,
-        )
-    options = BuildOptions(
-        copy_weights=spec.copy_weights,
-        hash_weights=spec.hash_weights,
-        overwrite=spec.overwrite,
-        engines=engines,
-        page_size=spec.page_size,
-        pages=spec.caches.kv_pages,
-        cache_dtype=spec.cache_dtype,
-        quantization=quantization,
-    )
-    manifest = build_bundle(pair, config, path.stem, output, options, progress, prompts=prompts)
-    ends = manifest.target.eos_token_ids
-    added = next((one for one in ends if one not in pair.target.eos_token_ids), None)
-    return BuiltBundle(output, manifest, added)
 
 
 def _prompts(config: BuildConfig, config_path: Path) -> Path | None:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
 
 from dflash_trt.backends.tensorrt.build.builder import EngineOptions, library_version
 from dflash_trt.building.engines import build_engines, check_engines
-from dflash_trt.building.quantize import PairQuantization, plan_quantization, quantize_pair
+from dflash_trt.building.quantize import QuantizationPlan, quantize_pair
+from dflash_trt.building.spec import BuildSpec
 from dflash_trt.bundle.dims import draft_dims, target_dims
 from dflash_trt.bundle.graph_folder import GraphFolder
 from dflash_trt.bundle.manifest import (
@@ -50,72 +51,62 @@ TOKENIZER_FILES = {
 LIBRARIES = ("numpy", "onnx", "onnxruntime", "safetensors", "tokenizers")
 
 
-@dataclass(frozen=True, slots=True)
-class BuildOptions:
-    """How to write a bundle, beyond what the configuration says.
-
-    `engines` None makes a bundle for the CPU, which runs the graphs themselves; `quantization`
-    None builds the checkpoints as they are. `page_size` None gives linear KV caches, `pages` None
-    as many as all full sequences need. Engines need plugins for paged and for FP8 caches.
-    """
-
-    copy_weights: bool = False
-    hash_weights: bool = False
-    overwrite: bool = False
-    engines: EngineOptions | None = None
-    quantization: PairQuantization | None = None
-    page_size: int | None = None
-    pages: int | None = None
-    cache_dtype: CacheDtype = CacheDtype.COMPUTE
-
-
 def build_bundle(
     pair: Pair,
     config: BuildConfig,
     name: str,
     destination: Path,
-    options: BuildOptions,
+    spec: BuildSpec,
     progress: Progress,
     *,
+    engines: EngineOptions | None = None,
+    plan: QuantizationPlan | None = None,
     prompts: Path | None = None,
 ) -> Manifest:
     """Writes a bundle of `pair` to `destination`, whole or not at all.
 
     Weights are referenced, never loaded: memory stays at the size of the graphs and the RoPE
-    tables, unless engines are built or activations observed. `prompts` is a .jsonl to carry along,
-    which `verify` uses when given no others.
+    tables, unless engines are built or activations observed.
+
+    Args:
+        config: with the limits and precisions of `spec`, whose other options count.
+        engines: to build; None makes a bundle for the CPU, which runs the graphs themselves.
+        plan: what is quantised of `pair`; None builds the checkpoints as they are.
+        prompts: a .jsonl to carry along, which `verify` uses when given no others.
 
     Raises:
         DflashError: limits do not fit the pair, it cannot be quantised, an engine cannot be built,
             or a file cannot be read or written.
     """
-    _check_kind(pair, options)
+    fp8, page_size = spec.cache_dtype is CacheDtype.FP8, spec.page_size
+    kernels = engines is not None and (fp8 or page_size is not None)
+    wanted = {PairFeature.KERNEL_CACHES: kernels, PairFeature.FP8_CACHES: fp8}
+    check_pair_features(pair, [feature for feature, is_wanted in wanted.items() if is_wanted])
     limits = _limits(pair, config)
     end_ids = _find_end_ids(pair)
-    if options.cache_dtype is CacheDtype.FP8:
-        _check_kv_scales(pair)
-    plan = engines = pool = None
-    if options.quantization is not None:
-        plan = plan_quantization(pair, options.quantization)
-    if options.page_size is not None:
+    if fp8:  # reads the scales that the graphs will hold: later is after a pair is quantised
+        for one in (pair.target, pair.draft):
+            for layer in range(one.num_layers):
+                read_kv_scales(one.checkpoint.tensors, one.weights, one.quantization, layer)
+    pool = None
+    if page_size is not None:
         windows = (*pair.target.sizes.windows, *pair.draft.sizes.windows)
-        pool = choose_pool(limits, options.page_size, options.pages, windows)
+        pool = choose_pool(limits, page_size, spec.caches.kv_pages, windows)
     form = GraphForm(
         page_size=None if pool is None else pool.page_size,
         windows=() if pool is None else pool.windows,
-        cache_dtype=options.cache_dtype,
+        cache_dtype=spec.cache_dtype,
         replay=limits.block_size if pair.target.sizes.has_state else None,
     )
     libraries = {library: version(library) for library in LIBRARIES}
-    if options.engines is not None:
-        form = options.engines.form(form)
-        check_engines(pair, limits, options.engines, form, pool, plan)
-        library = options.engines.library
-        libraries[library.module] = library_version(library)
-    length = engine_cache_length(limits, pair.target.sizes, form)
-    if options.engines is not None:
+    if engines is not None:
+        form = engines.form(form)
+        check_engines(pair, limits, engines, form, pool, plan)
+        libraries[engines.library.module] = library_version(engines.library)
+        length = engine_cache_length(limits, pair.target.sizes, form)
         form = replace(form, cache_length=length).with_pages(pool)
-    with staged_folder(destination, overwrite=options.overwrite) as folder:
+    built = None
+    with staged_folder(destination, overwrite=spec.overwrite) as folder:
         # Beside the bundle in its temporary folder: on its filesystem, and gone when that goes.
         written = folder.with_name("quantized")
         if plan is not None:
@@ -125,7 +116,7 @@ def build_bundle(
             {"target": pair.target.weights, "draft": pair.draft.weights},
             destination,
             progress,
-            copy=options.copy_weights,
+            copy=spec.copy_weights,
             written=written,
         )
         graphs.describe_weights("target", pair.target.checkpoint)
@@ -135,8 +126,8 @@ def build_bundle(
         has_tokenizer = _copy_tokenizer(pair, folder)
         if prompts is not None:
             copy_small(prompts, folder / PROMPTS_NAME, FileKind.PROMPTS, named=True)
-        if options.engines is not None:
-            engines = build_engines(folder, limits, length, options.engines, progress)
+        if engines is not None:
+            built = build_engines(folder, limits, length, engines, progress)
         origin: Origin = "quantized"
         if plan is None:
             origin = "copied" if graphs.has_copies else "linked"
@@ -144,7 +135,7 @@ def build_bundle(
             schema_version=SCHEMA_VERSION,
             name=printable(name),
             created_by=f"dflash-trt {__version__}",
-            executor="cpu" if options.engines is None else options.engines.library.executor,
+            executor="cpu" if engines is None else engines.library.executor,
             compute_dtype=form.precision.value,
             target=target_dims(pair, end_ids),
             draft=draft_dims(pair),
@@ -152,25 +143,13 @@ def build_bundle(
             weights=origin,
             tokenizer=has_tokenizer,
             libraries=libraries,
-            files=_describe_files(graphs, options, progress),
-            engines=engines,
+            files=_describe_files(graphs, spec, progress),
+            engines=built,
             page_pool=pool,
-            kv_dtype=options.cache_dtype.value,
+            kv_dtype=spec.cache_dtype.value,
         )
         (folder / MANIFEST_NAME).write_bytes(manifest.encode())
     return manifest
-
-
-def _check_kind(pair: Pair, options: BuildOptions) -> None:
-    """Refuses what has no graph for the kind of draft or target; DflashError (usage)."""
-    fp8 = options.cache_dtype is CacheDtype.FP8
-    kernels = options.engines is not None and (fp8 or options.page_size is not None)
-    wanted = {
-        PairFeature.KERNEL_CACHES: kernels,
-        PairFeature.QUANTIZING: options.quantization is not None,
-        PairFeature.FP8_CACHES: fp8,
-    }
-    check_pair_features(pair, [feature for feature, is_wanted in wanted.items() if is_wanted])
 
 
 def _limits(pair: Pair, config: BuildConfig) -> Limits:
@@ -235,13 +214,6 @@ def _find_end_ids(pair: Pair) -> tuple[int, ...]:
     return tokenizer.end_ids(target.eos_token_ids)
 
 
-def _check_kv_scales(pair: Pair) -> None:
-    """Reads the scales that the graphs will hold: later would be after a pair is quantised."""
-    for spec in (pair.target, pair.draft):
-        for layer in range(spec.num_layers):
-            read_kv_scales(spec.checkpoint.tensors, spec.weights, spec.quantization, layer)
-
-
 def _copy_tokenizer(pair: Pair, folder: Path) -> bool:
     """Copies what text needs; False where the checkpoint has no tokenizer.json."""
     source = pair.target.checkpoint.path
@@ -254,21 +226,19 @@ def _copy_tokenizer(pair: Pair, folder: Path) -> bool:
     return True
 
 
-def _describe_files(
-    graphs: GraphFolder, options: BuildOptions, progress: Progress
-) -> list[BundleFile]:
+def _describe_files(graphs: GraphFolder, spec: BuildSpec, progress: Progress) -> list[BundleFile]:
     """Sizes and hashes of everything in the folder."""
     folder = graphs.folder
     described: list[BundleFile] = []
     paths = sorted(path for path in folder.rglob("*") if path.is_file())
-    if options.hash_weights:
+    if spec.hash_weights:
         progress.stage("hashing weights", sum(path.stat().st_size for path in paths))
     for path in paths:
         name = path.relative_to(folder).as_posix()
         source = graphs.weights.get(name)
         content: str | None
-        if source is None or options.hash_weights:
-            content = file_sha256(path, progress.advance if options.hash_weights else None)
+        if source is None or spec.hash_weights:
+            content = file_sha256(path, progress.advance if spec.hash_weights else None)
         else:
             content = blob_sha256(source)
         described.append(

@@ -9,13 +9,7 @@ from pathlib import Path
 from dflash_trt.building.bundle_writer import TOKENIZER_NAME
 from dflash_trt.building.profile import is_plain
 from dflash_trt.building.quantize import plan_quantization, quantize_pair
-from dflash_trt.building.recipe import (
-    check_idle_options,
-    choose_recipe,
-    find_texts,
-    pair_quantization,
-    precision_places,
-)
+from dflash_trt.building.recipe import choose_precisions, find_texts
 from dflash_trt.building.sources import fetch, find_source, read_shapes
 from dflash_trt.building.spec import BuildSpec, DeploymentRequest
 from dflash_trt.bundle.support import PRECISIONS, TRTLLM, check_executor
@@ -104,8 +98,7 @@ def build_deployment(
         describe_deployment(plan, sources)  # refuses what it must before anything is downloaded
         sources, quantize = _quantization(sources, config, path, spec, output, progress)
     else:
-        recipe = choose_recipe(config, precision_places(spec.precision, path), TRTLLM)
-        check_idle_options(recipe, spec.precision)
+        choose_precisions(config, spec.precision, path, TRTLLM)
     record = write_deployment(
         plan,
         sources,
@@ -170,23 +163,26 @@ def _quantization(
         key: "bf16" for key in ("precision", "draft_precision") if getattr(config, key) is None
     }
     config = config.model_copy(update=unquantised)
-    recipe = choose_recipe(config, precision_places(options, path), TRTLLM)
-    texts = find_texts(recipe, config, path, options.calibration)
-    assert texts is not None
+    _, algorithms = choose_precisions(config, options, path, TRTLLM)
+    texts = find_texts(config, path, options.calibration)
     target = fetch(sources.target, path, "--target-checkpoint")
     draft = fetch(sources.draft, path, "--draft-checkpoint")
-    pair = check_pair(read_target(target), read_draft(draft))
-    wanted = pair_quantization(recipe, pair, texts, quantize_lm_head=options.quantize_lm_head)
-    planned = plan_quantization(pair, wanted)
+    planned = plan_quantization(
+        check_pair(read_target(target), read_draft(draft)),
+        algorithms,
+        texts,
+        exclude=config.exclude,
+        quantize_lm_head=options.quantize_lm_head,
+    )
 
     def quantize(folder: Path) -> Mapping[str, Path]:
         made = quantize_pair(planned, folder, output, progress)
         paths = {"target": made.target.checkpoint.path, "draft": made.draft.checkpoint.path}
-        return {role: path for role, path in paths.items() if role in recipe.algorithms}
+        return {role: path for role, path in paths.items() if role in algorithms}
 
-    if "target" in recipe.algorithms:
+    if "target" in algorithms:
         sources = replace(sources, target=ModelSource(folder=target))
-    if "draft" in recipe.algorithms:
+    if "draft" in algorithms:
         sources = replace(sources, draft=ModelSource(folder=draft))
-    precision = {str(role): one.algorithm for role, one in recipe.algorithms.items()}
+    precision = {str(role): one.algorithm for role, one in algorithms.items()}
     return replace(sources, precision=precision), quantize

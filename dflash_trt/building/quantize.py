@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from dflash_trt.building.observing.observe import observe
+from dflash_trt.bundle.support import PairFeature, check_pair_features
 from dflash_trt.core.files import resolved
 from dflash_trt.core.formats import Format
 from dflash_trt.core.links import check_space
@@ -26,30 +28,12 @@ from dflash_trt.quantization.linears import (
     select_linears,
 )
 from dflash_trt.quantization.scales import Activations, states_scales
-
-PairAmax = Mapping[Owner, Mapping[str, float]]
-"""Largest input magnitude of each linear, by model and role."""
-
-
-@dataclass(frozen=True, slots=True)
-class PairQuantization:
-    """What of a pair is quantised, and how.
-
-    `algorithms` holds the models that are; `exclude` patterns count for both of them. With
-    `kv_scales` they also get the scales of FP8 KV caches, where they have none.
-    `observe` runs the pair as it is and may put temporary files into the folder given.
-    """
-
-    algorithms: Mapping[Owner, Format]
-    observe: Callable[[Pair, Path, Progress], PairAmax]
-    exclude: tuple[str, ...] = ()
-    quantize_lm_head: bool = False
-    kv_scales: bool = False
+from dflash_trt.text.prompts import encode_calibration
 
 
 @dataclass(frozen=True, slots=True)
 class QuantizationPlan:
-    """A pair and what becomes of it, checked.
+    """A pair and what becomes of it, checked, calibrated on `sequences` of token ids.
 
     `stored_bytes` are what the linears to be quantised will weigh, scales included, by model
     and role.
@@ -58,21 +42,37 @@ class QuantizationPlan:
     pair: Pair
     options: Mapping[Owner, QuantizeOptions]
     stored_bytes: Mapping[Owner, Mapping[str, int]]
-    observe: Callable[[Pair, Path, Progress], PairAmax]
+    sequences: Sequence[Sequence[int]]
 
     def spec(self, owner: Owner) -> DecoderSpec:
         return self.pair.target if owner == "target" else self.pair.draft
 
 
-def plan_quantization(pair: Pair, wanted: PairQuantization) -> QuantizationPlan:
-    """Checks what `wanted` asks of `pair`, before anything is read or written.
+def plan_quantization(
+    pair: Pair,
+    algorithms: Mapping[Owner, Format],
+    texts: Path,
+    *,
+    exclude: tuple[str, ...] = (),
+    quantize_lm_head: bool = False,
+    kv_scales: bool = False,
+) -> QuantizationPlan:
+    """Checks what is asked of `pair`, before any weight is read or written.
+
+    Args:
+        algorithms: of the models that are quantised.
+        texts: prompts to calibrate with.
+        exclude: patterns of modules that are not quantised, of either model.
+        kv_scales: whether they also get the scales of FP8 KV caches, where they have none.
 
     Raises:
-        DflashError: a model is quantised already, a pattern matches nothing in either, or see
-            `select_linears`.
+        DflashError: a kind of pair or a model that cannot be quantised, a pattern that matches
+            nothing in either, no tokenizer, or an empty text.
     """
+    check_pair_features(pair, [PairFeature.QUANTIZING])
+    sequences = encode_calibration(pair.target.checkpoint.path, texts)
     specs: dict[Owner, DecoderSpec] = {"target": pair.target, "draft": pair.draft}
-    specs = {owner: spec for owner, spec in specs.items() if owner in wanted.algorithms}
+    specs = {owner: spec for owner, spec in specs.items() if owner in algorithms}
     for owner, spec in specs.items():
         option = "--precision" if owner == "target" else "--draft-precision bf16"
         verb = "leave out" if owner == "target" else "add"
@@ -80,8 +80,8 @@ def plan_quantization(pair: Pair, wanted: PairQuantization) -> QuantizationPlan:
         if has_mxfp4_experts(spec.checkpoint.config):
             fix += ", or write it with `dflash-trt quantize` and build that"
         refuse_quantized(spec, fix)
-    matched = {owner: matching_patterns(spec, wanted.exclude) for owner, spec in specs.items()}
-    for pattern in wanted.exclude:
+    matched = {owner: matching_patterns(spec, exclude) for owner, spec in specs.items()}
+    for pattern in exclude:
         if not any(pattern in patterns for patterns in matched.values()):
             raise DflashError(
                 f"{pattern!r} matches no linear of {' or '.join(specs)}",
@@ -93,10 +93,10 @@ def plan_quantization(pair: Pair, wanted: PairQuantization) -> QuantizationPlan:
         owner: QuantizeOptions(
             algorithm,
             exclude=matched[owner],
-            quantize_lm_head=wanted.quantize_lm_head and owner == "target",
-            kv_scales=wanted.kv_scales and not states_scales(specs[owner]),
+            quantize_lm_head=quantize_lm_head and owner == "target",
+            kv_scales=kv_scales and not states_scales(specs[owner]),
         )
-        for owner, algorithm in wanted.algorithms.items()
+        for owner, algorithm in algorithms.items()
     }
     stored = {
         owner: {
@@ -105,7 +105,7 @@ def plan_quantization(pair: Pair, wanted: PairQuantization) -> QuantizationPlan:
         }
         for owner, spec in specs.items()
     }
-    return QuantizationPlan(pair, options, stored, wanted.observe)
+    return QuantizationPlan(pair, options, stored, sequences)
 
 
 def quantize_pair(
@@ -120,7 +120,8 @@ def quantize_pair(
         sizes = (planned_bytes(plan.spec(owner), own) for owner, own in plan.options.items())
         check_space(sum(sizes), folder, destination, "the quantized weights need")
         # As in ModelOpt, the draft's scales hold for the features of a target in high precision.
-        amax = plan.observe(plan.pair, folder, progress)
+        target, draft = plan.pair.target, plan.pair.draft
+        amax = observe(target, draft, plan.sequences, progress, workspace=folder)
         quantized: dict[Owner, Path] = {}
         for owner, options in plan.options.items():
             spec = plan.spec(owner)
@@ -133,8 +134,10 @@ def quantize_pair(
                 quantized[owner],
                 _NamedProgress(progress, owner),
             )
-    target = read_target(quantized["target"]) if "target" in quantized else plan.pair.target
-    draft = read_draft(quantized["draft"]) if "draft" in quantized else plan.pair.draft
+    if "target" in quantized:
+        target = read_target(quantized["target"])
+    if "draft" in quantized:
+        draft = read_draft(quantized["draft"])
     return check_pair(target, draft)
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import click
 
-from dflash_trt.building.observing import observe_pair, observe_target
+from dflash_trt.building.observing.observe import observe
 from dflash_trt.cli.bars import StageBars, format_size
 from dflash_trt.cli.options import FILE, FOLDER, json_option, print_json
 from dflash_trt.core.files import resolved
@@ -178,14 +178,16 @@ def _activations(
 ) -> Activations:
     """What the texts drive through the linears of `spec`, observed when it is needed."""
 
-    def observe(workspace: Path) -> Mapping[str, float]:
-        if pair is None:
-            return observe_target(target, sequences, bars, workspace=workspace)
-        return observe_pair(pair, sequences, bars, workspace=workspace).draft
+    draft = spec if isinstance(spec, DraftSpec) else None
+    if draft is not None:
+        check_pair(target, draft)
 
-    pair = check_pair(target, spec) if isinstance(spec, DraftSpec) else None
+    def observed(workspace: Path) -> Mapping[str, float]:
+        amax = observe(target, draft, sequences, bars, workspace=workspace)
+        return amax["target" if draft is None else "draft"]
+
     parts = [checkpoint_key(target.checkpoint), sequences]
-    return Activations(hashlib.sha256(json.dumps(parts).encode()).hexdigest(), observe)
+    return Activations(hashlib.sha256(json.dumps(parts).encode()).hexdigest(), observed)
 
 
 def _describe(written: Rewritten) -> str:

@@ -10,7 +10,8 @@ from os import W_OK, access
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from dflash_trt.building.bundle_writer import BuildOptions, build_bundle
+from dflash_trt.building.bundle_writer import build_bundle
+from dflash_trt.building.spec import BuildSpec, CacheOptions
 from dflash_trt.bundle.bundle import Bundle, load_tokenizer, open_bundle
 from dflash_trt.core.files import resolved
 from dflash_trt.core.progress import Progress
@@ -116,8 +117,8 @@ def crossed_bundles(twins: Twins, progress: Progress) -> Iterator[tuple[Bundle, 
     with TemporaryDirectory(prefix=".dflash-trt-", dir=beside) as temporary:
         folders = [Path(temporary) / name for name in pairs]
         for folder, pair, dtype in zip(folders, pairs.values(), cache_dtypes, strict=True):
-            options = BuildOptions(cache_dtype=dtype)
-            build_bundle(pair, config, folder.name, folder, options, progress)
+            spec = BuildSpec(caches=CacheOptions(kv_dtype=dtype.value))
+            build_bundle(pair, config, folder.name, folder, spec, progress)
         yield open_bundle(folders[0]), open_bundle(folders[1])
 
 

@@ -7,8 +7,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from dflash_trt.building.bundle_writer import TOKENIZER_FILES, BuildOptions, build_bundle
+from dflash_trt.building.bundle_writer import TOKENIZER_FILES, build_bundle
 from dflash_trt.building.observing.observe import estimate_memory
+from dflash_trt.building.spec import BuildSpec, CacheOptions
 from dflash_trt.bundle.bundle import Bundle, open_bundle
 from dflash_trt.core.files import exists, find_file
 from dflash_trt.core.free_memory import available_memory
@@ -61,13 +62,14 @@ class PairBuilder:
             max_batch=self._max_batch,
             max_seq_len=self._max_seq_len,
         )
-        options = BuildOptions(overwrite=overwrite, cache_dtype=self._target.cache_dtype)
+        caches = CacheOptions(kv_dtype=self._target.cache_dtype.value)
+        spec = BuildSpec(overwrite=overwrite, caches=caches)
         told, name = progress or SilentProgress(), self._target.name
         with TemporaryDirectory() as scratch:
             file = Path(scratch) / "prompts.jsonl"
             write_lines(file, ({"prompt": text} for text in prompts))
             given = file if prompts else None
-            build_bundle(pair, config, name, destination, options, told, prompts=given)
+            build_bundle(pair, config, name, destination, spec, told, prompts=given)
         return open_bundle(destination)
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from dflash_trt.building.bundle_writer import BuildOptions
+from dflash_trt.building.spec import BuildSpec
 from dflash_trt.bundle.manifest import Manifest
 from dflash_trt.models.draft import read_draft
 from dflash_trt.models.pair_check import check_pair
@@ -57,7 +57,7 @@ def build_pair(
     pair = check_pair(read_target(folder / "target"), read_draft(folder / "draft"))
     limits = {"max_batch": 3, "max_seq_len": 100}
     progress = watcher or Watcher()
-    return write_bundle(pair, destination, BuildOptions(**options), progress, **limits).manifest
+    return write_bundle(pair, destination, BuildSpec(**options), progress, **limits).manifest
 
 
 @pytest.fixture

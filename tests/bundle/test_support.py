@@ -7,11 +7,10 @@ from typing import Any
 
 import pytest
 
-from dflash_trt.building.bundle_writer import BuildOptions
+from dflash_trt.building.spec import BuildSpec
 from dflash_trt.bundle.support import EXECUTORS, TABLE, Feature, check_executor, render
 from dflash_trt.errors import DflashError
-from dflash_trt.graph.form import CacheDtype
-from tests.pairs import PairFactory, bundle_pair
+from tests.pairs import PairFactory, bundle_pair, caches
 
 PAGE = Path(__file__).parents[2] / "docs" / "support-matrix.md"
 
@@ -52,5 +51,5 @@ def test_kinds_of_targets_without_fp8_caches(
     last = target["num_layers"] - 1
     pair = make_pair(family, {"vocab": 64, **target}, {"target_layer_ids": [0, last]})
     with pytest.raises(DflashError) as caught:
-        bundle_pair(pair.folder, BuildOptions(overwrite=True, cache_dtype=CacheDtype.FP8))
+        bundle_pair(pair.folder, BuildSpec(overwrite=True, caches=caches(kv_dtype="fp8")))
     assert kind in caught.value.what and "FP8 KV caches cannot be built yet" in caught.value.what

@@ -69,7 +69,7 @@ def test_an_interrupted_run_says_where_it_is(
 
     command = [*_arguments(models, "target"), *FP8, "-o", tmp_path / "q"]
     with monkeypatch.context() as patched:
-        patched.setattr(quantize_command, "observe_target", interrupt)
+        patched.setattr(quantize_command, "observe", interrupt)
         outcome = run(*command)
     assert outcome.code == 130
     assert f"note: what is finished stays in {tmp_path / '.q.quantizing'}" in outcome.err

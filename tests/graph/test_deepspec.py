@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from dflash_trt.building.bundle_writer import BuildOptions
+from dflash_trt.building.spec import BuildSpec
 from tests.graph.test_draft_numerics import check_blocks
 from tests.pairs import PairFactory, TinyPair, bundle_pair
 from tests.reference.deepspec import DeepSpecDraft, write_deepspec
@@ -34,7 +34,7 @@ def rewritten(
     wide: tuple[Tensor, Tensor] | None = None
     if markov is not None:
         wide = markov[0].float(), markov[1].float()
-    return bundle_pair(folder, BuildOptions()), DeepSpecDraft(base.reference_draft, wide)
+    return bundle_pair(folder, BuildSpec()), DeepSpecDraft(base.reference_draft, wide)
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import dflash_trt
-from dflash_trt.building.bundle_writer import BuildOptions
+from dflash_trt.building.spec import BuildSpec
 from dflash_trt.decoding import SamplingParams
 from dflash_trt.decoding.replay import Answer, Replay
 from dflash_trt.errors import DflashError
@@ -28,11 +28,11 @@ PAIRS: dict[str, dict[str, Any]] = {
 SAMPLED = SamplingParams(temperature=0.9, seed=3)
 
 
-def cut(pair: TinyPair, ids: list[int], **options: Any) -> TinyPair:
+def cut(pair: TinyPair, ids: list[int]) -> TinyPair:
     """The same pair, whose draft chooses among `ids`."""
     write_draft_tokens(ids, pair.folder / "draft")
     try:
-        return bundle_pair(pair.folder, BuildOptions(overwrite=True, **options))
+        return bundle_pair(pair.folder, BuildSpec(overwrite=True))
     finally:
         (pair.folder / "draft" / DRAFT_TOKENS_NAME).unlink()
 
@@ -87,5 +87,5 @@ def test_what_says_something_else_is_refused(make_pair: PairFactory) -> None:
         for ids in lists:
             path.write_text(json.dumps({"token_ids": ids}))
             with pytest.raises(DflashError, match=what):
-                bundle_pair(pair.folder, BuildOptions(overwrite=True))
+                bundle_pair(pair.folder, BuildSpec(overwrite=True))
     path.unlink()

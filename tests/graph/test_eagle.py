@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from dflash_trt.building.bundle_writer import BuildOptions
+from dflash_trt.building.spec import BuildSpec
 from dflash_trt.decoding.replay.edits import add_output, draft_logits, load_graph
 from dflash_trt.graph.bindings import DRAFT_TOKEN_IDS
 from tests.covering import exhaustive
@@ -38,7 +38,7 @@ def eagle_pair(
     base = make_pair("qwen3", {"vocab": 192})
     (folder / "target").symlink_to(base.folder / "target")
     write_eagle(folder / "draft", base.folder / "target", **head)
-    return bundle_pair(folder, BuildOptions(), max_seq_len=max_seq_len)
+    return bundle_pair(folder, BuildSpec(), max_seq_len=max_seq_len)
 
 
 @pytest.mark.parametrize("name", [one if one in DAILY else exhaustive(one) for one in HEADS])

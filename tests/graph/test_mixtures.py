@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from safetensors.torch import load_file, save_file
 
-from dflash_trt.building.bundle_writer import BuildOptions
+from dflash_trt.building.spec import BuildSpec
 from tests.graph.runner import GraphRunner
 from tests.pairs import bundle_pair
 from tests.reference.checkpoints import write_draft, write_target
@@ -25,7 +25,7 @@ def test_experts_that_no_row_chose_are_not_touched(tmp_path: Path) -> None:
             tensor[[0, 2, 3, 4, 5, 7]] = torch.nan
     save_file(tensors, target / "model.safetensors", metadata={"format": "pt"})
     write_draft(tmp_path / "draft", target, target_layer_ids=[1, 2])
-    built = bundle_pair(tmp_path, BuildOptions())
+    built = bundle_pair(tmp_path, BuildSpec())
     ids = np.random.default_rng(0).integers(0, 200, (2, 20))
     assert np.isfinite(GraphRunner(built, batch=2).target(ids, [0, 0])["logits"]).all()
 
@@ -42,6 +42,6 @@ def test_experts_of_several_types_are_one_mixture(tmp_path: Path) -> None:
         save_file(tensors, target / "model.safetensors", metadata={"format": "pt"})
         write_draft(folder / "draft", target, target_layer_ids=[1, 2])
         ids = np.random.default_rng(0).integers(0, 200, (1, 20))
-        built = bundle_pair(folder, BuildOptions())
+        built = bundle_pair(folder, BuildSpec())
         logits.append(GraphRunner(built).target(ids, [0])["logits"])
     np.testing.assert_array_equal(*logits)

@@ -13,8 +13,8 @@ import torch
 from gguf import GGMLQuantizationType as Kind
 from transformers import AutoModelForCausalLM
 
-from dflash_trt.building.bundle_writer import BuildOptions
 from dflash_trt.building.gguf.importer import import_gguf
+from dflash_trt.building.spec import BuildSpec
 from dflash_trt.core.progress import SilentProgress
 from dflash_trt.graph.bindings import LOGITS
 from tests.graph.runner import BOUND, GraphRunner, tokens
@@ -106,7 +106,7 @@ def test_logits_of_a_bundle_equal_those_of_the_original_in_transformers(
     imported = import_gguf(file, tmp_path / "target", SilentProgress())
     assert not imported.rounded
     write_draft(tmp_path / "draft", tmp_path / "target", target_layer_ids=[0, 2])
-    built = bundle_pair(tmp_path, BuildOptions())
+    built = bundle_pair(tmp_path, BuildSpec())
     ids = tokens(VOCAB, 1, LENGTH)
     got = GraphRunner(built).target(ids, [0])[LOGITS]
     with torch.no_grad():

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from dflash_trt.backends.registry import open_executor
-from dflash_trt.building.bundle_writer import BuildOptions, build_bundle
+from dflash_trt.building.bundle_writer import build_bundle
+from dflash_trt.building.spec import BuildSpec
 from dflash_trt.bundle.bundle import Bundle, load_tokenizer, open_bundle
 from dflash_trt.core.formats import Format
 from dflash_trt.decoding import Generator, GeneratorOptions, Request, RequestResult
@@ -26,7 +27,7 @@ PAIR = Path(__file__).parents[2] / "demo_pair" / "gpt_oss"
 def _build(target: Path, folder: Path) -> Bundle:
     pair = check_pair(read_target(target), read_draft(PAIR / "draft"))
     config: BuildConfig = load_config("demo-gpt-oss")[0]
-    build_bundle(pair, config, "demo", folder, BuildOptions(), SilentProgress())
+    build_bundle(pair, config, "demo", folder, BuildSpec(), SilentProgress())
     return open_bundle(folder)
 
 

@@ -9,12 +9,11 @@ import pytest
 
 from dflash_trt.backends.onnxruntime.executor import OnnxRuntimeExecutor
 from dflash_trt.backends.registry import open_executor
-from dflash_trt.building.bundle_writer import BuildOptions
+from dflash_trt.building.spec import BuildSpec
 from dflash_trt.decoding import Generator, Request
-from dflash_trt.graph.form import CacheDtype
 from tests.inspection import arrays
 from tests.lossless.runs import make_requests, run
-from tests.pairs import TWO_KINDS, PairFactory, bundle_pair
+from tests.pairs import TWO_KINDS, PairFactory, bundle_pair, caches
 from tests.reference.eagle import write_eagle
 
 PAIR: dict[str, Any] = {
@@ -52,7 +51,7 @@ def test_an_eagle_heads_features_are_not_rounded(make_pair: PairFactory, tmp_pat
     base = make_pair("qwen3", {"vocab": 64})
     (tmp_path / "target").symlink_to(base.folder / "target")
     write_eagle(tmp_path / "draft", base.folder / "target", taps=(1, 2, 4), draft_vocab=None)
-    built = bundle_pair(tmp_path, BuildOptions(cache_dtype=CacheDtype.FP8), max_seq_len=192)
+    built = bundle_pair(tmp_path, BuildSpec(caches=caches(kv_dtype="fp8")), max_seq_len=192)
     executor = open_executor(built.bundle, threads=1)
     assert isinstance(executor, OnnxRuntimeExecutor)
     generator = Generator(executor)

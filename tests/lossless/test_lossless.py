@@ -18,12 +18,11 @@ import torch
 
 from dflash_trt.backends.base import Executor
 from dflash_trt.backends.registry import open_executor
-from dflash_trt.building.bundle_writer import BuildOptions
+from dflash_trt.building.spec import BuildSpec
 from dflash_trt.bundle.bundle import Bundle
 from dflash_trt.decoding import Generator, GeneratorOptions, Request, SamplingParams
 from dflash_trt.decoding.drafter_kinds import DFLASH, PROMPT_LOOKUP
 from dflash_trt.decoding.replay import Answer, Replay
-from dflash_trt.graph.form import CacheDtype
 from tests.covering import exhaustive
 from tests.inspection import poison_all_free_pages
 from tests.lossless.fitted_eagle import write_fitted_eagle
@@ -39,6 +38,7 @@ from tests.lossless.runs import (
     run_traffic,
 )
 from tests.pairs import FIT_PROMPTS, TWO_KINDS, PairFactory, bundle_pair
+from tests.pairs import caches as cache_options
 from tests.reference.deepspec import write_deepspec
 
 VOCAB, SLOTS = 64, 8
@@ -168,10 +168,9 @@ def _chain(folder: Path, caches: str) -> Bundle:
         place.mkdir()
         for owner in ("target", "draft"):
             (place / owner).symlink_to(folder / owner)
-    pages: dict[str, Any] = {"page_size": 8, "pages": 30} if "paged" in caches else {}
-    dtype = CacheDtype.FP8 if "fp8" in caches else CacheDtype.COMPUTE
-    options = BuildOptions(overwrite=True, cache_dtype=dtype, **pages)
-    return bundle_pair(place, options, **LIMITS).bundle
+    paging = {"page_size": 8, "pages": 30} if "paged" in caches else None
+    own = cache_options(paging, "fp8" if "fp8" in caches else "auto")
+    return bundle_pair(place, BuildSpec(overwrite=True, caches=own), **LIMITS).bundle
 
 
 @pytest.fixture

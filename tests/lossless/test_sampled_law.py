@@ -12,7 +12,7 @@ import torch
 from scipy.stats import chisquare
 
 from dflash_trt.backends.onnxruntime.executor import OnnxRuntimeExecutor
-from dflash_trt.building.bundle_writer import BuildOptions
+from dflash_trt.building.spec import BuildSpec
 from dflash_trt.decoding import Generator, GeneratorOptions, Penalties, Request, SamplingParams
 from dflash_trt.decoding.drafter_kinds import DFLASH, PROMPT_LOOKUP
 from dflash_trt.sampling.token_rules import TokenRules
@@ -58,7 +58,7 @@ def others(make_pair: PairFactory, tmp_path_factory: pytest.TempPathFactory) -> 
             write_deepspec(folder / "draft", base.folder / "draft", target, markov)
         else:
             write_eagle(folder / "draft", target, taps=(1, 2, 4), draft_vocab=None)
-        pairs[name] = bundle_pair(folder, BuildOptions(overwrite=True), max_batch=100)
+        pairs[name] = bundle_pair(folder, BuildSpec(overwrite=True), max_batch=100)
     return pairs
 
 

@@ -5,49 +5,54 @@ These are the ranges of static activation scales (FP8: amax / 448; NVFP4: amax /
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+import math
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import numpy as np
+import onnxruntime as ort
 
 from dflash_trt.backends.base import Int64Array
-from dflash_trt.building.observing.observed_graphs import ObservedGraphs
+from dflash_trt.backends.onnxruntime.caches import LinearCaches, RecurrentStates
+from dflash_trt.backends.onnxruntime.session import bind_array, check_session, open_session
 from dflash_trt.bundle.graph_folder import GraphFolder
 from dflash_trt.core.free_memory import available_memory
 from dflash_trt.core.limits import PREFILL_CHUNK
 from dflash_trt.core.progress import Progress
-from dflash_trt.errors import DflashError
-from dflash_trt.graph.bindings import BLOCK_IDS, CACHE_START, LOGIT_ROWS, TOKEN_IDS, Owner
+from dflash_trt.errors import DflashError, one_line
+from dflash_trt.graph.bindings import (
+    BLOCK_IDS,
+    CACHE_START,
+    LOGIT_ROWS,
+    OBSERVED_PREFIX,
+    ROWS_END,
+    STATE_START,
+    TOKEN_IDS,
+    GraphName,
+    Owner,
+    cache_output,
+)
 from dflash_trt.graph.draft import build_draft
 from dflash_trt.graph.form import GraphForm
 from dflash_trt.graph.rope_tables import compute_tables
 from dflash_trt.graph.target import build_target
-from dflash_trt.graph.tensors import cache_layout
-from dflash_trt.models.decoder import DecoderSpec
+from dflash_trt.graph.tensors import CacheLayout, cache_layout, graph_tensors
 from dflash_trt.models.draft import DraftSpec
 from dflash_trt.models.pair_check import Pair
 from dflash_trt.models.quantized_weights import count_parameters
+from dflash_trt.models.safetensors_header import TensorEntry
 from dflash_trt.models.target import TargetSpec
 
+PairAmax = Mapping[Owner, Mapping[str, float]]
+"""The largest magnitude in each linear's input and in each cache, by model and role, in float32.
+
+A cache's role is "layers.0.k_cache" or v_cache; K counts as it is kept, rotated. The draft's k_proj
+and v_proj read the target's features besides its own blocks. The output head is the target's and
+counts what both models give it; tied, its role is the embedding's.
+"""
+BLOCKS_PER_SEQUENCE = 16
 _GIB = 1 << 30
-
-
-def check_memory(needed: int) -> None:
-    """Refuses what the machine has no room for.
-
-    Raises:
-        DflashError: `needed` bytes exceed what Linux, or the container's limit, leaves.
-    """
-    available = available_memory()
-    if available is not None and needed > available:
-        raise DflashError(
-            f"observing activations in float32 needs about {needed / _GIB:.1f} GiB of memory, "
-            f"{available / _GIB:.1f} GiB are available",
-            fix="close other programs, shorten the calibration sequences, or use a machine with "
-            "more memory",
-        )
 
 
 def estimate_memory(target: TargetSpec, draft: DraftSpec | None, positions: int, rows: int) -> int:
@@ -69,159 +74,175 @@ def estimate_memory(target: TargetSpec, draft: DraftSpec | None, positions: int,
     return int(elements * np.dtype(np.float32).itemsize)
 
 
-BLOCKS_PER_SEQUENCE = 16
-
-
-@dataclass(frozen=True, slots=True)
-class ActivationAmax:
-    """The largest magnitude in each linear's input and in each cache, by role, in float32.
-
-    A cache's role is "layers.0.k_cache" or v_cache; K counts as it is kept, rotated. The draft's
-    k_proj and v_proj read the target's features besides its own blocks. The output head is the
-    target's and counts what both models give it; tied, its role is the embedding's.
-    """
-
-    target: dict[str, float]
-    draft: dict[str, float]
-
-
-def observe_target(
+def observe(
     target: TargetSpec,
+    draft: DraftSpec | None,
     sequences: Sequence[Sequence[int]],
     progress: Progress,
     *,
-    prefill_chunk: int = PREFILL_CHUNK,
     workspace: Path | None = None,
-) -> dict[str, float]:
-    """The largest magnitude in each linear's input and cache of `target`; see `ActivationAmax`.
+) -> PairAmax:
+    """The largest magnitude in each linear's input and cache of a target, and of its draft.
+
+    The draft reads what it does in use: blocks of the trained size whose anchors are tokens of the
+    sequence, with the target's features before them as context.
 
     Args:
-        sequences: token ids, cut to the model's context.
-        prefill_chunk: rows of one pass; the result does not depend on it.
+        sequences: token ids, cut to the models' context.
         workspace: where a temporary folder goes, best on the checkpoint's filesystem, for then
             weights are linked and not copied. None takes the system's.
 
     Raises:
-        DflashError: sequences that cannot be used, too little memory, or activations that are
-            not finite.
+        DflashError: sequences that cannot be used, or are all too short for a block (two tokens
+            make one); too little memory; activations that are not finite.
     """
     context = target.max_position_embeddings
-    plans = [_Plan(one, []) for one in check_sequences(sequences, target.vocab_size, context)]
-    return _observe(target, None, plans, progress, prefill_chunk, workspace).target
-
-
-def observe_pair(
-    pair: Pair,
-    sequences: Sequence[Sequence[int]],
-    progress: Progress,
-    *,
-    prefill_chunk: int = PREFILL_CHUNK,
-    workspace: Path | None = None,
-) -> ActivationAmax:
-    """The largest magnitude in each linear's input of both models.
-
-    The draft reads what it does in use: blocks of the trained size whose anchors are tokens of the
-    sequence, with the target's features before them as context. Arguments and errors as for
-    `observe_target`, and sequences that are all too short for a block (two tokens make one).
-    """
-    target, draft = pair.target, pair.draft
-    size = draft.block_size
-    context = min(target.max_position_embeddings, draft.max_position_embeddings)
-    plans = [
-        _Plan(one, place_anchors(len(one), size, context, BLOCKS_PER_SEQUENCE))
-        for one in check_sequences(sequences, target.vocab_size, context)
-    ]
-    if not any(plan.anchors for plan in plans):
-        raise DflashError(
-            f"no sequence is long enough for a draft block: it takes two tokens, and {size + 1} "
-            f"positions of the context of {context}",
-            where="calibration",
-            usage=True,
-        )
-    return _observe(target, draft, plans, progress, prefill_chunk, workspace)
-
-
-@dataclass(frozen=True, slots=True)
-class _Plan:
-    """One sequence [n], and the positions at which draft blocks are run over it."""
-
-    sequence: Int64Array
-    anchors: list[int]
-
-    def positions(self, block_size: int) -> int:
-        """Cache positions that it takes."""
-        return max([len(self.sequence), *(anchor + block_size for anchor in self.anchors)])
-
-
-def _observe(
-    target: TargetSpec,
-    draft: DraftSpec | None,
-    plans: Sequence[_Plan],
-    progress: Progress,
-    prefill_chunk: int,
-    workspace: Path | None,
-) -> ActivationAmax:
-    # A sequence is run once, so that no row is taken back.
-    form = GraphForm(observe=True, replay=1 if target.sizes.has_state else None)
-    block_size = 0 if draft is None else draft.block_size
-    positions = max(plan.positions(block_size) for plan in plans)
-    check_memory(estimate_memory(target, draft, positions, prefill_chunk))
-    specs: dict[Owner, DecoderSpec] = {"target": target}
-    specs |= {} if draft is None else {"draft": draft}
-    with TemporaryDirectory(prefix="dflash-trt-", dir=workspace) as temporary:
-        folder = GraphFolder(Path(temporary))
-        weights = {owner: spec.weights for owner, spec in specs.items()}
-        folder.place_weights(weights, folder.folder, progress)
-        progress.stage("loading in float32", None)
-        _write_graphs(folder, target, draft, positions, form)
-        sizes = None if draft is None else draft.sizes
-        layout = cache_layout(form, target.sizes, sizes)
-        graphs = ObservedGraphs(folder.folder, form, layout, target.vocab_size, positions)
-        rows = sum(len(plan.sequence) + block_size * len(plan.anchors) for plan in plans)
-        progress.stage("observing activations", rows, "tokens")
-        for plan in plans:
-            graphs.make_room(plan.positions(block_size))
-            for inputs in _chunks(plan.sequence, prefill_chunk):
-                graphs.run("target_only" if draft is None else "target", inputs)
-                progress.advance(inputs[TOKEN_IDS].size)
-            # Backwards: a block's rows overwrite features that only later blocks would read.
-            for anchor in reversed(plan.anchors):
-                assert draft is not None
-                graphs.run("draft", _block(plan.sequence, anchor, draft))
-                progress.advance(block_size)
-        return ActivationAmax(graphs.amax("target"), graphs.amax("draft"))
-
-
-def _write_graphs(
-    folder: GraphFolder,
-    target: TargetSpec,
-    draft: DraftSpec | None,
-    positions: int,
-    form: GraphForm,
-) -> None:
-    tables = folder.write_tables(compute_tables(target, draft, positions))
-    folder.write_graph(build_target(target, draft, tables, folder.locate, form))
     if draft is not None:
-        pair = Pair(target, draft)
-        folder.write_graph(build_draft(pair, tables, folder.locate, form))
+        context = min(context, draft.max_position_embeddings)
+    texts = check_sequences(sequences, target.vocab_size, context)
+    size, anchors = 0, [list[int]()] * len(texts)
+    if draft is not None:
+        size = draft.block_size
+        anchors = [place_anchors(len(one), size, context) for one in texts]
+        if not any(anchors):
+            what = (
+                f"no sequence is long enough for a draft block: it takes two tokens, and {size + 1}"
+                f" positions of the context of {context}"
+            )
+            raise DflashError(what, where="calibration", usage=True)
+    lengths = [
+        max([len(text), *(anchor + size for anchor in own)])
+        for text, own in zip(texts, anchors, strict=True)
+    ]
+    needed = estimate_memory(target, draft, max(lengths), PREFILL_CHUNK)
+    available = available_memory()
+    if available is not None and needed > available:
+        raise DflashError(
+            f"observing activations in float32 needs about {needed / _GIB:.1f} GiB of memory, "
+            f"{available / _GIB:.1f} GiB are available",
+            fix="close other programs, shorten the calibration sequences, or use a machine with "
+            "more memory",
+        )
+    with TemporaryDirectory(prefix="dflash-trt-", dir=workspace) as temporary:
+        graphs = _ObservedGraphs(Path(temporary), target, draft, max(lengths), progress)
+        rows = sum(len(one) for one in texts) + size * sum(len(own) for own in anchors)
+        progress.stage("observing activations", rows, "tokens")
+        for text, own, length in zip(texts, anchors, lengths, strict=True):
+            graphs.caches.fit([length])
+            for start in range(0, len(text), PREFILL_CHUNK):
+                ids = text[start : start + PREFILL_CHUNK][None]
+                inputs = {TOKEN_IDS: ids, LOGIT_ROWS: np.arange(ids.size)[None]}
+                graphs.run("target_only" if draft is None else "target", inputs, start)
+                progress.advance(ids.size)
+            # Backwards: a block's rows overwrite features that only later blocks would read.
+            for anchor in reversed(own):
+                assert draft is not None
+                block = np.full((1, size), draft.mask_token_id, np.int64)
+                block[0, 0] = text[anchor]
+                graphs.run("draft", {BLOCK_IDS: block}, anchor)
+                progress.advance(size)
+        return graphs.amax
 
 
-def _chunks(sequence: Int64Array, size: int) -> Iterator[dict[str, Int64Array]]:
-    """The target's inputs for a sequence, `size` rows at a time, all of them logit rows."""
-    for start in range(0, len(sequence), size):
-        ids = sequence[start : start + size]
-        yield {
-            TOKEN_IDS: ids[None],
-            CACHE_START: np.array([start]),
-            LOGIT_ROWS: np.arange(len(ids))[None],
-        }
+class _ObservedGraphs:
+    """The float32 graphs of a target and its draft, run over one sequence at a time.
+
+    Attributes:
+        caches: of one sequence.
+        amax: what was observed so far.
+    """
+
+    def __init__(
+        self,
+        place: Path,
+        target: TargetSpec,
+        draft: DraftSpec | None,
+        positions: int,
+        progress: Progress,
+    ) -> None:
+        # A sequence is run once, so that no row is taken back.
+        form = GraphForm(observe=True, replay=1 if target.sizes.has_state else None)
+        folder, names = GraphFolder(place), list[GraphName](["target_only"])
+        weights: dict[Owner, Mapping[str, TensorEntry]] = {"target": target.weights}
+        if draft is not None:
+            names, weights["draft"] = ["target", "draft"], draft.weights
+        folder.place_weights(weights, place, progress)
+        progress.stage("loading in float32", None)
+        tables = folder.write_tables(compute_tables(target, draft, positions))
+        folder.write_graph(build_target(target, draft, tables, folder.locate, form))
+        if draft is not None:
+            folder.write_graph(build_draft(Pair(target, draft), tables, folder.locate, form))
+        sizes = None if draft is None else draft.sizes
+        self._layout: CacheLayout = cache_layout(form, target.sizes, sizes)
+        self._states = RecurrentStates(self._layout.states(), 1, 0, form.replay or 0)
+        self.caches = LinearCaches(self._layout.of(), 1, positions)
+        self._sessions: dict[GraphName, ort.InferenceSession] = {}
+        for name in names:
+            path = place / f"{name}.onnx"
+            session = self._sessions[name] = open_session(path, None)
+            tensors = graph_tensors(name, form, self._layout, target.vocab_size)
+            check_session(session, path, tensors)
+        self.amax: dict[Owner, dict[str, float]] = {"target": {}, "draft": {}}
+
+    def run(self, graph: GraphName, inputs: Mapping[str, Int64Array], start: int) -> None:
+        """Runs `graph` on `inputs` at position `start` and keeps what it tells.
+
+        A target with recurrent layers must be given a sequence's rows in order.
+
+        Raises:
+            DflashError: ONNX Runtime failed, or what a linear reads is not finite.
+        """
+        session, starts = self._sessions[graph], np.array([start])
+        readers, io = _readers(session), session.io_binding()
+        inputs, states = {**inputs, CACHE_START: starts}, self._layout.states(graph)
+        if states:
+            self._states.begin(range(1), starts)
+            inputs[STATE_START] = self._states.state_start
+            inputs[ROWS_END] = self._states.rows_end
+        for name, array in inputs.items():
+            bind_array(io.bind_input, name, array)
+        for name in (*states, *self._layout.of(graph)):
+            held = self._states if name in states else self.caches
+            shape, address = held.shape(name, 1), held.address(name, 0)
+            io.bind_input(name, "cpu", 0, np.float32, shape, address)
+            io.bind_output(cache_output(name), "cpu", 0, np.float32, shape, address)
+        found = np.empty((len(readers), 1), np.float32)
+        for name, value in zip(readers, found, strict=True):
+            io.bind_output(name, "cpu", 0, np.float32, [], value.ctypes.data)
+        try:
+            session.run_with_iobinding(io)
+        except Exception as error:
+            raise DflashError(one_line(error), where=f"{graph}.onnx") from error
+        if states:
+            self._states.end(range(1), starts, inputs[TOKEN_IDS].shape[1])
+        for linears, amax in zip(readers.values(), found[:, 0].tolist(), strict=True):
+            if not math.isfinite(amax):
+                raise DflashError(
+                    f"the input of {', '.join(linears)} is not finite",
+                    where=f"{graph}.onnx",
+                    fix="the checkpoint's weights are damaged, or overflow float32",
+                )
+            for linear in linears:
+                owner, _, role = linear.partition("/")
+                self._keep(owner, role, amax)
+        for name in self._layout.of(graph):
+            owner, kind, layer = name.rsplit("_", 2)
+            self._keep(owner, f"layers.{layer}.{kind}_cache", self.caches.largest(name))
+
+    def _keep(self, owner: str, role: str, amax: float) -> None:
+        kept = self.amax["target" if owner == "target" else "draft"]
+        kept[role] = max(amax, kept.get(role, 0.0))
 
 
-def _block(sequence: Int64Array, anchor: int, draft: DraftSpec) -> dict[str, Int64Array]:
-    """The draft's inputs for the block that begins at position `anchor`."""
-    ids = np.full((1, draft.block_size), draft.mask_token_id, np.int64)
-    ids[0, 0] = sequence[anchor]
-    return {BLOCK_IDS: ids, CACHE_START: np.array([anchor])}
+def _readers(session: ort.InferenceSession) -> dict[str, list[str]]:
+    """For each observing output, in the graph's order: the linears (owner/role) that read it."""
+    outputs: dict[str, str] = session.get_modelmeta().custom_metadata_map
+    readers: dict[str, list[str]] = {
+        item.name: [] for item in session.get_outputs() if item.name.startswith(OBSERVED_PREFIX)
+    }
+    for linear in sorted(outputs):  # ONNX Runtime's map has no order
+        readers[outputs[linear]].append(linear)
+    return readers
 
 
 def check_sequences(
@@ -233,19 +254,21 @@ def check_sequences(
         DflashError: no sequence, an empty one, or an id outside the vocabulary (usage).
     """
     if not sequences:
-        raise _unusable("there is no calibration sequence", None)
-    checked: list[Int64Array] = []
+        raise DflashError("there is no calibration sequence", where="calibration", usage=True)
     for number, sequence in enumerate(sequences, start=1):
-        if not len(sequence):
-            raise _unusable("it holds no token", number)
         outside = next((one for one in sequence if not 0 <= one < vocab_size), None)
-        if outside is not None:
-            raise _unusable(f"token id {outside} is outside the vocabulary of {vocab_size}", number)
-        checked.append(np.array(sequence[:context], np.int64))
-    return checked
+        if len(sequence) and outside is None:
+            continue
+        what = f"token id {outside} is outside the vocabulary of {vocab_size}"
+        if outside is None:
+            what = "it holds no token"
+        raise DflashError(what, where=f"calibration sequence {number}", usage=True)
+    return [np.array(sequence[:context], np.int64) for sequence in sequences]
 
 
-def place_anchors(length: int, block_size: int, context: int, most: int) -> list[int]:
+def place_anchors(
+    length: int, block_size: int, context: int, most: int = BLOCKS_PER_SEQUENCE
+) -> list[int]:
     """Where draft blocks begin in a sequence of `length` tokens: at most `most` positions.
 
     Each has context before it and room for its block; they are spread over the sequence, no
@@ -256,8 +279,3 @@ def place_anchors(length: int, block_size: int, context: int, most: int) -> list
         return []
     count = min(most, max(1, (last - 1) // block_size))
     return [last - (last - 1) * index // count for index in reversed(range(count))]
-
-
-def _unusable(what: str, number: int | None) -> DflashError:
-    where = "calibration" if number is None else f"calibration sequence {number}"
-    return DflashError(what, where=where, usage=True)

@@ -19,7 +19,8 @@ from dflash_trt.backends.tensorrt.build.plugins import plugin_arch
 from dflash_trt.backends.tensorrt.library import Library, RefusedError, load_library
 from dflash_trt.backends.tensorrt.run.engines import Loader
 from dflash_trt.backends.tensorrt.run.executor import TensorRtExecutor
-from dflash_trt.building.bundle_writer import BuildOptions, build_bundle
+from dflash_trt.building.bundle_writer import build_bundle
+from dflash_trt.building.spec import BuildSpec, CacheOptions
 from dflash_trt.building.synthetic.gpt_oss import write_gpt_oss
 from dflash_trt.building.synthetic.qwen3 import write_pair
 from dflash_trt.bundle.bundle import Bundle, load_tokenizer, open_bundle
@@ -223,8 +224,8 @@ def _build(
     The CPU's caches are linear, whose bits are those of paged ones: they hold every position.
     """
     if shape is None:
-        (config, path), options = load_config(DEMO), BuildOptions(engines=engines)
-        name = path.stem
+        config, path = load_config(DEMO)
+        name, spec = path.stem, BuildSpec()
     else:
         source, name = CheckpointSource(checkpoint="random"), "random"
         config = BuildConfig(
@@ -235,9 +236,13 @@ def _build(
             max_seq_len=shape.max_seq_len,
             prefill_chunk=PREFILL_CHUNK,
         )
-        page_size = PAGE_SIZE if shape.is_paged and engines is not None else None
-        options = BuildOptions(engines=engines, page_size=page_size, cache_dtype=shape.cache_dtype)
-    build_bundle(pair, config, name, folder, options, SilentProgress())
+        caches = CacheOptions(
+            kv_layout="paged" if shape.is_paged and engines is not None else "linear",
+            kv_dtype=shape.cache_dtype.value,
+            page_size=PAGE_SIZE,
+        )
+        spec = BuildSpec(caches=caches)
+    build_bundle(pair, config, name, folder, spec, SilentProgress(), engines=engines)
     return open_bundle(folder)
 
 

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from dflash_trt.backends.base import Executor, FloatArray, Scores, TargetCall
-from dflash_trt.building.bundle_writer import BuildOptions
+from dflash_trt.building.spec import BuildSpec
 from tests.pairs import bundle_pair
 from tests.reference.checkpoints import write_draft, write_target
 from tests.reference.compare import assert_bitwise_equal
@@ -35,7 +35,7 @@ def executor(tmp_path: Path) -> Iterator[Executor]:
     write_target(target, "qwen3", "bfloat16", hidden=HIDDEN, vocab=VOCAB, tie=True, **thin)
     try:
         write_draft(tmp_path / "draft", target, target_layer_ids=[0], **draft)
-        opened = bundle_pair(tmp_path, BuildOptions(), max_seq_len=128, max_batch=BATCH).open()
+        opened = bundle_pair(tmp_path, BuildSpec(), max_seq_len=128, max_batch=BATCH).open()
         yield opened
         opened.close()
     finally:

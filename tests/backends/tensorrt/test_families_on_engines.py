@@ -20,11 +20,11 @@ from dflash_trt.backends.base import Executor, Scores, TargetCall, hold_position
 from dflash_trt.backends.registry import open_executor
 from dflash_trt.backends.tensorrt.build.builder import EngineOptions
 from dflash_trt.backends.tensorrt.library import TENSORRT, TENSORRT_RTX, Library, find_arch
-from dflash_trt.building.bundle_writer import BuildOptions
+from dflash_trt.building.spec import BuildSpec, CacheOptions
 from dflash_trt.bundle.bundle import Bundle
 from dflash_trt.decoding import Generator, GeneratorOptions, Request, SamplingParams
 from dflash_trt.graph.caches import native
-from dflash_trt.graph.form import CacheDtype, GraphForm, Precision
+from dflash_trt.graph.form import GraphForm, Precision
 from dflash_trt.sampling.params import pack_sampling
 from tests.backends.steps import one_chunk
 from tests.backends.tensorrt.drawing import write_graphs
@@ -33,7 +33,7 @@ from tests.covering import exhaustive
 from tests.lossless.fitted_eagle import write_fitted_eagle
 from tests.lossless.runs import count_tokens, make_requests, run_traffic
 from tests.lossless.test_hybrids import PAIR, draw_prompt
-from tests.pairs import FIT_PROMPTS, PairFactory, TinyPair, bundle_pair, write_bundle
+from tests.pairs import FIT_PROMPTS, PairFactory, TinyPair, bundle_pair, caches, write_bundle
 from tests.standins.cuda import FakeCuda
 from tests.standins.plugin_tensorrt import stand_in_builder
 from tests.standins.stub_builder import StubBuilder
@@ -102,7 +102,7 @@ def make_native(
     """A machine that runs what engines do in float32; the CPU's no longer opens."""
     monkeypatch.setattr(GraphForm, "is_native", property(lambda form: True))
     if not kernels:
-        bundle = write_bundle(built.pair, folder / "native", BuildOptions(), **LIMITS)
+        bundle = write_bundle(built.pair, folder / "native", BuildSpec(), **LIMITS)
         pair = TinyPair(built.folder, built.pair, bundle)
         return make_machine(pair, folder, "tensorrt-rtx", bundle.folder, prefill_chunk=40)
     monkeypatch.setattr(GraphForm, "has_kernel_caches", property(lambda form: form.is_paged))
@@ -171,7 +171,7 @@ def build_engines(
     folder: Path,
     library: Library,
     limits: dict[str, int],
-    layout: dict[str, Any],
+    own: CacheOptions,
 ) -> tuple[Bundle, FakeCuda]:
     """The bundle's own graphs in float16, through the builder's checks, on a stand-in."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(folder / "cache"))
@@ -182,8 +182,8 @@ def build_engines(
             patch.setattr("tensorrt_rtx.Builder", StubBuilder)
         else:
             version = stand_in_builder(monkeypatch, folder).__version__
-        options = BuildOptions(engines=engines, **layout)
-        bundle = write_bundle(built.pair, folder / "bundle", options, **limits)
+        spec = BuildSpec(caches=own)
+        bundle = write_bundle(built.pair, folder / "bundle", spec, engines=engines, **limits)
     cuda = FakeCuda()
     trt = stand_in(monkeypatch, bundle.folder, cuda)
     trt.version = version or trt.version
@@ -215,8 +215,8 @@ def test_engines_of_float16_give_the_cpus_logits(
     """Of one text: chunks, rejected rows, a slot that moves; FP8 codes where caches hold them."""
     built = make_pair(**PAIR | TARGETS[name])
     is_fp8 = built.bundle.manifest.kv_dtype == "fp8"
-    layout = layout | ({"cache_dtype": CacheDtype.FP8} if is_fp8 else {})
-    bundle, cuda = build_engines(built, monkeypatch, tmp_path, library, LIMITS, layout)
+    own = caches(layout or None, "fp8" if is_fp8 else "auto")
+    bundle, cuda = build_engines(built, monkeypatch, tmp_path, library, LIMITS, own)
     executor, cpu = open_executor(bundle), built.open()
     check_logits(executor, cpu, 0.08 if is_fp8 else 0.03)
     executor.close()
@@ -251,7 +251,7 @@ def gpt_oss(make_pair: PairFactory, folder: Path) -> TinyPair:
 def eagle(make_pair: PairFactory, folder: Path) -> TinyPair:
     base = make_pair("qwen3", {"vocab": VOCAB}, max_seq_len=192)
     folder.mkdir()
-    return bundle_pair(write_fitted_eagle(folder, base, (1, 2, 4), 8), BuildOptions())
+    return bundle_pair(write_fitted_eagle(folder, base, (1, 2, 4), 8), BuildSpec())
 
 
 @pytest.mark.parametrize(
@@ -271,7 +271,7 @@ def test_caches_with_room_for_a_sink_give_the_cpus_tokens(
     """float16, gathered experts; sequences end at different times, so that slots move."""
     built = make(make_pair, tmp_path / "pair")
     limits = {"max_batch": 4, "max_seq_len": 191, "prefill_chunk": 64}
-    bundle, _ = build_engines(built, monkeypatch, tmp_path, library, limits, {})
+    bundle, _ = build_engines(built, monkeypatch, tmp_path, library, limits, CacheOptions())
     assert bundle.manifest.engines is not None
     assert bundle.manifest.engines.cache_length == 192
     prompts = [(3, 1, 4, 1, 5), (2, 7, 1, 8, 2, 8), (31,) * 40, (40,), tuple(range(2, 60))]

@@ -9,7 +9,7 @@ import pytest
 
 from dflash_trt.backends.tensorrt.build.builder import EngineOptions
 from dflash_trt.backends.tensorrt.library import find_arch
-from dflash_trt.building.bundle_writer import BuildOptions
+from dflash_trt.building.spec import BuildSpec
 from dflash_trt.bundle.bundle import Bundle
 from dflash_trt.graph.form import Precision
 from dflash_trt.models.pair_check import Pair
@@ -32,6 +32,6 @@ def build(
     arch: str = "sm_120",
     **limits: int,
 ) -> Bundle:
-    options = BuildOptions(engines=EngineOptions(find_arch(arch), precision))
+    engines = EngineOptions(find_arch(arch), precision)
     limits = {"max_batch": 2, "max_seq_len": 256, "prefill_chunk": 64} | limits
-    return write_bundle(pair, folder / "bundle", options, **limits)
+    return write_bundle(pair, folder / "bundle", BuildSpec(), engines=engines, **limits)

@@ -13,14 +13,11 @@ import torch
 from safetensors.numpy import load_file, save_file
 from torch import Tensor
 
-from dflash_trt.building.observing import observe_pair, observe_target
-from dflash_trt.building.observing.observe import (
-    BLOCKS_PER_SEQUENCE,
-    place_anchors,
-)
+from dflash_trt.building.observing import observe as observing
+from dflash_trt.building.observing.observe import PairAmax, observe, place_anchors
 from dflash_trt.errors import DflashError
 from dflash_trt.models.draft import read_draft
-from dflash_trt.models.pair_check import check_pair
+from dflash_trt.models.pair_check import Pair, check_pair
 from dflash_trt.models.target import read_target
 from tests.pairs import PairFactory, SilentProgress, TinyPair
 from tests.quantization.running import Stages
@@ -122,38 +119,44 @@ def test_every_linear_of_both_models_equals_hooks(make_pair: PairFactory, name: 
         for text in texts:
             target(torch.tensor([text]))
     expected = dict(hooks.amax)
-    assert_close(observe_target(built.pair.target, texts, SilentProgress()), expected, bound)
+    alone = observe(built.pair.target, None, texts, SilentProgress())["target"]
+    assert_close(alone, expected, bound)
 
     draft = WatchedDraft.watch(built.folder / "draft", target)
     for text in texts:
         draft.run(target, text, anchors_of(built, text))
     head = "embed_tokens" if built.pair.target.tie_word_embeddings else "lm_head"
     expected[head] = max(expected[head], draft.head)
-    amax = observe_pair(built.pair, texts, SilentProgress())
-    assert_close(amax.target, expected, bound)
-    assert_close(amax.draft, draft.amax, bound)
+    amax = observe_pair(built.pair, texts)
+    assert_close(amax["target"], expected, bound)
+    assert_close(amax["draft"], draft.amax, bound)
     # K and V read the features too, Q does not.
-    assert amax.draft["layers.0.k_proj"] == amax.draft["layers.0.v_proj"]
-    assert amax.draft["layers.0.k_proj"] >= amax.draft["layers.0.q_proj"]
-    assert amax.draft["layers.0.gate_proj"] == amax.draft["layers.0.up_proj"]
+    assert amax["draft"]["layers.0.k_proj"] == amax["draft"]["layers.0.v_proj"]
+    assert amax["draft"]["layers.0.k_proj"] >= amax["draft"]["layers.0.q_proj"]
+    assert amax["draft"]["layers.0.gate_proj"] == amax["draft"]["layers.0.up_proj"]
 
 
 def anchors_of(built: TinyPair, text: list[int]) -> list[int]:
-    return place_anchors(len(text), built.pair.draft.block_size, 2048, BLOCKS_PER_SEQUENCE)
+    return place_anchors(len(text), built.pair.draft.block_size, 2048)
 
 
-def test_neither_repetition_nor_chunking_matters(make_pair: PairFactory) -> None:
+def observe_pair(pair: Pair, texts: list[list[int]], **options: Any) -> PairAmax:
+    return observe(pair.target, pair.draft, texts, SilentProgress(), **options)
+
+
+def test_neither_repetition_nor_chunking_matters(
+    make_pair: PairFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """To the bit: rows do not depend on the rows beside them."""
-    built = make_pair()
+    pair = make_pair().pair
     texts = sequences(lengths=(140, 33))
-    reference = observe_pair(built.pair, texts, SilentProgress())
-    for chunk in (256, 7):
-        again = observe_pair(built.pair, texts, SilentProgress(), prefill_chunk=chunk)
-        assert again == reference
-        assert list(again.target) == list(reference.target)
-    assert observe_pair(built.pair, texts[::-1], SilentProgress()) == reference
-    alone = observe_target(built.pair.target, texts, SilentProgress(), prefill_chunk=9)
-    assert {**reference.target, "lm_head": alone["lm_head"]} == alone
+    reference = observe_pair(pair, texts)
+    assert observe_pair(pair, texts[::-1]) == reference
+    monkeypatch.setattr(observing, "PREFILL_CHUNK", 7)
+    again = observe_pair(pair, texts)
+    assert again == reference and list(again["target"]) == list(reference["target"])
+    alone = observe(pair.target, None, texts, SilentProgress())["target"]
+    assert {**reference["target"], "lm_head": alone["lm_head"]} == alone
     assert all(np.float32(value) == value for value in alone.values())
 
 
@@ -171,7 +174,7 @@ def test_anchors_have_context_before_them_and_room_behind(length: int) -> None:
 def test_progress_counts_tokens_and_nothing_is_left(make_pair: PairFactory, tmp_path: Path) -> None:
     built = make_pair()
     texts, stages = sequences(), Stages()
-    observe_pair(built.pair, texts, stages, workspace=tmp_path)
+    observe(built.pair.target, built.pair.draft, texts, stages, workspace=tmp_path)
     blocks = sum(len(anchors_of(built, text)) for text in texts)
     total = sum(LENGTHS) + blocks * built.pair.draft.block_size
     assert blocks >= 10
@@ -194,14 +197,10 @@ def test_sequences_that_cannot_be_used(
     make_pair: PairFactory, tmp_path: Path, texts: list[list[int]], pieces: list[str]
 ) -> None:
     built = make_pair()
-    for observe in (
-        lambda: observe_target(built.pair.target, texts, SilentProgress(), workspace=tmp_path),
-        lambda: observe_pair(built.pair, texts, SilentProgress(), workspace=tmp_path),
-    ):
-        with pytest.raises(DflashError) as caught:
-            observe()
-        assert caught.value.usage
-        assert all(piece in caught.value.message for piece in pieces), caught.value.message
+    with pytest.raises(DflashError) as caught:
+        observe_pair(built.pair, texts, workspace=tmp_path)
+    assert caught.value.usage
+    assert all(piece in caught.value.message for piece in pieces), caught.value.message
     assert not list(tmp_path.iterdir())
 
 
@@ -225,7 +224,7 @@ def test_activations_that_are_not_finite_name_the_linear(
     save_file(tensors, path)
     pair = check_pair(read_target(tmp_path / "target"), read_draft(tmp_path / "draft"))
     with pytest.raises(DflashError, match="not finite") as caught:
-        observe_pair(pair, sequences(), SilentProgress())
+        observe_pair(pair, sequences())
     for linear in linears:
         assert f"{part}/layers.{linear}" in caught.value.message
 
@@ -234,7 +233,7 @@ def test_too_little_memory_is_known_before_anything_is_loaded(
     make_pair: PairFactory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     built = make_pair()
-    monkeypatch.setattr("dflash_trt.building.observing.observe.available_memory", lambda: 9)
+    monkeypatch.setattr(observing, "available_memory", lambda: 9)
     with pytest.raises(DflashError, match=r"needs about 0\.0 GiB .* 0\.0 GiB are available"):
-        observe_pair(built.pair, sequences(), SilentProgress(), workspace=tmp_path)
+        observe_pair(built.pair, sequences(), workspace=tmp_path)
     assert not list(tmp_path.iterdir())
