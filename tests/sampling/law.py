@@ -6,6 +6,7 @@ import math
 
 import numpy as np
 
+from dflash_trt.backends.base import FloatArray, Int64Array
 from dflash_trt.decoding import SamplingParams
 
 
@@ -29,3 +30,10 @@ def exact_law(logits: np.ndarray, params: SamplingParams) -> np.ndarray:
     for token, weight in kept:
         law[token] = weight / reached
     return law
+
+
+def pick_candidates(logits: FloatArray, count: int, seed: int) -> Int64Array:
+    """Ids [..., count] of the highest of `logits` [..., V]; equal ones in a random order."""
+    shuffle = np.random.default_rng(seed).permutation(logits.shape[-1])
+    order = np.argsort(-logits[..., shuffle], axis=-1, kind="stable")[..., :count]
+    return shuffle[order].astype(np.int64)

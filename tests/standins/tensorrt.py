@@ -40,7 +40,7 @@ from dflash_trt.graph.bindings import (
 )
 from dflash_trt.graph.functions import DFLASH_DOMAIN
 from tests.graph.functions import FLOAT8, run_session
-from tests.sampling.candidates import pick_candidates
+from tests.sampling.law import pick_candidates
 from tests.standins.cuda import FakeCuda
 from tests.standins.held_pages import HeldPages
 

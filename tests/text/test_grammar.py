@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+import resource
+import time
 from functools import cache
 from random import Random
 
@@ -12,8 +14,10 @@ import pytest
 
 from dflash_trt.errors import DflashError
 from dflash_trt.text import grammar
-from dflash_trt.text.grammar import Follower, Grammar, GrammarCompiler
+from dflash_trt.text.grammar import MAX_BYTES, Follower, Grammar, GrammarCompiler
 from dflash_trt.text.sandbox import Sandbox
+from tests.covering import exhaustive
+from tests.hostile.grammars import HostileGrammar, hostile_grammars
 from tests.text.tokenizers import make_plain
 
 CORE = make_plain("<end>")
@@ -174,3 +178,49 @@ def test_a_token_that_takes_too_long_ends_its_request(monkeypatch: pytest.Monkey
     allowed(start)
     with pytest.raises(DflashError, match="takes too long to say"):
         start.take(CORE.encode("a").ids[0])
+
+
+EVERY = hostile_grammars()
+DAILY = {
+    "a product of repeats",
+    "a large divisor",
+    "references in a ring",
+    "arrays in arrays",
+}
+_STEPS = 30
+MOST_SECONDS = 5
+
+
+def _meet(hostile: HostileGrammar) -> bool:
+    """Whether it was accepted. One that was is followed for some tokens."""
+    _, kind, text = hostile
+    random = np.random.default_rng(3)
+    try:
+        follower = compiler().compile(Grammar(kind, text))  # type: ignore[arg-type]
+        for _ in range(_STEPS):
+            row = follower.tokens().apply(np.zeros(SIZE, np.float32))
+            follower.take(int(random.choice(np.flatnonzero(np.isfinite(row)))))
+    except DflashError as error:
+        assert error.message.startswith("grammar: "), error.message
+        assert "\n" not in error.message and len(error.message) < 300
+        assert error.usage, error.message
+        return False
+    return True
+
+
+def _check(chosen: list[HostileGrammar]) -> int:
+    accepted = 0
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10
+    for hostile in chosen:
+        started = time.thread_time()
+        accepted += _meet(hostile)
+        assert time.thread_time() - started < MOST_SECONDS, hostile[0]
+    assert (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10) - before < 2 * MAX_BYTES
+    assert _meet(("a good one", "regex", "(ab)*")), "it goes on"
+    return accepted
+
+
+@pytest.mark.parametrize("chosen", [sorted(DAILY), exhaustive([one[0] for one in EVERY])])
+def test_hostile_grammars(chosen: list[str]) -> None:
+    accepted = _check([one for one in EVERY if one[0] in chosen])
+    assert accepted <= (1 if len(chosen) == len(DAILY) else len(EVERY) - 15)
