@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from itertools import islice
@@ -109,7 +109,6 @@ class HubPrompts:
             fix="with no network, pass a local file of JSON lines: --prompts NAME=FILE.jsonl",
         )
         files = self._find(folder)
-        _check_size(files, self.address)
         rows = (row for file in files for row in _read_rows(file, self._columns, self.address))
         records = [
             self._to_record(row, f"{self.address}, row {number}")
@@ -184,11 +183,10 @@ def _read_parquet(file: Path, columns: list[str], where: str) -> Iterator[Any]:
         what = f"is Parquet, which needs pyarrow ({one_line(error, 80)})"
         raise DflashError(what, where=where, fix="pip install pyarrow") from error
     try:
-        with parquet.ParquetFile(find_file(file)) as opened:
+        with parquet.ParquetFile(find_file(file, FileKind.DATA_SET)) as opened:
             known = list(opened.schema_arrow.names)
             for name in columns:
                 _check_column(name, known, where)
-            _check_bytes(_uncompressed_bytes(opened.metadata, columns), where)
             for batch in opened.iter_batches(batch_size=_ROWS_AT_ONCE, columns=columns):
                 yield from batch.to_pylist()
     except DflashError:
@@ -199,37 +197,10 @@ def _read_parquet(file: Path, columns: list[str], where: str) -> Iterator[Any]:
         ) from error
 
 
-def _uncompressed_bytes(metadata: Any, columns: list[str]) -> int:
-    """What the pages of `columns` have in memory, lists included ("turns.list.element")."""
-    chunks = (
-        metadata.row_group(group).column(index)
-        for group in range(metadata.num_row_groups)
-        for index in range(metadata.num_columns)
-    )
-    return sum(
-        chunk.total_uncompressed_size
-        for chunk in chunks
-        if chunk.path_in_schema.partition(".")[0] in columns
-    )
-
-
 def _check_column(name: str, known: list[str], where: str) -> None:
     if name not in known:
         what = f"has no column {name!r}{nearest(name, known)}"
         raise DflashError(one_line(what), where=where, usage=True)
-
-
-def _check_size(files: Iterable[Path], address: str) -> None:
-    _check_bytes(sum(file.stat().st_size for file in files), address)
-
-
-def _check_bytes(size: int, where: str) -> None:
-    if size > FileKind.DATA_SET.limit:
-        raise DflashError(
-            f"has {size:,} bytes, more than prompts can be",
-            where=where,
-            fix="take a smaller split, or a file of JSON lines with its first prompts",
-        )
 
 
 def _refusal(address: str, what: str) -> DflashError:

@@ -20,14 +20,19 @@ from dflash_trt.backends.base import Executor
 from dflash_trt.backends.registry import open_executor
 from dflash_trt.building.spec import BuildSpec
 from dflash_trt.bundle.bundle import Bundle
-from dflash_trt.decoding import Generator, GeneratorOptions, Request, SamplingParams
+from dflash_trt.decoding import Generator, GeneratorOptions, Request, SamplingParams, TokenLogprob
 from dflash_trt.decoding.drafter_kinds import DFLASH, PROMPT_LOOKUP
+from dflash_trt.decoding.drafters import NgramIndex
+from dflash_trt.decoding.logprobs import score_token
 from dflash_trt.decoding.replay import Answer, Replay
+from dflash_trt.decoding.request import check_request
+from dflash_trt.errors import DflashError
 from tests.covering import exhaustive
 from tests.inspection import poison_all_free_pages
 from tests.lossless.fitted_eagle import write_fitted_eagle
 from tests.lossless.runs import (
     OUTPUT,
+    assert_same,
     check_copied_prefix,
     check_groups,
     check_shared_prefix,
@@ -40,6 +45,7 @@ from tests.lossless.runs import (
 from tests.pairs import FIT_PROMPTS, TWO_KINDS, PairFactory, bundle_pair
 from tests.pairs import caches as cache_options
 from tests.reference.deepspec import write_deepspec
+from tests.standins.executor import FakeExecutor
 
 VOCAB, SLOTS = 64, 8
 SAMPLED = SamplingParams(temperature=0.8, top_k=20, top_p=0.95, seed=2**63 + 5)
@@ -275,3 +281,68 @@ def test_a_replay_counts_what_the_loop_counted(make_case: Callable[..., Case], n
     pairs = zip(result.table.rank, result.table.accepted, strict=True)
     taken = [int(rank) for ranks, accepted in pairs for rank in ranks[:accepted]]
     assert taken and set(taken) == {0}, "an accepted draft is the highest of its own logits"
+
+
+def test_a_text_that_repeats_is_drafted_and_one_without_is_not(make_pair: PairFactory) -> None:
+    executor = make_pair("qwen3", {"vocab": 64}, max_seq_len=192).open()
+    generator = Generator(executor, options=GeneratorOptions(drafter=PROMPT_LOOKUP))
+    (new,) = generator.generate([Request(prompt_ids=(5,), max_tokens=2, ignore_eos=True)])
+    assert new.statistics.steps == 1 and new.statistics.drafted_tokens == 0
+    prompt = [random.Random(1).randrange(2, 60) for _ in range(20)]
+    (plain,) = generator.generate([Request(prompt_ids=tuple(prompt), max_tokens=2)])
+    # The same prompt behind itself and its answer ends in an n-gram that was followed.
+    ids = (*prompt, *plain.token_ids, *range(2, 60), *prompt)
+    (again,) = generator.generate([Request(prompt_ids=ids, max_tokens=60, ignore_eos=True)])
+    assert again.statistics.drafted_tokens > 0
+
+
+def test_the_longest_and_latest_match_goes_on() -> None:
+    index = NgramIndex()
+    index.extend([1, 2, 3, 9, 2, 3, 8, 1, 2, 3])
+    assert index.propose(3) == [9, 2, 3], "1 2 3 is longer than the later 2 3"
+    index.extend([4, 5, 2, 3])
+    assert index.propose(2) == [4, 5], "the latest of three"
+    index.extend([7, 2, 3])
+    assert index.propose(5) == [7, 2, 3, 7, 2], "what ends goes round"
+    index.extend([6])
+    assert index.propose(5) == []
+
+
+PAGING = {"linear": None, "paged": {"page_size": 8, "pages": 24}}
+
+
+def score_by_steps(executor: Executor, request: Request, top: int) -> tuple[TokenLogprob, ...]:
+    """What each beginning of the prompt says of the token behind it."""
+    ids, scores = request.prompt_ids, []
+    for end in range(1, len(ids)):
+        (result,) = run(executor, [replace(request, prompt_ids=ids[:end], max_tokens=1)])
+        assert result.logits is not None
+        scores.append(score_token(result.logits[0], ids[end], top))
+    return tuple(scores)
+
+
+@pytest.mark.parametrize("layout", [exhaustive("linear"), "paged"])
+def test_they_are_those_of_single_tokens(layout: str, make_pair: PairFactory) -> None:
+    built = make_pair(
+        "qwen3", {"vocab": 64}, fit_steps=60, max_batch=8, max_seq_len=192, paging=PAGING[layout]
+    )
+    executor = open_executor(built.bundle, threads=1)
+    plain = make_requests(64, 5)
+    plain.append(plain[2])  # the same 90 tokens again, by then cached by another
+    asked = [replace(one, prompt_logprobs=3 if at else None) for at, one in enumerate(plain)]
+    expected = run(executor, plain)
+    together = run(executor, asked, prefill_chunk=64)
+    for want, got in zip(expected, together, strict=True):
+        assert_same(want, got, "a scored prompt")
+    assert together[0].prompt_logprobs is None and together[1].prompt_logprobs is not None
+    assert together[5].prompt_logprobs == together[2].prompt_logprobs
+    assert together[2].prompt_logprobs == score_by_steps(executor, plain[2], 3)
+    if layout == "paged":  # some were preempted and computed again
+        lost = [one.statistics.preemptions or 0 for one in together]
+        assert sum(lost) > 0 and [len(one.token_ids) for one in together] == [OUTPUT] * 6
+
+
+def test_engines_refuse_them() -> None:
+    limits = replace(FakeExecutor().limits, takes_any_chunk=False)
+    with pytest.raises(DflashError, match="prompt_logprobs: engines hand out the logits of a"):
+        check_request(Request(prompt_ids=(3, 4), prompt_logprobs=0), limits, True)

@@ -32,6 +32,13 @@ def exact_law(logits: np.ndarray, params: SamplingParams) -> np.ndarray:
     return law
 
 
+def pick_candidates(logits: FloatArray, count: int, seed: int) -> Int64Array:
+    """Ids [..., count] of the highest of `logits` [..., V]; equal ones in a random order."""
+    shuffle = np.random.default_rng(seed).permutation(logits.shape[-1])
+    order = np.argsort(-logits[..., shuffle], axis=-1, kind="stable")[..., :count]
+    return shuffle[order].astype(np.int64)
+
+
 WORD = (1 << 64) - 1
 GROUP = 256
 
@@ -72,10 +79,3 @@ def plain_noise(seed: int, position: int, token_id: int) -> float:
     if x % GROUP != token_id % GROUP:
         exponential -= math.log(uniform(split_mix(k, token_id % GROUP)))
     return -math.log(exponential)
-
-
-def pick_candidates(logits: FloatArray, count: int, seed: int) -> Int64Array:
-    """Ids [..., count] of the highest of `logits` [..., V]; equal ones in a random order."""
-    shuffle = np.random.default_rng(seed).permutation(logits.shape[-1])
-    order = np.argsort(-logits[..., shuffle], axis=-1, kind="stable")[..., :count]
-    return shuffle[order].astype(np.int64)

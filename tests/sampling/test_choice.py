@@ -13,10 +13,10 @@ from scipy.stats import chisquare
 from dflash_trt.core.masks import TokenMask
 from dflash_trt.decoding import SamplingParams, choose_tokens
 from dflash_trt.errors import DflashError
-from dflash_trt.sampling.choice import choose_token
+from dflash_trt.sampling.choice import choose_candidate, choose_token
 from dflash_trt.sampling.noise import draw_gumbel
 from tests.covering import exhaustive
-from tests.sampling.definitions import exact_law
+from tests.sampling.definitions import exact_law, pick_candidates
 
 SEEDS = 10_000
 
@@ -206,3 +206,28 @@ def test_bad_parameters_are_refused(field: str, values: list[object]) -> None:
         with pytest.raises(DflashError, match=f"^{field}: ") as caught:
             SamplingParams(**{field: value})
         assert caught.value.exit_code == 2
+
+
+VOCAB = 40
+KEPT = 12
+
+
+@given(
+    levels=st.lists(st.integers(0, 6), min_size=VOCAB, max_size=VOCAB),
+    top_k=st.integers(1, KEPT - 1),
+    top_p=st.sampled_from([0.1, 0.5, 0.9, 1.0]),
+    seed=st.integers(0, 50),
+)
+def test_candidates_choose_what_the_row_chooses_or_nothing(
+    levels: list[int], top_k: int, top_p: float, seed: int
+) -> None:
+    logits = np.array(levels, np.float32) / 4
+    sampling = SamplingParams(temperature=0.8, top_k=top_k, top_p=top_p, seed=seed)
+    ids = pick_candidates(logits, KEPT, seed)
+    chosen = choose_candidate(ids, logits[ids], 7, sampling)
+    (expected,) = choose_tokens(logits[None], np.array([7]), sampling)
+    ranked = np.sort(logits)[::-1]
+    if ranked[top_k - 1] > ranked[KEPT - 1]:
+        assert chosen == expected
+    else:
+        assert chosen is None

@@ -1,4 +1,4 @@
-"""Grammars: what may come next, what takes too long, and hostile ones."""
+"""Grammars: which tokens may come next, and what is no grammar."""
 
 from __future__ import annotations
 
@@ -180,7 +180,6 @@ def test_a_token_that_takes_too_long_ends_its_request(monkeypatch: pytest.Monkey
         start.take(CORE.encode("a").ids[0])
 
 
-VOCABULARY = CORE.get_vocab_size()
 EVERY = hostile_grammars()
 DAILY = {
     "a product of repeats",
@@ -192,19 +191,14 @@ _STEPS = 30
 MOST_SECONDS = 5
 
 
-@pytest.fixture(scope="module")
-def trier() -> GrammarCompiler:
-    return GrammarCompiler(CORE, VOCABULARY, [CORE.token_to_id("<end>")])
-
-
-def _meet(trier: GrammarCompiler, hostile: HostileGrammar) -> bool:
+def _meet(hostile: HostileGrammar) -> bool:
     """Whether it was accepted. One that was is followed for some tokens."""
     _, kind, text = hostile
     random = np.random.default_rng(3)
     try:
-        follower = trier.compile(Grammar(kind, text))  # type: ignore[arg-type]
+        follower = compiler().compile(Grammar(kind, text))  # type: ignore[arg-type]
         for _ in range(_STEPS):
-            row = follower.tokens().apply(np.zeros(VOCABULARY, np.float32))
+            row = follower.tokens().apply(np.zeros(SIZE, np.float32))
             follower.take(int(random.choice(np.flatnonzero(np.isfinite(row)))))
     except DflashError as error:
         assert error.message.startswith("grammar: "), error.message
@@ -214,19 +208,19 @@ def _meet(trier: GrammarCompiler, hostile: HostileGrammar) -> bool:
     return True
 
 
-def _check(trier: GrammarCompiler, chosen: list[HostileGrammar]) -> int:
+def _check(chosen: list[HostileGrammar]) -> int:
     accepted = 0
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10
     for hostile in chosen:
         started = time.thread_time()
-        accepted += _meet(trier, hostile)
+        accepted += _meet(hostile)
         assert time.thread_time() - started < MOST_SECONDS, hostile[0]
     assert (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10) - before < 2 * MAX_BYTES
-    assert _meet(trier, ("a good one", "regex", "(ab)*")), "it goes on"
+    assert _meet(("a good one", "regex", "(ab)*")), "it goes on"
     return accepted
 
 
 @pytest.mark.parametrize("chosen", [sorted(DAILY), exhaustive([one[0] for one in EVERY])])
-def test_hostile_grammars(trier: GrammarCompiler, chosen: list[str]) -> None:
-    accepted = _check(trier, [one for one in EVERY if one[0] in chosen])
+def test_hostile_grammars(chosen: list[str]) -> None:
+    accepted = _check([one for one in EVERY if one[0] in chosen])
     assert accepted <= (1 if len(chosen) == len(DAILY) else len(EVERY) - 15)

@@ -1,4 +1,4 @@
-"""Reasoning told apart from the answer: marks of families, and harmony's channels."""
+"""Reasoning between a family's marks, token by token."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def read(
 
 
 USER = "<|im_start|>user\nIs </think> a tag?<|im_end|>\n<|im_start|>assistant\n"
-GET_KYIV = '<|tool_call>call:get{city:<|"|>Kyiv<|"|>}<tool_call|>'
+TOOL = '<|tool_call>call:get{city:<|"|>Kyiv<|"|>}<tool_call|>'
 CASES = [
     ("qwen", USER, "<think>\nHm é.\n\n</think>\n\nYes.", "Hm é.", "Yes."),
     ("qwen", USER + "<think>\n", "Hm.\n</think>\n\n Yes. ", "Hm.", "Yes. "),
@@ -68,13 +68,7 @@ CASES = [
     ("gemma", "<|turn>model\n", "<|channel>thought", "", ""),
     ("gemma", "<|turn>model\n", "<|channel>thoughtful\n<channel|>a", "thoughtful", "a"),
     ("gemma", "<|turn>model\n", "<|channel>thou", "thou", ""),
-    (
-        "gemma",
-        "<|turn>model\n",
-        f"Ok.<|channel>thought\nHm.<channel|>{GET_KYIV}",
-        "Hm.",
-        f"Ok.{GET_KYIV}",
-    ),
+    ("gemma", "<|turn>model\n", f"Ok.<|channel>thought\nHm.<channel|>{TOOL}", "Hm.", f"Ok.{TOOL}"),
 ]
 
 

@@ -5,9 +5,7 @@ As many as plain steps fit into its time. Without a measured time nobody is told
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
-from math import sqrt
 
 import numpy as np
 
@@ -19,45 +17,24 @@ from dflash_trt.errors import DflashError
 
 FEWEST_STEPS = 32
 """Steps with drafts below which an acceptance length says little."""
-_DEVIATIONS = 3.0
+_CHANCE = 0.9
+"""A length is low only below this share of what it has to reach."""
 
 
 class DraftedSteps:
-    """What steps with drafts brought; plain steps between them, which bring one token, are not."""
+    """What steps with drafts brought; plain steps between them, which bring one token, are not.
+
+    Attributes:
+        count: steps.
+        block: mean rows of one, the anchor's included; needs a step.
+        length: mean tokens of one; needs a step.
+    """
 
     def __init__(self, *of: AcceptanceStatistics) -> None:
-        self._counts: Counter[int] = Counter()
-        self._drafts = 0
-        for one in of:
-            self.add(one)
-
-    def add(self, one: AcceptanceStatistics) -> None:
-        """Adds a request's steps, or those of many."""
-        drafted = one.position_trials[0] if one.position_trials else 0
-        self._counts.update(dict(enumerate(one.acceptance_histogram, start=1)))
-        self._counts[1] -= one.steps - drafted
-        self._drafts += one.drafted_tokens
-
-    @property
-    def count(self) -> int:
-        return self._counts.total()
-
-    @property
-    def block(self) -> float:
-        """Mean rows of a step, the anchor's included; needs a step."""
-        return 1 + self._drafts / self.count
-
-    @property
-    def length(self) -> float:
-        """Mean tokens of a step; needs a step."""
-        return sum(tokens * n for tokens, n in self._counts.items()) / self.count
-
-    @property
-    def highest_length(self) -> float:
-        """What the mean could be, had chance been against these steps."""
-        mean = self.length
-        spread = sum(n * (tokens - mean) ** 2 for tokens, n in self._counts.items())
-        return mean + _DEVIATIONS * sqrt(spread) / self.count
+        self.count = sum(one.position_trials[0] for one in of if one.position_trials)
+        plain = sum(one.steps for one in of) - self.count
+        self.block = 1 + sum(one.drafted_tokens for one in of) / max(self.count, 1)
+        self.length = (sum(one.step_tokens for one in of) - plain) / max(self.count, 1)
 
 
 def schedule_break_even(schedule: BlockSchedule | None, block: float) -> float | None:
@@ -98,7 +75,9 @@ def low_acceptance(steps: DraftedSteps, break_even: float | None, bundle: str) -
         break_even: tokens that such a step has to bring; None if nobody measured it.
         bundle: what to call the bundle.
     """
-    if break_even is None or steps.count < FEWEST_STEPS or steps.highest_length >= break_even:
+    if break_even is None or steps.count < FEWEST_STEPS:
+        return None
+    if steps.length >= _CHANCE * break_even:
         return None
     return (
         f"acceptance length {steps.length:.2f} stays below break-even {break_even:.2f}: "

@@ -6,9 +6,11 @@ from typing import Any
 
 import pytest
 
-from dflash_trt.decoding import Generator, GeneratorOptions, Request
+from dflash_trt.decoding import Generator, GeneratorOptions, Request, RequestStatistics
 from dflash_trt.decoding.drafter_kinds import PROMPT_LOOKUP
-from dflash_trt.decoding.schedule import Measurements, StepPrediction
+from dflash_trt.decoding.loops import LOOP_TIMES, LOOP_TOKENS, is_looping, loop_end
+from dflash_trt.decoding.schedule import BlockSchedule, Measurements, StepPrediction, merge_ranges
+from dflash_trt.decoding.statistics import StatisticsRecorder
 from dflash_trt.decoding.tuning import block_times as blocks
 from dflash_trt.decoding.tuning.block_times import (
     TuningOptions,
@@ -16,6 +18,12 @@ from dflash_trt.decoding.tuning.block_times import (
     candidate_blocks,
     derive_schedule,
     measure,
+)
+from dflash_trt.decoding.tuning.break_even import (
+    DraftedSteps,
+    low_acceptance,
+    schedule_break_even,
+    timed_break_even,
 )
 from dflash_trt.errors import DflashError
 from tests.decoding.schedules import invent_measurements
@@ -108,3 +116,80 @@ def test_candidates() -> None:
     assert candidate_blocks(2) == [2] and candidate_blocks(5) == [2, 3, 4, 5]
     assert candidate_blocks(16) == [2, 3, 4, 5, 6, 7, 8, 12, 16]
     assert candidate_batches(1) == [1] and candidate_batches(12) == [1, 2, 4, 8, 12]
+
+
+# Block 8 takes 1.7 plain steps of one sequence, block 4 1.1.
+MEASURED = invent_measurements([4, 8], per_row=0.15)
+SCHEDULE = BlockSchedule(blocks=merge_ranges([8]), executor="cpu", measured=MEASURED)
+
+
+def steps_of(*emitted: int, block: int = 8, plain: int = 0) -> RequestStatistics:
+    """A request whose drafted steps emitted so many tokens, with plain steps between."""
+    recorder = StatisticsRecorder(submitted_at=0.0)
+    for tokens in emitted:
+        recorder.record_step(block, tokens, tokens)
+    for _ in range(plain):
+        recorder.record_step(1, 1, 1)
+    return recorder.freeze(4, 1 + sum(emitted) + plain)
+
+
+def test_what_a_step_costs() -> None:
+    assert schedule_break_even(SCHEDULE, 8) == pytest.approx(1.7)
+    assert schedule_break_even(SCHEDULE, 6) == pytest.approx(1.4)  # between 4 and 8
+    assert schedule_break_even(SCHEDULE, 1) == 1
+    untimed = BlockSchedule(blocks=merge_ranges([8]), executor="cpu")
+    assert schedule_break_even(untimed, 8) is schedule_break_even(None, 8) is None
+    steps = DraftedSteps(steps_of(3, 1))
+    assert timed_break_even(steps, [0.5, 0.8]) == pytest.approx(2.5)
+    assert timed_break_even(steps, []) is None
+
+
+def test_plain_steps_do_not_count() -> None:
+    steps = DraftedSteps(steps_of(3, 5, plain=90), steps_of(1, block=2, plain=1))
+    assert (steps.count, steps.length, steps.block) == (3, 3.0, 1 + (7 + 7 + 1) / 3)
+
+
+@pytest.mark.parametrize(
+    ("emitted", "break_even", "is_said"),
+    [
+        ((1,) * 32, 1.7, True),
+        ((1,) * 31, 1.7, False),  # too few
+        ((1,) * 32, None, False),  # nobody knows what a step costs
+        ((2,) * 32, 1.7, False),
+        ((1, 2) * 60, 1.7, True),
+        ((1, 2) * 60, 1.6, False),  # which may be chance
+    ],
+)
+def test_what_is_said(emitted: tuple[int, ...], break_even: float | None, is_said: bool) -> None:
+    line = low_acceptance(DraftedSteps(steps_of(*emitted)), break_even, "my-bundle")
+    assert (line is not None) == is_said
+    if line is not None:
+        mean = sum(emitted) / len(emitted)
+        assert line == (
+            f"acceptance length {mean:.2f} stays below break-even {break_even:.2f}: "
+            "`dflash-trt diagnose my-bundle --prompts FILE` says why"
+        )
+
+
+EIGHT = [5, 1, 4, 2, 8, 5, 7, 1]
+
+
+@pytest.mark.parametrize(
+    ("token_ids", "expected"),
+    [
+        ([], False),
+        (list(range(1000)), False),
+        ([1] * (LOOP_TIMES * LOOP_TOKENS - 1), False),  # overlaps do not count
+        ([1] * (LOOP_TIMES * LOOP_TOKENS), True),
+        ([1, 2] * 11 + [1], False),
+        ([1, 2] * 12, True),
+        ([*EIGHT, 11, *EIGHT, 12, 13], False),
+        ([*EIGHT, 11, *EIGHT, 12, 13, *EIGHT], True),
+        ([*EIGHT, 11, *EIGHT, 12, 13, *EIGHT[:7]], False),
+        ([*EIGHT[:7], 10, *EIGHT[:7], 11, *EIGHT[:7], 12], False),
+    ],
+)
+def test_the_same_run_of_tokens_three_times_apart(token_ids: list[int], expected: bool) -> None:
+    assert is_looping(token_ids) is expected
+    assert is_looping([99, *token_ids, 98]) is expected
+    assert loop_end([*token_ids, 97]) == (len(token_ids) if expected else None)

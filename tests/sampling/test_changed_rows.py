@@ -1,4 +1,4 @@
-"""Penalties, bias and token rules, and the candidates that an engine hands out."""
+"""Penalties, biases and rules: what they make of a row, and what they refuse."""
 
 from __future__ import annotations
 
@@ -11,57 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dflash_trt.core.masks import TokenMask
-from dflash_trt.decoding import SamplingParams, choose_tokens
 from dflash_trt.errors import DflashError
-from dflash_trt.sampling.choice import choose_candidate
 from dflash_trt.sampling.penalties import Penalties, PenaltyState
 from dflash_trt.sampling.token_rules import Ruled, TokenRules
-from tests.sampling.definitions import pick_candidates
-
-
-def _ids(mask: TokenMask) -> list[int]:
-    return [one for one in range(12) if mask.has(one)]
-
-
-def test_a_word_of_several_tokens_is_bad_behind_its_beginning() -> None:
-    rules = TokenRules(bad=((5,), (1, 2), (1, 2, 3)))
-    assert rules.banned([]) == {5}
-    assert rules.banned([1]) == {5, 2} == rules.banned([9, 1])
-    assert rules.banned([1, 2]) == {5, 3}
-    assert rules.banned([2, 1, 3]) == {5}
-    ruled = Ruled(rules.mask(12), rules.banned([1]), None)
-    tokens = ruled.tokens()
-    assert [one for one in range(12) if ruled.allows(one)] == [0, 1, 3, 4, *range(6, 12)]
-    assert _ids(tokens) == [0, 1, 3, 4, *range(6, 12)]
-
-
-def test_both_kinds_and_a_grammar_hold_together() -> None:
-    rules = TokenRules(allowed=(2, 3, 9), bad=((3,),))
-    grammar = Ruled(TokenRules(allowed=(3, 9, 10)).mask(12), frozenset(), None)
-    ruled = Ruled(rules.mask(12), rules.banned([]), grammar)
-    assert _ids(ruled.tokens()) == [9]
-    assert [one for one in range(12) if ruled.allows(one)] == [9]
-    with pytest.raises(DflashError, match="no token may come next"):
-        Ruled(TokenRules(allowed=(3,)).mask(12), frozenset([3]), None).tokens().apply(
-            np.zeros(12, np.float32)
-        )
-
-
-@pytest.mark.parametrize(
-    ("fields", "piece"),
-    [
-        ({"allowed": ()}, "allowed_token_ids: names 0 tokens, not 1 to 1,024"),
-        ({"allowed": tuple(range(1025))}, "allowed_token_ids: names 1,025 tokens"),
-        ({"allowed": (-1,)}, "allowed_token_ids: -1 is no token id"),
-        ({"bad": ((True,),)}, "bad_words: True is no token id"),
-        ({"bad": ((),)}, "bad_words: a word of 0 tokens has not 1 to 64"),
-        ({"bad": ((1,) * 65,)}, "bad_words: a word of 65 tokens"),
-        ({"bad": ((1,),) * 1025}, "bad_words: names 1,025 words"),
-    ],
-)
-def test_what_is_refused(fields: dict[str, Any], piece: str) -> None:
-    with pytest.raises(DflashError, match=piece):
-        TokenRules(**fields)
 
 
 def test_a_row_is_changed_as_openai_defines_it() -> None:
@@ -128,31 +80,51 @@ def test_the_prompt_counts_where_it_is_to(
         ({"bias": tuple((i, 1.0) for i in range(1025))}, "names 1,025 tokens"),
     ],
 )
-def test_what_penalties_refuse(fields: dict[str, Any], piece: str) -> None:
+def test_penalties_that_are_refused(fields: dict[str, Any], piece: str) -> None:
     with pytest.raises(DflashError, match=piece):
         Penalties(**fields)
 
 
-VOCAB = 40
-KEPT = 12
+def _ids(mask: TokenMask) -> list[int]:
+    return [one for one in range(12) if mask.has(one)]
 
 
-@given(
-    levels=st.lists(st.integers(0, 6), min_size=VOCAB, max_size=VOCAB),
-    top_k=st.integers(1, KEPT - 1),
-    top_p=st.sampled_from([0.1, 0.5, 0.9, 1.0]),
-    seed=st.integers(0, 50),
+def test_a_word_of_several_tokens_is_bad_behind_its_beginning() -> None:
+    rules = TokenRules(bad=((5,), (1, 2), (1, 2, 3)))
+    assert rules.banned([]) == {5}
+    assert rules.banned([1]) == {5, 2} == rules.banned([9, 1])
+    assert rules.banned([1, 2]) == {5, 3}
+    assert rules.banned([2, 1, 3]) == {5}
+    ruled = Ruled(rules.mask(12), rules.banned([1]), None)
+    tokens = ruled.tokens()
+    assert [one for one in range(12) if ruled.allows(one)] == [0, 1, 3, 4, *range(6, 12)]
+    assert _ids(tokens) == [0, 1, 3, 4, *range(6, 12)]
+
+
+def test_both_kinds_and_a_grammar_hold_together() -> None:
+    rules = TokenRules(allowed=(2, 3, 9), bad=((3,),))
+    grammar = Ruled(TokenRules(allowed=(3, 9, 10)).mask(12), frozenset(), None)
+    ruled = Ruled(rules.mask(12), rules.banned([]), grammar)
+    assert _ids(ruled.tokens()) == [9]
+    assert [one for one in range(12) if ruled.allows(one)] == [9]
+    with pytest.raises(DflashError, match="no token may come next"):
+        Ruled(TokenRules(allowed=(3,)).mask(12), frozenset([3]), None).tokens().apply(
+            np.zeros(12, np.float32)
+        )
+
+
+@pytest.mark.parametrize(
+    ("fields", "piece"),
+    [
+        ({"allowed": ()}, "allowed_token_ids: names 0 tokens, not 1 to 1,024"),
+        ({"allowed": tuple(range(1025))}, "allowed_token_ids: names 1,025 tokens"),
+        ({"allowed": (-1,)}, "allowed_token_ids: -1 is no token id"),
+        ({"bad": ((True,),)}, "bad_words: True is no token id"),
+        ({"bad": ((),)}, "bad_words: a word of 0 tokens has not 1 to 64"),
+        ({"bad": ((1,) * 65,)}, "bad_words: a word of 65 tokens"),
+        ({"bad": ((1,),) * 1025}, "bad_words: names 1,025 words"),
+    ],
 )
-def test_candidates_choose_what_the_row_chooses_or_nothing(
-    levels: list[int], top_k: int, top_p: float, seed: int
-) -> None:
-    logits = np.array(levels, np.float32) / 4
-    sampling = SamplingParams(temperature=0.8, top_k=top_k, top_p=top_p, seed=seed)
-    ids = pick_candidates(logits, KEPT, seed)
-    chosen = choose_candidate(ids, logits[ids], 7, sampling)
-    (expected,) = choose_tokens(logits[None], np.array([7]), sampling)
-    ranked = np.sort(logits)[::-1]
-    if ranked[top_k - 1] > ranked[KEPT - 1]:
-        assert chosen == expected
-    else:
-        assert chosen is None
+def test_rules_that_are_refused(fields: dict[str, Any], piece: str) -> None:
+    with pytest.raises(DflashError, match=piece):
+        TokenRules(**fields)
