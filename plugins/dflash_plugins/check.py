@@ -9,13 +9,12 @@ import importlib
 from collections.abc import Iterator
 from typing import Any
 
-from dflash_plugins.roofline import Predictor
 from dflash_plugins.testing.gpu import GpuRunner, KernelLauncher, Timer
 from dflash_plugins.testing.numeric import Accuracy, spread
 from dflash_trt.core.user_cache import user_cache_file
 from dflash_trt.errors import DflashError
 from dflash_trt.hardware.device import Device
-from dflash_trt.hardware.gpus import arches
+from dflash_trt.hardware.gpus import arches, match_gpu
 
 
 def open_launcher(device: Device, driver: Any) -> KernelLauncher:
@@ -42,14 +41,12 @@ def check_accuracy(folder: str, device: Device, launcher: KernelLauncher) -> Ite
     return found
 
 
-def measure(
-    folder: str, device: Device, launcher: KernelLauncher, predict: Predictor | None = None
-) -> Iterator[dict[str, Any]]:
+def measure(folder: str, device: Device, launcher: KernelLauncher) -> Iterator[dict[str, Any]]:
     """One operation's measurements; a case that does not fit the GPU's memory gets an error row.
 
-    `predict` has the least times on this GPU. Any part of the rows is spread over all of them.
+    Any part of the rows is spread over all of them.
     """
-    timer = Timer(device, launcher)
+    timer, gpu = Timer(device, launcher), match_gpu(device.name, device.arch, device.total_bytes)
     for point in spread(import_checks(folder).points()):
         row: dict[str, Any] = {"operation": folder, "case": point.name}
         try:
@@ -58,8 +55,8 @@ def measure(
             yield row | {"error": error.message}
             continue
         row |= {"seconds": min(tactics), "tactic_seconds": tactics, "required_bytes": point.moved}
-        if predict:
-            row["least_seconds"] = predict(point.cases, point.moved)
+        if gpu is not None and point.moved:
+            row["bandwidth_share"] = point.moved / min(tactics) / gpu.bandwidth
         yield row
 
 
@@ -68,8 +65,8 @@ def describe_speed(row: dict[str, Any]) -> str:
     if "seconds" not in row:
         return str(row["error"])
     figures = [f"{row['seconds'] * 1e6:,.1f} µs"]
-    if "least_seconds" in row:
-        figures.append(f"at least {row['least_seconds'] * 1e6:,.1f}")
     if row["required_bytes"]:
         figures.append(f"{row['required_bytes'] / row['seconds'] / 1e9:,.0f} GB/s")
+    if "bandwidth_share" in row:
+        figures.append(f"{row['bandwidth_share']:.0%} of the memory's bandwidth")
     return ", ".join(figures)

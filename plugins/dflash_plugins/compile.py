@@ -11,25 +11,20 @@ from __future__ import annotations
 import hashlib
 import importlib
 import json
+from base64 import b64decode, b64encode
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import click
 
-from dflash_plugins.machine_code import (
-    Resources,
-    assemble,
-    other_assemblers,
-    read_sass,
-    tool_version,
-)
+from dflash_plugins.machine_code import Resources, assemble, read_sass
 from dflash_plugins.operation import Case, KernelSpec
 from dflash_plugins.ptx import drop_scratch_pointers, name_entry, ptx_version
 from dflash_plugins.table import load_kernel, main_cases
-from dflash_trt.core.user_cache import write_cache
+from dflash_trt.core.user_cache import read_cache, write_cache
 from dflash_trt.errors import DflashError, one_line
 from dflash_trt.hardware.kernels import kernel_arches
 
@@ -64,13 +59,27 @@ def compile_kernel(spec: KernelSpec, arch: str, folder: Path) -> CompiledKernel:
     check_arch(arch)
     check_compiler()
     function = load_kernel(spec.kernel)
-    stem = _stem(spec, function, arch)
-    kept = _read(folder, stem)
-    kernel = kept or _compile(spec, function, arch, stem)
+    # An engine holds several kernels of one function, and TensorRT may tell them apart by name
+    # alone. `cache_key` covers its source and that of the functions that it calls.
+    text = f"{function.cache_key} {spec} {version('triton')}"
+    name = f"{function.__name__}_{arch}_{hashlib.sha256(text.encode()).hexdigest()[:16]}"
+    path = folder / f"{name}.json"
+    kept = _read(path)
+    kernel = kept or _compile(spec, function, arch, name)
     check_limits(kernel)
     if kept is None:
-        _keep(kernel, folder, stem)
+        facts = asdict(kernel) | {"cubin": b64encode(kernel.cubin).decode()}
+        write_cache(path, json.dumps(facts, indent=2).encode())
     return kernel
+
+
+def _read(path: Path) -> CompiledKernel | None:
+    try:
+        facts = json.loads(read_cache(path))
+        cubin, resources = b64decode(facts.pop("cubin")), Resources(**facts.pop("resources"))
+        return CompiledKernel(cubin=cubin, resources=resources, **facts)
+    except (ValueError, KeyError, TypeError):
+        return None  # missing or damaged: it is compiled again
 
 
 def _compile(spec: KernelSpec, function: Any, arch: str, name: str) -> CompiledKernel:
@@ -101,11 +110,6 @@ def check_limits(kernel: CompiledKernel) -> None:
         )
 
 
-def is_kept(spec: KernelSpec, arch: str, folder: Path) -> bool:
-    """Whether `folder` has a complete copy of the kernel of `spec` for `arch`."""
-    return _read(folder, _stem(spec, load_kernel(spec.kernel), arch)) is not None
-
-
 def check_arch(arch: str) -> None:
     """Raises DflashError, which lists the known ones, for an architecture without kernels."""
     if arch not in kernel_arches():
@@ -121,41 +125,6 @@ def check_compiler() -> None:
         raise DflashError(
             f"Triton language is not installed ({one_line(error, 80)})", fix=INSTALL
         ) from error
-
-
-def _stem(spec: KernelSpec, function: Any, arch: str) -> str:
-    """A kernel's name, and its files', with a hash of all that its machine code depends on.
-
-    An engine holds several kernels of one function, and TensorRT may tell them apart by name alone.
-    `cache_key` covers its source and that of the functions that it calls.
-    """
-    text = f"{function.cache_key} {spec} {version('triton')}"
-    return f"{function.__name__}_{arch}_{hashlib.sha256(text.encode()).hexdigest()[:16]}"
-
-
-def _read(folder: Path, stem: str) -> CompiledKernel | None:
-    try:
-        facts = json.loads((folder / f"{stem}.json").read_bytes())
-        files = {suffix: (folder / f"{stem}.{suffix}").read_bytes() for suffix in ("ptx", "cubin")}
-        if facts.pop("sha256") != _hashes(files):
-            return None
-        facts["resources"] = Resources(**facts["resources"])
-        return CompiledKernel(ptx=files["ptx"].decode(), cubin=files["cubin"], **facts)
-    except (OSError, ValueError, KeyError, TypeError):
-        return None  # missing or damaged: it is compiled again
-
-
-def _keep(kernel: CompiledKernel, folder: Path, stem: str) -> None:
-    facts = asdict(kernel)
-    files = {"ptx": facts.pop("ptx").encode(), "cubin": facts.pop("cubin")}
-    for suffix, data in files.items():
-        write_cache(folder / f"{stem}.{suffix}", data)
-    facts_json = json.dumps(facts | {"sha256": _hashes(files)}, indent=2)
-    write_cache(folder / f"{stem}.json", facts_json.encode())  # last: `_read` needs it
-
-
-def _hashes(files: dict[str, bytes]) -> dict[str, str]:
-    return {suffix: hashlib.sha256(data).hexdigest() for suffix, data in files.items()}
 
 
 def run_compiler(spec: KernelSpec, function: Any, capability: int) -> Any:
@@ -192,32 +161,21 @@ def resource_table(
 ) -> list[dict[str, Any]]:
     """One row per case, tactic and architecture.
 
-    It has the kernel's resources, those that other versions of ptxas give the same PTX, and what
-    its machine code holds (`SassFacts`; None where no disassembler is installed that reads it).
+    It has the kernel's resources, and what its machine code holds (`SassFacts`; None where no
+    disassembler is installed that reads it). PTX and machine code are left in `folder`.
     """
     rows: list[dict[str, Any]] = []
     for case in cases:
         for tactic in range(case.operation.tactics):
             for arch in arches:
                 kernel = compile_kernel(case.kernel_spec(tactic), arch, folder)
+                (folder / f"{kernel.name}.ptx").write_text(kernel.ptx)
+                (folder / f"{kernel.name}.cubin").write_bytes(kernel.cubin)
                 row = {"operation": case.operation.name, "case": case.name, "tactic": tactic}
                 row |= {"arch": arch, "threads": kernel.threads, **asdict(kernel.resources)}
                 facts = read_sass(kernel.cubin)
-                row["other_ptxas"] = reassemble(kernel)
-                row["sass"] = None if facts is None else asdict(facts)
-                rows.append(row)
+                rows.append(row | {"sass": None if facts is None else asdict(facts)})
     return rows
-
-
-def reassemble(kernel: CompiledKernel) -> dict[str, dict[str, int]]:
-    """Registers and spilled bytes of the same PTX by other versions of ptxas ("13.5.37")."""
-    found = {}
-    for tool in other_assemblers(kernel.arch):
-        _, took = assemble(kernel.ptx, kernel.arch, kernel.shared_bytes, tool)
-        check_limits(replace(kernel, resources=took))
-        figures = {"registers": took.registers, "spilled_bytes": took.spilled_bytes}
-        found[tool_version(tool)] = figures
-    return found
 
 
 @click.command(help=(__doc__ or "").partition("\n")[0])
@@ -231,29 +189,26 @@ def reassemble(kernel: CompiledKernel) -> dict[str, dict[str, int]]:
 )
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def main(arch: str, output: Path, as_json: bool) -> None:
-    arches, cases = [name.strip() for name in arch.split(",")], main_cases()
+    arches = [name.strip() for name in arch.split(",")]
     try:
         for name in arches:  # checked before minutes are spent compiling
             check_arch(name)
         output.mkdir(parents=True, exist_ok=True)
-        rows = resource_table(cases, arches, output)
+        rows = resource_table(main_cases(), arches, output)
     except OSError as error:
         raise click.ClickException(f"{output}: {error.strerror}") from error
     except DflashError as error:
         click.echo(f"Error: {error.message}", err=True)
         raise click.exceptions.Exit(error.exit_code) from error
-    specs = [case.kernel_spec(tactic) for case in cases for tactic in range(case.operation.tactics)]
-    if not all(is_kept(spec, name, output) for spec in specs for name in arches):
-        raise click.ClickException(f"{output}: the disk refuses what was compiled")
     if as_json:
         click.echo(json.dumps(rows, indent=2))
         return
     for row in rows:
-        spilled = row["spill_store_bytes"] + row["spill_load_bytes"]
         mma = {name.partition(".")[0] for name in row["sass"]["mma"]} if row["sass"] else ()
         click.echo(
             f"{row['arch']:8} {row['operation']:34} {row['case']:32} {row['registers']:4} registers"
-            f"  {row['shared_bytes']:7,} bytes shared  {spilled} spilled  {' '.join(sorted(mma))}"
+            f"  {row['shared_bytes']:7,} bytes shared  {row['spilled_bytes']} spilled"
+            f"  {' '.join(sorted(mma))}"
         )
 
 

@@ -1,6 +1,6 @@
 """Machine code of PTX, what it takes, and which instructions it has, by NVIDIA's own tools.
 
-`ptxas` and `nvdisasm` are those that Triton language ships, or the newest of the package index. An
+`ptxas` is Triton language's choice; `nvdisasm` the package index's newest, or Triton language's. An
 instruction counts as often as it stands in the code, not as often as it runs.
 """
 
@@ -11,7 +11,6 @@ import subprocess
 import tempfile
 from collections import Counter
 from dataclasses import dataclass
-from functools import cache
 from importlib.metadata import PackageNotFoundError, files
 from importlib.util import find_spec
 from pathlib import Path
@@ -19,8 +18,8 @@ from pathlib import Path
 from dflash_trt.errors import DflashError, one_line
 from dflash_trt.hardware.kernels import kernel_arches
 
-PACKAGES = {"ptxas": "nvidia-cuda-nvcc", "nvdisasm": "nvidia-cuda-nvdisasm"}
-"""The package of the index that has a tool's newest version."""
+DISASSEMBLER = "nvidia-cuda-nvdisasm"
+"""The package of the index that has the newest disassembler."""
 
 ASYNCHRONOUS = {"LDGSTS", "UBLKCP", "UTMALDG"}
 """Copies from global to shared memory that no thread waits for; the last two are bulk (TMA)."""
@@ -32,29 +31,18 @@ _INSTRUCTION = re.compile(r"^\s*/\*[0-9a-f]{4,}\*/\s+(?:@!?\w+\s+)?([A-Z]\w*(?:\
 _UNKNOWN = "Cannot decode architecture"
 
 
-def shipped_tool(name: str) -> Path:
-    """A tool of Triton language's, which must be installed."""
+def disassembler() -> Path:
+    """The newest `nvdisasm` that is installed; Triton language must be."""
+    try:
+        held = files(DISASSEMBLER) or []
+    except PackageNotFoundError:
+        held = []
+    newest = next((Path(str(file.locate())) for file in held if file.name == "nvdisasm"), None)
+    if newest is not None:
+        return newest
     spec = find_spec("triton")
     assert spec is not None and spec.origin is not None
-    return Path(spec.origin).parent / "backends" / "nvidia" / "bin" / name
-
-
-def newest_tool(name: str) -> Path | None:
-    """A tool of `PACKAGES`; None where that package is not installed."""
-    try:
-        held = files(PACKAGES[name]) or []
-    except PackageNotFoundError:
-        return None
-    return next((Path(str(file.locate())) for file in held if file.name == name), None)
-
-
-@cache
-def tool_version(tool: Path) -> str:
-    """The version of a tool, as "12.9.86"."""
-    told = subprocess.run([tool, "--version"], capture_output=True, text=True, check=True).stdout
-    match = re.search(r"\bV(\d+(?:\.\d+)+)", told)
-    assert match is not None, told
-    return match.group(1)
+    return Path(spec.origin).parent / "backends" / "nvidia" / "bin" / "nvdisasm"
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,41 +52,23 @@ class Resources:
     registers: int
     shared_bytes: int
     stack_bytes: int
-    spill_store_bytes: int
-    spill_load_bytes: int
-
-    @property
-    def spilled_bytes(self) -> int:
-        return self.spill_store_bytes + self.spill_load_bytes
+    spilled_bytes: int
 
 
-def own_assembler(arch: str) -> Path:
-    """The ptxas that kernels for `arch` are compiled with: Triton language's choice."""
-    from triton.backends.nvidia.compiler import get_ptxas
-
-    return Path(get_ptxas(kernel_arches()[arch].number).path)
-
-
-def other_assemblers(arch: str) -> list[Path]:
-    """Further versions of ptxas that are installed: a driver's compiler may be any of them."""
-    known = [shipped_tool("ptxas-blackwell"), newest_tool("ptxas")]
-    return [one for one in known if one is not None and one != own_assembler(arch)]
-
-
-def assemble(
-    ptx: str, arch: str, dynamic_shared: int, assembler: Path | None = None
-) -> tuple[bytes, Resources]:
-    """The cubin of `ptx`, by `assembler` (None: `own_assembler`), and its resources.
+def assemble(ptx: str, arch: str, dynamic_shared: int) -> tuple[bytes, Resources]:
+    """The cubin of `ptx`, by the ptxas of Triton language's choice, and its resources.
 
     `dynamic_shared` bytes are added to the shared memory that the PTX itself declares.
 
     Raises:
         DflashError: the assembler refuses it.
     """
+    from triton.backends.nvidia.compiler import get_ptxas
+
+    tool = get_ptxas(kernel_arches()[arch].number).path
     with tempfile.TemporaryDirectory(prefix="dflash-plugins-") as name:
         source, result = Path(name) / "kernel.ptx", Path(name) / "kernel.cubin"
         source.write_text(ptx, encoding="utf-8")
-        tool = assembler or own_assembler(arch)
         command: list[str | Path] = [tool, "-v", f"--gpu-name={arch}", source, "-o", result]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode:
@@ -117,8 +87,7 @@ def parse_resources(report: str, dynamic_shared: int = 0) -> Resources:
         registers=figure(r"Used (\d+) registers"),
         shared_bytes=figure(r"(\d+) bytes smem") + dynamic_shared,
         stack_bytes=figure(r"(\d+) bytes stack frame"),
-        spill_store_bytes=figure(r"(\d+) bytes spill stores"),
-        spill_load_bytes=figure(r"(\d+) bytes spill loads"),
+        spilled_bytes=figure(r"(\d+) bytes spill stores") + figure(r"(\d+) bytes spill loads"),
     )
 
 
@@ -131,14 +100,12 @@ class SassFacts:
         wide_accesses: loads and stores of global memory, or such copies, of 128 bits or more.
         mma: the tensor cores' instructions, by name: HMMA (warp), HGMMA (warp group), UTCHMMA …
         local_accesses: loads and stores of a thread's local memory: spills, arrays.
-        barriers: waits of all threads of a block.
     """
 
     asynchronous_copies: int
     wide_accesses: int
     mma: dict[str, int]
     local_accesses: int
-    barriers: int
 
 
 def read_sass(cubin: bytes) -> SassFacts | None:
@@ -153,8 +120,7 @@ def read_sass(cubin: bytes) -> SassFacts | None:
     with tempfile.TemporaryDirectory(prefix="dflash-plugins-") as name:
         path = Path(name) / "kernel.cubin"
         path.write_bytes(cubin)
-        tool = newest_tool("nvdisasm") or shipped_tool("nvdisasm")
-        command: list[str | Path] = [tool, "--print-code", path]
+        command: list[str | Path] = [disassembler(), "--print-code", path]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode and _UNKNOWN in done.stderr:
         return None
@@ -180,5 +146,4 @@ def count_instructions(listing: str) -> SassFacts:
         wide_accesses=total(GLOBAL, frozenset({"128", "256"})),
         mma={name: found[name] for name in sorted(found) if "MMA" in name.partition(".")[0]},
         local_accesses=total(LOCAL),
-        barriers=total({"BAR"}),
     )

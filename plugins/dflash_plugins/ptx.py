@@ -15,19 +15,6 @@ SCRATCH_POINTERS = 2
 
 _VERSION = re.compile(r"^\.version\s+(\d+)\.(\d+)\s*$", re.MULTILINE)
 _ENTRY = re.compile(r"(\.visible\s+\.entry\s+(\w+)\s*\()([^)]*)(\))")
-_PARAMETER = re.compile(
-    r"\.param\s+\.(\w+)\s+(?:\.ptr\s+(?:\.\w+\s+)*?(?:\.align\s+\d+\s+)?)?(\w+)$"
-)
-
-
-def entry_parameters(ptx: str) -> tuple[str, list[str]]:
-    """The name of the only kernel entry in `ptx`, and its parameters' types ("u64", "u32").
-
-    Raises:
-        DflashError: there is no entry or more than one, or a parameter cannot be read.
-    """
-    match = _find_entry(ptx)
-    return match.group(2), [kind for kind, _ in _parameters(match)]
 
 
 def ptx_version(ptx: str) -> tuple[int, int]:
@@ -49,19 +36,19 @@ def drop_scratch_pointers(ptx: str, arguments: int) -> str:
         DflashError: the entry has another number of parameters, or reads a scratch pointer.
     """
     match = _find_entry(ptx)
-    name, parameters = match.group(2), _parameters(match)
+    name, parameters = match.group(2), match.group(3).split(",")
     if len(parameters) != arguments + SCRATCH_POINTERS:
         raise DflashError(
             f"has {len(parameters)} parameters where {arguments} arguments and "
             f"{SCRATCH_POINTERS} scratch pointers were expected",
             where=name,
         )
-    body = ptx[: match.start()] + ptx[match.end() :]
-    for kind, parameter in parameters[arguments:]:
-        if kind != "u64" or re.search(rf"\b{parameter}\b", body):
+    rest = ptx[match.end() :]
+    for parameter in (one.split()[-1] for one in parameters[arguments:]):
+        if re.search(rf"\b{parameter}\b", rest):
             raise DflashError(f"the kernel uses {parameter}, which nobody passes", where=name)
-    kept = ",".join(match.group(3).split(",")[:arguments])
-    return ptx[: match.start()] + match.group(1) + kept + "\n" + match.group(4) + ptx[match.end() :]
+    kept = ",".join(parameters[:arguments])
+    return ptx[: match.start()] + match.group(1) + kept + "\n" + match.group(4) + rest
 
 
 def name_entry(ptx: str, name: str) -> str:
@@ -79,14 +66,3 @@ def _find_entry(ptx: str) -> re.Match[str]:
     if len(found) != 1:
         raise DflashError(f"PTX has {len(found)} entries; one kernel has one")
     return found[0]
-
-
-def _parameters(entry: re.Match[str]) -> list[tuple[str, str]]:
-    text = entry.group(3).strip()
-    parameters = []
-    for line in text.split(",") if text else []:
-        match = _PARAMETER.match(" ".join(line.split()))
-        if match is None:
-            raise DflashError(f"cannot read the parameter {line.strip()!r}", where=entry.group(2))
-        parameters.append((match.group(1), match.group(2)))
-    return parameters

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,10 +14,9 @@ from dflash_plugins.block_attention.cases import AttentionShape
 from dflash_plugins.block_attention.reference import error_bound
 from dflash_plugins.operation import DType
 from dflash_plugins.testing.guarded import Run
-from dflash_plugins.testing.interpreter import Interpreter
-from dflash_plugins.testing.numeric import assert_close
 
 from dflash_trt.hardware import kernels as attention
+from tests.plugins.interpreter import Interpreter, assert_close
 
 SMALL_UNIT = 6
 """Instead of UNIT_ROWS: with four splits a unit is a block of 16 rows of three heads."""
@@ -48,6 +48,12 @@ def small_units(interpreter: Interpreter) -> Iterator[None]:
     yield
     set_unit_rows(usual)
     interpreter.call(set_unit_rows, usual)
+
+
+def entry_parameters(ptx: str) -> tuple[str, list[str]]:
+    """The name of the only kernel entry in `ptx`, and its parameters' types ("u64", "u32")."""
+    ((name, parameters),) = re.findall(r"\.visible\s+\.entry\s+(\w+)\s*\(([^)]*)\)", ptx)
+    return name, re.findall(r"\.param\s+\.(\w+)", parameters)
 
 
 def set_unit_rows(rows: int) -> None:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 from dflash_plugins.accept.checks import expect, make_inputs
-from dflash_plugins.testing.interpreter import Interpreter
 from dflash_plugins.testing.numeric import assert_same_bits
 
 from dflash_trt.graph.drawing import accept_function
 from dflash_trt.hardware.kernels import MAX_ROWS
 from tests.graph.functions import run_function
+from tests.plugins.interpreter import Interpreter
 
 
 @pytest.mark.parametrize(("batch", "rows"), [(1, 1), (3, 2), (40, 8), (9, 16), (5, MAX_ROWS)])

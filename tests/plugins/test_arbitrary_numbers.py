@@ -19,13 +19,13 @@ from dflash_plugins.kv_feature_injection.launch import make_case as injection_ca
 from dflash_plugins.operation import DType
 from dflash_plugins.row_sample.launch import OPERATIONS as ROW_SAMPLE
 from dflash_plugins.testing.cache_writes import make_inputs as write_inputs
-from dflash_plugins.testing.interpreter import Interpreter
 from dflash_plugins.testing.numeric import Array, assert_same_bits
 
 from dflash_trt.hardware.kernels import ONE_LAUNCH
 from dflash_trt.models.sizes import RecurrentSizes
 from dflash_trt.sampling.params import SamplingParams, pack_sampling
 from tests.plugins.conftest import attention_shape
+from tests.plugins.interpreter import Interpreter
 
 FAR = 10**8
 

@@ -27,8 +27,7 @@ from dflash_plugins.block_attention.launch import (
 )
 from dflash_plugins.block_attention.reference import error_bound
 from dflash_plugins.operation import Attributes, DType
-from dflash_plugins.testing.interpreter import Interpreter
-from dflash_plugins.testing.numeric import Array, assert_close, assert_same_bits
+from dflash_plugins.testing.numeric import Array, assert_same_bits
 
 from dflash_trt.errors import DflashError
 from dflash_trt.hardware.kernels import (
@@ -41,6 +40,7 @@ from dflash_trt.hardware.kernels import (
 from tests.covering import exhaustive
 from tests.plugins.conftest import attention_shape as shaped
 from tests.plugins.conftest import check_attention
+from tests.plugins.interpreter import Interpreter, assert_close
 
 LONG = 2 * ONE_LAUNCH
 """Positions of a cache with four splits."""

@@ -23,8 +23,9 @@ from dflash_plugins.operation import Attributes, Case, DType
 from dflash_plugins.table import main_cases
 from dflash_plugins.testing.cache_writes import make_inputs
 from dflash_plugins.testing.guarded import Arrays
-from dflash_plugins.testing.interpreter import Interpreter
-from dflash_plugins.testing.numeric import Array, assert_close, assert_same_bits
+from dflash_plugins.testing.numeric import Array, assert_same_bits
+
+from tests.plugins.interpreter import Interpreter, assert_close
 
 WRITERS = {"kv_cache_update": update_case, "kv_feature_injection": injection_case}
 EACH = pytest.mark.parametrize("name", WRITERS)

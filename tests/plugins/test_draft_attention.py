@@ -17,8 +17,7 @@ from dflash_plugins.block_attention.cases import AttentionShape
 from dflash_plugins.block_attention.reference import BODY, error_bound
 from dflash_plugins.operation import DType
 from dflash_plugins.table import operations
-from dflash_plugins.testing.interpreter import Interpreter
-from dflash_plugins.testing.numeric import Array, assert_close
+from dflash_plugins.testing.numeric import Array
 from onnx import TensorProto, helper
 
 from dflash_trt.backends.onnxruntime.session import open_session
@@ -27,6 +26,7 @@ from dflash_trt.graph.form import GraphForm, Precision
 from dflash_trt.graph.functions import read_attention_facts
 from tests.graph.runner import build
 from tests.pairs import PairFactory, TinyPair
+from tests.plugins.interpreter import Interpreter, assert_close
 
 BLOCK, BATCH = 8, 2
 LAYERS = ["full_attention", "sliding_attention", "full_attention"]

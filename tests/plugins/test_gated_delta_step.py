@@ -20,14 +20,14 @@ from dflash_plugins.gated_delta_step.launch import CHUNKS, make_case
 from dflash_plugins.gated_delta_step.reference import expect
 from dflash_plugins.operation import Attributes, DType
 from dflash_plugins.testing.guarded import Arrays
-from dflash_plugins.testing.interpreter import Interpreter
-from dflash_plugins.testing.numeric import Array, assert_close, assert_same_bits
+from dflash_plugins.testing.numeric import Array, assert_same_bits
 
 from dflash_trt.errors import DflashError
 from dflash_trt.models.sizes import RecurrentSizes
 from tests.covering import exhaustive
 from tests.graph.delta import DeltaStep, FloatArray, Held, Int64Array
 from tests.graph.test_gated_delta import check_cuts
+from tests.plugins.interpreter import Interpreter, assert_close
 
 SMALL = RecurrentSizes(1, 1, 16, 4)
 NAME = "gated_delta_step"

@@ -11,8 +11,9 @@ from typing import Any
 import numpy as np
 import pytest
 from dflash_plugins.operation import DType
-from dflash_plugins.testing.interpreter import Interpreter
 from dflash_plugins.testing.numeric import Array, assert_same_bits
+
+from tests.plugins.interpreter import Interpreter
 
 HEADS, HEAD_DIM, PAGE_SIZE = 8, 128, 32
 PAGES = 2**31 // (PAGE_SIZE * HEADS * HEAD_DIM) + 4

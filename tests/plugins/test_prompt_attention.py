@@ -18,7 +18,6 @@ from dflash_plugins.block_attention.checks import check_case, chunk_cases
 from dflash_plugins.block_attention.launch import BLOCK, MOST
 from dflash_plugins.operation import Attributes, DType
 from dflash_plugins.testing.guarded import Arrays
-from dflash_plugins.testing.interpreter import Interpreter
 from dflash_plugins.testing.numeric import assert_same_bits
 
 from dflash_trt.hardware.kernels import (
@@ -34,6 +33,7 @@ from dflash_trt.hardware.kernels import (
 )
 from tests.covering import exhaustive
 from tests.plugins.conftest import attention_shape, check_attention
+from tests.plugins.interpreter import Interpreter
 
 LONG = 2 * ONE_LAUNCH
 """Positions of a cache with four splits."""

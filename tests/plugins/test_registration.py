@@ -89,7 +89,7 @@ is 1, in a profile of one sequence, as a constant expression or beside one that 
 
 def fake_kernel(spec: KernelSpec, arch: str, folder: Path) -> CompiledKernel:
     """Whose code is what it is of."""
-    none = Resources(0, 0, 0, 0, 0)
+    none = Resources(0, 0, 0, 0)
     code = f"{arch} {spec}"
     threads = spec.warps * 32
     return CompiledKernel(spec.kernel, arch, f"ptx {code}", code.encode(), threads, SHARED, none)

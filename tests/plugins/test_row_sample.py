@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 from dflash_plugins.operation import DType
 from dflash_plugins.row_sample.checks import PARAMS, compare_draws, sample
-from dflash_plugins.testing.interpreter import Interpreter
 from dflash_plugins.testing.numeric import Array
 
 from dflash_trt.sampling.noise import draw_gumbel
 from dflash_trt.sampling.params import SamplingParams, pack_sampling
 from tests.covering import exhaustive
+from tests.plugins.interpreter import Interpreter
 
 BFLOAT16 = DType.BFLOAT16.numpy
 

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 from dflash_plugins.operation import Launch, Operation, TensorSpec
 from dflash_plugins.testing.guarded import Buffers, run_guarded
-from dflash_plugins.testing.interpreter import Interpreter
 from dflash_plugins.testing.numeric import (
     GUARD_BYTES,
     GuardedBuffer,
@@ -19,6 +18,8 @@ from dflash_plugins.testing.numeric import (
     relative_error,
     sum_error,
 )
+
+from tests.plugins.interpreter import Interpreter
 
 
 def test_the_first_wrong_coordinate_is_named() -> None:

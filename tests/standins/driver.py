@@ -8,15 +8,17 @@ and dynamic together, is launched only by a function that was opted in.
 from __future__ import annotations
 
 import ctypes
+import json
+from base64 import b64encode
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 from cuda.bindings import driver as real
 from dflash_plugins.accept.checks import expect
-from dflash_plugins.ptx import entry_parameters
 
 from dflash_trt.core.user_cache import user_cache_file
+from tests.plugins.conftest import entry_parameters
 from tests.standins.cuda import FakeCuda
 
 OK = real.CUresult.CUDA_SUCCESS
@@ -59,10 +61,10 @@ class FakeDriver:
         return OK, b"no kernel image is available"
 
     def cuModuleLoadData(self, image: bytes) -> tuple[Any, ...]:  # noqa: N802
-        """Machine code; the PTX that it was made of lies beside it in the cache of kernels."""
-        kept = user_cache_file("kernels").glob("*.cubin")
-        (code,) = (path for path in kept if path.read_bytes() == image)
-        self.loaded.append(code.with_suffix(".ptx").read_text())
+        """Machine code; the cache of kernels has the PTX that it was made of."""
+        kept = [json.loads(path.read_text()) for path in user_cache_file("kernels").glob("*.json")]
+        (kernel,) = (one for one in kept if one["cubin"] == b64encode(image).decode())
+        self.loaded.append(kernel["ptx"])
         return self._answer("cuModuleLoadData", len(self.loaded) - 1)
 
     def cuModuleGetFunction(self, module: int, name: bytes) -> tuple[Any, ...]:  # noqa: N802

@@ -12,13 +12,11 @@ from pathlib import Path
 
 from dflash_plugins.check import check_accuracy, describe_speed, measure, open_launcher
 from dflash_plugins.compile import check_compiler
-from dflash_plugins.roofline import open_predictor
 from dflash_plugins.table import FOLDERS
 from dflash_plugins.testing.gpu import KernelLauncher, load_driver
 
 from dflash_trt.backends.tensorrt.library import TENSORRT, TENSORRT_RTX, Library
 from dflash_trt.core.progress import Progress
-from dflash_trt.core.user_cache import user_cache_file
 from dflash_trt.errors import DflashError, nearest, one_line
 from dflash_trt.hardware.device import Device
 from dflash_trt.proof.gpu_check.cuda_probes import check_cuda, describe_machine
@@ -92,10 +90,9 @@ def check_kernels(folder: str, setting: Setting) -> Iterator[Probe]:
 
 
 def measure_kernels(folder: str, setting: Setting) -> Iterator[Probe]:
-    """The time of one operation's kernels beside the least that launches and memory allow."""
+    """The time of one operation's kernels beside what they reach of the memory's bandwidth."""
     with closing(Device()) as device:
-        predict = open_predictor(device, user_cache_file("kernels"))
-        for row in measure(folder, device, _open(device), predict):
+        for row in measure(folder, device, _open(device)):
             name = f"time of {row['operation']}, {row['case']}"
             yield Probe(name, None, describe_speed(row), row)
             setting.leave_time("the other points")

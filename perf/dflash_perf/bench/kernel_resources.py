@@ -17,7 +17,7 @@ from dflash_trt.hardware.kernels import kernel_arches
 @bench()
 def measure(work: Work) -> Figures:
     rows = resource_table(main_cases(), list(kernel_arches()), work.folder)
-    spilled = sum(row["spill_store_bytes"] + row["spill_load_bytes"] for row in rows)
+    spilled = sum(row["spilled_bytes"] for row in rows)
     most = max(row["registers"] for row in rows)
     click.echo(f"{len(rows)} kernels, at most {most} registers, {spilled} bytes spilled")
     return {"kernels": rows}

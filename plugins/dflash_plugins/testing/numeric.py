@@ -140,12 +140,6 @@ def find_mismatch(actual: Array, expected: Array, bound: float | Array) -> str |
     )
 
 
-def assert_close(actual: Array, expected: Array, bound: float | Array) -> None:
-    """Raises AssertionError that names the first coordinate beyond `bound`."""
-    mismatch = find_mismatch(actual, expected, bound)
-    assert mismatch is None, mismatch
-
-
 def assert_same_bits(actual: Array, expected: Array) -> None:
     """Raises AssertionError that names the first coordinate whose bits differ."""
     assert actual.dtype == expected.dtype, f"{actual.dtype} is not {expected.dtype}"

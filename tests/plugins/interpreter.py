@@ -11,18 +11,23 @@ import os
 from collections.abc import Callable, Mapping
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any, TypeVar
 
 import ml_dtypes
 import numpy as np
-
 from dflash_plugins.operation import Attributes, Launch, Operation, TensorSpec
 from dflash_plugins.table import load_kernel
 from dflash_plugins.testing.guarded import Arrays, Buffers, run_guarded
-from dflash_plugins.testing.numeric import Array, GuardedBuffer
-from dflash_plugins.testing.shortcuts import take_shortcuts
+from dflash_plugins.testing.numeric import Array, GuardedBuffer, find_mismatch
 
 Result = TypeVar("Result")
+
+
+def assert_close(actual: Array, expected: Array, bound: float | Array) -> None:
+    """Raises AssertionError that names the first coordinate beyond `bound`."""
+    mismatch = find_mismatch(actual, expected, bound)
+    assert mismatch is None, mismatch
 
 
 class Interpreter(ProcessPoolExecutor):
@@ -54,8 +59,24 @@ def _begin() -> None:
     options = interpreter_builder.options
     names = (*options.allowed_dot_input_precisions, "bf16x6")
     interpreter_builder.options = replace(options, allowed_dot_input_precisions=names)
-    take_shortcuts()
+    _patch_once()
     _round_fp8()
+
+
+def _patch_once() -> None:
+    """Has the interpreter patch its language once for each module of kernels, not at every call."""
+    from triton.runtime import interpreter
+
+    patch, patched = interpreter._patch_lang, dict[int, dict[str, Any]]()
+
+    def patch_module(function: Any) -> Any:
+        names = function.__globals__
+        if id(names) not in patched:
+            patch(function)
+            patched[id(names)] = names
+        return SimpleNamespace(restore=lambda: None)
+
+    interpreter._patch_lang = patch_module
 
 
 def _round_fp8() -> None:
