@@ -65,31 +65,3 @@ def test_serving_asks_nobody(
         assert process.wait(PATIENCE_S) == 0
     assert asked.read_text() == ""
     assert not list((tmp_path / "home").rglob("*.db*"))
-
-
-def test_the_watch_sees_who_is_asked(tmp_path: Path) -> None:
-    (tmp_path / "calls.py").write_text(
-        "import socket, threading\n"
-        "def call(way, host):\n"
-        "    try:\n"
-        "        way(host)\n"
-        "    except OSError:\n"
-        "        pass\n"
-        "def send(host):\n"
-        "    socket.socket(socket.AF_INET6, socket.SOCK_DGRAM).sendto(b'x', (host, 11))\n"
-        "ours = socket.create_server(('127.0.0.1', 0))\n"
-        "call(lambda host: socket.create_connection(ours.getsockname()), '')\n"
-        "call(lambda host: socket.create_connection((host, 9), timeout=0.1), '192.0.2.7')\n"
-        "one = threading.Thread(target=call, args=(send, '2001:db8::1'))\n"
-        "one.start(), one.join()\n"
-        "ask = socket.socket(type=socket.SOCK_DGRAM).connect\n"
-        "call(lambda host: ask((host, 53)), '127.0.0.53')\n"
-        "raise SystemExit(3)\n"
-    )
-    asked = tmp_path / "asked"
-    environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.watched", str(asked), "calls"], env=environment
-    )
-    assert done.returncode == 3
-    assert asked.read_text().split("\n")[:-1] == ["192.0.2.7 9", "2001:db8::1 11", "127.0.0.53 53"]

@@ -45,8 +45,8 @@ from dflash_trt.decoding.tuning.bundle_schedule import NONE
 from dflash_trt.errors import EXIT_FAILED, DflashError
 from dflash_trt.hardware.cores import ThreadChoice
 from dflash_trt.pair import LoadedPair
+from dflash_trt.proof.comparison import compare
 from dflash_trt.proof.task_table import tabulate
-from dflash_trt.proof.twin_comparison import Bounds, compare
 from dflash_trt.proof.twins import check_twins
 from dflash_trt.proof.verification import Mode, measure_speed, verify
 
@@ -136,7 +136,6 @@ def command(
     if against is not None:
         twin = open_bundle(against)
         check_runnable(twin)
-        bounds = Bounds(agreement=fail_below_agreement, tau_loss=max_tau_loss)
         with StageBars() as bars:
             comparison = compare(
                 check_twins(pair.bundle, twin),
@@ -144,11 +143,11 @@ def command(
                 sampling,
                 max_tokens=max_tokens,
                 threads=pair.threads,
-                bounds=bounds,
                 progress=bars,
             )
-        (print_comparison_json if as_json else print_comparison)(comparison)
-        return EXIT_FAILED if comparison.failures else 0
+        failures = comparison.failures(fail_below_agreement, max_tau_loss)
+        (print_comparison_json if as_json else print_comparison)(comparison, failures)
+        return EXIT_FAILED if failures else 0
     block_sizes = parse_counts(blocks, "--block-size", 2, limits.block_size, [limits.block_size])
     batch_sizes = parse_counts(
         batches, "--batch", 1, limits.max_batch, sorted({1, limits.max_batch})

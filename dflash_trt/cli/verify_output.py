@@ -11,8 +11,8 @@ import click
 from dflash_trt.cli.options import print_json
 from dflash_trt.core.text_table import columns
 from dflash_trt.decoding.loops import LOOP_TIMES, LOOP_TOKENS
+from dflash_trt.proof.comparison import TwinComparison
 from dflash_trt.proof.task_table import TaskFigures
-from dflash_trt.proof.twin_comparison import TwinComparison
 from dflash_trt.proof.verification import ModeReport, Speed
 
 _NONE = "–"
@@ -123,7 +123,7 @@ def _tau(value: float | None) -> str:
     return _NONE if value is None else f"{value:.2f}"
 
 
-def print_comparison(comparison: TwinComparison) -> None:
+def print_comparison(comparison: TwinComparison, failures: Sequence[str]) -> None:
     text = comparison.text
     change = text.perplexity / text.twin_perplexity - 1
     click.echo(f"{text.tokens:,} predicted tokens, bundle beside its twin:")
@@ -141,7 +141,7 @@ def print_comparison(comparison: TwinComparison) -> None:
         for one in comparison.acceptances:
             if one.temperature != temperature:
                 continue
-            statistics, loss = one.statistics, comparison.find_loss(one)
+            statistics, loss = one.statistics, one.loss
             length = statistics.acceptance_length
             cells = "-" if length is None else f"{length:.3f}"
             lost = "-" if length is None or loss is None else f"{loss:.1f}%"
@@ -150,21 +150,21 @@ def print_comparison(comparison: TwinComparison) -> None:
         click.echo(f"acceptance length over {statistics.requests} prompts, {name}:")
         for line in columns(rows, words=2):
             click.echo(f"  {line}")
-    for failure in comparison.failures:
+    for failure in failures:
         click.echo(f"FAILED: {failure}")
 
 
-def print_comparison_json(comparison: TwinComparison) -> None:
+def print_comparison_json(comparison: TwinComparison, failures: Sequence[str]) -> None:
     acceptances = [
         {
             "target": one.target,
             "draft": one.draft,
             "temperature": one.temperature,
-            "loss_percent": comparison.find_loss(one),
+            "loss_percent": one.loss,
             "tokens": one.statistics.step_tokens,
             "statistics": one.statistics.to_json(),
         }
         for one in comparison.acceptances
     ]
     text = dataclasses.asdict(comparison.text)
-    print_json({"text": text, "acceptance": acceptances, "failures": comparison.failures})
+    print_json({"text": text, "acceptance": acceptances, "failures": failures})

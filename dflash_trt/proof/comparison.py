@@ -1,14 +1,15 @@
-"""What lower precision costs: next-token distributions and acceptance of a pair beside its twin's.
+"""What lower precision costs: a bundle beside its high-precision twin.
 
 Both targets read the same text, and what they expect after each of its tokens is compared (teacher
-forcing), in float64 from float32 logits. The twin is the same pair in high precision.
+forcing), in float64 from float32 logits; then every target runs with every draft.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from contextlib import closing
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
@@ -21,15 +22,16 @@ from dflash_trt.backends.base import (
     TargetCall,
     hold_positions,
 )
+from dflash_trt.backends.registry import open_executor
+from dflash_trt.bundle.bundle import Bundle
 from dflash_trt.core.arrays import Float64Array
-from dflash_trt.decoding.generator import Generator
-from dflash_trt.decoding.generator_options import GeneratorOptions
-from dflash_trt.decoding.request import Request
+from dflash_trt.core.progress import Progress
+from dflash_trt.decoding import Generator, GeneratorOptions, Request, SamplingParams
 from dflash_trt.decoding.scores import sampling_input
 from dflash_trt.decoding.statistics import TotalStatistics, total
 from dflash_trt.errors import DflashError
+from dflash_trt.proof.twins import Twins, crossed_bundles
 from dflash_trt.sampling.choice import find_highest
-from dflash_trt.sampling.params import SamplingParams
 
 # Logits of a large vocabulary are megabytes a row, in float64 and several times over.
 ROWS_AT_ONCE = 32
@@ -56,12 +58,46 @@ class TextFigures:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AcceptanceFigures:
-    """Acceptance of one combination of target and draft."""
+    """Acceptance of one combination of target and draft.
+
+    `loss` is the per cent by which its acceptance length is below the twin's own at the same
+    temperature; None if either is unmeasured.
+    """
 
     target: Side
     draft: Side
     temperature: float
     statistics: TotalStatistics
+    loss: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TwinComparison:
+    """What was measured, by temperature."""
+
+    text: TextFigures
+    acceptances: list[AcceptanceFigures]
+
+    def failures(self, agreement: float | None, tau_loss: float | None) -> list[str]:
+        """The bounds that it breaks, in words; None is not looked at.
+
+        `agreement` is a share of tokens, `tau_loss` per cent of the twin's acceptance length.
+        """
+        found = []
+        if agreement is not None and self.text.agreement < agreement:
+            found.append(f"agreement {self.text.agreement:.6f} is below {agreement:g}")
+        for one in () if tau_loss is None else self.acceptances:
+            where = "greedy" if one.temperature == 0 else f"temperature {one.temperature:g}"
+            if (one.target, one.draft) != ("bundle", "bundle"):
+                continue
+            if one.loss is None:
+                found.append(f"no draft was verified ({where}), so that no loss is known")
+            elif tau_loss is not None and one.loss > tau_loss:
+                found.append(
+                    f"the acceptance length is {one.loss:.2f} % below the twin's ({where}), more "
+                    f"than {tau_loss:g} %"
+                )
+        return found
 
 
 @dataclass(slots=True)
@@ -144,25 +180,81 @@ def cut_texts(texts: Sequence[Sequence[int]], context: int) -> Iterator[Int64Arr
             yield ids[start : start + context]
 
 
-def measure_acceptance(
-    executor: Executor,
-    requests: Sequence[Request],
+def compare(
+    twins: Twins,
+    prompts: Sequence[Sequence[int]],
+    sampling: SamplingParams,
     *,
-    eos_token_ids: Sequence[int] = (),
-    prefill_chunk: int,
-    on_tokens: Callable[[int], None] = lambda count: None,
-) -> TotalStatistics:
-    """Runs `requests` with speculation; `on_tokens` hears of every output token."""
-    options = GeneratorOptions(prefill_chunk=prefill_chunk)
-    generator = Generator(executor, eos_token_ids=eos_token_ids, options=options)
-    results = generator.generate(requests, lambda index, event: on_tokens(len(event.token_ids)))
-    return total(result.statistics for result in results)
+    max_tokens: int,
+    threads: int,
+    progress: Progress,
+) -> TwinComparison:
+    """Lets both bundles read `prompts`, and runs them with every target beside every draft.
+
+    Prompts are token ids; they run greedily and, where `sampling` is not greedy,
+    with it too.
+    """
+    requests = _requests(twins, prompts, max_tokens)
+    # Crossed bundles have no tokenizer, which may name an end of its own.
+    ends = twins.twin.manifest.target.eos_token_ids
+    samplings = [SamplingParams()] if sampling.greedy else [SamplingParams(), sampling]
+    tokens = len(samplings) * sum(request.max_tokens or 0 for request in requests)
+    with crossed_bundles(twins, progress) as (twin_target, twin_draft):
+        progress.stage("comparing texts", sum(len(text) - 1 for text in prompts), "tokens")
+        with (
+            closing(open_executor(twins.twin, threads=threads)) as twin,
+            closing(open_executor(twins.bundle, threads=threads)) as executor,
+        ):
+            figures = compare_texts(twin, executor, prompts, progress.advance)
+        combinations: list[tuple[Side, Side, Bundle]] = [
+            ("twin", "twin", twins.twin),
+            ("twin", "bundle", twin_target),
+            ("bundle", "twin", twin_draft),
+            ("bundle", "bundle", twins.bundle),
+        ]
+        best: dict[float, float | None] = {}
+        acceptances: list[AcceptanceFigures] = []
+        for target, draft, bundle in combinations:
+            progress.stage(f"running the {target}'s target, the {draft}'s draft", tokens, "tokens")
+            options = GeneratorOptions(prefill_chunk=bundle.manifest.limits.prefill_chunk)
+            with closing(open_executor(bundle, threads=threads)) as executor:
+                generator = Generator(executor, eos_token_ids=ends, options=options)
+                for one in samplings:
+                    results = generator.generate(
+                        [replace(request, sampling=one) for request in requests],
+                        lambda _, event: progress.advance(len(event.token_ids)),
+                    )
+                    statistics = total(result.statistics for result in results)
+                    length = statistics.acceptance_length
+                    most = best.setdefault(one.temperature, length)  # the twin's, which is first
+                    acceptances.append(
+                        AcceptanceFigures(
+                            target=target,
+                            draft=draft,
+                            temperature=one.temperature,
+                            statistics=statistics,
+                            loss=100 * (1 - length / most) if length and most else None,
+                        )
+                    )
+    acceptances.sort(key=lambda one: one.temperature)
+    return TwinComparison(text=figures, acceptances=acceptances)
 
 
-def find_loss(reference: AcceptanceFigures, figures: AcceptanceFigures) -> float | None:
-    """By how many per cent the acceptance length is below `reference`'s; None if unmeasured."""
-    best, actual = (one.statistics.acceptance_length for one in (reference, figures))
-    return None if best is None or actual is None else 100 * (1 - actual / best)
+def _requests(twins: Twins, prompts: Sequence[Sequence[int]], max_tokens: int) -> list[Request]:
+    """The prompts as requests that end at the same place in either bundle."""
+    context = min(one.manifest.limits.max_seq_len for one in (twins.bundle, twins.twin))
+    for number, ids in enumerate(prompts, start=1):
+        if len(ids) >= context:
+            raise DflashError(
+                f"{len(ids)} tokens do not fit the context of {context}",
+                where=f"prompt {number}",
+                fix="shorten it, or build with a larger --max-seq-len",
+                usage=True,
+            )
+    return [
+        Request(prompt_ids=tuple(ids), max_tokens=min(max_tokens, context - len(ids)))
+        for ids in prompts
+    ]
 
 
 def _read(executor: Executor, ids: Int64Array, start: int) -> FloatArray:

@@ -117,22 +117,6 @@ def test_the_table(run: Run, twins: Twins) -> None:
     assert len(lines) == 16
 
 
-def test_fp8_caches_beside_plain_ones(run: Run, twins: Twins, tmp_path: Path) -> None:
-    """The weights are the same, so that only a target's own caches matter, whoever drafts."""
-    rounded, pair = tmp_path / "rounded", twins.checkpoints["twin"] / "pair.yaml"
-    run.well("build", "--target", pair, "--kv-dtype", "fp8", "-o", rounded)
-    arguments = ["--against", twins.twin, "--max-tokens", MAX_TOKENS]
-    answer = run("verify", rounded, *arguments, "--json").json
-    assert 0 < answer["text"]["mean_kl"] < 0.05 and answer["text"]["agreement"] > 0.8
-    by_side = {(one["target"], one["draft"]): one["statistics"] for one in answer["acceptance"]}
-    timeless = {
-        side: {key: one[key] for key in ("steps", "acceptance_length", "acceptance_histogram")}
-        for side, one in by_side.items()
-    }
-    assert timeless["twin", "twin"] == timeless["twin", "bundle"]
-    assert timeless["bundle", "twin"] == timeless["bundle", "bundle"]
-
-
 def test_bounds(run: Run, twins: Twins) -> None:
     common = ["verify", twins.bundle, "--against", twins.twin]
     common += ["--max-tokens", MAX_TOKENS]

@@ -1,8 +1,4 @@
-"""`build`: what it writes where, and what it must find out before it writes or downloads.
-
-Checkpoints, configurations and options that it refuses are in tests/frozen, as is what options
-make of the manifest.
-"""
+"""`build --precision`: what `quantize` and `build` would make, in one go, whole or not at all."""
 
 from __future__ import annotations
 
@@ -14,7 +10,138 @@ import huggingface_hub
 import pytest
 from tokenizers import Tokenizer
 
-from tests.cli.conftest import Build, Run
+from dflash_trt.models.build_config import load_config
+from tests.cli.bigram import write_tokenizer
+from tests.cli.conftest import Build, Run, write_config
+from tests.quantization.running import quantize_in_place
+
+FP8 = ["--precision", "fp8"]
+
+
+@pytest.fixture(scope="module")
+def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The YAML of a tiny Llama pair in two shards, bf16, that no test changes."""
+    from tests.reference.checkpoints import write_draft, write_target
+
+    folder = tmp_path_factory.mktemp("llama")
+    size: dict[str, Any] = {"num_layers": 2, "head_dim": 64, "vocab": 300, "dtype": "bfloat16"}
+    write_target(folder / "target", "llama", **size, shards=2, max_positions=128)
+    draft = {"num_layers": 1, "target_layer_ids": [0, 1], "dtype": "bfloat16"}
+    write_draft(folder / "draft", folder / "target", **draft)
+    write_tokenizer(folder / "target")
+    (folder / "texts.jsonl").write_text('{"prompt": "calibrate"}\n{"prompt": "with this"}\n')
+    return write_config(folder, max_seq_len=128, max_batch=2, calibration="texts.jsonl")
+
+
+def _files(folder: Path) -> dict[str, bytes]:
+    """Everything in a bundle but its manifest, which says how the weights came there."""
+    return {
+        path.relative_to(folder).as_posix(): path.read_bytes()
+        for path in sorted(folder.rglob("*"))
+        if path.is_file() and path.name != "manifest.json"
+    }
+
+
+def _linears(build: Build) -> dict[str, Any]:
+    owners = {owner: build.manifest[owner]["quantization"] for owner in ("target", "draft")}
+    return {owner: (found or {}).get("linears") for owner, found in owners.items()}
+
+
+def _build_in_two(run: Run, config: Path, folder: Path, options: list[str]) -> Path:
+    """Both checkpoints quantised, then built."""
+    models = config.parent
+    build_config, _ = load_config(str(config))
+    texts = models / (build_config.calibration or build_config.prompts or "")
+    build = ["build", "--target", config]
+    for role in ("target", "draft"):
+        given = [*options, "--checkpoint", models / role, "--calibration", texts]
+        if role == "draft":
+            given = [one for one in given if one != "--quantize-lm-head"]
+            given += ["--target-checkpoint", models / "target"]
+        run.well("quantize", *given, "-o", folder / role)
+        build += [f"--{role}-checkpoint", folder / role]
+    run.well(*build, "-o", folder / "bundle")
+    return folder / "bundle"
+
+
+@pytest.mark.parametrize(
+    ("pair", "options"),
+    [("bigram", [*FP8, "--quantize-lm-head"]), ("llama", ["--precision", "nvfp4"])],
+)
+def test_it_is_quantize_and_build(
+    run: Run,
+    build: Build,
+    bigram_config: Path,
+    llama: Path,
+    tmp_path: Path,
+    pair: str,
+    options: list[str],
+) -> None:
+    config = bigram_config if pair == "bigram" else llama
+    built = build.well(config, *options)
+    quantizing = f"target: quantizing to {options[1].upper()}"
+    for stage in ("observing activations", quantizing, "draft: reading"):
+        assert stage in built.err
+    expected = _build_in_two(run, config, tmp_path / "two", options)
+    found, wanted = _files(build.folder), _files(expected)
+    assert list(found) == list(wanted)
+    assert [name for name in found if found[name] != wanted[name]] == []
+    manifest, other = build.manifest, json.loads((expected / "manifest.json").read_text())
+    assert manifest.pop("weights") == "quantized" and other.pop("weights") == "linked"
+    assert manifest == other
+    # Files of its own, each there once, and nothing beside the bundle.
+    assert {path.stat().st_nlink for path in build.folder.rglob("*.safetensors")} == {1}
+    assert [path.name for path in build.folder.parent.iterdir()] == ["b"]
+
+
+def test_what_is_shown(run: Run, build: Build, bigram_config: Path) -> None:
+    lines = build.well(bigram_config, *FP8).out.splitlines()
+    assert lines[0].endswith(", block 8, target in FP8, draft in FP8, weights quantized")
+    assert lines[1].startswith("quantised target: 42 linears in FP8; excluded lm_head")
+    assert lines[2].startswith("quantised draft: 14 linears in FP8; excluded fc")
+    shown = run("inspect", build.folder, "--verify").out
+    assert "42 linears in FP8" in shown and "14 linears in FP8" in shown
+    assert "weights quantized: target" in shown
+    run.well("generate", build.folder, "--prompt", "cab", "--max-tokens", 4)
+    # A draft in a float type stays as it is: linked, like a target that nobody asked about.
+    built = build.well(bigram_config, *FP8, "--draft-precision", "bf16", "--overwrite")
+    assert "target in FP8, draft in F32" in built.out
+    assert _linears(build) == {"target": {"FP8": 42}, "draft": None}
+    source = bigram_config.parent / "draft" / "model.safetensors"
+    assert (build.folder / "weights/draft/shard-00000.safetensors").samefile(source)
+    built = build.well(bigram_config, "--draft-precision", "fp8", "--overwrite")
+    assert "target in F32, draft in FP8" in built.out
+    # fp32 is what the CPU does anyway.
+    build.well(bigram_config, "--precision", "fp32", "--overwrite")
+    assert build.manifest["weights"] == "linked"
+
+
+def test_the_configuration_has_a_recipe(build: Build, own_pair: Path) -> None:
+    text = own_pair.read_text()
+    recipe = "precision: nvfp4\ndraft_precision: fp8\nexclude: ['model.*.down_proj']\n"
+    own_pair.write_text(text + recipe)
+    for options, target, draft in (
+        ([], {"NVFP4": 36}, {"FP8": 14}),
+        (["--draft-precision", "bf16"], {"NVFP4": 36}, None),
+        # Another precision is another recipe: its draft and its patterns were for this one.
+        (FP8, {"FP8": 42}, {"FP8": 14}),
+        (["--precision", "fp32"], None, None),
+    ):
+        build.well(own_pair, *options, "--overwrite")
+        assert _linears(build) == {"target": target, "draft": draft}
+    own_pair.write_text(f"{text}precision: nvfp4\nexclude: ['*_proj']\n")
+    build(own_pair, "--overwrite").fails(2, "nothing is left to quantize")
+    own_pair.write_text(text + "precision: bf16\n")
+    build(own_pair, "--overwrite").fails(2, f"{own_pair}, precision: 'bf16' is for engines", "fp32")
+
+
+@pytest.mark.parametrize(
+    ("owner", "fix"),
+    [("target", "leave out --precision"), ("draft", "add --draft-precision bf16")],
+)
+def test_what_is_quantised_already(build: Build, own_pair: Path, owner: str, fix: str) -> None:
+    folder = quantize_in_place(own_pair, owner)
+    build(own_pair, *FP8).fails(1, f"{folder}: is quantized already", fix)
 
 
 def test_a_build(build: Build, own_pair: Path) -> None:

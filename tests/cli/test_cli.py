@@ -12,7 +12,8 @@ import pytest
 
 import dflash_trt.cli.targets as targets
 from dflash_trt import __version__
-from dflash_trt.errors import DflashError
+from dflash_trt.cli.main import main
+from dflash_trt.errors import MAX_LINE, DflashError
 from tests.cli.conftest import Run
 from tests.frozen.command_line import command_line_facts
 from tests.waiting import PATIENCE_S
@@ -146,3 +147,21 @@ def test_a_closed_stdout_is_no_traceback(bundle: Path) -> None:
     command = f"{sys.executable} -m dflash_trt generate {bundle} --prompt a --max-tokens 3 >&-"
     done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False)
     assert "Traceback" not in done.stderr and "Error" not in done.stderr, done.stderr
+
+
+def test_the_command_lines_own_errors_are_printable(capsys: pytest.CaptureFixture[str]) -> None:
+    for words in (
+        ["plan", "--gpu", "b200", "\u202eabc\x1b[31m"],
+        ["\x1b[31m"],
+        ["plan", "--\u202e"],
+    ):
+        assert main(words) == 2
+        (line,) = capsys.readouterr().err.splitlines()
+        assert line.isprintable()
+
+
+@pytest.mark.parametrize("part", ["what", "where", "fix"])
+def test_a_line_has_a_limit(part: str) -> None:
+    given = {"what": "is wrong", "where": "a", "fix": "mend it"} | {part: "\x1b[31m" * 5000}
+    message = DflashError(given.pop("what"), **given).message  # type: ignore[arg-type]
+    assert len(message) <= MAX_LINE and message.isprintable()

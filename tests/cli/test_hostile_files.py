@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
-import resource
 import select
 import shutil
 import subprocess
@@ -13,13 +11,10 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
-import numpy as np
-import onnx
 import pytest
 
-from tests.cli.conftest import Build, Run, edit_manifest
+from tests.cli.conftest import Build, Run
 from tests.waiting import PATIENCE_S
 
 LINKED = "is a link out of its folder"
@@ -103,41 +98,6 @@ def test_a_pipe_is_not_inspected(run: Run, tmp_path: Path) -> None:
     run("inspect", tmp_path / "pipe").fails(2, "pipe")
     os.mkfifo(tmp_path / "manifest.json")
     run("inspect", tmp_path).fails(1, "manifest.json", "is a pipe")
-
-
-def _note(manifest: dict[str, Any], bundle: Path, end: str) -> None:
-    """The hashes that files have now, by the end of their names."""
-    for file in manifest["files"]:
-        if file["path"].endswith(end):
-            content = (bundle / file["path"]).read_bytes()
-            file |= {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
-
-
-def test_a_graph_that_takes_all_memory(
-    run: Run, copy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It gets what is free, and then one error; this process takes no part of it."""
-    path = copy / "target_only.onnx"
-    model = onnx.load(path, load_external_data=False)
-    model.graph.initializer.append(
-        onnx.numpy_helper.from_array(np.array([1 << 28], np.int64), "length")
-    )
-    nodes = model.graph.node
-    nodes.insert(0, onnx.helper.make_node("ConstantOfShape", ["length"], ["gibibyte"]))
-    nodes.insert(1, onnx.helper.make_node("ReduceSum", ["gibibyte"], ["zero"], keepdims=0))
-    for node in nodes:
-        node.output[:] = ["own" if name == "logits" else name for name in node.output]
-    nodes.append(onnx.helper.make_node("Add", ["own", "zero"], ["logits"]))
-    path.write_bytes(model.SerializeToString())
-    edit_manifest(copy, lambda manifest: _note(manifest, copy, path.name))
-    (tmp_path / "meminfo").write_text("MemAvailable: 786432 kB\n")
-    monkeypatch.setattr("dflash_trt.core.free_memory.MEMORY_FILE", tmp_path / "meminfo")
-    before = resource.getrlimit(resource.RLIMIT_DATA)
-    monkeypatch.setattr("dflash_trt.core.free_memory._ours", before[0])
-    try:
-        run("generate", copy, "--prompt", "a", "--drafter", "none").fails(1, "alloc")
-    finally:
-        resource.setrlimit(resource.RLIMIT_DATA, before)
 
 
 @pytest.mark.parametrize("name", ["a\ud800", "a\0b"])

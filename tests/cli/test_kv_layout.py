@@ -14,8 +14,6 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from dflash_trt.cli.main import main
-from dflash_trt.models.quantized_weights import read_kv_scales
-from dflash_trt.models.target import read_target
 from tests.cli.conftest import Build, Run
 
 OPTIONS = ("--kv-layout", "paged", "--page-size", "8", "--kv-pages", "12")
@@ -97,26 +95,3 @@ def test_whose_scales_are_used_is_told(
     }
     assert fixed["target_kv_scales_0"] == ([0.5, 0.25] if algorithm == "FP8" else [1, 1])
     assert fixed["target_kv_scales_1"] == [1, 1]
-
-
-@pytest.mark.parametrize(
-    ("algorithm", "k", "told"),
-    [
-        ("FP8", 0.5, "6 of 16 scales from the checkpoints, else 1"),
-        ("NVFP4", None, "scales from the checkpoints"),
-    ],
-)
-def test_quantising_keeps_fp8s_scales_and_observes_others(
-    build: Build, own_pair: Path, algorithm: str, k: float | None, told: str
-) -> None:
-    """Scales of an NVFP4 cache are other codes'; the draft's context gets scales as well."""
-    add_scales(own_pair.parent / "target", algorithm, k=0.5, v=0.25)
-    built = build.well(own_pair, "--precision", "fp8", "--kv-dtype", "fp8")
-    (caches,) = [line for line in built.out.splitlines() if line.startswith("KV caches: ")]
-    assert caches.endswith(f", {told}")
-    written = build.folder / "weights" / "target"
-    stated = json.loads((written / "hf_quant_config.json").read_text())["quantization"]
-    assert (stated["quant_algo"], stated["kv_cache_quant_algo"]) == ("FP8", "FP8")
-    spec = read_target(written)
-    found = read_kv_scales(spec.checkpoint.tensors, spec.weights, spec.quantization, 0)[0]
-    assert found == k if k is not None else 0 < found < 0.4

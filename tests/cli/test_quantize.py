@@ -9,7 +9,9 @@ import pytest
 from safetensors import safe_open
 
 from dflash_trt.cli import quantize as quantize_command
+from dflash_trt.models.folder import open_checkpoint
 from tests.cli.conftest import Run
+from tests.reference.checkpoints import write_target
 
 # The bigram pair's feed-forward is 24 wide, which has no whole blocks.
 NVFP4 = ["--precision", "nvfp4", "--exclude", "*.down_proj"]
@@ -78,3 +80,20 @@ def test_an_interrupted_run_says_where_it_is(
     assert again.code == 0 and "continuing: 0 of 1 shards are finished" in again.err
     assert "reading weights" not in again.err
     assert _names(tmp_path) == ["q"]
+
+
+@pytest.fixture(scope="module")
+def mxfp4(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("mxfp4") / "source"
+    return write_target(folder, "gpt_oss", "bfloat16", num_layers=4, mxfp4=True)
+
+
+def test_experts_are_converted(run: Run, mxfp4: Path, tmp_path: Path) -> None:
+    arguments = ["quantize", "--checkpoint", mxfp4, "--precision", "nvfp4"]
+    shown = run.well(*arguments, "-o", tmp_path / "q")
+    described = run(*arguments, "--json", "-o", tmp_path / "j").json
+    blocks = 4 * 8 * (2 * 96 * 64 + 64 * 96) // 16
+    assert (described["exact_blocks"], described["requantized_blocks"]) == (blocks, 0)
+    assert len(described["tensors"]) == 8
+    assert f"8 tensors, {blocks:,} blocks of 16 exact, 0 quantized again" in shown.out
+    assert described["tensors"].keys() < open_checkpoint(tmp_path / "q").tensors.keys()

@@ -1,33 +1,30 @@
 """A mutant: one statement of the source replaced by a wrong one, and where it stands in a tree.
 
-A mutant names its statement by its function and its syntax, not by file and line. Where the rest
-of the statement was written anew, the expression around what was changed is enough.
+A mutant names its statement, or an expression in it, by its function and its syntax, not by line.
 """
 
 from __future__ import annotations
 
 import ast
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache
 from itertools import accumulate
 from pathlib import Path
-from typing import TypeVar
-
-Node = TypeVar("Node", ast.stmt, ast.expr)
 
 FOLDER = Path(__file__).parent
 DRAWN = FOLDER / "mutants.json"
 SEEDED = FOLDER / "seeded.json"
 MODULE = "<module>"
-# Characters of what is hardly found in another function by chance, and twice in its own.
-_LONG, _SHORT = 20, 8
+_LONG = 20
+"""Characters of what is hardly found in another function by chance."""
 
 
 @dataclass(frozen=True, slots=True)
 class Mutant:
-    """`before` becomes `after` in the function `name`; both are statements or their first lines.
+    """`before` becomes `after` in the function `name`; both are statements or their first lines,
+    or an expression and what stands in its place.
 
     Args:
         number: the area and the place in its drawing order, such as `graph-03`.
@@ -98,13 +95,32 @@ def load_seeded() -> list[Mutant]:
 def locate(mutant: Mutant, root: Path) -> tuple[Place | None, str]:
     """Where a tree has the mutant, and how it was found; without a place it says why.
 
-    The whole statement comes before the expression in it that is made wrong.
+    Its own function in its own file comes first, then one of that name elsewhere, then any; these
+    must be one function.
     """
-    place, how = _find_statement(mutant, root)
-    if place is None:
-        part, how_part = _find_part(mutant, root)
-        return (None, how) if part is None else (part, how_part)
-    return place, how
+    parsed = _parse(mutant.before)
+    node = parsed.value if isinstance(parsed, ast.Expr) else parsed
+    key, last = ast.dump(node), mutant.name.rpartition(".")[2]
+    found: list[tuple[_Statement, ast.stmt | ast.expr]] = []
+    for one in _statements_of(root):
+        if one.key == key:
+            found.append((one, one.node))
+        elif isinstance(node, ast.expr) and key in one.key:
+            parts = (part for part in ast.walk(head(one.node)) if isinstance(part, ast.expr))
+            found += [(one, part) for part in parts if ast.dump(part) == key]
+    attempts: list[tuple[str, Callable[[_Statement], bool]]] = [
+        ("in its file", lambda one: (one.file, one.name) == (mutant.file, mutant.name)),
+        ("in another file", lambda one: one.name.rpartition(".")[2] == last != MODULE),
+        ("in another function", lambda one: len(mutant.before) >= _LONG),
+    ]
+    for how, holds in attempts:
+        chosen = [(one, part) for one, part in found if holds(one)]
+        functions = {(one.file, one.name) for one, _ in chosen}
+        if len(functions) == 1 and mutant.occurrence < len(chosen):
+            statement, part = chosen[mutant.occurrence]
+            after = f"({mutant.after})" if isinstance(part, ast.expr) else mutant.after
+            return statement.place(part, after), how
+    return None, "the statement is gone" if not found else "the statement stands in several places"
 
 
 def head(statement: ast.stmt) -> ast.stmt:
@@ -115,12 +131,6 @@ def head(statement: ast.stmt) -> ast.stmt:
     fields["body"] = [ast.Expr(ast.Constant(...))]
     fields.update({name: [] for name in ("orelse", "finalbody", "handlers") if name in fields})
     return type(statement)(**fields)
-
-
-def text_of(statement: ast.stmt) -> str:
-    """The statement in one line as `Mutant.before` has it; a compound one ends with its colon."""
-    text = ast.unparse(ast.fix_missing_locations(head(statement)))
-    return text.removesuffix("...").rstrip() if hasattr(statement, "body") else text
 
 
 def _parse(text: str) -> ast.stmt:
@@ -158,76 +168,6 @@ def _statements_of(root: Path) -> tuple[_Statement, ...]:
             if not isinstance(node, ast.Try | ast.Match | ast.FunctionDef | ast.ClassDef):
                 found.append(_Statement(file, name, node, ast.dump(head(node)), starts))
     return tuple(found)
-
-
-def _find_statement(mutant: Mutant, root: Path) -> tuple[Place | None, str]:
-    """The place of the mutant's whole statement."""
-    key = ast.dump(_parse(mutant.before))
-    equal = [(one, one.node) for one in _statements_of(root) if one.key == key]
-    chosen, how = _choose(mutant, equal, len(mutant.before), mutant.occurrence)
-    return chosen and chosen[0].place(chosen[1], mutant.after), how
-
-
-def _find_part(mutant: Mutant, root: Path) -> tuple[Place | None, str]:
-    """The place of the largest expression around what was changed that stands in one function."""
-    for before, after in _changed_parts(_parse(mutant.before), _parse(mutant.after)):
-        key, length = ast.dump(before), len(ast.unparse(before))
-        if length < _SHORT:
-            break
-        holders = [one for one in _statements_of(root) if key in one.key]
-        nodes = [(one, node) for one in holders for node in ast.walk(head(one.node))]
-        equal = [
-            (one, node)
-            for one, node in nodes
-            if isinstance(node, ast.expr) and ast.dump(node) == key
-        ]
-        chosen, how = _choose(mutant, equal, length)
-        if chosen is not None:
-            return chosen[0].place(chosen[1], f"({ast.unparse(after)})"), f"in part {how}"
-    return None, ""
-
-
-def _changed_parts(before: ast.AST, after: ast.AST) -> Iterator[tuple[ast.expr, ast.expr]]:
-    """Expressions around the one change between two statements, the largest first."""
-    while type(before) is type(after):
-        pairs = zip(ast.iter_child_nodes(before), ast.iter_child_nodes(after), strict=False)
-        differing = [(b, a) for b, a in pairs if ast.dump(b) != ast.dump(a)]
-        if len(differing) != 1:
-            return
-        ((before, after),) = differing
-        if isinstance(before, ast.expr) and isinstance(after, ast.expr):
-            yield before, after
-
-
-def _choose(
-    mutant: Mutant, equal: Sequence[tuple[_Statement, Node]], length: int, occurrence: int = 0
-) -> tuple[tuple[_Statement, Node] | None, str]:
-    """One of equal pieces of code, and how it was found or why not.
-
-    The same file and function come first, then the function in any file, then one of the same
-    last name, then any function; each of these must leave one function only. What is as short as
-    a `break` is looked for in functions of its own's name alone.
-    """
-    last = mutant.name.rpartition(".")[2]
-    package = f"/{Path(mutant.file).parent.name}/"
-    stem = Path(mutant.file).stem
-    attempts: list[tuple[str, Callable[[_Statement], bool]]] = [
-        ("in its file", lambda one: (one.file, one.name) == (mutant.file, mutant.name)),
-        (
-            "in a file of that name",
-            lambda one: (Path(one.file).stem, one.name) == (stem, mutant.name),
-        ),
-        ("in another file", lambda one: one.name == mutant.name),
-        ("in a function of that name", lambda one: one.name.rpartition(".")[2] == last != MODULE),
-        ("in another function of its package", lambda one: package in one.file),
-        ("in another function", lambda one: True),
-    ]
-    for how, holds in attempts if length >= _LONG else attempts[:4]:
-        chosen = [(one, node) for one, node in equal if holds(one)]
-        functions = {(one.file, one.name) for one, _ in chosen}
-        if len(functions) == 1 and occurrence < len(chosen):
-            return chosen[occurrence], how
-    return None, "the statement is gone" if not equal else "the statement stands in several places"
 
 
 def apply(place: Place, root: Path) -> None:

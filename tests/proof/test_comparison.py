@@ -11,17 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.nn import functional
 
-from dflash_trt.decoding.request import Request
-from dflash_trt.decoding.statistics import RequestStatistics, total
 from dflash_trt.errors import DflashError
 from dflash_trt.proof.comparison import (
     ROWS_AT_ONCE,
-    AcceptanceFigures,
     LogitComparison,
     compare_texts,
     cut_texts,
-    find_loss,
-    measure_acceptance,
 )
 from tests.pairs import PairFactory
 from tests.standins.executor import FakeExecutor
@@ -53,15 +48,6 @@ def test_figures_equal_torchs(rows: int, vocab: int, noise: float, seed: int) ->
     for actual, log_p in ((figures.twin_perplexity, p), (figures.perplexity, q)):
         expected = float(functional.nll_loss(log_p, targets).exp())
         assert actual == pytest.approx(expected, rel=1e-9)
-
-
-def test_equal_logits_are_exactly_equal() -> None:
-    logits = make_logits(50, 1000, 0, 40.0)
-    comparison = LogitComparison()
-    comparison.add(logits, logits.copy(), np.zeros(50, np.int64))
-    figures = comparison.to_figures()
-    assert (figures.agreement, figures.mean_kl, figures.max_kl) == (1.0, 0.0, 0.0)
-    assert figures.perplexity == figures.twin_perplexity
 
 
 def test_tokens_ruled_out() -> None:
@@ -107,18 +93,3 @@ def test_a_text_without_a_token_to_predict() -> None:
     executors = [FakeExecutor(vocab_size=20, max_seq_len=32, max_batch=1) for _ in range(2)]
     with pytest.raises(DflashError, match="no token to predict"):
         compare_texts(*executors, [[1], [2]])
-
-
-def test_acceptance_and_its_loss() -> None:
-    executor = FakeExecutor(vocab_size=50, max_seq_len=64, max_batch=2)
-    requests = [Request(prompt_ids=(n + 1,), max_tokens=20) for n in range(3)]
-    seen: list[int] = []
-    statistics = measure_acceptance(executor, requests, prefill_chunk=8, on_tokens=seen.append)
-    assert sum(seen) == statistics.output_tokens == 60
-    figures = AcceptanceFigures(target="twin", draft="twin", temperature=0.0, statistics=statistics)
-    assert figures.statistics.step_tokens == 57  # the first of each comes from its prefill
-    assert statistics.acceptance_length == 57 / statistics.steps
-    assert find_loss(figures, figures) == 0.0
-    idle = total([RequestStatistics(prompt_tokens=1, output_tokens=1)])
-    unmeasured = AcceptanceFigures(target="twin", draft="twin", temperature=0.0, statistics=idle)
-    assert find_loss(figures, unmeasured) is None and find_loss(unmeasured, figures) is None
