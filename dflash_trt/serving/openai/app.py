@@ -54,8 +54,7 @@ class Upstream(Protocol):
 class OpenAiApp:
     """The routes of the API; `models` are the names it answers to.
 
-    `tokenizer` and `max_seq_len` are those of the model; without a chat template, no chats.
-    `figures` are for Prometheus; requests come through a `Gate`, which counts them there.
+    Without a chat template in `tokenizer` there are no chats. Requests come through a `Gate`.
     """
 
     def __init__(

@@ -23,10 +23,8 @@ _NAME_DIGITS = 8
 class KeyRing:
     """The keys that are good now: hashes, so that no key lies in memory.
 
-    Args:
-        file: a key a line; empty lines and those that begin with # are none. It is read again
-            when it changes; while what it says is no list of keys, the last good ones stay.
-        variable: what `KEYS_VARIABLE` holds: keys with blanks or commas between.
+    `file` has a key a line and is read again when it changes; while what it says is no list of
+    keys, the last good ones stay. `variable` has keys with blanks or commas between.
 
     Raises:
         DflashError: no key, one that is too short to be a secret, or an unreadable file.
@@ -83,14 +81,10 @@ LogFormat = Literal["none", "json"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FrontOptions:
-    """How the front is reached, and by whom.
+    """How the front is reached, and by whom: one option of `serve` each.
 
-    Args:
-        model_names: that it answers to; none: the bundle's.
-        key_file: see `KeyRing`; without it and without the variable everyone may ask.
-        key_requests: in flight at a time, of one key.
-        tls_cert, tls_key: PEM files; without them the front speaks plain HTTP.
-        log_format: of the line that is written for every request.
+    Without a file of keys and without the variable everyone may ask; `key_requests` are those of
+    one key in flight. Without a certificate and key (PEM) it speaks plain HTTP.
     """
 
     model_names: tuple[str, ...] = ()

@@ -18,7 +18,6 @@ from pydantic import PositiveInt
 from dflash_trt.decoding.jobs import Failure, Outcome
 from dflash_trt.errors import DflashError, one_line
 from dflash_trt.serving.server.generation import StreamingText
-from dflash_trt.serving.server.gone_clients import CancellationWatch, Lingering
 from dflash_trt.serving.server.inputs import (
     CLASSIC_NAMES,
     CLASSIC_PARAMETERS,
@@ -36,7 +35,14 @@ from dflash_trt.serving.server.inputs import (
     read_texts,
     refuse,
 )
-from dflash_trt.serving.server.replies import TIMES, Channel, Outputs, as_failure
+from dflash_trt.serving.server.replies import (
+    TIMES,
+    CancellationWatch,
+    Channel,
+    Lingering,
+    Outputs,
+    as_failure,
+)
 
 SEED_NAMES = ("seed", "random_seed")
 
