@@ -68,9 +68,6 @@ class OpenAiChat:
     """The server at `url`, with or without /v1, and the one model that it lists first.
 
     `options` are more keys of each request's body.
-
-    Raises:
-        DflashError: another kind of address (usage), no server, or one without models.
     """
 
     def __init__(

@@ -25,16 +25,13 @@ class KeyRing:
 
     `file` has a key a line and is read again when it changes; while what it says is no list of
     keys, the last good ones stay. `variable` has keys with blanks or commas between.
-
-    Raises:
-        DflashError: no key, one that is too short to be a secret, or an unreadable file.
     """
 
     def __init__(self, file: Path | None, variable: str | None) -> None:
         self._file, self._looked = file, time.monotonic()
         self._fixed = _hash_keys((variable or "").replace(",", " ").split(), KEYS_VARIABLE)
         self._text = "" if file is None else read_text(file, FileKind.KEYS, named=True)
-        self._read = _hash_keys(_find_keys(self._text), file or "")
+        self._read = _hash_keys(self._text.splitlines(), file or "")
         if not self._fixed and not self._read:
             raise DflashError("holds no key", where=file or KEYS_VARIABLE, usage=True)
 
@@ -51,19 +48,15 @@ class KeyRing:
         try:
             text = read_text(file, FileKind.KEYS, named=True)
             if text != self._text:
-                self._read = _hash_keys(_find_keys(text), file)
+                self._read = _hash_keys(text.splitlines(), file)
         except DflashError as error:
             if text != self._text:  # said once for each mistake
                 print(f"keys stay as they were: {error.message}", file=sys.stderr)
         self._text = text
 
 
-def _find_keys(text: str) -> list[str]:
-    lines = map(str.strip, text.splitlines())
-    return [line for line in lines if line and not line.startswith("#")]
-
-
-def _hash_keys(keys: list[str], where: Path | str) -> frozenset[str]:
+def _hash_keys(lines: list[str], where: Path | str) -> frozenset[str]:
+    keys = [key for key in map(str.strip, lines) if key and not key.startswith("#")]
     for number, key in enumerate(keys, start=1):
         if len(key) < LEAST_KEY or not key.isascii():
             # Not the key itself: errors end in logs.

@@ -328,10 +328,7 @@ class LogprobsWriter:
 def describe_prompt_logprobs(
     tokens: TokenBytes, logprobs: Sequence[TokenLogprob], top: int
 ) -> list[dict[str, dict[str, Any]] | None]:
-    """`prompt_logprobs` as vLLM answers it: of each token of a prompt it and the likeliest by id.
-
-    Nothing of the first one, which nothing comes before.
-    """
+    """`prompt_logprobs` as vLLM answers it: of each token but the first it and the likeliest."""
     places: list[dict[str, dict[str, Any]] | None] = []
     for one in logprobs:
         ranked = zip(one.top_ids, one.top_logprobs, range(1, top + 1), strict=False)

@@ -169,14 +169,16 @@ class TritonServer:
                 command += [f"--{name}-address={numeric_address(name, host)}"]
                 command += [f"--{name}-port={port}"]
             doomed = map(str, (self._folder, *(one.absolute() for one in options.removed_with)))
-            self._guard = subprocess.Popen(
-                ["/bin/sh", "-c", _GUARD, self._name, *doomed],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,
-                process_group=0,
+            guard = stack.enter_context(
+                subprocess.Popen(
+                    ["/bin/sh", "-c", _GUARD, self._name, *doomed],
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.DEVNULL,
+                    stderr=subprocess.DEVNULL,
+                    process_group=0,
+                )
             )
-            stack.callback(self._end_guard)
+            stack.callback(guard.kill)  # before its input closes
             # Appended to: what a former server said last is why there is another.
             with self.log_file.open("ab") as log:
                 self._log_start = log.tell()
@@ -191,10 +193,10 @@ class TritonServer:
                     # A terminal's Ctrl-C reaches the launcher alone, which decides what follows.
                     process_group=0,
                 )
-            assert self._guard.stdin is not None
+            assert guard.stdin is not None
             with suppress(BrokenPipeError):
-                self._guard.stdin.write(b"%d\n" % self._process.pid)
-                self._guard.stdin.flush()
+                guard.stdin.write(b"%d\n" % self._process.pid)
+                guard.stdin.flush()
             self._resources = stack.pop_all()
         self._closed_with: int | None = None
 
@@ -203,10 +205,6 @@ class TritonServer:
 
     def __exit__(self, *exception: object) -> None:
         self.close()
-
-    def _end_guard(self) -> None:
-        self._guard.kill()
-        self._guard.communicate()
 
     @property
     def pid(self) -> int:
@@ -239,9 +237,6 @@ class TritonServer:
 
         Triton server 2.51 waits for ever for a model whose process is killed while it loads: it is
         killed too. One that fails to load ends its process, and the server, which says why.
-
-        Raises:
-            DflashError: it ended, or was not ready within `timeout_s`.
         """
         started, lost_since = time.monotonic(), None
         while not self.is_ready():
