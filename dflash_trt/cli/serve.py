@@ -20,13 +20,11 @@ from dflash_trt.cli.options import FILE, FOLDER, name_threads, option_group, sho
 from dflash_trt.cli.package import packaging_options, refuse_packaging
 from dflash_trt.core.limits import MAX_COUNT
 from dflash_trt.core.machine import allow_more_files
-from dflash_trt.errors import DflashError, refuse_options
+from dflash_trt.errors import DflashError, one_line, refuse_options
 from dflash_trt.hardware.cores import choose_threads
 from dflash_trt.serving.openai.figures import FrontFigures
 from dflash_trt.serving.openai.front_options import KEYS_VARIABLE, FrontOptions, LogFormat
-from dflash_trt.serving.openai.server import OpenAiServer
-from dflash_trt.serving.server.addresses import LOOPBACK, bind_port, client_address
-from dflash_trt.serving.server.launcher import ServerOptions
+from dflash_trt.serving.server.launcher import LOOPBACK, ServerOptions, bind_port, client_address
 from dflash_trt.serving.server.repository import BUNDLE_FOLDER, RepositoryOptions, write_repository
 from dflash_trt.serving.server.supervisor import MAX_RESTARTS, WINDOW_S, Service, Supervisor
 
@@ -157,6 +155,13 @@ async def _serve(
         # What can be wrong with the front is said before a server starts.
         bound = None
         if openai_port is not None:
+            try:
+                from dflash_trt.serving.openai.server import OpenAiServer
+            except ImportError as error:
+                raise DflashError(
+                    f"the OpenAI front needs starlette and uvicorn ({one_line(error)})",
+                    fix="pip install 'dflash-trt[serve]'",
+                ) from error
             bundle = open_bundle(options.repository / BUNDLE_FOLDER)
             tokenizer = load_tokenizer(bundle)
             front_options.check_tls()

@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from dflash_trt.serving.openai import body, connections
+from dflash_trt.serving.openai import body, server
 from tests.cli.bigram import write_tokenizer
 from tests.serving.fronts import Front, ScriptedModel, post, switching_front
 from tests.waiting import PATIENCE_S
@@ -56,7 +56,7 @@ def _works(url: str) -> None:
 
 
 def test_a_client_that_says_nothing(front: Front, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connections, "HEAD_S", SOON_S)
+    monkeypatch.setattr(server, "HEAD_S", SOON_S)
     monkeypatch.setattr(body, "BODY_S", SOON_S)
     url, late = front(ScriptedModel()), HEAD + b"Content-Length: 5000\r\n\r\n{"
     asked = b"GET /v1/models HTTP/1.1\r\nHost: x\r\n\r\n"
@@ -76,8 +76,8 @@ def test_more_idle_connections_than_there_are_places(
     front: Front, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The rest are closed at once; the others go when they have said nothing for so long."""
-    monkeypatch.setattr(connections, "HEAD_S", SOON_S)
-    monkeypatch.setattr(connections, "count_connections", lambda: 8)
+    monkeypatch.setattr(server, "HEAD_S", SOON_S)
+    monkeypatch.setattr(server, "count_connections", lambda: 8)
     url = front(ScriptedModel())
     with ExitStack() as stack:
         for client in [stack.enter_context(_connected(url)) for _ in range(30)]:
@@ -86,7 +86,7 @@ def test_more_idle_connections_than_there_are_places(
 
 
 def test_a_client_that_takes_nothing(front: Front, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connections, "STALL_S", SOON_S)
+    monkeypatch.setattr(server, "STALL_S", SOON_S)
     model = ScriptedModel(pieces=["x" * (1 << 20)] * 64)
     asked = json.dumps(PROMPT | {"stream": True}).encode()
     with _connected(front(model), HEAD + b"Content-Length: %d\r\n\r\n" % len(asked) + asked):

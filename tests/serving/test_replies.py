@@ -16,9 +16,8 @@ from dflash_trt.decoding import Generator, Request, TokenEvent
 from dflash_trt.decoding.jobs import Failure, Job, Outcome
 from dflash_trt.errors import DflashError
 from dflash_trt.serving.server.generation import Generation, StreamingText
-from dflash_trt.serving.server.gone_clients import CancellationWatch
 from dflash_trt.serving.server.llm_model import CompilingQueue
-from dflash_trt.serving.server.replies import Channel, Outputs, Reply
+from dflash_trt.serving.server.replies import CancellationWatch, Channel, Outputs, Reply
 from dflash_trt.text.grammar import Follower, Grammar
 from dflash_trt.text.sandbox import SandboxLostError
 from tests.serving.conftest import counting
@@ -210,13 +209,10 @@ def test_what_waits_for_its_grammar() -> None:
         return Job(request=Request(prompt_ids=(1,)), listener=hear, **more)
 
     compiler, usable = _Compiler(), list[bool]()
-    queue = CompilingQueue(
-        compiler,  # type: ignore[arg-type]
-        4,
-        submit=ran.append,
-        check=lambda one: None,
-        record=usable.append,
-    )
+    worker: Any = SimpleNamespace(submit=ran.append, check=lambda one: None)
+    metrics: Any = SimpleNamespace(record_grammar=usable.append)
+    compiler_: Any = compiler
+    queue = CompilingQueue(compiler_, 4, worker, metrics)
     gone, late = job("gone"), job("late", deadline=0.0)
     queue.submit(job("first"), Grammar("regex", "a"))
     wait_until(lambda: compiler.asked == 1)

@@ -20,8 +20,7 @@ import pytest
 from dflash_trt.errors import DflashError
 from dflash_trt.models.build_config import data_folder
 from dflash_trt.serving.openai.server import OpenAiServer
-from dflash_trt.serving.server.addresses import bind_port
-from dflash_trt.serving.server.launcher import ServerOptions, TritonServer
+from dflash_trt.serving.server.launcher import ServerOptions, TritonServer, bind_port
 from dflash_trt.serving.server.supervisor import Service, Supervisor
 from dflash_trt.text.tokenizer import BundleTokenizer
 from tests.cli.conftest import Run

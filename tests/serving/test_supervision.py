@@ -21,20 +21,22 @@ from tritonclient.utils import InferenceServerException
 from dflash_trt.bundle.bundle import Bundle
 from dflash_trt.decoding.worker import Phase
 from dflash_trt.serving.client.errors import ServedModelError
-from dflash_trt.serving.server.addresses import (
-    client_address,
-    restriction_options,
-)
 from dflash_trt.serving.server.heartbeat import (
     HEARTBEAT_VARIABLE,
     PING_S,
     Beat,
     HeartbeatWriter,
     SilenceWatch,
+    find_models,
     read_heartbeat,
+    read_state,
 )
-from dflash_trt.serving.server.launcher import ServerAddresses, TritonServer
-from dflash_trt.serving.server.processes import find_models, read_state
+from dflash_trt.serving.server.launcher import (
+    ServerAddresses,
+    TritonServer,
+    client_address,
+    restriction_options,
+)
 from dflash_trt.serving.server.supervisor import HANG_S
 from dflash_trt.serving.server.tritonserver import TritonServerBinary
 from tests.serving.conftest import Generate

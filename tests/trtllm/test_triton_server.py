@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 
 from dflash_trt.errors import DflashError
-from dflash_trt.serving.server.addresses import bind_port
+from dflash_trt.serving.server.launcher import bind_port
 from dflash_trt.serving.server.tritonserver import (
     find_tritonserver,
     prepare_backends,

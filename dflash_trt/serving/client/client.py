@@ -80,10 +80,7 @@ class TextDelta:
 class ServedModel(WireClient):
     """The model `tensorrt_llm` of the server at `address` (host:port).
 
-    Belongs to the event loop it was made in. A result's times are measured here, from submission.
-
-    Raises:
-        DflashError: tritonclient is not installed.
+    A result's times are measured here, from submission.
     """
 
     _parameters: dict[str, str] | None = None

@@ -28,18 +28,10 @@ _MAX_NAME = 500
 
 
 class OpenAiConnection:
-    """The server at `url`, with or without /v1; the key goes with every request.
+    """The server at `url`, with or without /v1, which `base` has; the key goes with every request.
 
-    Args:
-        url: begins with http:// or https://.
-        option: which one it came from, for the error about another kind of address.
-        unreachable: what to do where nobody answers.
-
-    Attributes:
-        base: the address with /v1.
-
-    Raises:
-        DflashError: another kind of address (usage).
+    Errors name the `option` that an address of another kind came from, and say with `unreachable`
+    what to do where nobody answers.
     """
 
     def __init__(self, url: str, option: str, unreachable: str) -> None:
@@ -75,12 +67,7 @@ class OpenAiConnection:
 class OpenAiChat:
     """The server at `url`, with or without /v1, and the one model that it lists first.
 
-    Args:
-        url: begins with http:// or https://.
-        options: more keys of each request's body.
-
-    Raises:
-        DflashError: another kind of address (usage), no server, or one without models.
+    `options` are more keys of each request's body.
     """
 
     def __init__(

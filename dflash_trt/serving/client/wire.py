@@ -113,9 +113,6 @@ class WireClient:
     """The model `model` of the server at `address` ([grpc://]host:port).
 
     Belongs to the event loop it was made in. Requests take its `connections` in turn.
-
-    Raises:
-        DflashError: tritonclient is not installed.
     """
 
     def __init__(self, address: str, model: str = MODEL, *, connections: int = 1) -> None:
@@ -167,11 +164,8 @@ class WireClient:
         """Sends a request and yields its responses as they come.
 
         Closing the generator (`contextlib.aclosing`), or cancelling the task that waits in it,
-        cancels the request on the server.
-
-        Args:
-            outputs: which are wanted; None is all.
-            on_send: called when the stream is open and the request leaves."""
+        cancels the request on the server. `on_send` is called when the request leaves.
+        """
         import grpc
         from tritonclient.utils import InferenceServerException
 

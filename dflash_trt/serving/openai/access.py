@@ -28,10 +28,9 @@ _GOOD_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}", re.ASCII)
 
 @dataclass(slots=True)
 class AccessRecord:
-    """A request, as it is written down: neither its text nor its key are in it.
+    """A request, as it is written down: neither its text nor its key, but that one's name.
 
-    `key` is the name of the key, `status` None where the client left before an answer began; the
-    tokens are those of outputs that came to their end.
+    It has no status where the client left before an answer, and tokens of ended outputs alone.
     """
 
     time: str

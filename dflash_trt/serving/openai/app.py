@@ -23,7 +23,7 @@ from dflash_trt.serving.openai.body import BodyReader, read_body
 from dflash_trt.serving.openai.chat_request import CompletionRequest, read_chat, read_completion
 from dflash_trt.serving.openai.errors import ApiError, as_api_error
 from dflash_trt.serving.openai.figures import FrontFigures
-from dflash_trt.serving.openai.messages import Conversation, check_variables
+from dflash_trt.serving.openai.messages import Conversation, check_variables, read_conversation
 from dflash_trt.serving.openai.reply import ReplyWriter
 from dflash_trt.serving.openai.streams import EventStream, finish, merge, unless_gone
 from dflash_trt.serving.openai.tokenization import (
@@ -54,8 +54,7 @@ class Upstream(Protocol):
 class OpenAiApp:
     """The routes of the API; `models` are the names it answers to.
 
-    `tokenizer` and `max_seq_len` are those of the model; without a chat template, no chats.
-    `figures` are for Prometheus; requests come through a `Gate`, which counts them there.
+    Without a chat template in `tokenizer` there are no chats. Requests come through a `Gate`.
     """
 
     def __init__(
@@ -93,12 +92,9 @@ class OpenAiApp:
                 Route("/tokenize", self.tokenize, methods=["POST"]),
                 Route("/detokenize", self.detokenize, methods=["POST"]),
             ],
-            exception_handlers={
-                DflashError: _answer_error,
-                HTTPException: _answer_http_error,
-                ClientDisconnect: _answer_nobody,
-                Exception: _answer_surprise,
-            },
+            exception_handlers=dict.fromkeys(
+                (DflashError, HTTPException, ClientDisconnect, Exception), _answer_error
+            ),
         )
 
     async def health(self, request: Request) -> Response:
@@ -138,8 +134,9 @@ class OpenAiApp:
     async def tokenize(self, request: Request) -> Response:
         asked = await self.bodies.read(request, read_tokenize)
         model = self._check_model(asked.model)
-        chat, text = asked.chat, asked.prompt or ""
-        if chat is not None:
+        text = asked.prompt or ""
+        if asked.messages is not None:
+            chat = read_conversation(asked.messages, asked)
             text = await unless_gone(request, self._render(model, chat))
         given = (self.tokenizer, asked, text, self.max_seq_len)
         return JSONResponse(await self._with_tokens(tokenize, *given))
@@ -220,19 +217,9 @@ class OpenAiApp:
 
 
 async def _answer_error(request: Request, error: Exception) -> Response:
-    assert isinstance(error, DflashError)
+    if isinstance(error, ClientDisconnect):
+        return Response(status_code=499)  # as nginx logs it; the client has gone
+    if isinstance(error, HTTPException):
+        answer = ApiError(f"{request.method} {request.url.path}: {error.detail}")
+        return JSONResponse(answer.to_json(), error.status_code, headers=error.headers)
     return JSONResponse(**as_api_error(error).to_response())
-
-
-async def _answer_http_error(request: Request, error: Exception) -> Response:
-    assert isinstance(error, HTTPException)
-    answer = ApiError(f"{request.method} {request.url.path}: {error.detail}")
-    return JSONResponse(answer.to_json(), error.status_code, headers=error.headers)
-
-
-async def _answer_nobody(request: Request, error: Exception) -> Response:
-    return Response(status_code=499)  # as nginx logs it; the client has gone
-
-
-async def _answer_surprise(request: Request, error: Exception) -> Response:
-    return JSONResponse(ApiError("internal error", status=500).to_json(), 500)

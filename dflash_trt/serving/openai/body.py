@@ -49,7 +49,6 @@ class BodyReader:
 
         Raises:
             ApiError: a body too large, too slow, or one too many (413, 408, 503), or not JSON.
-            ClientDisconnect: the client has gone.
         """
         body = bytearray()
 

@@ -124,13 +124,9 @@ class _ChatBody(_CommonBody, TemplateBody):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompletionRequest:
-    """What both kinds of request ask for.
+    """What both kinds of request ask for: `prompts` of a completion, one or more, or a `chat`.
 
-    Args:
-        body: as it came.
-        generation: for the served model; a chat's prompt is empty until its template has run.
-        prompts: of a completion, at least one; none of a chat.
-        chat: what the prompt of a chat is made of; None of a completion.
+    A chat's prompt is empty in `generation`, until its template has run.
     """
 
     body: _CompletionBody | _ChatBody

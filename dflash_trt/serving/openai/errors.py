@@ -48,8 +48,8 @@ class ApiError(DflashError):
         return {"content": self.to_json(), "status_code": self.status, "headers": self.headers}
 
 
-def as_api_error(error: DflashError) -> ApiError:
-    """Any of the project's errors as an answer, without the server's address."""
+def as_api_error(error: Exception) -> ApiError:
+    """Any error as an answer, without the server's address."""
     if isinstance(error, ApiError):
         return error
     if isinstance(error, SandboxLostError):
@@ -58,5 +58,7 @@ def as_api_error(error: DflashError) -> ApiError:
     if isinstance(error, ServedModelError):
         status, told = _ANSWERS.get(error.problem, _FAILED)
         return ApiError(error.what, status=status, code=told)
+    if not isinstance(error, DflashError):
+        return ApiError("internal error", status=500)
     # Its `fix` speaks to who runs the server.
     return ApiError(error.what if error.where is None else f"{error.where}: {error.what}")

@@ -23,10 +23,7 @@ _PATHS = (
 
 @dataclass(frozen=True, slots=True)
 class FrontFigures:
-    """Counts answers; `read_server` reads the server's figures, none where it tells none.
-
-    `count_failures` says how often the server has failed.
-    """
+    """Counts answers, and adds the server's own figures and how often it has failed."""
 
     read_server: Callable[[], bytes] = bytes
     count_failures: Callable[[], int] = lambda: 0

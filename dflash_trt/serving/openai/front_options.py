@@ -23,20 +23,15 @@ _NAME_DIGITS = 8
 class KeyRing:
     """The keys that are good now: hashes, so that no key lies in memory.
 
-    Args:
-        file: a key a line; empty lines and those that begin with # are none. It is read again
-            when it changes; while what it says is no list of keys, the last good ones stay.
-        variable: what `KEYS_VARIABLE` holds: keys with blanks or commas between.
-
-    Raises:
-        DflashError: no key, one that is too short to be a secret, or an unreadable file.
+    `file` has a key a line and is read again when it changes; while what it says is no list of
+    keys, the last good ones stay. `variable` has keys with blanks or commas between.
     """
 
     def __init__(self, file: Path | None, variable: str | None) -> None:
         self._file, self._looked = file, time.monotonic()
         self._fixed = _hash_keys((variable or "").replace(",", " ").split(), KEYS_VARIABLE)
         self._text = "" if file is None else read_text(file, FileKind.KEYS, named=True)
-        self._read = _hash_keys(_find_keys(self._text), file or "")
+        self._read = _hash_keys(self._text.splitlines(), file or "")
         if not self._fixed and not self._read:
             raise DflashError("holds no key", where=file or KEYS_VARIABLE, usage=True)
 
@@ -53,19 +48,15 @@ class KeyRing:
         try:
             text = read_text(file, FileKind.KEYS, named=True)
             if text != self._text:
-                self._read = _hash_keys(_find_keys(text), file)
+                self._read = _hash_keys(text.splitlines(), file)
         except DflashError as error:
             if text != self._text:  # said once for each mistake
                 print(f"keys stay as they were: {error.message}", file=sys.stderr)
         self._text = text
 
 
-def _find_keys(text: str) -> list[str]:
-    lines = map(str.strip, text.splitlines())
-    return [line for line in lines if line and not line.startswith("#")]
-
-
-def _hash_keys(keys: list[str], where: Path | str) -> frozenset[str]:
+def _hash_keys(lines: list[str], where: Path | str) -> frozenset[str]:
+    keys = [key for key in map(str.strip, lines) if key and not key.startswith("#")]
     for number, key in enumerate(keys, start=1):
         if len(key) < LEAST_KEY or not key.isascii():
             # Not the key itself: errors end in logs.
@@ -83,14 +74,10 @@ LogFormat = Literal["none", "json"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FrontOptions:
-    """How the front is reached, and by whom.
+    """How the front is reached, and by whom: one option of `serve` each.
 
-    Args:
-        model_names: that it answers to; none: the bundle's.
-        key_file: see `KeyRing`; without it and without the variable everyone may ask.
-        key_requests: in flight at a time, of one key.
-        tls_cert, tls_key: PEM files; without them the front speaks plain HTTP.
-        log_format: of the line that is written for every request.
+    Without a file of keys and without the variable everyone may ask; `key_requests` are those of
+    one key in flight. Without a certificate and key (PEM) it speaks plain HTTP.
     """
 
     model_names: tuple[str, ...] = ()

@@ -24,13 +24,8 @@ from dflash_trt.text.tokenizer import TokenBytes
 class ReplyWriter:
     """A request's replies; all of them carry the same id.
 
-    `tokens` has the bytes of log-probabilities' tokens.
-
-    Args:
-        readers: of each choice, what tells its content from its reasoning and its calls.
-        reasons: replies say what the reasoning was.
-        leads: of each choice, the text that it begins with: the prompt, where it is echoed.
-        record: is told the tokens of each output that has ended.
+    Each choice has a reader, and a lead that it begins with: the prompt, where it is echoed. With
+    `reasons` they say what the reasoning was; `record` gets the tokens of outputs that have ended.
     """
 
     def __init__(
@@ -333,10 +328,7 @@ class LogprobsWriter:
 def describe_prompt_logprobs(
     tokens: TokenBytes, logprobs: Sequence[TokenLogprob], top: int
 ) -> list[dict[str, dict[str, Any]] | None]:
-    """`prompt_logprobs` as vLLM answers it: of each token of a prompt it and the likeliest by id.
-
-    Nothing of the first one, which nothing comes before.
-    """
+    """`prompt_logprobs` as vLLM answers it: of each token but the first it and the likeliest."""
     places: list[dict[str, dict[str, Any]] | None] = []
     for one in logprobs:
         ranked = zip(one.top_ids, one.top_logprobs, range(1, top + 1), strict=False)

@@ -2,18 +2,89 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
+import resource
 import socket
 from contextlib import nullcontext
-from typing import TYPE_CHECKING
 
-from dflash_trt.errors import DflashError, one_line
+import h11
+import uvicorn
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from dflash_trt.errors import DflashError
+from dflash_trt.serving.openai.access import Gate
+from dflash_trt.serving.openai.app import OpenAiApp, Upstream
 from dflash_trt.serving.openai.figures import FrontFigures
 from dflash_trt.serving.openai.front_options import FrontOptions
 from dflash_trt.text.tokenizer import BundleTokenizer
 
-if TYPE_CHECKING:
-    from dflash_trt.serving.openai.app import Upstream
+HEAD_S = 10.0  # for the head of a request; uvicorn's own time ends with the first byte
+STALL_S = 30.0  # without taking anything of a reply
+MOST_CONNECTIONS = 4096
+ACCEPTED_AT_ONCE = 128
+# Files of this process besides: libraries', the model's, and what asyncio has accepted but not
+# shown yet, or closes but has not closed yet.
+_OTHER_FILES = 3 * ACCEPTED_AT_ONCE + 128
+
+
+class GuardedConnection(H11Protocol):
+    """A client's connection, which a client that is slow or silent does not keep."""
+
+    _timer: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._await_head()
+        if len(self.connections) > count_connections():
+            self.drop()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._set_timer(None)
+        super().connection_lost(exc)
+
+    def on_response_complete(self) -> None:
+        self._await_head()
+        super().on_response_complete()
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._set_timer(self.loop.call_later(STALL_S, self.drop))
+
+    def resume_writing(self) -> None:
+        self._await_head()
+        super().resume_writing()
+
+    def send_400_response(self, msg: str) -> None:
+        if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
+            super().send_400_response(msg)
+        else:  # an answer within an answer would be none
+            self.drop()
+
+    def drop(self) -> None:
+        """Ends the connection without a word."""
+        self._set_timer(None)
+        self.connections.discard(self)
+        self.transport.abort()
+
+    def _await_head(self) -> None:
+        def give_up() -> None:
+            if self.cycle is None or self.cycle.response_complete:  # no request is answered
+                self.drop()
+
+        self._set_timer(self.loop.call_later(HEAD_S, give_up))
+
+    def _set_timer(self, timer: asyncio.TimerHandle | None) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = timer
+
+
+def count_connections() -> int:
+    """How many connections this process may have, by its limit of open files."""
+    files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return max(16, min(MOST_CONNECTIONS, files - _OTHER_FILES))
+
 
 # A client that reads nothing must not keep the port.
 _FLUSH_S = 2
@@ -23,9 +94,6 @@ class OpenAiServer:
     """The front of the served model `upstream`, from `run` until `stop`; closes the socket `bound`.
 
     The bundle's `tokenizer` has the chat template and tells the channels of answers.
-
-    Raises:
-        DflashError: starlette or uvicorn is not installed.
     """
 
     def __init__(
@@ -38,17 +106,6 @@ class OpenAiServer:
         options: FrontOptions = FrontOptions(),  # noqa: B008 - it is frozen
         figures: FrontFigures | None = None,
     ) -> None:
-        try:
-            import uvicorn
-
-            from dflash_trt.serving.openai.access import Gate
-            from dflash_trt.serving.openai.app import OpenAiApp
-            from dflash_trt.serving.openai.connections import ACCEPTED_AT_ONCE, GuardedConnection
-        except ImportError as error:
-            raise DflashError(
-                f"the OpenAI front needs starlette and uvicorn ({one_line(error)})",
-                fix="pip install 'dflash-trt[serve]'",
-            ) from error
         self._socket = bound
         figures = figures or FrontFigures()
         names = options.model_names or (name,)
@@ -79,11 +136,7 @@ class OpenAiServer:
         return self._server.started
 
     async def run(self) -> None:
-        """Serves until stopped.
-
-        Raises:
-            DflashError: it ended by itself.
-        """
+        """Serves until stopped; DflashError where it ends by itself."""
         try:
             await self._server.serve(sockets=[self._socket])
         finally:

@@ -11,10 +11,8 @@ from dflash_trt.serving.openai.errors import ApiError
 from dflash_trt.serving.openai.messages import (
     EFFORT,
     VARIABLES,
-    Conversation,
     Messages,
     TemplateBody,
-    read_conversation,
 )
 from dflash_trt.text.tokenizer import BundleTokenizer
 from dflash_trt.text.tokenizer_calls import decode
@@ -36,10 +34,6 @@ class TokenizeRequest(TemplateBody):
     return_token_strs: bool = False
     add_generation_prompt: Literal[True] = True
     continue_final_message: Literal[False] = False
-
-    @property
-    def chat(self) -> Conversation | None:
-        return None if self.messages is None else read_conversation(self.messages, self)
 
 
 class DetokenizeRequest(Body):

@@ -18,7 +18,6 @@ from pydantic import PositiveInt
 from dflash_trt.decoding.jobs import Failure, Outcome
 from dflash_trt.errors import DflashError, one_line
 from dflash_trt.serving.server.generation import StreamingText
-from dflash_trt.serving.server.gone_clients import CancellationWatch, Lingering
 from dflash_trt.serving.server.inputs import (
     CLASSIC_NAMES,
     CLASSIC_PARAMETERS,
@@ -29,14 +28,20 @@ from dflash_trt.serving.server.inputs import (
     ModelSettings,
     Tensors,
     as_strings,
+    check_inputs,
     check_parameters,
-    check_sizes,
-    check_unimplemented,
     read_scalar,
     read_texts,
     refuse,
 )
-from dflash_trt.serving.server.replies import TIMES, Channel, Outputs, as_failure
+from dflash_trt.serving.server.replies import (
+    TIMES,
+    CancellationWatch,
+    Channel,
+    Lingering,
+    Outputs,
+    as_failure,
+)
 
 SEED_NAMES = ("seed", "random_seed")
 
@@ -86,30 +91,26 @@ class Forward:
 
 def read_forward(tensors: Tensors, parameters: Mapping[str, Any], timeout_us: int) -> Forward:
     """Raises DflashError (usage) naming the first input that cannot be forwarded."""
-    check_sizes(tensors)
+    check_inputs(tensors, UNIMPLEMENTED)
     check_parameters(parameters, CLASSIC_PARAMETERS, CLASSIC_NAMES)
-    check_unimplemented(tensors, UNIMPLEMENTED)
     forwarded = {
         RENAMED[name]: tensor.reshape(-1) for name, tensor in tensors.items() if name in RENAMED
     }
-    seeds = {name: read_scalar(tensors, name, int) for name in SEED_NAMES}
-    given = {seed for seed in seeds.values() if seed is not None}
-    if len(given) > 1:
+    seeds = {read_scalar(tensors, name, int) for name in SEED_NAMES} - {None}
+    if len(seeds) > 1:
         raise refuse(" and ".join(SEED_NAMES), "differ; send one of them")
-    if given:
-        forwarded["sampling_param_seed"] = np.array(list(given), dtype=np.uint64)
-    end_id = read_scalar(tensors, "end_id", int)
-    if end_id is not None:
-        parameters = {**parameters, "end_id": end_id}
+    if seeds:
+        forwarded["sampling_param_seed"] = np.array(list(seeds), dtype=np.uint64)
     repetition = read_scalar(tensors, "repetition_penalty", float)
-    if repetition is not None:
-        parameters = {**parameters, "repetition_penalty": repr(repetition)}
     words = [word for word in read_texts(tensors, "bad_words") if word]
-    if words:
-        parameters = {**parameters, "bad_words": json.dumps(words)}
-    for name in (GUIDE_TYPE, GUIDE):
-        if guide := "".join(read_texts(tensors, name)):
-            parameters = {**parameters, name: guide}
+    # Inputs here, parameters there.
+    sent = {
+        "end_id": read_scalar(tensors, "end_id", int),
+        "repetition_penalty": None if repetition is None else repr(repetition),
+        "bad_words": json.dumps(words) if words else None,
+        **{name: "".join(read_texts(tensors, name)) or None for name in (GUIDE_TYPE, GUIDE)},
+    }
+    parameters = {**parameters, **{name: one for name, one in sent.items() if one is not None}}
     names: tuple[str, ...] = ALWAYS
     for name in ("num_input_tokens", "num_output_tokens"):
         if read_scalar(tensors, f"return_{name}", bool):

@@ -19,9 +19,8 @@ from dflash_trt.serving.server.inputs import (
     LLM_NAMES,
     READ_ELSEWHERE,
     Tensors,
+    check_inputs,
     check_parameters,
-    check_sizes,
-    check_unimplemented,
     read_scalar,
     read_texts,
     refuse,
@@ -163,8 +162,7 @@ class GenerationReader:
 
     def read(self, tensors: Tensors, parameters: Mapping[str, Any]) -> Generation:
         """Raises DflashError (usage) naming the first input that cannot be served."""
-        check_sizes(tensors)
-        check_unimplemented(tensors, UNIMPLEMENTED)
+        check_inputs(tensors, UNIMPLEMENTED)
         given = _Given(tensors, parameters)
         text, prompt_ids = self._read_prompt(given)
         exclude = given.sampling("exclude_input_from_output", bool)

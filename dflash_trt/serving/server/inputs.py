@@ -39,7 +39,7 @@ RENAMED = {
     "exclude_input_in_output": "sampling_param_exclude_input_from_output",
     "return_perf_metrics": "sampling_param_return_perf_metrics",
 }
-_OTHER_NAMES = {
+LLM_NAMES: Mapping[str, str] = RENAMED | {
     "prompt": "text_input",
     "max_new_tokens": "sampling_param_max_tokens",
     "max_completion_tokens": "sampling_param_max_tokens",
@@ -47,7 +47,6 @@ _OTHER_NAMES = {
     "random_seed": "sampling_param_seed",
     "timeout": "timeout_us",
 }
-LLM_NAMES: Mapping[str, str] = RENAMED | _OTHER_NAMES
 CLASSIC_NAMES: Mapping[str, str] = {
     **{theirs: ours for ours, theirs in RENAMED.items() if theirs != ours},
     "sampling_param_seed": "seed",
@@ -98,20 +97,16 @@ def read_texts(tensors: Tensors, name: str) -> list[str]:
     return texts
 
 
-def check_sizes(tensors: Tensors) -> None:
-    """Refuses an input of more values than any may have, before one of them is read."""
+def check_inputs(tensors: Tensors, neutral: Mapping[str, tuple[Any, ...]]) -> None:
+    """Refuses inputs of too many values, or that would change the output if they were implemented.
+
+    `neutral` gives the values of each of these that ask for nothing."""
     for name, tensor in tensors.items():
         if tensor.size > MAX_STOP_STRINGS:
             raise refuse(name, f"{tensor.size:,} values are more than {MAX_STOP_STRINGS}")
-
-
-def check_unimplemented(tensors: Tensors, neutral: Mapping[str, tuple[Any, ...]]) -> None:
-    """Refuses inputs that would change the output if they were implemented.
-
-    `neutral` gives the values of each that ask for nothing."""
     for name, values in neutral.items():
-        tensor = tensors.get(name)
-        for element in () if tensor is None else tensor.reshape(-1).tolist():
+        given = tensors.get(name)
+        for element in () if given is None else given.reshape(-1).tolist():
             value = element.decode("utf-8", "replace") if isinstance(element, bytes) else element
             if value not in values:
                 advice = f" or pass {' or '.join(map(shown, values))}" if values else ""

@@ -5,7 +5,9 @@ from __future__ import annotations
 import http.client
 import os
 import re
+import secrets
 import signal
+import socket
 import subprocess
 import time
 from collections import deque
@@ -17,20 +19,61 @@ from tempfile import TemporaryDirectory
 from dflash_trt.core.files import resolved
 from dflash_trt.decoding.worker import Phase
 from dflash_trt.errors import DflashError, one_line
-from dflash_trt.serving.server.addresses import (
-    LOOPBACK,
-    bind_port,
-    client_address,
-    numeric_address,
-    restriction_options,
-)
-from dflash_trt.serving.server.heartbeat import HEARTBEAT_VARIABLE, read_heartbeat
-from dflash_trt.serving.server.processes import has_dead_child
+from dflash_trt.serving.server.heartbeat import HEARTBEAT_VARIABLE, has_dead_child, read_heartbeat
 from dflash_trt.serving.server.tritonserver import (
     find_tritonserver,
     prepare_backends,
     server_environment,
 )
+
+LOOPBACK = "127.0.0.1"
+# They would register memory, write files, or load and unload models for anyone who asks.
+RESTRICTED = ("shared-memory", "trace", "logging", "model-repository")
+
+
+def restriction_options() -> list[str]:
+    """Options of `tritonserver` that close RESTRICTED, over both protocols, to everybody.
+
+    The word that would open them is another one for every server, and nobody is told.
+    """
+    rule = f"{','.join(RESTRICTED)}:dflash-trt={secrets.token_hex(16)}"
+    return [f"--http-restricted-api={rule}", f"--grpc-restricted-protocol={rule}"]
+
+
+def bind_port(host: str, port: int, option: str) -> socket.socket:
+    """A TCP socket bound to the address; an error names the `option` that the port came from."""
+    try:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        family, kind, protocol, _, address = found[0]
+        bound = socket.socket(family, kind, protocol)
+    except (OSError, ValueError) as error:  # ValueError: no name can be like that
+        reason = getattr(error, "strerror", None) or one_line(error, 80)
+        what = f"{one_line(repr(host), 80)}: {reason}"
+        raise DflashError(what, where="--host", usage=True) from error
+    try:
+        # As servers do: connections that a former one has just closed do not hold the port.
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        bound.bind(address)
+    except OSError as error:
+        bound.close()
+        what = f"{host}:{port}: {error.strerror}"
+        raise DflashError(what, where=option, fix="choose another", usage=True) from error
+    return bound
+
+
+def numeric_address(protocol: str, host: str) -> str:
+    """The host as Triton server takes it, which would read a name as 255.255.255.255."""
+    if ":" not in host:
+        return host
+    return f"[{host}]" if protocol == "grpc" else f"ipv6:{host}"
+
+
+def client_address(host: str, port: int) -> str:
+    """`host:port` as a client on this machine writes it."""
+    # What listens everywhere is reached here by the loopback address.
+    reached = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
+    return f"[{reached}]:{port}" if ":" in reached else f"{reached}:{port}"
+
 
 _POLL_S = 0.1
 _ANSWER_S = 10.0
@@ -79,11 +122,7 @@ class ServerAddresses:
 
 
 class TritonServer:
-    """A running server, from construction on; use it as a context manager.
-
-    Raises:
-        DflashError: no tritonserver, no such repository, or a port that is taken.
-    """
+    """A running server, from construction on; use it as a context manager."""
 
     def __init__(self, options: ServerOptions) -> None:
         binary = find_tritonserver()
@@ -130,14 +169,16 @@ class TritonServer:
                 command += [f"--{name}-address={numeric_address(name, host)}"]
                 command += [f"--{name}-port={port}"]
             doomed = map(str, (self._folder, *(one.absolute() for one in options.removed_with)))
-            self._guard = subprocess.Popen(
-                ["/bin/sh", "-c", _GUARD, self._name, *doomed],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,
-                process_group=0,
+            guard = stack.enter_context(
+                subprocess.Popen(
+                    ["/bin/sh", "-c", _GUARD, self._name, *doomed],
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.DEVNULL,
+                    stderr=subprocess.DEVNULL,
+                    process_group=0,
+                )
             )
-            stack.callback(self._end_guard)
+            stack.callback(guard.kill)  # before its input closes
             # Appended to: what a former server said last is why there is another.
             with self.log_file.open("ab") as log:
                 self._log_start = log.tell()
@@ -152,10 +193,10 @@ class TritonServer:
                     # A terminal's Ctrl-C reaches the launcher alone, which decides what follows.
                     process_group=0,
                 )
-            assert self._guard.stdin is not None
+            assert guard.stdin is not None
             with suppress(BrokenPipeError):
-                self._guard.stdin.write(b"%d\n" % self._process.pid)
-                self._guard.stdin.flush()
+                guard.stdin.write(b"%d\n" % self._process.pid)
+                guard.stdin.flush()
             self._resources = stack.pop_all()
         self._closed_with: int | None = None
 
@@ -164,10 +205,6 @@ class TritonServer:
 
     def __exit__(self, *exception: object) -> None:
         self.close()
-
-    def _end_guard(self) -> None:
-        self._guard.kill()
-        self._guard.communicate()
 
     @property
     def pid(self) -> int:
@@ -200,9 +237,6 @@ class TritonServer:
 
         Triton server 2.51 waits for ever for a model whose process is killed while it loads: it is
         killed too. One that fails to load ends its process, and the server, which says why.
-
-        Raises:
-            DflashError: it ended, or was not ready within `timeout_s`.
         """
         started, lost_since = time.monotonic(), None
         while not self.is_ready():

@@ -21,7 +21,6 @@ from dflash_trt.decoding.worker import GeneratorWorker
 from dflash_trt.errors import DflashError
 from dflash_trt.pair import LoadedPair
 from dflash_trt.serving.server.generation import GenerationReader, StreamingText
-from dflash_trt.serving.server.gone_clients import CancellationWatch
 from dflash_trt.serving.server.heartbeat import HeartbeatWriter
 from dflash_trt.serving.server.inputs import (
     STOP_IDS,
@@ -32,32 +31,26 @@ from dflash_trt.serving.server.inputs import (
     shown,
 )
 from dflash_trt.serving.server.metrics import Metrics
-from dflash_trt.serving.server.replies import Channel, Reply, as_failure
+from dflash_trt.serving.server.replies import CancellationWatch, Channel, Reply, as_failure
 from dflash_trt.text.grammar import Follower, Grammar, GrammarCompiler
 
 
 class CompilingQueue:
     """Passes jobs on with their grammars compiled: at once where one is known, else in turn.
 
-    Args:
-        grammars: what compiles them.
-        most_waiting: jobs whose grammars may wait; one more is told to come again.
-        submit: takes a job that can run.
-        check: raises DflashError for a request that cannot.
-        record: told of each job's grammar, whether it could be used.
+    The grammars of `most_waiting` jobs may wait; one more job is told to come again. `worker` runs
+    them, `metrics` count their grammars.
     """
 
     def __init__(
         self,
         grammars: GrammarCompiler,
         most_waiting: int,
-        *,
-        submit: Callable[[Job], None],
-        check: Callable[[Job], None],
-        record: Callable[[bool], None],
+        worker: GeneratorWorker,
+        metrics: Metrics,
     ) -> None:
         self._grammars, self._most_waiting = grammars, most_waiting
-        self._submit, self._check, self._record = submit, check, record
+        self._worker, self._metrics = worker, metrics
         self._room = threading.BoundedSemaphore(most_waiting)
         self._closing = False
         # The process that tries them does one at a time.
@@ -85,7 +78,7 @@ class CompilingQueue:
             failure = Failure(Outcome.FAILED, DflashError("the server is shutting down"))
             job.listener(failure)
         elif job.cancelled or job.overdue:
-            self._submit(job)  # which ends it before its first step
+            self._worker.submit(job)  # which ends it before its first step
         else:
             self._pass_on(job, lambda: self._grammars.compile(grammar))
 
@@ -96,13 +89,13 @@ class CompilingQueue:
             if follower is None:
                 return False
             job.request = replace(job.request, grammar=follower)
-            self._check(job)
+            self._worker.check(job.request)
         except Exception as error:
-            self._record(False)
+            self._metrics.record_grammar(False)
             job.listener(as_failure(error))
             return True
-        self._record(True)
-        self._submit(job)
+        self._metrics.record_grammar(True)
+        self._worker.submit(job)
         return True
 
 
@@ -151,13 +144,7 @@ class TritonPythonModel:
         self._request_seconds = settings.read("request_seconds", NonNegativeInt)
         self._worker.start()
         self._metrics = Metrics(utils, lambda: self._worker.load, limits.max_batch, queue)
-        self._compiling = CompilingQueue(
-            pair.grammars,
-            capacity,
-            submit=self._worker.submit,
-            check=lambda job: self._worker.check(job.request),
-            record=self._metrics.record_grammar,
-        )
+        self._compiling = CompilingQueue(pair.grammars, capacity, self._worker, self._metrics)
         self._replies = ThreadPoolExecutor(_REPLY_THREADS, "reply")
         self._watch = CancellationWatch()
         self._lock = threading.Lock()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from functools import partial
 from queue import Empty, SimpleQueue
 from typing import Any
 
@@ -99,18 +100,17 @@ class Metrics:
         limits = {"dflash_slots": slots, "dflash_waiting_requests_limit": queue}
         self._show({"dflash_build_info": 1, **limits})
         self._steps = self._step_tokens = 0
-        self._ended: SimpleQueue[tuple[Outcome, RequestStatistics | None] | bool | None]
-        self._ended = SimpleQueue()
+        self._ended: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="metrics", daemon=True)
         self._thread.start()
 
     def record(self, outcome: Outcome, statistics: RequestStatistics | None = None) -> None:
         """Counts a request that ended; `statistics` where it got a result."""
-        self._ended.put((outcome, statistics))
+        self._ended.put(partial(self._count, outcome, statistics))
 
     def record_grammar(self, usable: bool) -> None:
         """Counts a request with a grammar."""
-        self._ended.put(usable)
+        self._ended.put(partial(self._grammars[usable].increment, 1))
 
     def close(self) -> None:
         self._ended.put(None)
@@ -130,31 +130,26 @@ class Metrics:
     def _run(self) -> None:
         while True:
             try:
-                ended = self._ended.get(timeout=_GAUGE_PERIOD_S)
+                count = self._ended.get(timeout=_GAUGE_PERIOD_S)
+                if count is None:
+                    return
+                count()
             except Empty:
-                self._show_load()
-                continue
-            if ended is None:
-                return
-            if isinstance(ended, bool):
-                self._grammars[ended].increment(1)
-                continue
-            outcome, statistics = ended
-            if statistics is not None:
-                self._count(statistics)
-            # The outcome last: whoever sees it sees all figures of that request.
-            self._ends[outcome].increment(1)
+                pass
             self._show_load()
 
-    def _count(self, one: RequestStatistics) -> None:
-        self._steps += one.steps
-        self._step_tokens += one.step_tokens
-        for field, counter in self._counters.items():
-            if value := getattr(one, field):
-                counter.increment(value)
-        for field, histogram in self._histograms.items():
-            if (seconds := getattr(one, field)) is not None:
-                histogram.observe(seconds)
+    def _count(self, outcome: Outcome, one: RequestStatistics | None) -> None:
+        if one is not None:
+            self._steps += one.steps
+            self._step_tokens += one.step_tokens
+            for field, counter in self._counters.items():
+                if value := getattr(one, field):
+                    counter.increment(value)
+            for field, histogram in self._histograms.items():
+                if (seconds := getattr(one, field)) is not None:
+                    histogram.observe(seconds)
+        # The outcome last: whoever sees it sees all figures of that request.
+        self._ends[outcome].increment(1)
 
     def _show_load(self) -> None:
         load = self._load()

@@ -70,10 +70,6 @@ def write_repository(
 
     The bundle's files are hard-linked where the filesystem allows, else cloned, else copied.
     Returns the bundle, and the block schedule that is followed.
-
-    Raises:
-        DflashError: not a bundle that runs here, one without a tokenizer, a destination that may
-            not be written, or a disk that refuses.
     """
     opened = open_bundle(bundle)
     check_runnable(opened)

@@ -9,15 +9,17 @@ from collections import deque
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing, suppress
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from dflash_trt.decoding.worker import Phase
 from dflash_trt.errors import EXIT_FAILED, DflashError
 from dflash_trt.serving.client.client import GenerationRequest, ServedModel, TextDelta
 from dflash_trt.serving.client.errors import ServedModelError
-from dflash_trt.serving.openai.server import OpenAiServer
-from dflash_trt.serving.server.heartbeat import SilenceWatch, read_heartbeat
+from dflash_trt.serving.server.heartbeat import SilenceWatch, find_models, read_heartbeat, runs
 from dflash_trt.serving.server.launcher import ServerOptions, TritonServer
-from dflash_trt.serving.server.processes import find_models, runs
+
+if TYPE_CHECKING:  # the front is an extra
+    from dflash_trt.serving.openai.server import OpenAiServer
 
 LOOK_S = 0.25
 WINDOW_S = 600.0
@@ -77,11 +79,7 @@ class Supervisor:
         return beat is None or beat.phase in (Phase.IDLE, Phase.TURN)
 
     async def stream(self, request: GenerationRequest) -> AsyncGenerator[TextDelta, None]:
-        """The answer of the server that runs now.
-
-        Raises:
-            ServedModelError: there is none; else as `ServedModel.stream`.
-        """
+        """The answer of the server that runs now; ServedModelError where there is none."""
         if self._model is None:
             raise ServedModelError(self._refusal, "unavailable")
         async with aclosing(self._model.stream(request)) as deltas:
@@ -95,11 +93,7 @@ class Supervisor:
             self._model = ServedModel(self.server.addresses.grpc)
 
     async def run(self) -> None:
-        """Watches and restarts, until `end`.
-
-        Raises:
-            ServerFailedError: the server failed, and is not to be started again.
-        """
+        """Watches and restarts, until `end`, or raises ServerFailedError."""
         while not self._ending.is_set():
             trouble = await self._watch()
             async with self._restarting:
@@ -235,11 +229,7 @@ class Service:
     async def run(
         self, supervisor: Supervisor, front: OpenAiServer | None, on_ready: Callable[[], None]
     ) -> int:
-        """Returns the server's exit code once both have ended; calls `on_ready` in between.
-
-        Raises:
-            DflashError: the server was never ready, failed for good, or the front ended unasked.
-        """
+        """Returns the server's exit code once both have ended; calls `on_ready` in between."""
         self._supervisor, self._front = supervisor, front
         try:
             if not self._stopping.is_set():

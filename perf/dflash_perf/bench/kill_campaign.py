@@ -30,7 +30,7 @@ from dflash_trt.bundle.bundle import open_bundle
 from dflash_trt.core.machine import allow_more_files
 from dflash_trt.errors import DflashError
 from dflash_trt.serving.client.client import GenerationRequest, ServedModel
-from dflash_trt.serving.server.processes import PROC, find_models, read_state
+from dflash_trt.serving.server.heartbeat import PROC, find_models, read_state
 
 if TYPE_CHECKING:
     from aiohttp import ClientSession
