@@ -15,7 +15,6 @@ from typing import Any
 
 import click
 import pytest
-from tests.text.harmony import ANALYSIS, FINAL, encode, make_harmony
 
 from dflash_trt.cli.generation_output import OWN, TextWriter, showable
 from dflash_trt.decoding import Generator, TokenEvent
@@ -23,6 +22,7 @@ from dflash_trt.text.harmony import HarmonyFormat
 from dflash_trt.text.thoughts import TokenReader, open_answer
 from tests.cli.bigram import token, write_tokenizer
 from tests.cli.conftest import Build, Run
+from tests.text.tokenizers import ANALYSIS, FINAL, encode, make_harmony
 from tests.waiting import PATIENCE_S
 
 # The keys that callers rely on; there may be more.
