@@ -28,38 +28,6 @@ _LAG_PERIOD_S = 0.02
 _ALIVE_TIMEOUT_S = 15.0
 
 
-@dataclass(slots=True)
-class RunProgress:
-    """Counts of a run in progress; `wanted` requests end it, or `duration_s` if that is None."""
-
-    wanted: int | None
-    began_at: float = field(default_factory=time.perf_counter)
-    completed: int = 0
-    failed: int = 0
-    output_tokens: int = 0
-    emitted: int = 0
-    steps: int = 0
-
-    def add(self, record: RequestRecord) -> None:
-        if not record.completed:
-            self.failed += 1
-            return
-        self.completed += 1
-        self.output_tokens += record.output_tokens or 0
-        if record.drafted_tokens and record.verify_steps and record.output_tokens:
-            self.emitted += record.output_tokens - 1
-            self.steps += record.verify_steps
-
-    @property
-    def tokens_per_second(self) -> float:
-        """Output tokens/s of finished requests so far."""
-        return self.output_tokens / max(time.perf_counter() - self.began_at, 1e-9)
-
-    @property
-    def acceptance_length(self) -> float | None:
-        return self.emitted / self.steps if self.steps else None
-
-
 @dataclass(frozen=True, slots=True)
 class LoadGenerator:
     """Runs requests of `prompts` against `endpoint` as `config` says.
@@ -94,22 +62,26 @@ class LoadGenerator:
         streams = load.concurrency or 4
         count = streams if self.config.warmup is None else self.config.warmup
         if count:
-            loop = _Loop(self, seed, count, None, f"warm-up {seed}", lambda record: None)
+            loop = _Loop(self, seed, count, None, f"warm-up {seed}")
             await loop.run_closed(streams)
             self._check_any_completed(loop.records)
 
-    async def run(self, load: OfferedLoad, seed: int, progress: RunProgress) -> RunRecord:
+    async def run(
+        self, load: OfferedLoad, seed: int, on_request: Callable[[], None] = lambda: None
+    ) -> RunRecord:
         """One measured run; its record includes failed requests.
+
+        `on_request` hears of every request that has ended.
 
         Raises:
             DflashError: every request failed, or the server is gone.
         """
         gc.collect()
         count, duration = self.requests_of(load), self.config.duration_s
-        loop = _Loop(self, seed, count, duration, str(seed), progress.add)
+        loop = _Loop(self, seed, count, duration, str(seed), on_request)
         lag = asyncio.create_task(_measure_lag())
         cpu_before = time.process_time()
-        progress.began_at = time.perf_counter()
+        began_at = time.perf_counter()
         try:
             if load.concurrency is not None:
                 await loop.run_closed(load.concurrency)
@@ -127,7 +99,7 @@ class LoadGenerator:
         return RunRecord(
             requests=tuple(records),
             window_s=window_s,
-            client_cpu_share=cpu_s / (time.perf_counter() - progress.began_at),
+            client_cpu_share=cpu_s / (time.perf_counter() - began_at),
             loop_lag_p99_s=percentile(lags, 99) if lags else None,
         )
 
@@ -153,7 +125,7 @@ class _Loop:
     count: int | None
     duration_s: float | None
     order: str
-    on_record: Callable[[RequestRecord], None]
+    on_request: Callable[[], None] = lambda: None
     began_at: float = field(default_factory=time.perf_counter)
     records: list[RequestRecord] = field(default_factory=list)
     output_ids: dict[int, bytes] = field(default_factory=dict)
@@ -220,7 +192,7 @@ class _Loop:
         self.records.append(record)
         if record.completed and (ids := trace.output_ids()) is not None:
             self.output_ids[record.index] = ids
-        self.on_record(record)
+        self.on_request()
         if unreachable:
             await self._check_alive()
 
