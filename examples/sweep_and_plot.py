@@ -11,9 +11,11 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from dflash_perf.harness.sweep import SweepObserver, run_sweep
+from dflash_perf.harness.sweep import run_sweep
 from dflash_perf.harness.sweep_config import SweepConfig
 from dflash_perf.report.content import write_report
+
+from dflash_trt.core.progress import SilentProgress
 
 
 def main(address: str, prompts: str, folder: str, most: str = "8", tokens: str = "64") -> None:
@@ -27,7 +29,7 @@ def main(address: str, prompts: str, folder: str, most: str = "8", tokens: str =
             "repeats": 2,
         }
     )
-    store = run_sweep(config, Path(folder), SweepObserver(), "examples/sweep_and_plot.py")
+    store = run_sweep(config, Path(folder), SilentProgress(), "examples/sweep_and_plot.py")
     for point in store.points():
         assert point.interactivity is not None and point.throughput is not None
         print(

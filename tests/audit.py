@@ -11,14 +11,11 @@ import json
 import subprocess
 import sys
 import venv
-from collections.abc import Mapping
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
 ROOT = Path(__file__).parent.parent
-ACCEPTED: Mapping[str, str] = {}
-"""Why an advisory cannot be mended, by its id; what to do about it stands in docs/serving.md."""
 UNSEEN = "the Triton server inside nvidia-pytriton is no package: see docs/serving.md"
 
 
@@ -26,8 +23,8 @@ class NotAuditedError(Exception):
     """There is nobody to ask."""
 
 
-def judge(report: str, accepted: Mapping[str, str]) -> list[str]:
-    """What is wrong in pip-audit's JSON, a line each; an acceptance that is not needed, too.
+def judge(report: str) -> list[str]:
+    """What is wrong in pip-audit's JSON, a line each.
 
     Raises:
         NotAuditedError: the report is none, or of no package.
@@ -39,14 +36,12 @@ def judge(report: str, accepted: Mapping[str, str]) -> list[str]:
     known = [package for package in packages if "skip_reason" not in package]
     if not known:
         raise NotAuditedError("the service knows none of the packages")
-    found = {
-        advisory["id"]: f"{package['name']} {package['version']}: {advisory['id']}, mended in "
+    wrong = [
+        f"{package['name']} {package['version']}: {advisory['id']}, mended in "
         f"{', '.join(advisory['fix_versions']) or 'no release'}"
         for package in known
         for advisory in package["vulns"]
-    }
-    wrong = [line for advisory, line in found.items() if advisory not in accepted]
-    wrong += [f"{one} is accepted and no longer there" for one in accepted if one not in found]
+    ]
     skipped = [package["name"] for package in packages if "skip_reason" in package]
     return wrong + [f"{name} is not known to the service" for name in skipped]
 
@@ -73,14 +68,14 @@ def ask(folder: Path) -> str:
 
 
 def main() -> int:
-    """Prints what was found; 1 for an advisory that nobody accepted."""
+    """Prints what was found; 1 for an advisory."""
     try:
         with TemporaryDirectory() as folder:
-            wrong = judge(ask(Path(folder)), ACCEPTED)
+            wrong = judge(ask(Path(folder)))
     except NotAuditedError as reason:
         print(f"audit: NO PACKAGE WAS LOOKED UP: {reason}", f"({UNSEEN})", sep="\n")
         return 0
-    print(*(wrong or ["audit: no advisory that is not accepted"]), f"({UNSEEN})", sep="\n")
+    print(*(wrong or ["audit: no advisory"]), f"({UNSEEN})", sep="\n")
     return 1 if wrong else 0
 
 

@@ -35,16 +35,6 @@ def test_build_and_generate_ask_nobody(tmp_path: Path) -> None:
     assert {path.parent for path in left} == {home / ".cache" / "dflash-trt" / "tokenizers"}
 
 
-@pytest.mark.parametrize(("given", "kept"), [({}, "1"), ({"ORT_DISABLE_TELEMETRY": "0"}, "0")])
-def test_telemetry_is_off_unless_its_user_set_it(given: dict[str, str], kept: str) -> None:
-    show = "import os, dflash_trt; print(os.environ['ORT_DISABLE_TELEMETRY'])"
-    environment = {k: v for k, v in os.environ.items() if k != "ORT_DISABLE_TELEMETRY"} | given
-    done = subprocess.run(
-        [sys.executable, "-c", show], env=environment, capture_output=True, text=True
-    )
-    assert done.stdout == f"{kept}\n", done.stderr
-
-
 def test_serving_asks_nobody(
     tritonserver: TritonServerBinary, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

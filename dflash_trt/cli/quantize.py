@@ -32,7 +32,7 @@ from dflash_trt.quantization.scales import Activations
 from dflash_trt.text.prompts import encode_calibration
 
 EXPERT_FORMATS = (Format.NVFP4, Format.BF16)
-MODULES_SHOWN, TENSORS_SHOWN = 4, 8
+MODULES_SHOWN = 4
 
 
 @click.command("quantize")
@@ -202,22 +202,12 @@ def _describe(written: Rewritten) -> str:
 
 def _describe_experts(written: Rewritten, precision: str) -> str:
     reports = written.reports
-    changed = {name: report for name, report in reports.items() if report.requantized}
-    lines = [
+    return (
         f"{written.folder}: experts in {precision}, {format_size(written.source_bytes)} → "
         f"{format_size(written.bytes)}; {len(reports)} tensors, "
         f"{sum(report.exact for report in reports.values()):,} blocks of 16 exact, "
-        f"{sum(report.requantized for report in changed.values()):,} quantized again"
-    ]
-    worst = sorted(changed.items(), key=lambda one: -one[1].requantized)
-    for name, report in worst[:TENSORS_SHOWN]:
-        lines.append(
-            f"  {name}: {report.requantized:,} of {report.exact + report.requantized:,} blocks "
-            f"quantized again (their relative error {report.error:.4f})"
-        )
-    if len(worst) > TENSORS_SHOWN:
-        lines.append(f"  and {len(worst) - TENSORS_SHOWN} more tensors; --json has them all")
-    return "\n".join(lines)
+        f"{sum(report.requantized for report in reports.values()):,} quantized again"
+    )
 
 
 def _to_json(written: Rewritten, experts: str | None) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from dflash_trt.cli.bars import StageBars
 from dflash_trt.cli.options import (
     FILE,
     FOLDER,
@@ -76,13 +77,16 @@ def command(
     from dflash_perf.harness.sweep_config import read_sweep_config
     from dflash_perf.report.report_tables import Table, text_lines
 
-    from dflash_trt.cli.sweep_progress import SweepView
-
     targets = [] if interactivity is None else parse_numbers(interactivity, "--interactivity")
     settings = read_sweep_config(config, _collect(given))
-    with SweepView() as view:
+    with StageBars() as bars:
+
+        def say(line: str) -> None:
+            bars.pause()
+            click.echo(line, err=True)
+
         typed = " ".join(["dflash-trt", *map(_without_folders, sys.argv[1:])])
-        store = run_sweep(settings, output_dir, view, typed, targets)
+        store = run_sweep(settings, output_dir, bars, typed, targets, say)
     points = store.points()
     answers = [answer(points, target, settings.baseline_name) for target in targets]
     if as_json:

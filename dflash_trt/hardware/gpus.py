@@ -91,7 +91,6 @@ class Arch:
         threads: the most of one block.
         sm_shared_bytes, sm_threads: what all resident blocks of a multiprocessor share.
         ptx: the highest version of PTX that drivers are given, as (8, 8).
-        ptx_cuda: the oldest CUDA version whose drivers know it, likewise.
         source, limits_source: where the figures are from; those of every architecture.
     """
 
@@ -110,7 +109,6 @@ class Arch:
     sm_shared_bytes: int = 0
     sm_threads: int = 0
     ptx: tuple[int, int] = (0, 0)
-    ptx_cuda: tuple[int, int] = (0, 0)
     source: str = ""
     limits_source: str = ""
 
@@ -182,8 +180,7 @@ def _read(path: Path) -> _Table:
     table = _Table({}, {})
     known = read_yaml(path)
     common = known.pop("every_architecture")
-    for version in ("ptx", "ptx_cuda"):
-        common[version] = tuple(map(int, common.pop(version).split(".")))
+    common["ptx"] = tuple(map(int, common.pop("ptx").split(".")))
     for name, own in known.items():
         raw = common | own
         gpus = [_gpu(name, gpu, fields) for gpu, fields in raw.pop("gpus").items()]

@@ -12,7 +12,6 @@ from dflash_trt.core.machine import installed_version
 from dflash_trt.errors import DflashError, one_line
 from dflash_trt.hardware.chosen_gpu import Card, find_card
 from dflash_trt.hardware.device import driver_cuda, has_driver
-from dflash_trt.hardware.gpus import DEFAULT_ARCH, arches
 from dflash_trt.models.build_config import data_folder
 from dflash_trt.version import __version__
 
@@ -201,7 +200,7 @@ def _on_gpu() -> Iterator[Finding]:
         count = "" if card.found == 1 else f", the first of {card.found}"
         return (
             f"{card.title} ({card.arch}){count}, {card.memory_bytes / 1e9:.0f} GB, CUDA "
-            f"{_supported_cuda()}; {NEVER_RUN}; `targets --gpu here` says which pairs "
+            f"{'{}.{}'.format(*driver_cuda())}; {NEVER_RUN}; `targets --gpu here` says which pairs "
             "fit, --gpu-check runs engines"
         )
 
@@ -209,19 +208,6 @@ def _on_gpu() -> Iterator[Finding]:
     for card in found:
         for one in capabilities(card):
             yield Finding(f"GPU: {one.part}", one.able, one.detail)
-
-
-def _supported_cuda() -> str:
-    """The driver's CUDA version, and what an old driver is without."""
-    arch, supported = arches()[DEFAULT_ARCH], driver_cuda()
-    text = "{}.{}".format(*supported)
-    if supported < arch.ptx_cuda:
-        # Engines embed machine code; PTX is what is tried where TensorRT refuses that.
-        text += " (PTX {}.{} of kernels, should TensorRT refuse their machine code,".format(
-            *arch.ptx
-        )
-        text += " needs {}.{})".format(*arch.ptx_cuda)
-    return text
 
 
 def _old_driver() -> DflashError | None:

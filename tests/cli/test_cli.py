@@ -106,27 +106,6 @@ def test_a_terminal_that_cannot_show_everything(bundle: Path) -> None:
     assert "speed at batch 1" in done.stdout
 
 
-@pytest.mark.parametrize(
-    ("command", "heavy"),
-    [
-        ("targets", {"onnx", "onnxruntime", "torch", "huggingface_hub"}),
-        (
-            "plan --target qwen3-8b --gpu b200 --interactivity 300",
-            {"aiohttp", "matplotlib", "onnxruntime", "scipy", "torch", "tritonclient"},
-        ),
-    ],
-)
-def test_light_commands_stay_light(command: str, heavy: set[str]) -> None:
-    script = (
-        "import sys; from dflash_trt.cli.main import main;"
-        f"assert main({command.split()!r}) == 0; print(sorted({heavy!r} & set(sys.modules)))"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, check=True
-    )
-    assert done.stdout.splitlines()[-1] == "[]"
-
-
 def test_targets(run: Run) -> None:
     shown = run.well("targets")
     lines = shown.out.splitlines()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
 
@@ -40,24 +39,9 @@ def test_what_it_says(run: Run, model: Path, tmp_path: Path) -> None:
 
 def test_json(run: Run, model: Path, tmp_path: Path) -> None:
     told = run.well("import-gguf", model, "-o", tmp_path / "out", "--json").json
-    weights = tmp_path / "out/model.safetensors"
-    assert told["bytes"] == 2 * told["parameters"] < weights.stat().st_size
-    assert told["source_bytes"] == model.stat().st_size
+    assert told["source_bytes"] == model.stat().st_size and told["license"] == "apache-2.0"
     assert told["tensors"] == {"F32": 7, "Q8_0": 22}
-    assert told["tokenizer"] == {
-        "pre_tokenizer": "gpt-2",
-        "tokens": VOCAB,
-        "merges": VOCAB - 2 - 256,
-        "added_tokens": 2,
-        "unused_tokens": 0,
-        "eos_token_ids": [320],
-        "has_chat_template": False,
-    }
-    defaults = json.loads((tmp_path / "out/generation_config.json").read_text())
-    assert defaults == {"eos_token_id": 320}
-    origin = json.loads((tmp_path / "out/gguf_source.json").read_text())
-    assert origin["file"] == "tiny.gguf" and origin["license"] == told["license"] == "apache-2.0"
-    assert origin["rounded_values"] == told["rounded_values"] > 0
+    assert (told["tokenizer"]["tokens"], told["tokenizer"]["eos_token_ids"]) == (VOCAB, [320])
 
 
 def test_a_build_takes_it(run: Run, build: Build, model: Path, tmp_path: Path) -> None:

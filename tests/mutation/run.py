@@ -29,7 +29,6 @@ from tests.mutation.mutants import (
 )
 
 _FAILED = re.compile(r"^(?:FAILED|ERROR) (\S+?\.py(?:::.*?)?)(?: - (.*))?$", re.MULTILINE)
-_FOLDERS = re.compile(r"(?:/[\w.-]+){2,}/")
 _ENDS_WITHOUT_TESTS = 5
 _LONGEST_HOW = 160
 
@@ -96,8 +95,7 @@ class Scratch:
         if process.returncode in (0, _ENDS_WITHOUT_TESTS):
             return Outcome()
         if match := _FAILED.search(text):
-            how = _FOLDERS.sub("…/", (match[2] or "").strip())
-            return Outcome(match[1].strip(), how[:_LONGEST_HOW])
+            return Outcome(match[1].strip(), (match[2] or "").strip()[:_LONGEST_HOW])
         return Outcome("collection", " ".join(text.split())[-_LONGEST_HOW:])
 
 

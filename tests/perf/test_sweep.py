@@ -312,7 +312,7 @@ def test_an_interruption_keeps_what_is_finished(stub: Stub, prompts: Path, tmp_p
     command += ["--config", str(tmp_path / "own.yaml"), "-o", str(tmp_path / "results")]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
         assert process.stderr is not None
-        assert "20 of 20 requests" in process.stderr.readline()
+        assert any("20 of 20 requests" in line for line in iter(process.stderr.readline, ""))
         process.send_signal(signal.SIGINT)
         rest = process.stderr.read()
     assert process.returncode == 130 and "Traceback" not in rest, rest

@@ -24,38 +24,6 @@ OPEN_LOOP_REQUESTS = 100
 _ALIVE_TIMEOUT_S = 15.0
 
 
-@dataclass(slots=True)
-class RunProgress:
-    """Counts of a run in progress; `wanted` requests end it, or `duration_s` if that is None."""
-
-    wanted: int | None
-    began_at: float = field(default_factory=time.perf_counter)
-    completed: int = 0
-    failed: int = 0
-    output_tokens: int = 0
-    emitted: int = 0
-    steps: int = 0
-
-    def add(self, record: RequestRecord) -> None:
-        if not record.completed:
-            self.failed += 1
-            return
-        self.completed += 1
-        self.output_tokens += record.output_tokens or 0
-        if record.drafted_tokens and record.verify_steps and record.output_tokens:
-            self.emitted += record.output_tokens - 1
-            self.steps += record.verify_steps
-
-    @property
-    def tokens_per_second(self) -> float:
-        """Output tokens/s of finished requests so far."""
-        return self.output_tokens / max(time.perf_counter() - self.began_at, 1e-9)
-
-    @property
-    def acceptance_length(self) -> float | None:
-        return self.emitted / self.steps if self.steps else None
-
-
 @dataclass(frozen=True, slots=True)
 class LoadGenerator:
     """Runs requests of `prompts` against `endpoint` as `config` says.
@@ -90,22 +58,25 @@ class LoadGenerator:
         streams = load.concurrency or 4
         count = streams if self.config.warmup is None else self.config.warmup
         if count:
-            loop = _Loop(self, seed, count, None, f"warm-up {seed}", lambda record: None)
+            loop = _Loop(self, seed, count, None, f"warm-up {seed}")
             await loop.run(OfferedLoad(concurrency=streams))
 
-    async def run(self, load: OfferedLoad, seed: int, progress: RunProgress) -> RunRecord:
+    async def run(
+        self, load: OfferedLoad, seed: int, on_request: Callable[[], None] = lambda: None
+    ) -> RunRecord:
         """One measured run; its record includes failed requests.
+
+        `on_request` hears of every request that has ended.
 
         Raises:
             DflashError: every request failed, or the server is gone.
         """
         gc.collect()
         count, duration = self.requests_of(load), self.config.duration_s
-        loop = _Loop(self, seed, count, duration, str(seed), progress.add)
-        cpu_before = time.process_time()
-        progress.began_at = time.perf_counter()
+        loop = _Loop(self, seed, count, duration, str(seed), on_request)
+        cpu_before, began_at = time.process_time(), time.perf_counter()
         await loop.run(load)
-        cpu_s, wall_s = time.process_time() - cpu_before, time.perf_counter() - progress.began_at
+        cpu_s, wall_s = time.process_time() - cpu_before, time.perf_counter() - began_at
         records = sorted(map(loop.judge, loop.records), key=lambda record: record.index)
         ends = [one.sent_s + one.e2e_s for one in records if one.e2e_s is not None]
         return RunRecord(
@@ -127,7 +98,7 @@ class _Loop:
     count: int | None
     duration_s: float | None
     order: str
-    on_record: Callable[[RequestRecord], None]
+    on_request: Callable[[], None] = lambda: None
     began_at: float = field(default_factory=time.perf_counter)
     records: list[RequestRecord] = field(default_factory=list)
     output_ids: dict[int, bytes] = field(default_factory=dict)
@@ -202,7 +173,7 @@ class _Loop:
         self.records.append(record)
         if record.completed and (ids := trace.output_ids()) is not None:
             self.output_ids[record.index] = ids
-        self.on_record(record)
+        self.on_request()
         if unreachable:
             await self._check_alive()
 

@@ -3,45 +3,36 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from dflash_perf.extra import require
 from dflash_perf.harness.interactivity import loads_between
-from dflash_perf.harness.load import LoadGenerator, RunProgress
+from dflash_perf.harness.load import LoadGenerator
 from dflash_perf.harness.load_prompts import PromptSet, Tokenizer, load_prompts
 from dflash_perf.harness.points import RunPlan, RunSummary
 from dflash_perf.harness.records import Endpoint
 from dflash_perf.harness.store import ResultStore
 from dflash_perf.harness.sweep_config import Configuration, OfferedLoad, SweepConfig
+from dflash_trt.core.progress import Progress
 
 ROUNDS = 2
 """How often a sweep looks for loads between those that were measured."""
 
 
-class SweepObserver:
-    """Callbacks about the progress of a sweep; a subclass that shows it overrides them."""
-
-    def plan(self, runs: int, finished: int) -> None:
-        """There are `runs` runs, `finished` of them on disk; called again for each refinement."""
-
-    def start(self, run: RunPlan, progress: RunProgress) -> None:
-        """A run begins; `progress` changes as it goes."""
-
-    def finish(self, summary: RunSummary) -> None:
-        """The run is on disk."""
-
-
 def run_sweep(
     config: SweepConfig,
     folder: Path,
-    observer: SweepObserver,
+    progress: Progress,
     command: str,
     refine_at: Sequence[float] = (),
+    say: Callable[[str], None] = lambda line: None,
 ) -> ResultStore:
     """Measures the runs of `config` that are not in `folder` yet.
+
+    A run is a stage of `progress`; `say` gets a line for each that has ended.
 
     Then it measures concurrencies in between, around each interactivity of `refine_at`
     (`loads_between`). Repeats are the outermost loop and configurations the innermost, so that
@@ -56,7 +47,7 @@ def run_sweep(
     prompts = load_prompts(config, tokenizer)
     store = ResultStore(folder)
     with store.open_for(config, prompts.digest, command):
-        asyncio.run(_Sweep(config, prompts, tokenizer, store, observer).run(refine_at))
+        asyncio.run(_Sweep(config, prompts, tokenizer, store, progress, say).run(refine_at))
     return store
 
 
@@ -66,7 +57,8 @@ class _Sweep:
     prompts: PromptSet
     tokenizer: Tokenizer | None
     store: ResultStore
-    observer: SweepObserver
+    progress: Progress
+    say: Callable[[str], None]
     stack: AsyncExitStack = field(default_factory=AsyncExitStack)
     endpoints: dict[str, Endpoint] = field(default_factory=dict)
 
@@ -88,7 +80,8 @@ class _Sweep:
             for configuration in self.config.configurations
         ]
         todo = [(configuration, run) for configuration, run in runs if not self.store.has(run)]
-        self.observer.plan(len(runs), len(runs) - len(todo))
+        if len(todo) < len(runs):
+            self.say(f"{len(runs) - len(todo)} of {len(runs)} runs are there already")
         # Connect to all servers first: a sweep that cannot finish should not begin.
         for configuration, _ in todo:
             if configuration.name not in self.endpoints:
@@ -122,12 +115,15 @@ class _Sweep:
             where=configuration.url,
             count_tokens=None if self.tokenizer is None else self.tokenizer.count,
         )
-        progress = RunProgress(wanted=generator.requests_of(run.load))
-        self.observer.start(run, progress)
+        label = f"{run.configuration}, {run.load.label}, run {run.repeat + 1}"
+        self.progress.stage(label, generator.requests_of(run.load), "steps")
         await generator.warm_up(run.load, run.seed)
-        record = await generator.run(run.load, run.seed, progress)
+        record = await generator.run(run.load, run.seed, lambda: self.progress.advance(1))
         record = replace(record, gpus=configuration.gpus, goodput=self.config.goodput)
         exact_tokens = self.config.osl if self.config.ignore_eos else None
         summary = RunSummary.of(run, record, exact_tokens)
         self.store.add(record, summary)
-        self.observer.finish(summary)
+        throughput, tau = map(summary.values.get, ("output_throughput", "acceptance_length"))
+        line = f"  {summary.completed} of {summary.requests} requests"
+        line += "" if throughput is None else f", {throughput:,.0f} tokens/s"
+        self.say(line if tau is None else f"{line}, τ {tau:.2f}")
