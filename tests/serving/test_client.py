@@ -6,16 +6,12 @@ import asyncio
 import json
 import re
 import socket
-from collections.abc import AsyncIterator
 from contextlib import aclosing
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
-import grpc
-import numpy as np
 import pytest
-from tritonclient.grpc import service_pb2, service_pb2_grpc
+from tritonclient.grpc import service_pb2
 
 from dflash_trt.decoding import SamplingParams
 from dflash_trt.serving.client.client import (
@@ -24,7 +20,7 @@ from dflash_trt.serving.client.client import (
     TextDelta,
 )
 from dflash_trt.serving.client.errors import ServedModelError, read_error
-from dflash_trt.serving.client.wire import Response, WireClient, make_input
+from dflash_trt.serving.client.wire import Response
 from tests.cli.conftest import Run
 from tests.serving.served import PROMPTS, QUEUE, SLOTS, Served
 
@@ -71,19 +67,6 @@ def _respond(**outputs: tuple[str, bytes]) -> Response:
     return Response(message)
 
 
-def test_outputs_by_type() -> None:
-    texts = make_input("x", "BYTES", ["", "é", b"12"])._get_content()
-    assert texts is not None
-    response = _respond(
-        texts=("BYTES", texts),
-        ids=("INT32", np.array([3, -1], "<i4").tobytes()),
-        figure=("BYTES", b"\x02\0\0\0" + b"12"),
-    )
-    assert response.texts("texts") == [b"", "é".encode(), b"12"]
-    assert response.numbers("ids") == (3, -1) and response.numbers("figure") == (12,)
-    assert response.text("absent") == b"" and response.numbers("absent") == ()
-
-
 def test_outputs_that_lie() -> None:
     """A server may be anybody's: each is an error of that request, and no traceback."""
     response = _respond(
@@ -120,46 +103,6 @@ def test_whose_fault_an_error_is() -> None:
         error = read_error([one.encode() for one in told], "host:1")
         assert (error.problem, error.unreachable, error.where) == (problem, False, "host:1")
         assert error.what
-
-
-class _Unavailable(service_pb2_grpc.GRPCInferenceServiceServicer):
-    """A server that says that it lives, and of its model that it cannot be asked now."""
-
-    async def ServerLive(self, request: Any, context: Any) -> Any:  # noqa: N802
-        return service_pb2.ServerLiveResponse(live=True)
-
-    async def ModelConfig(self, request: Any, context: Any) -> Any:  # noqa: N802
-        await context.abort(grpc.StatusCode.UNAVAILABLE, "failed to connect to all addresses")
-
-    async def ModelStreamInfer(self, requests: Any, context: Any) -> AsyncIterator[Any]:  # noqa: N802
-        async for _ in requests:
-            yield service_pb2.ModelStreamInferResponse(error_message="Stub process 'x' is lost")
-
-
-def test_a_server_without_its_model_is_there() -> None:
-    """Only the server itself knows: gRPC has one status for a lost server and a busy one."""
-
-    async def ask(wire: WireClient) -> None:
-        async with aclosing(wire.infer([], {})) as responses:
-            async for _ in responses:
-                pass
-
-    async def run() -> list[ServedModelError]:
-        server = grpc.aio.server()
-        service_pb2_grpc.add_GRPCInferenceServiceServicer_to_server(_Unavailable(), server)
-        wire = WireClient(f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}")
-        await server.start()
-        errors = []
-        for asking in (wire.read_parameters(), ask(wire)):
-            with pytest.raises(ServedModelError) as caught:
-                await asking
-            errors.append(caught.value)
-        await wire.close()
-        await server.stop(0)
-        return errors
-
-    for error in asyncio.run(run()):
-        assert (error.problem, error.unreachable) == ("unavailable", False)
 
 
 # Times differ.

@@ -5,10 +5,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from functools import partial
 from typing import Any
 from urllib.parse import urlsplit
@@ -17,9 +17,10 @@ import numpy as np
 
 import dflash_trt
 from dflash_trt import LoadedPair, SamplingParams
-from dflash_trt.decoding import Penalties, Request, RequestResult
+from dflash_trt.decoding import Request, RequestResult
+from dflash_trt.decoding.request import Continuation
 from dflash_trt.sampling.token_rules import TokenRules
-from dflash_trt.text.grammar import Grammar
+from dflash_trt.serving.openai.chat_request import read_completion
 from tests.serving.conftest import Generate
 from tests.serving.fronts import openai_client
 from tests.serving.served import CLASSIC, LLM, PROMPTS, QUEUE, SLOTS, Served, StreamClient, fetch
@@ -61,38 +62,16 @@ DAILY = [
 Shown = dict[str, Any]
 
 
-def make_requests(pair: LoadedPair, fields: dict[str, Any], prompt: str) -> list[Request]:
-    """What the fields ask of the runtime, sample by sample."""
-    names = ("temperature", "top_k", "top_p", "min_p", "seed")
-    sampling = SamplingParams(**{name: fields[name] for name in names if name in fields})
-    bias = tuple((int(name), value) for name, value in fields.get("logit_bias", {}).items())
-    of_prompt = [
-        fields.get("prompt_logprobs"),
-        fields.get("logprobs") if "echo" in fields else None,
-    ]
-    known = [one for one in of_prompt if one is not None]
-    request = pair.request(
-        prompt,
-        sampling,
-        max_tokens=OUTPUT,
-        penalties=Penalties(
-            frequency=fields.get("frequency_penalty", 0.0),
-            presence=fields.get("presence_penalty", 0.0),
-            repetition=fields.get("repetition_penalty", 1.0),
-            bias=bias,
-        ),
-        rules=TokenRules(allowed=fields.get("allowed_token_ids")),
-        grammar=pair.grammars.compile(Grammar("regex", REGEX))
-        if "structured_outputs" in fields
-        else None,
-        stop_strings=tuple(fields.get("stop", ())),
-        logprobs=fields.get("logprobs"),
-        logprobs_mode=fields.get("logprobs_mode", "raw_logprobs"),
-        prompt_logprobs=max(known) if known else None,
-    )
+def make_requests(pair: LoadedPair, body: dict[str, Any]) -> list[Request]:
+    """What a body asks of the runtime, sample by sample."""
     return [
-        replace(request, sampling=replace(sampling, seed=sampling.seed + sample))
-        for sample in range(fields.get("n", 1))
+        pair.request(
+            one.prompt,
+            rules=TokenRules(allowed=one.allowed_token_ids),
+            grammar=one.grammar and pair.grammars.compile(one.grammar),
+            **{each.name: getattr(one, each.name) for each in dataclasses.fields(Continuation)},
+        )
+        for one in read_completion(body).outputs()
     ]
 
 
@@ -162,12 +141,12 @@ def test_served_answers_are_those_of_this_process(served: Served) -> None:
         for base in ("greedy", "narrow" if number % 2 else "drawn")
     ]
     common = {"model": "demo", "max_tokens": OUTPUT}
+    bodies = [common | fields | {"prompt": prompt} for _, fields, prompt in cases]
     with dflash_trt.load(served.bundle, block_schedule="none") as pair:
-        asked = [make_requests(pair, fields, prompt) for _, fields, prompt in cases]
+        asked = [make_requests(pair, body) for body in bodies]
         flat = [one for requests in asked for one in requests]
         together = pair.run(flat)
     assert sum(one.statistics.accepted_tokens for one in together) > len(together)
-    bodies = [common | fields | {"prompt": prompt} for _, fields, prompt in cases]
     with ThreadPoolExecutor((SLOTS + QUEUE) // SAMPLES) as pool:
         answers = list(pool.map(partial(ask, served), bodies))
     results = iter(together)

@@ -17,10 +17,9 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from dflash_trt.errors import DflashError
 from dflash_trt.models.build_config import data_folder
 from dflash_trt.serving.openai.server import OpenAiServer
-from dflash_trt.serving.server.launcher import ServerOptions, TritonServer, bind_port
+from dflash_trt.serving.server.launcher import ServerOptions, bind_port
 from dflash_trt.serving.server.supervisor import Service, Supervisor
 from dflash_trt.text.tokenizer import BundleTokenizer
 from tests.cli.conftest import Run
@@ -132,30 +131,6 @@ def test_a_signal_before_it_is_ready(start: Serve, tmp_path: Path) -> None:
     process.terminate()
     out, err = process.communicate(timeout=PATIENCE_S)
     assert (process.returncode, out, err) == (0, "", "")
-
-
-def test_ports_are_held_until_the_server_has_them(fake: Fake) -> None:
-    with TritonServer(fake("closed")) as server:
-        host, _, port = server.addresses.metrics.rpartition(":")
-        with socket.socket() as other, pytest.raises(OSError, match="in use"):
-            other.bind((host, int(port)))
-    with socket.socket() as other:
-        other.bind((host, int(port)))
-
-
-@pytest.mark.parametrize("mode", ["closed", "other"])
-def test_a_server_is_not_ready_before_its_metrics_nor_under_another_name(
-    fake: Fake, mode: str
-) -> None:
-    with TritonServer(fake(mode)) as server:
-
-        def says_so() -> bool:
-            assert not server.is_ready()
-            return "asked" in server.log_file.read_text()
-
-        wait_until(says_so)
-        with pytest.raises(DflashError, match=r"was not ready within 0\.2 s"):
-            server.wait_ready(0.2)
 
 
 def test_a_server_that_does_not_start(start: Serve) -> None:

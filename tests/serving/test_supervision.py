@@ -22,13 +22,11 @@ from dflash_trt.bundle.bundle import Bundle
 from dflash_trt.decoding.worker import Phase
 from dflash_trt.serving.client.errors import ServedModelError
 from dflash_trt.serving.server.heartbeat import (
-    HEARTBEAT_VARIABLE,
     PING_S,
+    PROC,
     Beat,
-    HeartbeatWriter,
     SilenceWatch,
     find_models,
-    read_heartbeat,
     read_state,
 )
 from dflash_trt.serving.server.launcher import (
@@ -42,6 +40,7 @@ from dflash_trt.serving.server.tritonserver import TritonServerBinary
 from tests.serving.conftest import Generate
 from tests.serving.served import (
     LLM,
+    LONG_CONTEXT,
     PROMPTS,
     Served,
     ask_grpc,
@@ -56,21 +55,20 @@ from tests.waiting import PATIENCE_S, wait_until
 
 def find_server(serve_pid: int) -> int:
     """Process id of the Triton server that `serve` runs."""
-    for process in filter(lambda one: one.name.isdecimal(), Path("/proc").iterdir()):
-        _, parent_pid = read_state(process)
-        if parent_pid == serve_pid and b"tritonserver --id" in _arguments(process):
-            return int(process.name)
-    raise AssertionError("there is no server")
+    children = (one for one in PROC.glob("[0-9]*") if read_state(one)[1] == serve_pid)
+    (server,) = (one for one in children if b"--model-repository" in (one / "cmdline").read_bytes())
+    return int(server.name)
 
 
-def _arguments(process: Path) -> bytes:
-    return (process / "cmdline").read_bytes().replace(b"\0", b" ")
+def _count_failures(address: str) -> int:
+    figures = fetch(address, "/metrics", b"", "GET")[1].decode()
+    return int(figures.partition("\ndflash_server_failures_total ")[2].split()[0])
 
 
 def test_a_lost_model_is_told_and_replaced(served: Served, generate: Generate) -> None:
     """Each request ends with one error, and the next server answers as the first."""
     address = urlsplit(served.openai).netloc
-    body = {"model": "demo", "prompt": PROMPTS[0], "max_tokens": 900, "ignore_eos": True}
+    body = {"model": "demo", "prompt": PROMPTS[0], "max_tokens": LONG_CONTEXT, "ignore_eos": True}
     body["temperature"] = 0
 
     def ask(kind: str) -> Any:
@@ -102,12 +100,6 @@ def test_a_lost_model_is_told_and_replaced(served: Served, generate: Generate) -
     figures = fetch(address, "/metrics", b"", "GET")[1]
     assert b"\ndflash_ready 1\n" in figures and b"\ndflash_slots 8\n" in figures
     assert _count_failures(address) == failures + 1
-
-
-def _count_failures(address: str) -> int:
-    figures = fetch(address, "/metrics", b"", "GET")[1].decode().splitlines()
-    (line,) = (one for one in figures if one.startswith("dflash_server_failures_total "))
-    return int(line.split()[1])
 
 
 @pytest.mark.parametrize("phase", [Phase.IDLE, Phase.TURN])
@@ -152,18 +144,6 @@ def test_silence(phase: Phase) -> None:
         await silence.close()
 
     asyncio.run(watch())
-
-
-def test_heartbeat(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = tmp_path / "heartbeat"
-    HeartbeatWriter().beat(Phase.TURN)  # nobody listens
-    monkeypatch.setenv(HEARTBEAT_VARIABLE, str(path))
-    assert read_heartbeat(path) is None
-    writer = HeartbeatWriter()
-    assert read_heartbeat(path) is None
-    for number, phase in enumerate(Phase, 1):
-        writer.beat(phase)
-        assert read_heartbeat(path) == Beat(phase, number)
 
 
 @pytest.mark.exhaustive

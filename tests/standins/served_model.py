@@ -59,7 +59,6 @@ MODELS = {
     "text_only": Behaviour(ids=False, counts=False, drafts=False),
     "autoregressive": Behaviour(pattern=(1,), drafts=False),
     "steady": Behaviour(ttft_s=0.6, step_s=0.12),
-    "timed": Behaviour(ttft_s=0.6, step_s=0.12, jitter=0.2),
     "timed_many": Behaviour(ttft_s=2.0, step_s=0.2, jitter=0.2),
     "liar": Behaviour(lies=1),
     "failing": Behaviour(fails_each=3),

@@ -4,8 +4,7 @@
 FAKE_TRITONSERVER says how:
 - "well": exit code 0 after SIGTERM; "stubborn": SIGTERM only puts "heard" into its log;
 - "dies": exit code 3 a moment after its metrics were read; "unloadable": a model does not load;
-- "slow": never ready; "closed": ready, but its metrics' port never opens; "other": it goes by a
-  name that it was not given. These three put "asked" into the log when asked;
+- "slow": never ready, which puts "asked" into the log when asked;
 - "drains": answers over gRPC as `served_model.py`'s "steady" does, and logs how many it has. After
   SIGTERM it takes no more, and those may end within the exit timeout: exit code 0 if all did, or 1.
 As the real one, it opens the metrics' port after it has said that it is ready.
@@ -34,13 +33,10 @@ class Health(BaseHTTPRequestHandler):
         self.send_response(503 if MODE == "slow" else 200)
         self.end_headers()
         if self.path == "/v2":
-            name = "triton" if MODE == "other" else OPTIONS["--id"]
-            self.wfile.write(json.dumps({"name": name}).encode())
-        if MODE in ("slow", "closed", "other"):
+            self.wfile.write(json.dumps({"name": OPTIONS["--id"]}).encode())
+        if MODE == "slow":
             print("asked", flush=True)
-        if MODE in ("slow", "closed"):
-            return
-        if METRICS.ident is None:
+        elif METRICS.ident is None:
             METRICS.start()
 
 
