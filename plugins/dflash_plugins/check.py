@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from dflash_plugins.testing.gpu import GpuRunner, KernelLauncher, Timer
-from dflash_plugins.testing.numeric import Accuracy, spread
+from dflash_plugins.testing.numeric import Accuracy, check_all, spread
 from dflash_trt.core.user_cache import user_cache_file
 from dflash_trt.errors import DflashError
 from dflash_trt.hardware.device import Device
@@ -36,9 +36,7 @@ def import_checks(folder: str) -> Any:
 
 def check_accuracy(folder: str, device: Device, launcher: KernelLauncher) -> Iterator[Accuracy]:
     """One operation's cases as they are found."""
-    checks = import_checks(folder)
-    found: Iterator[Accuracy] = checks.check_accuracy(GpuRunner(device, launcher).run)
-    return found
+    return check_all(import_checks(folder).checks(), GpuRunner(device, launcher).run)
 
 
 def measure(folder: str, device: Device, launcher: KernelLauncher) -> Iterator[dict[str, Any]]:

@@ -8,7 +8,8 @@ and V as one float32 [2]) and `_paged_fp8`.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import product
 from typing import Any
 
 from dflash_plugins.operation import (
@@ -51,9 +52,12 @@ class WriteShape:
     page_size: int | None = None
     pages: int | None = None
 
-    def case(
-        self, name: str, operations: Sequence[Operation], inputs: Specs, **attributes: Any
-    ) -> Case:
+    def __str__(self) -> str:
+        cache, pages = (self.cache or self.compute).kernel_name, f", pages of {self.page_size}"
+        heads = f"{self.kv_heads} × {self.head_dim}, {self.batch} × {self.rows} rows"
+        return f"{self.compute.kernel_name} {cache} cache, {heads}{pages * bool(self.page_size)}"
+
+    def case(self, operations: Sequence[Operation], inputs: Specs, **attributes: Any) -> Case:
         """A case of the form in `operations` that takes these caches, positions and `inputs`."""
         sizes = (self.batch, self.kv_heads, self.length, self.head_dim)
         caches = cache_specs(self.cache or self.compute, sizes, self.page_size, self.pages)
@@ -61,7 +65,7 @@ class WriteShape:
         specs = {**inputs, "positions": positions, **caches}
         operation = next(one for one in operations if set(one.inputs) == set(specs))
         paged = {} if self.page_size is None else {"page_size": self.page_size}
-        return Case(name, operation, specs, attributes | paged)
+        return Case(str(self), operation, specs, attributes | paged)
 
 
 def form_suffix(*, is_paged: bool, is_quantized: bool) -> str:
@@ -148,31 +152,26 @@ def _launch_write(specs: Specs, attributes: Attributes, tactic: int) -> Launch:
 
 
 def public_cases(
-    make_case: Callable[[str, WriteShape], Case],
+    make_case: Callable[[WriteShape], Case],
     layouts: Iterable[Layout],
     sizes: Sequence[tuple[int, int]],
     length: int,
-    label: str,
 ) -> list[Case]:
     """Cases with the KV heads of public pairs, for every layout and every size.
 
-    `sizes` are (sequences, rows of each); `label` is a format string of pair, cache, paged, batch
-    and rows that names a case.
+    `sizes` are (sequences, rows of each).
     """
     cases = []
     for pair, public in public_pairs().items():
-        for cache, page_size in layouts:
-            paged = " paged" if page_size else ""
-            for batch, rows in sizes:
-                words = {"pair": pair, "cache": cache.kernel_name, "paged": paged}
-                shape = WriteShape(
-                    cache=cache,
-                    batch=batch,
-                    rows=rows,
-                    kv_heads=public.draft.kv_heads,
-                    head_dim=public.draft.head_dim,
-                    length=length,
-                    page_size=page_size,
-                )
-                cases.append(make_case(label.format(**words, batch=batch, rows=rows), shape))
+        for (cache, page_size), (batch, rows) in product(layouts, sizes):
+            shape = WriteShape(
+                cache=cache,
+                batch=batch,
+                rows=rows,
+                kv_heads=public.draft.kv_heads,
+                head_dim=public.draft.head_dim,
+                length=length,
+                page_size=page_size,
+            )
+            cases.append(replace(make_case(shape), name=f"{pair} {shape}"))
     return cases

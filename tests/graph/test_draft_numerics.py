@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
+from dflash_trt.building.spec import BuildSpec
 from dflash_trt.graph.bindings import DRAFT_TOKEN_IDS
 from tests.covering import exhaustive
 from tests.graph.runner import BOUND, GraphRunner, tokens
 from tests.graph.variants import NAMES, build
-from tests.pairs import PairFactory, TinyPair
+from tests.pairs import PairFactory, TinyPair, bundle_pair
 from tests.reference.compare import max_relative_error
+from tests.reference.deepspec import DeepSpecDraft, write_deepspec
 from tests.reference.draft import ReferenceDraft
 from tests.reference.generate import forward_with_taps
 
@@ -123,3 +127,45 @@ def test_yarn_far_past_the_original_context(make_pair: PairFactory) -> None:
     """Full layers, YaRN from 32 positions (4096 where published) × 64; the target has none."""
     built = make_pair("qwen3", None, {**YARN, "target_layer_ids": [0, 1, 2, 4, 5]})
     check_blocks(built, built.reference_draft, STARTS, (2, 8))
+
+
+STORED = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+RANK = 12
+
+
+def rewritten(
+    make_pair: PairFactory, folder: Path, rank: int, target: dict[str, Any], **draft: Any
+) -> tuple[TinyPair, DeepSpecDraft]:
+    """A pair whose draft is in DeepSpec's layout, and its reference."""
+    base = make_pair("qwen3", target, draft)
+    (folder / "target").symlink_to(base.folder / "target")
+    stored = STORED[target.get("dtype", "float32")]
+    vocab, markov = base.pair.target.vocab_size, None
+    if rank:
+        torch.manual_seed(3)
+        first, second = torch.randn(vocab, rank), torch.randn(vocab, rank) * 0.4
+        markov = first.to(stored), second.to(stored)
+    write_deepspec(folder / "draft", base.folder / "draft", base.folder / "target", markov)
+    wide: tuple[Tensor, Tensor] | None = None
+    if markov is not None:
+        wide = markov[0].float(), markov[1].float()
+    return bundle_pair(folder, BuildSpec()), DeepSpecDraft(base.reference_draft, wide)
+
+
+@pytest.mark.parametrize(
+    ("rank", "target"),
+    [
+        (0, {"vocab": 192}),
+        (RANK, {"vocab": 192}),
+        (RANK, {"vocab": 192, "dtype": "bfloat16", "tie": True}),
+    ],
+    ids=["moved by a slot", "Markov head", "bfloat16, tied"],
+)
+def test_every_slot_drafts_what_the_reference_does(
+    rank: int, target: dict[str, Any], make_pair: PairFactory, tmp_path: Path
+) -> None:
+    draft = {"target_layer_ids": [1, 3], "dtype": target.get("dtype", "float32")}
+    pair, reference = rewritten(make_pair, tmp_path, rank, target, **draft)
+    assert pair.bundle.manifest.draft.kind == ("DSpark" if rank else "DFlash")
+    assert pair.bundle.manifest.draft.anchor_drafts
+    check_blocks(pair, reference, [(0, 1), (7, 33), (82, 81)], (2, 5, 8), scratch=-1)

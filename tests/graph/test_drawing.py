@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pytest
+from onnx import TensorProto
 
 from dflash_trt.graph.bindings import (
     ACCEPTED,
@@ -20,10 +21,11 @@ from dflash_trt.graph.bindings import (
     GraphName,
 )
 from dflash_trt.graph.form import GraphForm, Precision
+from dflash_trt.graph.row_sample import row_sample_function
 from dflash_trt.sampling.acceptance import accept_block
 from dflash_trt.sampling.choice import choose_tokens
 from dflash_trt.sampling.params import SamplingParams, pack_sampling
-from tests.graph.functions import run_session
+from tests.graph.functions import open_function, run_session
 from tests.graph.runner import Arrays, build, open_model
 from tests.pairs import PairFactory, TinyPair
 from tests.reference.compare import assert_bitwise_equal
@@ -147,3 +149,42 @@ def test_a_row_that_is_not_finite_ends_the_accepted_prefix(built: TinyPair) -> N
     assert damaged[NEXT_BLOCK_IDS][1, 0] == 0, "a token that an embedding has"
     for name in (CHOICE_IDS, *SETTLED):
         assert np.array_equal(damaged[name][0], sound[name][0]), name
+
+
+SEEDS = (0, 1, 2**32 - 1, 2**32, 2**63 - 1, 2**63, 2**64 - 1)
+
+
+def random_params(generator: np.random.Generator, vocabulary: int) -> SamplingParams:
+    """Any parameters, the ends of their ranges among them."""
+    top_k = generator.choice([0, 1, 2, 17, vocabulary - 1, vocabulary, vocabulary + 1, 10**12])
+    return SamplingParams(
+        temperature=float(generator.choice([0, 5e-324, 1e-30, 0.3, 0.7, 1, 2.5, 1e30, 1e308])),
+        top_k=int(top_k) or None,
+        top_p=float(generator.choice([1, 1, 5e-324, 1e-9, 0.3, 0.9, 0.999, 1 - 2**-53])),
+        seed=SEEDS[generator.integers(len(SEEDS))] ^ int(generator.integers(4)),
+    )
+
+
+@pytest.mark.parametrize("vocabulary", [2, 3, 64, 513])
+def test_the_bodys_tokens_are_numpys(vocabulary: int) -> None:
+    """8,000 rows in all: smooth ones, and such of few values with ties, both zeros and -inf."""
+    types = {
+        "logits": (TensorProto.FLOAT, ["B", "R", vocabulary]),
+        "positions": (TensorProto.INT64, ["B", "R"]),
+        "sampling": (TensorProto.INT64, ["B", 4]),
+    }
+    session = open_function(row_sample_function(), types)
+    generator = np.random.default_rng(vocabulary)
+    few = np.array([-np.inf, -7.5, -0.0, 0.0, 0.25, 3], np.float32)
+    for trial in range(10):
+        params = [random_params(generator, vocabulary) for _ in range(25)]
+        logits = 4 * generator.standard_normal((25, 8, vocabulary)).astype(np.float32)
+        if trial % 2:
+            logits = few[generator.integers(0, len(few), logits.shape)]
+            logits[..., -1] = -1.0  # no row is all -inf
+        positions = generator.integers(0, 2**40, logits.shape[:2])
+        feeds = {"logits": logits, "positions": positions, "sampling": pack_sampling(params)}
+        (drawn,) = session.run(None, feeds)
+        rows = zip(logits, positions, params, strict=True)
+        wrong = np.argwhere(drawn != np.array([choose_tokens(*row) for row in rows]))
+        assert not len(wrong), f"row {wrong[0].tolist()} of {params[wrong[0, 0]]}"

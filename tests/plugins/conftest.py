@@ -13,7 +13,7 @@ from dflash_plugins.block_attention.attention_inputs import Inputs, attend, expe
 from dflash_plugins.block_attention.cases import AttentionShape
 from dflash_plugins.block_attention.reference import error_bound
 from dflash_plugins.operation import DType
-from dflash_plugins.testing.guarded import Run
+from dflash_plugins.testing.numeric import Run
 
 from dflash_trt.hardware import kernels as attention
 from tests.plugins.interpreter import Interpreter, assert_close

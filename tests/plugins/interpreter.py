@@ -19,7 +19,7 @@ import numpy as np
 from dflash_plugins.operation import Attributes, Launch, Operation, TensorSpec
 from dflash_plugins.table import load_kernel
 from dflash_plugins.testing.guarded import Arrays, Buffers, run_guarded
-from dflash_plugins.testing.numeric import Array, GuardedBuffer, find_mismatch
+from dflash_plugins.testing.numeric import Array, GuardedBuffer, find_mismatch, find_other_bits
 
 Result = TypeVar("Result")
 
@@ -27,6 +27,12 @@ Result = TypeVar("Result")
 def assert_close(actual: Array, expected: Array, bound: float | Array) -> None:
     """Raises AssertionError that names the first coordinate beyond `bound`."""
     mismatch = find_mismatch(actual, expected, bound)
+    assert mismatch is None, mismatch
+
+
+def assert_same_bits(actual: Array, expected: Array) -> None:
+    """Raises AssertionError that names the first coordinate whose bits differ."""
+    mismatch = find_other_bits(actual, expected)
     assert mismatch is None, mismatch
 
 

@@ -6,7 +6,8 @@ and FP8 are read with float32 queries. Products of bfloat16 wait for a GPU.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import math
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 from itertools import product
@@ -14,20 +15,19 @@ from typing import Any
 
 import numpy as np
 import pytest
-from dflash_plugins.block_attention.attention_inputs import Inputs, attend, expect, make_inputs
-from dflash_plugins.block_attention.cases import AttentionShape, make_cases, wide_shapes
-from dflash_plugins.block_attention.checks import accuracy_cases, check_bits, check_case
+from dflash_plugins.block_attention.attention_inputs import attend, expect, make_inputs
+from dflash_plugins.block_attention.cases import AttentionShape, make_cases
+from dflash_plugins.block_attention.checks import check_bits, check_case, chunk_cases
 from dflash_plugins.block_attention.launch import (
     BLOCK,
     FEW,
     FLOOR,
     LEAST,
-    attention_operations,
-    tile_positions,
+    MOST,
 )
 from dflash_plugins.block_attention.reference import error_bound
 from dflash_plugins.operation import Attributes, DType
-from dflash_plugins.testing.numeric import Array, assert_same_bits
+from dflash_plugins.testing.guarded import Arrays
 
 from dflash_trt.errors import DflashError
 from dflash_trt.hardware.kernels import (
@@ -35,12 +35,18 @@ from dflash_trt.hardware.kernels import (
     ONE_LAUNCH,
     RUN,
     SPLIT_POSITIONS,
+    UNIT_ROWS,
+    most_splits,
     needs_split,
+    scratch_bytes,
+    share_rows,
+    split_count,
+    unit_rows,
 )
 from tests.covering import exhaustive
+from tests.plugins.conftest import attention_shape, check_attention
 from tests.plugins.conftest import attention_shape as shaped
-from tests.plugins.conftest import check_attention
-from tests.plugins.interpreter import Interpreter, assert_close
+from tests.plugins.interpreter import Interpreter, assert_close, assert_same_bits
 
 LONG = 2 * ONE_LAUNCH
 """Positions of a cache with four splits."""
@@ -96,58 +102,6 @@ def test_kernel_is_within_its_bound(
     check_attention(interpreter.run, shape, make_inputs(shape, lengths, **options))
 
 
-WIDE = wide_shapes(1536)
-
-
-@pytest.mark.exhaustive
-@pytest.mark.parametrize("is_paged", [False, True])
-@pytest.mark.parametrize("name", WIDE)
-def test_wide_heads_of_public_targets(interpreter: Interpreter, name: str, is_paged: bool) -> None:
-    """Three rows, and more positions than a window or a share has. Gemma 4 does not scale q."""
-    form = {"compute": DType.FLOAT16, "cache": DType.FLOAT16, "page_size": 24 if is_paged else None}
-    shape = replace(WIDE[name], **form)
-    lengths = [1100 if shape.window else ONE_LAUNCH + 20]
-    sizes = {"score_size": shape.head_dim**0.5} if name.startswith("gemma") else {}
-    check_attention(interpreter.run, shape, make_inputs(shape, lengths, 3, **sizes))
-
-
-@pytest.mark.parametrize(
-    ("group", "tactic", "rows"),
-    [(1, FEW, 16), (4, FEW, 32), exhaustive(8, FEW, 32), (2, LEAST, 16)],
-)
-def test_a_program_of_few_rows_computes_the_same(
-    interpreter: Interpreter, group: int, tactic: int, rows: int
-) -> None:
-    """Half of a block's, 16 to 32, or the least, over several splits."""
-    shape = shaped(group, 1, length=ONE_LAUNCH, block_size=16, is_causal=True)
-    inputs = make_inputs(shape, [RUN + 40])
-    check_attention(partial(interpreter.run, tactic=tactic), shape, inputs)
-    launches = [make_cases("", shape, batch=1)[0].launch(one) for one in (BLOCK, tactic)]
-    block, few = (launch.constants["BLOCK_M"] for launch in launches)
-    assert few == rows and few <= block
-
-
-@pytest.mark.parametrize(
-    ("head_dim", "lengths", "changes"),
-    [
-        (64, [64, 65, 160], {"cache": DType.FLOAT8, "page_size": 24}),
-        (128, [RUN + 10], {"length": ONE_LAUNCH}),
-        exhaustive(256, [70, 160], {"window": 9}),
-        (512, [70, 160], {"window": 9, "page_size": 24}),
-    ],
-)
-def test_the_floor_computes_the_same(
-    interpreter: Interpreter, head_dim: int, lengths: list[int], changes: dict[str, Any]
-) -> None:
-    """A program has the rows of a block of one head, or of a half of one to an eighth."""
-    shape = replace(shaped(2, 1, head_dim, 160, block_size=64, is_causal=True), **changes)
-    inputs = make_inputs(shape, lengths, has_sinks=True)
-    check_attention(partial(interpreter.run, tactic=FLOOR), shape, inputs)
-    launches = [make_cases("", shape, batch=1)[0].launch(tactic) for tactic in (BLOCK, FLOOR)]
-    most, floor = (launch.constants["BLOCK_M"] * head_dim for launch in launches)
-    assert floor == 64 * 64 < most
-
-
 def test_a_sequence_that_is_not_there_attends_to_nothing(interpreter: Interpreter) -> None:
     shape = shaped(length=130, block_size=16)
     inputs = make_inputs(shape, [16, 64])
@@ -155,15 +109,6 @@ def test_a_sequence_that_is_not_there_attends_to_nothing(interpreter: Interprete
     attended = attend(interpreter.run, shape, inputs)
     assert attended[0].any() and not attended[1].any()
     assert np.isfinite(attended).all()
-
-
-@pytest.mark.numeric
-@pytest.mark.parametrize("window", [0, 3])
-def test_sinks(interpreter: Interpreter, window: int) -> None:
-    shape = shaped(window=window)
-    inputs = make_inputs(shape, [4, 90], has_sinks=True)
-    inputs["sinks"][:2] = [30.0, -30.0]  # takes nearly all, and nothing
-    check_attention(interpreter.run, shape, inputs)
 
 
 def test_a_share_without_positions_is_not_written(interpreter: Interpreter) -> None:
@@ -213,17 +158,6 @@ def test_neighbours_and_slots_change_no_bit(
         assert_same_bits(attend(interpreter.run, shape, alone)[0], together[b])
 
 
-def test_a_causal_rows_bits_depend_on_its_own_keys_alone(interpreter: Interpreter) -> None:
-    """Whatever the block's length, and what follows: decoding and verification are the same."""
-    shape = shaped(length=ONE_LAUNCH, query_heads=2, is_causal=True)
-    inputs = make_inputs(shape, [600])
-    block = attend(interpreter.run, shape, inputs)
-    for row in range(4):
-        alone = inputs | {"q": np.ascontiguousarray(inputs["q"][:, :, row : row + 1])}
-        alone["key_value_lengths"] = np.array([597 + row], np.int32)
-        assert_same_bits(attend(interpreter.run, shape, alone)[:, :, 0], block[:, :, row])
-
-
 @pytest.mark.parametrize("heads", HEADS)
 def test_the_bound_sees_float32_computed_as_less(heads: tuple[int, int, int]) -> None:
     """Products of float16 (TF32 has as many bits of a number) in q k^T, or in the sum of v."""
@@ -256,51 +190,127 @@ def test_short_windows_and_caches_take_one_launch() -> None:
         assert splits == merge.launch().extras[1] == min(MAX_SPLITS, length // SPLIT_POSITIONS)
 
 
-@pytest.mark.parametrize("is_quantized", [False, True])
-@pytest.mark.parametrize("is_paged", [False, True])
-def test_operations_are_found_by_layout_and_type(is_paged: bool, is_quantized: bool) -> None:
-    forms = {"is_paged": is_paged, "is_quantized": is_quantized}
-    suffix = f"{'_paged' * is_paged}{'_fp8' * is_quantized}"
-    (only,) = attention_operations(131072, 16, 128, **forms)
-    assert only.name == f"block_attention{suffix}"
-    split, merge = attention_operations(131072, 16, 0, **forms)
-    assert (split.name, merge.name) == (f"block_attention_split{suffix}", "block_attention_merge")
+"""Positions of a cache with four splits."""
+
+SHAPE = attention_shape(3, 1, 64, LONG, block_size=16, is_causal=True)
+
+
+@pytest.mark.usefixtures("small_units")
+@pytest.mark.parametrize(
+    ("rows", "lengths", "shares", "changes"),
+    [
+        (70, [70, 96], None, {"length": 96, "page_size": 24}),
+        exhaustive(17, [17, 600], 2, {}),
+        exhaustive(90, [900], 1, {"page_size": 16}),
+        (32, [RUN + 1, LONG], 2, {"page_size": 24}),
+        (40, [40, 700], 2, {"is_causal": False}),
+        (20, [20, 700], None, {"window": 40}),
+        (20, [20, 700], None, {"window": 40, "is_causal": False}),
+        exhaustive(20, [20, 700], None, {"window": 1}),
+        exhaustive(20, [20, 1200], 2, {"window": 1100}),
+    ],
+)
+def test_chunks_of_every_number_of_shares(
+    interpreter: Interpreter,
+    rows: int,
+    lengths: list[int],
+    shares: int | None,
+    changes: dict[str, Any],
+) -> None:
+    """Programs of one head's rows, and of one head's end and the next; behind a window is NaN."""
+    shape = replace(SHAPE, **changes)
+    first = make_cases("", shape, batch=1, rows=rows)[0]
+    extras = dict(zip(first.operation.extras, first.launch().extras, strict=True))
+    assert extras.get("splits") == shares
+    for length in lengths:  # a batch of both would have fewer
+        check_attention(interpreter.run, shape, make_inputs(shape, [length], rows, has_sinks=True))
+
+
+def test_a_row_reads_nothing_of_what_follows_it(interpreter: Interpreter) -> None:
+    """Programs of 16 rows of one head: their own reach bounds what they read."""
+    shape = replace(SHAPE, query_heads=1, length=512, window=30)
+    inputs = make_inputs(shape, [256], 256)
+    attended = attend(interpreter.run, shape, inputs)
+    for name in ("k_cache", "v_cache"):
+        inputs[name][:, :, 128:] = np.nan
+    poisoned = attend(interpreter.run, shape, inputs)
+    assert make_cases("", shape, batch=1)[0].launch().constants["BLOCK_M"] == 16
+    assert_same_bits(poisoned[:, :, :128], attended[:, :, :128])
+
+
+def test_the_check_on_a_gpu_asks_for_chunks(interpreter: Interpreter) -> None:
+    """With products of float16, by the second tactic; and it sees a kernel that is wrong."""
+    cases = {case.name: case for case in chunk_cases()}
+    assert len(cases) == len(chunk_cases())
+    chosen = cases["window, bf16 cache, chunk of 17, tactic 1"]
+    shape = replace(chosen.shape, compute=DType.FLOAT16, cache=DType.FLOAT16, query_heads=4)
+    chosen = replace(chosen, shape=shape)
+    assert check_case(chosen, interpreter.run).mismatch is None
+
+    def wrong(name: str, inputs: Arrays, attributes: Attributes, tactic: int) -> Arrays:
+        attributes = {**attributes, "window": 100} if tactic == 1 else attributes
+        return interpreter.run(name, inputs, attributes, tactic)
+
+    assert check_case(chosen, wrong).mismatch is not None
+
+
+def test_a_chunks_scratch_is_that_of_blocks() -> None:
+    """gpt-oss-120b's 64 heads over 131,072 positions: what splits leave for their merge."""
+    long = AttentionShape(64, 8, 64, 131072, is_causal=True)
+    scratch = partial(
+        scratch_bytes, capacity=131072, block_size=8, query_heads=64, head_dim=64, batch=1
+    )
+    block = scratch(window=0, rows=8)
+    assert block == (64 * 8 + (MAX_SPLITS - 1) * UNIT_ROWS) * 65 * 4
+    for rows in (1, 8, 17, 100, 512, 2048):
+        chunk = scratch(window=0, rows=rows)
+        assert chunk - block == 64 * (rows - 8) * 65 * 4
+        first = make_cases("", long, batch=1, rows=rows)[0]
+        outputs = first.outputs.values()
+        assert chunk == sum(4 * math.prod(one.shape) for one in outputs)
+    assert scratch(window=128, rows=512) == 0
+
+
+@pytest.mark.parametrize("capacity", [ONE_LAUNCH, 2 * ONE_LAUNCH, 131072])
+def test_shares_fit_what_grows_with_rows(capacity: int) -> None:
+    """TensorRT allocates for a profile's largest call, which has the fewest shares."""
+    most, calls = most_splits(capacity), range(1, 80 * UNIT_ROWS)
+    allocated = [share_rows(most, rows) for rows in calls]
+    splits = [split_count(most, rows) for rows in calls]
+    assert allocated == sorted(allocated)
+    needed = [count * rows for count, rows in zip(splits, calls, strict=True)]
+    assert all(held >= need for held, need in zip(allocated, needed, strict=True))
+    unit = unit_rows(most)
+    assert allocated[unit - 1] == needed[unit - 1] == most * unit == MAX_SPLITS * UNIT_ROWS
+    assert set(splits[:unit]) == {most}
+    assert splits == sorted(splits, reverse=True) and splits[-1] == 1
 
 
 @pytest.mark.parametrize(
-    ("first", "end"),
-    [(0, 1), (0, 64), (0, 513), (0, 8192), (0, 2049), (0, 40000), (300, 700), (16000, 33333)],
+    ("tactic", "most", "rows", "changes"),
+    [
+        (FEW, 32, None, {"query_heads": 4}),
+        exhaustive(FEW, 32, None, {"query_heads": 8}),
+        (LEAST, 16, None, {"query_heads": 2}),
+        (FLOOR, 64, None, {"block_size": 64, "cache": DType.FLOAT8, "page_size": 24}),
+        exhaustive(FLOOR, 32, None, {"head_dim": 128, "block_size": 64}),
+        (FLOOR, 8, 64, {"head_dim": 512, "block_size": 64, "window": 9, "page_size": 24}),
+        (MOST, 128, 70, {"query_heads": 2, "block_size": 2, "window": 40}),
+    ],
 )
-def test_reads_follow_the_positions_held_and_are_shared_evenly(
-    interpreter: Interpreter, first: int, end: int
+def test_every_tactic_computes_the_same(
+    interpreter: Interpreter, tactic: int, most: int, rows: int | None, changes: dict[str, Any]
 ) -> None:
-    """Of 131,072 positions that a cache may have: every tile that is seen once, no other."""
-    from tests.plugins.interpreted import count_reads
-
-    tile = tile_positions(128, DType.FLOAT16, BLOCK)
-    reads = interpreter.call(count_reads, first, end, 131072, MAX_SPLITS, RUN, tile)
-    expected = np.zeros(131072 // tile, np.int32)
-    expected[first // tile : -(-end // tile)] = 1
-    assert_same_bits(reads.sum(axis=0, dtype=np.int32), expected)
-    runs = -(-end // RUN) - first // RUN
-    assert reads.sum(axis=1).max() <= -(-runs // MAX_SPLITS) * RUN // tile
+    """With at most so many rows a program, over several splits."""
+    shape = replace(SHAPE, query_heads=2, length=ONE_LAUNCH)
+    shape = replace(shape, **changes)
+    inputs = make_inputs(shape, [RUN + 40], rows, has_sinks=True)
+    check_attention(partial(interpreter.run, tactic=tactic), shape, inputs)
+    launches = [make_cases("", shape, batch=1)[0].launch(one) for one in (BLOCK, tactic)]
+    block, own = (launch.constants["BLOCK_M"] for launch in launches)
+    assert own == most and (own > block) == (tactic == MOST)
 
 
-@pytest.mark.exhaustive
-def test_the_check_on_a_gpu_asks_for_what_the_kernels_do(interpreter: Interpreter) -> None:
-    """With products of float16; and it sees a kernel that is wrong."""
-    cases = {case.name: case for case in accuracy_cases()}
-    chosen = [
-        cases["heads of 64, long window, fp16, fp16 cache"],
-        cases["heads of 128, window paged, fp16, fp8e4nv cache"],
-    ]
-    chosen = [replace(case, lengths=(RUN + 1, 1500)) for case in chosen]
-    assert [check_case(interpreter.run, case).mismatch for case in chosen] == [None, None]
-    assert check_bits(interpreter.run).mismatch is None
-
-    def wrong(name: str, inputs: Mapping[str, Array], attributes: Attributes) -> Inputs:
-        return interpreter.run(name, inputs, {**attributes, "window": 4})
-
-    found = check_case(wrong, chosen[1]).mismatch
-    assert found is not None
-    assert found.startswith("first at (0, 0, ")
+def test_a_causal_rows_bits_depend_on_its_own_keys_alone(interpreter: Interpreter) -> None:
+    """Whatever the block's length, and what follows: decoding and verification are the same."""
+    assert check_bits(interpreter.run, DType.FLOAT32).mismatch is None

@@ -10,11 +10,7 @@ import numpy as np
 import pytest
 from dflash_plugins.compile import compile_kernel
 from dflash_plugins.kv_cache_update import checks
-from dflash_plugins.kv_cache_update.checks import (
-    accuracy_cases,
-    check_case,
-    update,
-)
+from dflash_plugins.kv_cache_update.checks import update
 from dflash_plugins.kv_cache_update.launch import make_case as update_case
 from dflash_plugins.kv_caches import WriteShape
 from dflash_plugins.kv_feature_injection.checks import error_bound, inject
@@ -23,9 +19,9 @@ from dflash_plugins.operation import Attributes, Case, DType
 from dflash_plugins.table import main_cases
 from dflash_plugins.testing.cache_writes import make_inputs
 from dflash_plugins.testing.guarded import Arrays
-from dflash_plugins.testing.numeric import Array, assert_same_bits
+from dflash_plugins.testing.numeric import Array, check_all
 
-from tests.plugins.interpreter import Interpreter, assert_close
+from tests.plugins.interpreter import Interpreter, assert_close, assert_same_bits
 
 WRITERS = {"kv_cache_update": update_case, "kv_feature_injection": injection_case}
 EACH = pytest.mark.parametrize("name", WRITERS)
@@ -43,7 +39,7 @@ def shaped(
     if name == "kv_cache_update" and "cache" not in other:
         sizes.setdefault("page_size", 8)
     shape = WriteShape(compute=compute, kv_heads=heads[0], head_dim=heads[1], **sizes)
-    return WRITERS[name]("case", shape)
+    return WRITERS[name](shape)
 
 
 def check(
@@ -173,24 +169,19 @@ def test_clipping_keeps_what_is_no_number(kernels: Path, folder: str) -> None:
     assert found == {"min.NaN.xorsign.abs.f32"}
 
 
-def test_the_check_on_a_gpu_asks_for_what_the_kernel_does(
-    interpreter: Interpreter, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """And it sees a kernel that is wrong, and one bit that is."""
-    cases = {case.name: (case, starts) for case, starts in accuracy_cases()}
-    assert len(cases) == len(accuracy_cases())
-    chosen = cases["bf16 bf16 cache, 3 × 80, 16 rows, pages of 24"]
-    assert [one.mismatch for one in check_case(interpreter.run, *chosen)] == [None, None]
+def test_the_check_on_a_gpu_asks_for_what_the_kernel_does(interpreter: Interpreter) -> None:
+    """And it sees one bit that is wrong."""
+    asked = {check.name: check for check in checks.checks()}
+    assert len(asked) == len(checks.checks())
+    chosen = asked["kv_cache_update, bf16 bf16 cache, 3 × 80, 4 × 16 rows, pages of 24"]
+    assert [one.mismatch for one in check_all([chosen], interpreter.run)] == [None, None]
 
     def wrong(name: str, inputs: Arrays, attributes: Attributes) -> dict[str, Array]:
         k, v = update(dict(inputs))
         v.view(np.uint8).reshape(-1)[0] ^= 1
         return {"k_cache_out": k, "v_cache_out": v}
 
-    small = [one for name, one in cases.items() if "3 × 80" in name and ", 16 rows" in name]
-    monkeypatch.setattr(checks, "accuracy_cases", lambda: small)
-    verdicts = checks.check_accuracy(wrong)
-    assert [one.mismatch is None for one in verdicts] == [True, False] * len(checks.CHECKED_LAYOUTS)
+    assert [one.mismatch is None for one in check_all([chosen], wrong)] == [True, False]
 
 
 def test_a_wrong_injection_is_noticed(interpreter: Interpreter) -> None:

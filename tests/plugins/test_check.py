@@ -3,20 +3,28 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from dflash_plugins.operation import Launch, Operation, TensorSpec
+from dflash_plugins.testing.guarded import Buffers, run_guarded
+from dflash_plugins.testing.numeric import (
+    GUARD_BYTES,
+    GuardedBuffer,
+    find_mismatch,
+    find_other_bits,
+)
 
 pytest.importorskip("cuda.bindings", reason="cuda-python (the rtx extra) is not installed")
 pytest.importorskip("triton", reason="Triton language (the plugins extra) is not installed")
 
 from dflash_plugins import check as checking
 from dflash_plugins.compile import CompiledKernel, compile_kernel
-from dflash_plugins.operation import TensorSpec
 from dflash_plugins.table import FOLDERS
 from dflash_plugins.testing import gpu
 from dflash_plugins.testing.gpu import Timer
@@ -50,7 +58,8 @@ def test_the_machine_code_is_launched_with_exactly_its_arguments(check: Check) -
     cuda = FakeCuda(HOPPER)
     driver = FakeDriver(cuda)
     found = check(cuda, driver)
-    assert found == [Accuracy(f"accept, {rows} rows", 0.0, 0.0, None) for rows in range(1, 17)]
+    assert {one.name for one in found} == {f"accept, {rows} rows" for rows in range(1, 17)}
+    assert all((one.error, one.mismatch) == (0.0, None) for one in found)
     assert len(driver.loaded) == 1 and ".target sm_90a" in driver.loaded[0]
     assert driver.launches == [(300, 1, 1, 32, 1, 1)] * 16
     assert cuda.is_clean
@@ -145,3 +154,62 @@ def test_a_measurement_and_one_that_does_not_fit(
 
 def refuse(*given: Any) -> int:
     raise DflashError("no room")
+
+
+def test_the_first_wrong_coordinate_is_named() -> None:
+    expected = np.ones((3, 4, 5))
+    actual = expected.copy()
+    actual[1, 2, 3] += 1e-3
+    actual[2, 0, 0] = np.nan
+    assert find_mismatch(actual, expected, 1e-4) == (
+        "first at (1, 2, 3): 1.001 where 1.0 was expected (error 0.0005, bound 0.0001)"
+    )
+    assert find_mismatch(actual[:2], expected[:2], 1e-3) is None
+    assert find_mismatch(actual, expected, 1e-3) == (
+        "first at (2, 0, 0): nan where 1.0 was expected (error inf, bound 0.001)"
+    )
+
+
+def test_bits_differ_where_values_are_equal() -> None:
+    found = find_other_bits(np.array([[0.0], [-0.0]]), np.zeros((2, 1)))
+    assert found == "first at (1, 0): -0.0 where 0.0 was expected"
+
+
+@pytest.mark.parametrize(("offset", "where"), [(-1, "-1"), (0, None), (7, None), (8, "8")])
+def test_a_byte_outside_is_noticed(offset: int, where: str | None) -> None:
+    buffer = GuardedBuffer(8)
+    assert (buffer.inner.view(np.float32) != buffer.inner.view(np.float32)).all()  # NaN
+    buffer.memory[GUARD_BYTES + offset] ^= 1
+    if where is None:
+        buffer.check("x")
+        return
+    with pytest.raises(AssertionError, match=f"byte {where} of 8 was written"):
+        buffer.check("x")
+
+
+BLOCKS = {
+    "token_ids": np.arange(6).reshape(2, 3),
+    "choice_ids": np.arange(6).reshape(2, 3),
+    "cache_start": np.array([4, 9]),
+}
+
+
+@pytest.mark.parametrize(
+    ("tensor", "at", "message"),
+    [
+        ("bonus", -8, "bonus: byte -8 of 16 was written"),
+        ("accepted", 8, "accepted: byte 8 of 8 was written"),
+        ("choice_ids", 0, "choice_ids is an input only"),
+    ],
+)
+def test_a_write_where_none_belongs_is_noticed(tensor: str, at: int, message: str) -> None:
+    def write(
+        operation: Operation, launch: Launch, specs: Mapping[str, TensorSpec], buffers: Buffers
+    ) -> None:
+        assert launch.grid == (2, 1, 1)
+        assert list(specs) == [*BLOCKS, *operation.outputs]
+        buffer = buffers[tensor]
+        buffer.memory[buffer.offset + at] ^= 1
+
+    with pytest.raises(AssertionError, match=message):
+        run_guarded("accept", BLOCKS, {}, 0, write)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -16,18 +15,17 @@ from dflash_plugins.gated_delta_step.checks import (
     make_inputs,
     public_groups,
 )
-from dflash_plugins.gated_delta_step.launch import CHUNKS, make_case
+from dflash_plugins.gated_delta_step.launch import CHUNKS, STEP, make_case
 from dflash_plugins.gated_delta_step.reference import expect
-from dflash_plugins.operation import Attributes, DType
+from dflash_plugins.operation import Attributes
 from dflash_plugins.testing.guarded import Arrays
-from dflash_plugins.testing.numeric import Array, assert_same_bits
+from dflash_plugins.testing.numeric import Array
 
 from dflash_trt.errors import DflashError
 from dflash_trt.models.sizes import RecurrentSizes
 from tests.covering import exhaustive
-from tests.graph.delta import DeltaStep, FloatArray, Held, Int64Array
-from tests.graph.test_gated_delta import check_cuts
-from tests.plugins.interpreter import Interpreter, assert_close
+from tests.graph.delta import DeltaStep, Held
+from tests.plugins.interpreter import Interpreter, assert_close, assert_same_bits
 
 SMALL = RecurrentSizes(1, 1, 16, 4)
 NAME = "gated_delta_step"
@@ -107,17 +105,6 @@ def test_a_row_that_may_be_taken_back_reaches_no_state(interpreter: Interpreter)
 
 
 @pytest.mark.exhaustive
-def test_repeated_rows_and_strong_decays_by_chunks(interpreter: Interpreter) -> None:
-    """Equal keys make the largest terms of its system; a decay to nothing cancels no other."""
-    case = make_case("", SMALL, batch=2, count=40)
-    inputs = make_inputs(case, PLACES[2:4])
-    inputs["new_rows"][0] = inputs["new_rows"][0, :1]
-    inputs["new_rows"][0, :, -2:] = [4.0, -9.0]
-    inputs["new_rows"][1, ::5, -1] = 300.0
-    check(interpreter.run(NAME, inputs, case.attributes, CHUNKS), expect(inputs, 16))
-
-
-@pytest.mark.exhaustive
 def test_chunks_have_the_same_bits_whatever_their_neighbours(interpreter: Interpreter) -> None:
     """Those have other rows to replay."""
     case = make_case("", SMALL, batch=len(PLACES), count=16)
@@ -130,38 +117,6 @@ def test_chunks_have_the_same_bits_whatever_their_neighbours(interpreter: Interp
         assert_same_bits(one, together[name][4:5])
 
 
-@pytest.mark.exhaustive
-def test_rows_in_float16(interpreter: Interpreter) -> None:
-    """Are kept in float32, and so is the state."""
-    case = make_case("", SMALL, batch=len(PLACES), count=5, dtype=DType.FLOAT16)
-    inputs = make_inputs(case, PLACES)
-    outputs = interpreter.run(NAME, inputs, case.attributes)
-    assert outputs["y"].dtype == np.float16
-    check(outputs, expect(inputs, 16))
-
-
-@dataclass
-class KernelStep(DeltaStep):
-    """The definition's harness over the kernel."""
-
-    interpreter: Interpreter | None = None
-
-    def run(self, new_rows: FloatArray, starts: Int64Array, held: Held) -> tuple[FloatArray, Held]:
-        assert self.interpreter is not None
-        inputs = {"new_rows": new_rows, **self.weights, "rows": held.rows, "state": held.state}
-        inputs |= {"start": starts, "state_start": held.state_start, "rows_end": held.rows_end}
-        inputs["side"] = held.side
-        outputs = self.interpreter.run(NAME, inputs, {"replay": self.replay})
-        ends = starts + new_rows.shape[1]
-        starts, other = np.maximum(starts, ends - self.replay), 1 - held.side
-        return outputs["y"], Held(outputs["rows_out"], outputs["state_out"], starts, ends, other)
-
-
-@pytest.mark.exhaustive
-def test_chunks_blocks_rejections_and_slots_change_no_bit(interpreter: Interpreter) -> None:
-    check_cuts(KernelStep(SMALL, 7, has_sides=True, interpreter=interpreter), 1)
-
-
 def test_a_wrong_kernel_is_noticed(interpreter: Interpreter) -> None:
     """One that forgets a row of its replay; and products of float16, by the bound alone."""
     case = make_case("", SMALL, batch=len(PLACES), count=1)
@@ -170,7 +125,7 @@ def test_a_wrong_kernel_is_noticed(interpreter: Interpreter) -> None:
         ahead = np.minimum(inputs["state_start"] + 1, inputs["start"])
         return interpreter.run(name, {**inputs, "state_start": ahead}, attributes, tactic)
 
-    found = check_case(forgetful, case)
+    _, *found = check_case(case, STEP, forgetful)
     assert all(one.mismatch is not None for one in found)
     inputs = make_inputs(case, PLACES)
     expected = expect(inputs, 16)

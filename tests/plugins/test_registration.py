@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import cache, partial
@@ -15,7 +16,7 @@ import pytest
 from dflash_plugins import registration
 from dflash_plugins.block_attention.cases import AttentionShape, make_cases
 from dflash_plugins.compile import CompiledKernel, Resources, compile_kernel
-from dflash_plugins.operation import Case, KernelSpec
+from dflash_plugins.operation import Case, KernelSpec, Operation
 from dflash_plugins.registration import PluginRegistration
 from dflash_plugins.table import main_cases, operations
 
@@ -25,7 +26,7 @@ from dflash_trt.graph.block_attention import block_attention_function
 from dflash_trt.graph.form import CacheDtype, GraphForm, Precision
 from dflash_trt.graph.gated_delta import gated_delta_function
 from dflash_trt.graph.kv_cache_update import kv_cache_update_function, kv_feature_injection_function
-from dflash_trt.hardware.kernels import kernel_arches
+from dflash_trt.hardware.kernels import PLUGIN_INTERFACE, kernel_arches
 from dflash_trt.models.sizes import RecurrentSizes
 from tests.standins.plugin_core import (
     BuiltPlugin,
@@ -39,7 +40,6 @@ from tests.standins.plugin_core import (
 
 pytest.importorskip("triton", reason="Triton language (the plugins extra) is not installed")
 
-import tensorrt_rtx as real  # plugin_core skips where it is not installed
 
 ARCH = "sm_120a"
 KERNEL_FORMS = [
@@ -247,31 +247,6 @@ def test_the_next_build_may_want_ptx_or_another_architecture() -> None:
         assert launch.code.startswith(start)
 
 
-def test_the_compiled_core_calls_what_is_set_on_a_creator() -> None:
-    """As the timing IDs need; this is TensorRT-RTX's own core, with its registry."""
-
-    class Creator(real.IPluginCreatorV3Quick):  # type: ignore[misc]
-        def __init__(self) -> None:
-            super().__init__()
-            self.name, self.plugin_namespace, self.plugin_version = "probe", "dflash-test", "1"
-            self.field_names = real.PluginFieldCollection([])
-
-        def create_plugin(self, *arguments: Any) -> None:
-            raise AssertionError("the method of the class")
-
-    registry, own = real.get_plugin_registry(), Creator()
-    assert registry.register_creator(own, "dflash-test")
-    try:
-        creator = registry.get_creator("probe", "1", "dflash-test")
-        creator.create_plugin = lambda *arguments: real.IPluginV3()
-        create = real.IPluginCreatorV3Quick.create_plugin  # the way from C++
-        fields = real.PluginFieldCollection([])
-        made = create(creator, "probe", "dflash-test", fields, real.TensorRTPhase.BUILD)
-        assert creator is own and isinstance(made, real.IPluginV3)
-    finally:
-        assert registry.deregister_creator(own)
-
-
 def test_what_is_timed_is_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
     """By attributes and the kernel's source; by types and shapes TensorRT does itself."""
     core = layer(ARCH)
@@ -335,3 +310,25 @@ def test_the_extents_that_a_kernel_bakes_in_must_be_fixed() -> None:
     logits = replace(logits, dims=(-1, -1, -1), extents=(*logits.extents[:2], changing))
     with pytest.raises(DflashError, match="the vocabulary must be fixed"):
         build(layer(ARCH), case, [logits, *others])
+
+
+RECORD = Path(__file__).with_name("interface.json")
+
+
+def describe(operation: Operation) -> str:
+    """Inputs, attributes and outputs, each with the input that it updates."""
+    inputs = [*operation.inputs, *(f"{n}: {k.__name__}" for n, k in operation.attributes.items())]
+    outputs = [
+        f"{name} = {operation.aliases[name]}" if name in operation.aliases else name
+        for name in operation.outputs
+    ]
+    return f"{', '.join(inputs)} -> {', '.join(outputs)}"
+
+
+def test_other_operands_have_another_number() -> None:
+    """Else an engine of before would run where its operands are no longer meant.
+
+    Raise PLUGIN_INTERFACE, then take what is found here into interface.json.
+    """
+    found = {name: describe(one) for name, one in operations().items()}
+    assert json.loads(RECORD.read_text()) == {"interface": PLUGIN_INTERFACE, "operations": found}

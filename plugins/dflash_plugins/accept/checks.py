@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from functools import partial
 
 import numpy as np
 
 from dflash_plugins.accept.launch import make_case
 from dflash_plugins.testing.gpu import Point
-from dflash_plugins.testing.guarded import Arrays, Run
-from dflash_plugins.testing.numeric import Accuracy, attempt
+from dflash_plugins.testing.guarded import Arrays
+from dflash_plugins.testing.numeric import Accuracy, Check, Run, exact
 from dflash_trt.sampling.acceptance import accept_block
 
 
@@ -40,19 +39,16 @@ def expect(inputs: Arrays) -> Arrays:
     }
 
 
-def check_accuracy(run: Run) -> Iterator[Accuracy]:
-    """300 blocks of each size up to 16; `error` counts the outputs that differ."""
-    for rows in range(1, 17):
-        name = f"accept, {rows} rows"
-        yield from attempt(name, partial(_check_rows, run, name, rows))
+def checks() -> list[Check]:
+    """300 blocks of each size up to 16."""
+    return [Check(f"accept, {rows} rows", partial(_check_rows, rows)) for rows in range(1, 17)]
 
 
-def _check_rows(run: Run, name: str, rows: int) -> Accuracy:
+def _check_rows(rows: int, run: Run) -> Accuracy:
     inputs = make_inputs(300, rows)
     outputs, expected = run("accept", inputs, {}), expect(inputs)
     wrong = [name for name in expected if not np.array_equal(outputs[name], expected[name])]
-    mismatch = f"{', '.join(wrong)} differ" if wrong else None
-    return Accuracy(name, float(len(wrong)), 0.0, mismatch)
+    return exact(f"accept, {rows} rows", [f"{name} differ" for name in wrong])
 
 
 ROWS = ((1, 8), (8, 8), (64, 8), (64, 16))

@@ -9,8 +9,7 @@ import numpy as np
 from dflash_plugins.block_attention.cases import AttentionShape, make_cases
 from dflash_plugins.block_attention.reference import block_attention
 from dflash_plugins.operation import DType
-from dflash_plugins.testing.guarded import Run
-from dflash_plugins.testing.numeric import Array
+from dflash_plugins.testing.numeric import Array, Run
 
 Inputs = dict[str, Array]
 

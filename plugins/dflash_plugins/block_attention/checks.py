@@ -5,11 +5,11 @@ The interpreter cannot show those.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import product
+from typing import Any
 
 import numpy as np
 
@@ -20,16 +20,26 @@ from dflash_plugins.block_attention.reference import TENSOR_CORES, error_bound
 from dflash_plugins.operation import Case, DType
 from dflash_plugins.public import public_pairs
 from dflash_plugins.testing.gpu import Point
-from dflash_plugins.testing.guarded import Run
-from dflash_plugins.testing.numeric import Accuracy, Array, attempt, judge, spread
+from dflash_plugins.testing.numeric import Accuracy, Array, Check, Run, exact, fill, judge
 from dflash_trt.core.limits import PAGE_SIZE
 from dflash_trt.hardware.kernels import ONE_LAUNCH, RUN
 
 LONG = 2 * ONE_LAUNCH
 """Positions of most caches: every split has a run."""
-
-TacticRun = Callable[..., Mapping[str, Array]]
-"""A `Run` that also takes the keyword `tactic`."""
+HEADS = {
+    "heads of 64": AttentionShape(16, 2, 64, LONG),
+    "heads of 128": AttentionShape(8, 2, 128, LONG, block_size=16),
+    "heads of 256": AttentionShape(8, 2, 256, LONG, block_size=16),
+    "heads of 512": AttentionShape(8, 1, 512, LONG, block_size=16),
+}
+FORMS: dict[str, dict[str, Any]] = {
+    "draft": {},
+    "verify": {"is_causal": True},
+    "window": {"window": 100},
+    "long window": {"window": ONE_LAUNCH + 100},
+    "paged": {"page_size": 32, "is_causal": True},
+    "window paged": {"page_size": 24, "window": 5},
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +48,7 @@ class AccuracyCase:
 
     name: str
     shape: AttentionShape
-    lengths: tuple[int, ...]
+    lengths: tuple[int, ...] = (16, 64, 65, RUN, RUN + 1, 1500, LONG)
     rows: int | None = None
     has_sinks: bool = False
     tactic: int = 0
@@ -46,54 +56,34 @@ class AccuracyCase:
 
 def accuracy_cases() -> list[AccuracyCase]:
     """Each head size and form, at lengths where tiles, splits and pages end; each tactic."""
-    heads = {
-        "heads of 64": AttentionShape(16, 2, 64, LONG),
-        "heads of 128": AttentionShape(8, 2, 128, LONG, block_size=16),
-        "heads of 256": AttentionShape(8, 2, 256, LONG, block_size=16),
-        "heads of 512": AttentionShape(8, 1, 512, LONG, block_size=16),
-    }
-    lengths = (16, 64, 65, RUN, RUN + 1, 1500, LONG)
     found = []
-    for name, shape in heads.items():
-        forms = {
-            "draft": shape,
-            "verify": replace(shape, is_causal=True),
-            "window": replace(shape, window=100),
-            "long window": replace(shape, window=ONE_LAUNCH + 100),
-            "paged": replace(shape, page_size=32, is_causal=True),
-            "window paged": replace(shape, page_size=24, window=5),
-        }
-        for form, one in forms.items():
-            for compute in (DType.BFLOAT16, DType.FLOAT16):
-                for cache in (compute, DType.FLOAT8):
-                    typed = replace(one, compute=compute, cache=cache)
-                    title = f"{name}, {form}, {compute.kernel_name}, {cache.kernel_name} cache"
-                    has_sinks = form in ("verify", "window")
-                    found.append(AccuracyCase(title, typed, lengths, has_sinks=has_sinks))
+    for (name, shape), (form, changes) in product(HEADS.items(), FORMS.items()):
+        for compute in (DType.BFLOAT16, DType.FLOAT16):
+            for cache in (compute, DType.FLOAT8):
+                typed = replace(shape, compute=compute, cache=cache, **changes)
+                title = f"{name}, {form}, {compute.kernel_name}, {cache.kernel_name} cache"
+                has_sinks = form in ("verify", "window")
+                found.append(AccuracyCase(title, typed, has_sinks=has_sinks))
+    for name, shape in HEADS.items():
         floor = replace(shape, is_causal=True)
-        found.append(AccuracyCase(f"{name}, tactic {FLOOR}", floor, lengths, tactic=FLOOR))
-    verify = replace(heads["heads of 128"], is_causal=True)
-    large = replace(verify, kv_heads=1)
-    found += [
-        AccuracyCase(f"groups of 8, tactic {tactic}", large, lengths, tactic=tactic)
-        for tactic in TACTICS
-    ]
-    one_row = replace(verify, block_size=8)
-    found.append(AccuracyCase("one row", one_row, (1, 64, 1500), 1))
+        found.append(AccuracyCase(f"{name}, tactic {FLOOR}", floor, tactic=FLOOR))
+    verify = replace(HEADS["heads of 128"], is_causal=True)
+    for tactic in TACTICS:
+        large = replace(verify, kv_heads=1)
+        found.append(AccuracyCase(f"groups of 8, tactic {tactic}", large, tactic=tactic))
     far = replace(verify, length=2 * LONG + RUN)
-    found.append(AccuracyCase("splits of several runs", far, (far.length, far.length - 100)))
+    found += [
+        AccuracyCase("one row", replace(verify, block_size=8), (1, 64, 1500), 1),
+        AccuracyCase("splits of several runs", far, (far.length, far.length - 100)),
+    ]
     return found + chunk_cases()
 
 
 def chunk_cases() -> list[AccuracyCase]:
     """A target's prefill chunks with each tactic: several splits, one split, and one launch."""
-    targets = {
-        "heads of 64": AttentionShape(16, 2, 64, LONG, is_causal=True, page_size=32),
-        "heads of 128": AttentionShape(
-            8, 2, 128, LONG, block_size=16, is_causal=True, page_size=32
-        ),
-        "window": AttentionShape(16, 2, 64, LONG, is_causal=True, window=128, page_size=32),
-    }
+    small = replace(HEADS["heads of 64"], is_causal=True, page_size=32)
+    large = replace(HEADS["heads of 128"], is_causal=True, page_size=32)
+    targets = {"heads of 64": small, "heads of 128": large, "window": replace(small, window=128)}
     return [
         AccuracyCase(
             f"{name}, {cache.kernel_name} cache, chunk of {rows}, tactic {tactic}",
@@ -110,14 +100,14 @@ def chunk_cases() -> list[AccuracyCase]:
     ]
 
 
-def check_accuracy(run: TacticRun) -> Iterator[Accuracy]:
+def checks() -> list[Check]:
     """`check_bits`, then every case against float64."""
-    yield from attempt("block_attention, bits", partial(check_bits, run))
-    for case in spread(accuracy_cases()):
-        yield from attempt(f"block_attention, {case.name}", partial(check_case, run, case))
+    cases = [(f"block_attention, {one.name}", one) for one in accuracy_cases()]
+    compared = [Check(name, partial(check_case, one)) for name, one in cases]
+    return [Check("block_attention, bits", check_bits), *compared]
 
 
-def check_case(run: TacticRun, case: AccuracyCase) -> Accuracy:
+def check_case(case: AccuracyCase, run: Run) -> Accuracy:
     """One case against float64; whatever a kernel must not read is NaN."""
     run = partial(run, tactic=case.tactic) if case.tactic else run
     inputs = make_inputs(case.shape, case.lengths, case.rows, has_sinks=case.has_sinks)
@@ -126,12 +116,12 @@ def check_case(run: TacticRun, case: AccuracyCase) -> Accuracy:
     return judge(f"block_attention, {case.name}", actual, expected, bound)
 
 
-def check_bits(run: Run) -> Accuracy:
+def check_bits(run: Run, compute: DType = DType.BFLOAT16) -> Accuracy:
     """Whether results have the same bits for a sequence alone, and for a causal row alone.
 
     Both calls have few rows, so as many splits.
     """
-    shape = AttentionShape(2, 1, 64, ONE_LAUNCH, is_causal=True)
+    shape = AttentionShape(2, 1, 64, ONE_LAUNCH, is_causal=True, compute=compute, cache=compute)
     inputs = make_inputs(shape, (700, 33))
     together = attend(run, shape, inputs)
     found = []
@@ -145,14 +135,11 @@ def check_bits(run: Run) -> Accuracy:
             single["key_value_lengths"] = np.array([length - 7 + row], np.int32)
             if attend(run, shape, single).tobytes() != together[b : b + 1, :, row].tobytes():
                 found.append(f"row {row} of sequence {b} depends on the rows beside it")
-    mismatch = "; ".join(found) or None
-    return Accuracy("block_attention, bits", float(len(found)), 0.0, mismatch)
+    return exact("block_attention, bits", found)
 
 
 CONTEXTS, BATCHES = (1024, 32_768), (1, 8)
 CHUNK_ROWS, CHUNK_CONTEXTS = 512, (0, 8192)
-RANDOM_ELEMENTS = 1 << 20
-"""Random elements that are drawn once and repeated to fill a cache."""
 
 
 def points() -> list[Point]:
@@ -191,22 +178,8 @@ def points() -> list[Point]:
 
 
 def _make_inputs(cases: Sequence[Case], held: int) -> dict[str, Array]:
-    """Random inputs of sequences of `held` positions, with pages in random order."""
-    generator = np.random.default_rng(0)
-    values = generator.standard_normal(RANDOM_ELEMENTS, np.float32)
-    specs = {**cases[-1].inputs, **cases[0].inputs}  # the sinks are the merge's
-    q = specs["q"]
-    inputs = {
-        "q": np.resize((values * q.shape[3] ** -0.5).astype(q.dtype.numpy), q.shape),
-        "key_value_lengths": np.full(q.shape[0], held, np.int32),
-        "sinks": np.full(q.shape[1], -np.inf, np.float32),
-    }
-    for name in ("k_cache", "v_cache"):
-        inputs[name] = np.resize(values.astype(specs[name].dtype.numpy), specs[name].shape)
-    if "page_table" in specs:
-        shape = specs["page_table"].shape
-        inputs["page_table"] = generator.permutation(math.prod(shape)).reshape(shape)
-        inputs["page_table"] = inputs["page_table"].astype(np.int32)
-    if "kv_scales" in specs:
-        inputs["kv_scales"] = np.array([0.5, 0.25], np.float32)
-    return inputs
+    """Random inputs of sequences of `held` positions."""
+    inputs = fill({**cases[-1].inputs, **cases[0].inputs})  # the sinks are the merge's
+    inputs["q"] *= inputs["q"].dtype.type(inputs["q"].shape[3] ** -0.5)
+    lengths = np.full(len(inputs["q"]), held, np.int32)
+    return inputs | {"key_value_lengths": lengths}

@@ -2,25 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import product
 
 import numpy as np
 
-from dflash_plugins.gated_delta_step.launch import CHUNKS, STEP, TACTICS, make_case
+from dflash_plugins.gated_delta_step.launch import CHUNKS, TACTICS, make_case
 from dflash_plugins.gated_delta_step.reference import expect
 from dflash_plugins.operation import Case, DType
 from dflash_plugins.public import recurrences
 from dflash_plugins.testing.gpu import Point
-from dflash_plugins.testing.guarded import Arrays, Run
+from dflash_plugins.testing.guarded import Arrays
 from dflash_plugins.testing.numeric import (
     Accuracy,
     Array,
-    assert_same_bits,
-    attempt,
+    Check,
+    Run,
+    exact,
+    fill,
+    find_other_bits,
     judge,
-    spread,
 )
 from dflash_trt.hardware.kernels import SIDES
 from dflash_trt.models.sizes import RecurrentSizes
@@ -53,9 +56,6 @@ def public_groups(key_heads: int) -> list[RecurrentSizes]:
 TENSOR_CORES = 4
 """Products of parts may lack a float32 product's last bit, and tensor cores may truncate sums."""
 
-TacticRun = Callable[..., Mapping[str, Array]]
-"""A `Run` that also takes the keyword `tactic`."""
-
 
 def make_inputs(case: Case, places: Sequence[Place], seed: int = 0) -> dict[str, Array]:
     """Random inputs of `case`; what no row may depend on is NaN.
@@ -63,12 +63,7 @@ def make_inputs(case: Case, places: Sequence[Place], seed: int = 0) -> dict[str,
     That is what a fresh slot's last sequence left, rows that were rejected, and those that neither
     the replay nor its convolution reaches.
     """
-    generator = np.random.default_rng(seed)
-    inputs = {
-        name: generator.standard_normal(spec.shape).astype(spec.dtype.numpy)
-        for name, spec in case.inputs.items()
-        if spec.dtype is not DType.INT64
-    }
+    inputs = fill(case.inputs, seed)
     inputs["kernel"] *= np.float32(0.5)
     inputs["decay"] = -np.exp(inputs["decay"])
     sides = np.arange(len(places)) % SIDES
@@ -87,35 +82,32 @@ def make_inputs(case: Case, places: Sequence[Place], seed: int = 0) -> dict[str,
     return inputs
 
 
-def check_accuracy(run: Run) -> Iterator[Accuracy]:
+def checks() -> list[Check]:
     """Public heads, steps of 1 to 16 rows and chunks, rows in three types, each tactic; bits."""
     types = (DType.FLOAT32, DType.BFLOAT16, DType.FLOAT16)
-    points = [
-        (sizes, count, dtype, tactic)
-        for sizes in public_groups(2)
-        for count in (1, 5, 16, 17, 100)
-        for dtype in types
-        for tactic in TACTICS
-    ]
-    for sizes, count, dtype, tactic in spread(points):
+    found = [Check("gated_delta_step, bits", check_bits)]
+    for sizes, count, dtype, tactic in product(
+        public_groups(2), (1, 5, 16, 17, 100), types, TACTICS
+    ):
         heads = f"{sizes.key_heads}/{sizes.value_heads} heads"
         title = f"gated_delta_step, {heads}, {count} rows in {dtype.kernel_name}, tactic {tactic}"
         # By chunks an idle sequence has outputs of what is left to replay alone: of a step's rows.
         batch = len(PLACES) - (tactic == CHUNKS and count > 16)
         case = make_case(title, sizes, batch=batch, count=count, dtype=dtype)
-        yield from attempt(title, partial(check_case, run, case, tactic))
-    yield from attempt("gated_delta_step, bits", partial(check_bits, run))
+        found.append(Check(title, partial(check_case, case, tactic)))
+    return found
 
 
-def check_case(run: TacticRun, case: Case, tactic: int = STEP) -> list[Accuracy]:
+def check_case(case: Case, tactic: int, run: Run) -> list[Accuracy]:
     """y and the state against float64, and the rows that are kept."""
     inputs = make_inputs(case, PLACES[: case.inputs["state"].shape[0]])
     outputs = run("gated_delta_step", inputs, case.attributes, tactic=tactic)
     expected = expect(inputs, case.attributes["replay"])
-    assert_same_bits(outputs["rows_out"], expected.rows_out)
+    wrong = find_other_bits(outputs["rows_out"], expected.rows_out)
     scale = TENSOR_CORES if tactic == CHUNKS else 1
     state = outputs["state_out"], expected.state_out, expected.state_bound * scale
     return [
+        exact(f"{case.name}, rows", [wrong] if wrong else []),
         judge(case.name, outputs["y"], expected.y, expected.y_bound * scale),
         judge(f"{case.name}, state", *state),
     ]
@@ -142,8 +134,7 @@ def check_bits(run: Run, sizes: RecurrentSizes = BITS_SIZES) -> Accuracy:
         held = {"rows": outputs["rows_out"], "state": outputs["state_out"]}
         settled, end, side = max(at, at + count - replay), at + count, 1 - side
         at += kept
-    mismatch = "; ".join(found) or None
-    return Accuracy("gated_delta_step, bits", float(len(found)), 0.0, mismatch)
+    return exact("gated_delta_step, bits", found)
 
 
 ROWS = ((1, 1), (1, 16), (8, 16), (64, 16), (1, 512))

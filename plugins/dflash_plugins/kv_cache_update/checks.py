@@ -2,31 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from functools import partial
 
 import numpy as np
 
 from dflash_plugins.kv_cache_update.launch import LAYOUTS, make_case
 from dflash_plugins.kv_caches import WriteShape, public_cases
-from dflash_plugins.operation import Case, DType
+from dflash_plugins.operation import DType
 from dflash_plugins.testing.cache_writes import (
-    CHECKED_HEADS,
     MEASURED_LENGTH,
+    checked_shapes,
     make_inputs,
     write_points,
     write_rows,
 )
 from dflash_plugins.testing.gpu import Point
-from dflash_plugins.testing.guarded import Run
-from dflash_plugins.testing.numeric import (
-    Accuracy,
-    Array,
-    assert_same_bits,
-    attempt,
-    relative_error,
-    spread,
-)
+from dflash_plugins.testing.numeric import Accuracy, Array, Check, Run, exact, find_other_bits
 from dflash_trt.quantization.codecs import quantize_fp8
 
 CHECKED_LAYOUTS = [
@@ -53,57 +44,28 @@ def update(inputs: dict[str, Array]) -> list[Array]:
     return caches
 
 
-def accuracy_cases() -> list[tuple[Case, list[int]]]:
-    """Verify steps and prefill chunks, each with the sequences' first positions.
-
-    They cross page borders, begin before position 0, and end past the cache.
-    """
+def checks() -> list[Check]:
+    """Verify steps and prefill chunks: they cross page borders, begin before position 0, and end
+    past the cache."""
     found = []
-    for compute, cache, page_size in CHECKED_LAYOUTS:
-        pages = f", pages of {page_size}" if page_size else ""
-        for heads, size in CHECKED_HEADS:
-            name = f"{compute.kernel_name} {cache.kernel_name} cache, {heads} × {size}"
-            for rows, starts in ((16, [0, 17, 240, 250]), (300, [0, 3, -5, 100])):
-                shape = WriteShape(
-                    compute=compute,
-                    cache=cache,
-                    batch=4,
-                    rows=rows,
-                    kv_heads=heads,
-                    head_dim=size,
-                    length=264,
-                    page_size=page_size,
-                )
-                found.append((make_case(f"{name}, {rows} rows{pages}", shape), starts))
+    for shape in checked_shapes(CHECKED_LAYOUTS, (16, 300), 264):
+        starts = [0, 17, 240, 250] if shape.rows == 16 else [0, 3, -5, 100]
+        found.append(Check(f"kv_cache_update, {shape}", partial(check_shape, shape, starts)))
     return found
 
 
-def check_accuracy(run: Run) -> Iterator[Accuracy]:
-    """The results for K and V of every case."""
-    for case, starts in spread(accuracy_cases()):
-        yield from attempt(f"kv_cache_update, {case.name}", partial(check_case, run, case, starts))
-
-
-def check_case(run: Run, case: Case, starts: list[int]) -> list[Accuracy]:
+def check_shape(shape: WriteShape, starts: list[int], run: Run) -> list[Accuracy]:
     """The results for K and V; v gets infinities, NaN, and values that FP8 clips or rounds to 0."""
+    case = make_case(shape)
     inputs = make_inputs(case, starts)
     hostile = [np.inf, -np.inf, np.nan, 1e4, -0.0, 2.0**-24]
     inputs["v"][:, :, 0, : len(hostile)] = hostile
     outputs = run(case.operation.name, inputs, case.attributes)
-    return [
-        _judge(f"kv_cache_update, {case.name}, {name}", outputs[name], expected)
-        for name, expected in zip(outputs, update(inputs), strict=True)
-    ]
-
-
-def _judge(name: str, actual: Array, expected: Array) -> Accuracy:
-    mismatch = None
-    try:
-        assert_same_bits(actual, expected)
-    except AssertionError as difference:
-        mismatch = str(difference)
-    error = float(np.max(relative_error(actual, expected), initial=0.0))
-    return Accuracy(name, error, 0.0, mismatch)
+    found = []
+    for name, expected in zip(outputs, update(inputs), strict=True):
+        mismatch = find_other_bits(outputs[name], expected)
+        found.append(exact(f"kv_cache_update, {shape}, {name}", [mismatch] if mismatch else []))
+    return found
 
 
 ROWS = ((1, 16), (8, 16), (64, 16), (1, 512), (1, 2048))
@@ -112,5 +74,4 @@ ROWS = ((1, 16), (8, 16), (64, 16), (1, 512), (1, 2048))
 
 def points() -> list[Point]:
     """The heads of public pairs, in every form of caches."""
-    label = "{pair} {cache}{paged}, {batch} × {rows} rows"
-    return write_points(public_cases(make_case, LAYOUTS, ROWS, MEASURED_LENGTH, label))
+    return write_points(public_cases(make_case, LAYOUTS, ROWS, MEASURED_LENGTH))

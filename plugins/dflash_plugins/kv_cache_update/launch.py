@@ -15,12 +15,12 @@ LAYOUTS = ((DType.BFLOAT16, PAGE_SIZE), (DType.FLOAT8, None), (DType.FLOAT8, PAG
 OPERATIONS = write_operations("kv_cache_update", ("k", "v", "positions"), LAYOUTS)
 
 
-def make_case(name: str, shape: WriteShape) -> Case:
+def make_case(shape: WriteShape) -> Case:
     """The form of the operation for `shape`, with k and v [B,H_kv,S,D]."""
     rows = TensorSpec(shape.compute, (shape.batch, shape.kv_heads, shape.rows, shape.head_dim))
-    return shape.case(name, OPERATIONS, {"k": rows, "v": rows})
+    return shape.case(OPERATIONS, {"k": rows, "v": rows})
 
 
 def main_cases() -> list[Case]:
     """Verify steps with the KV heads of public pairs."""
-    return public_cases(make_case, LAYOUTS, [(8, 16)], 8192, "{pair} {cache} cache{paged}")
+    return public_cases(make_case, LAYOUTS, [(8, 16)], 8192)

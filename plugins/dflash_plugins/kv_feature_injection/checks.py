@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from functools import partial
 
 import numpy as np
@@ -11,23 +10,22 @@ from dflash_plugins.kv_caches import WriteShape, public_cases
 from dflash_plugins.kv_feature_injection.launch import LAYOUTS, make_case
 from dflash_plugins.operation import Case, DType
 from dflash_plugins.testing.cache_writes import (
-    CHECKED_HEADS,
-    KV_SCALES,
     MEASURED_LENGTH,
+    checked_shapes,
     make_inputs,
     write_points,
     write_rows,
 )
 from dflash_plugins.testing.gpu import Point
-from dflash_plugins.testing.guarded import Run
 from dflash_plugins.testing.numeric import (
+    KV_SCALES,
     Accuracy,
     Array,
-    attempt,
+    Check,
+    Run,
     epsilon,
     judge,
     relative,
-    spread,
     sum_error,
     tiny,
 )
@@ -39,56 +37,32 @@ CODE = 2 * epsilon(DType.FLOAT8.numpy)
 NORM_ROUNDINGS = 8
 """Roundings of the mean, of its rsqrt (right to two units in the last place) and two products."""
 
-CACHES = [
-    (DType.FLOAT32, DType.FLOAT32),
-    (DType.FLOAT16, DType.FLOAT16),
-    (DType.BFLOAT16, DType.BFLOAT16),
-    (DType.BFLOAT16, DType.FLOAT8),
-    (DType.FLOAT16, DType.FLOAT8),
-]
+FLOATS = (DType.FLOAT32, DType.FLOAT16, DType.BFLOAT16)
+CACHES = [*zip(FLOATS, FLOATS, strict=True), *((one, DType.FLOAT8) for one in FLOATS[1:])]
 """Element types of the rows and of the cache."""
 
 
-def check_accuracy(run: Run) -> Iterator[Accuracy]:
+def checks() -> list[Check]:
     """Every layout and type against float64, at cache and page borders; v must be exact."""
-    shapes = [
-        WriteShape(
-            compute=compute,
-            cache=cache,
-            batch=4,
-            rows=16,
-            kv_heads=heads,
-            head_dim=size,
-            length=256,
-            page_size=page_size,
-        )
-        for compute, cache in CACHES
-        for heads, size in CHECKED_HEADS
-        for page_size in (None, 32)
+    layouts = [(*types, page_size) for types in CACHES for page_size in (None, 32)]
+    return [
+        Check(f"kv_feature_injection, {shape}", partial(check_shape, shape))
+        for shape in checked_shapes(layouts, (16,), 256)
     ]
-    for shape in spread(shapes):
-        yield from attempt(f"kv_feature_injection, {shape}", partial(check_shape, run, shape))
 
 
-def check_shape(run: Run, shape: WriteShape) -> list[Accuracy]:
+def check_shape(shape: WriteShape, run: Run) -> list[Accuracy]:
     """The results for K and for V."""
-    cache = shape.cache or shape.compute
-    name = f"{shape.compute.kernel_name} {cache.kernel_name} cache"
-    paged = " paged" if shape.page_size else ""
-    case = make_case(f"{name}, {shape.kv_heads} × {shape.head_dim}{paged}", shape)
+    case = make_case(shape)
     inputs = make_inputs(case, [0, 24, 100, 240])
     outputs = run(case.operation.name, inputs, case.attributes)
     both = inject(case, inputs)
-    is_coded = cache is DType.FLOAT8
-    rounded: float | Array = CODE if is_coded else error_bound(case, inputs, both[0])
+    is_coded = shape.cache is DType.FLOAT8
+    bounds: list[float | Array]
+    bounds = [CODE if is_coded else error_bound(case, inputs, both[0]), 0.0]
     return [
-        judge(
-            f"kv_feature_injection, {case.name}, {written}",
-            outputs[written].astype(np.float64),
-            expected,
-            bound,
-        )
-        for written, expected, bound in zip(outputs, both, (rounded, 0.0), strict=True)
+        judge(f"kv_feature_injection, {shape}, {name}", outputs[name], expected, bound)
+        for name, expected, bound in zip(outputs, both, bounds, strict=True)
     ]
 
 
@@ -110,16 +84,13 @@ def inject(case: Case, inputs: dict[str, Array]) -> tuple[Array, Array]:
 
 
 def error_bound(
-    case: Case, inputs: dict[str, Array], expected: Array, *, products: int = 0, cut: bool = False
+    case: Case, inputs: dict[str, Array], expected: Array, *, cut: bool = False
 ) -> Array:
     """Bounds the `relative_error` of the K cache `expected`; V is copied and has no error.
 
     k is divided by the root of a mean of D squares, whose relative error is half that of the sum,
-    and rounded to its own type. RoPE adds two products in float32 and stores the sum.
-
-    Args:
-        products: 1 where RoPE's products and sum are rounded to k's type too.
-        cut: whether float32 is truncated to that type instead of rounded: twice the error.
+    and rounded to its own type. RoPE adds two products in float32 and stores the sum. `cut` says
+    that float32 is truncated to that type instead of rounded: twice the error.
     """
     dtype, wide = case.inputs["k"].dtype.numpy, epsilon(np.float32)
     narrow = (1 + cut) * epsilon(dtype)
@@ -128,8 +99,7 @@ def error_bound(
     near, far = k[..., : size // 2], k[..., size // 2 :]
     terms = np.concatenate([near * cos + far * sin, far * cos + near * sin], axis=-1)
     norm = sum_error(size, 1.0, wide) / 2 + NORM_ROUNDINGS * wide
-    rows = terms * (norm + (1 + products) * narrow + 2 * wide)
-    rows = rows + (1 + products) * narrow * terms + 4 * (1 + cut) * tiny(dtype)
+    rows = terms * (norm + 2 * narrow + 2 * wide) + 4 * (1 + cut) * tiny(dtype)
     return relative(write_rows(inputs, np.zeros(expected.shape), rows), expected)
 
 
@@ -159,5 +129,4 @@ ROWS = ((1, 16), (8, 16), (64, 16), (1, 2048))
 
 def points() -> list[Point]:
     """The heads of public drafts, in every form of caches."""
-    label = "{pair} {cache}{paged}, {batch} × {rows} rows"
-    return write_points(public_cases(make_case, LAYOUTS, ROWS, MEASURED_LENGTH, label))
+    return write_points(public_cases(make_case, LAYOUTS, ROWS, MEASURED_LENGTH))

@@ -22,15 +22,15 @@ OPERATIONS = write_operations(
 )
 
 
-def make_case(name: str, shape: WriteShape) -> Case:
+def make_case(shape: WriteShape) -> Case:
     """The form of the operation for `shape`; RoPE tables are as long as the caches."""
     rows = TensorSpec(shape.compute, (shape.batch, shape.rows, shape.kv_heads, shape.head_dim))
     table = TensorSpec(shape.compute, (shape.length, shape.head_dim // 2))
     norm = TensorSpec(DType.FLOAT32, (shape.head_dim,))
     inputs = {"k": rows, "v": rows, "k_norm": norm, "cos": table, "sin": table}
-    return shape.case(name, OPERATIONS, inputs, epsilon=EPSILON)
+    return shape.case(OPERATIONS, inputs, epsilon=EPSILON)
 
 
 def main_cases() -> list[Case]:
     """Verify steps with the drafts of Qwen3-8B (8 KV heads × 128) and gpt-oss (8 × 64)."""
-    return public_cases(make_case, LAYOUTS, [(8, 8)], 8192, "{pair} {cache} cache{paged}")
+    return public_cases(make_case, LAYOUTS, [(8, 8)], 8192)

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from itertools import product
 
 import numpy as np
 
-from dflash_plugins.operation import DType, TensorSpec
+from dflash_plugins.operation import Case, DType
 from dflash_plugins.public import public_pairs
 from dflash_plugins.row_sample.launch import OPERATIONS, make_cases
 from dflash_plugins.testing.gpu import Point
-from dflash_plugins.testing.guarded import Arrays, Run
-from dflash_plugins.testing.numeric import Accuracy, Array, attempt, spread
+from dflash_plugins.testing.guarded import Arrays
+from dflash_plugins.testing.numeric import Accuracy, Array, Check, Run, fill
 from dflash_trt.sampling.choice import choose_tokens
 from dflash_trt.sampling.params import SamplingParams, pack_sampling
 
@@ -42,24 +42,13 @@ def sample(run: Run, inputs: Arrays) -> Array:
     return known["token_ids"]
 
 
-@dataclass(frozen=True, slots=True)
-class Draws:
-    """How many tokens were drawn and how many `moved`: they differ from NumPy's.
-
-    `wrong` describes the first that rounding at the border of top-p does not explain.
-    """
-
-    drawn: int
-    moved: int
-    wrong: str | None
-
-
 def compare_draws(
-    run: Run, logits: Array, params: Sequence[SamplingParams], seed: int = 0
-) -> Draws:
+    run: Run, logits: Array, params: Sequence[SamplingParams], name: str = "", seed: int = 0
+) -> Accuracy:
     """Compares the kernel's tokens for logits [B,S,V] with those of choose_tokens.
 
-    A token may differ if NumPy draws it with a top-p that is larger or smaller by BORDER.
+    A token may differ if NumPy draws it with a top-p that is larger or smaller by BORDER; `error`
+    is the fraction of those that differ.
     """
     positions = np.random.default_rng(seed).integers(0, 2**34, logits.shape[:2])
     inputs = {"logits": logits, "positions": positions, "sampling": pack_sampling(params)}
@@ -77,22 +66,23 @@ def compare_draws(
             ]
             if one.top_p == 1 or tokens[sequence, row] not in others:
                 wrong = wrong or f"row {row} of {one}: {tokens[sequence, row]}, not {expected[row]}"
-    return Draws(tokens.size, moved, wrong)
+    return Accuracy(name, moved / tokens.size, BORDER, wrong)
 
 
-def check_accuracy(run: Run) -> Iterator[Accuracy]:
-    """Vocabularies below and above the kernel's tile; `error` is the fraction of moved tokens."""
+def checks() -> list[Check]:
+    """Vocabularies below and above the kernel's tile."""
     dtypes = (DType.FLOAT32, DType.FLOAT16, DType.BFLOAT16)
-    for dtype, vocabulary in spread([*product(dtypes, (1, 13, 4099, 151_936, 262_144))]):
+    found = []
+    for dtype, vocabulary in product(dtypes, (1, 13, 4099, 151_936, 262_144)):
         name = f"row_sample, {dtype.kernel_name}, {vocabulary:,} tokens"
-        yield from attempt(name, partial(_check_rows, run, name, dtype, vocabulary))
+        found.append(Check(name, partial(_check_rows, name, dtype, vocabulary)))
+    return found
 
 
-def _check_rows(run: Run, name: str, dtype: DType, vocabulary: int) -> Accuracy:
+def _check_rows(name: str, dtype: DType, vocabulary: int, run: Run) -> Accuracy:
     generator = np.random.default_rng(vocabulary)
     logits = 4 * generator.standard_normal((len(PARAMS), 8, vocabulary))
-    draws = compare_draws(run, logits.astype(dtype.numpy), PARAMS)
-    return Accuracy(name, draws.moved / draws.drawn, BORDER, draws.wrong)
+    return compare_draws(run, logits.astype(dtype.numpy), PARAMS, name)
 
 
 ROWS = ((1, 8), (8, 8), (64, 8))
@@ -118,16 +108,13 @@ def points() -> list[Point]:
     ):
         name = f"{pair} {dtype.kernel_name}, {batch} × {rows} rows, {way}"
         cases = make_cases(name, dtype=dtype, batch=batch, rows=rows, vocabulary=vocabulary)
-        logits = cases[0].inputs["logits"]
-        found.append(Point(cases, partial(_make_inputs, logits, sampling), logits.nbytes))
+        moved = cases[0].inputs["logits"].nbytes
+        found.append(Point(cases, partial(_make_inputs, cases[0], sampling), moved))
     return found
 
 
-def _make_inputs(logits: TensorSpec, sampling: SamplingParams) -> Arrays:
-    batch, rows, _ = logits.shape
-    values = 4 * np.random.default_rng(0).standard_normal(logits.shape, np.float32)
-    return {
-        "logits": values.astype(logits.dtype.numpy),
-        "positions": np.arange(batch * rows).reshape(batch, rows),
-        "sampling": pack_sampling([sampling] * batch),
-    }
+def _make_inputs(case: Case, sampling: SamplingParams) -> Arrays:
+    batch, rows, _ = case.inputs["logits"].shape
+    positions = np.arange(batch * rows).reshape(batch, rows)
+    logits = fill(case.inputs)["logits"] * case.inputs["logits"].dtype.numpy.type(4)
+    return {"logits": logits, "positions": positions, "sampling": pack_sampling([sampling] * batch)}

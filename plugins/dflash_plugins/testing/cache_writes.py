@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import partial
 
 import numpy as np
 
-from dflash_plugins.operation import Case
+from dflash_plugins.kv_caches import WriteShape
+from dflash_plugins.operation import Case, DType
 from dflash_plugins.testing.gpu import Point
-from dflash_plugins.testing.numeric import Array
-
-KV_SCALES = np.array([0.03, 0.007], np.float32)
-
-CHECKED_HEADS = ((8, 128), (8, 64), (2, 256), (3, 80))
-"""(KV heads, head size) that are checked on a GPU."""
+from dflash_plugins.testing.numeric import Array, fill
 
 MEASURED_LENGTH = 4096
 """Cache positions in a time measurement; the last rows of them are written."""
@@ -26,21 +22,32 @@ def make_inputs(case: Case, starts: Sequence[int] | None = None) -> dict[str, Ar
 
     With `starts` None they are the last positions of MEASURED_LENGTH.
     """
-    generator = np.random.default_rng(0)
-    inputs: dict[str, Array] = {}
-    for name in case.operation.inputs:
-        spec = case.inputs[name]
-        inputs[name] = generator.standard_normal(spec.shape).astype(spec.dtype.numpy)
-    batch, rows = inputs["positions"].shape
+    inputs = fill({name: case.inputs[name] for name in case.operation.inputs})
+    batch, rows = case.inputs["positions"].shape
     first = [MEASURED_LENGTH - rows] * batch if starts is None else starts
-    inputs["positions"] = np.array(first, np.int64)[:, None] + np.arange(rows)
-    if "page_table" in inputs:
-        shape = case.inputs["page_table"].shape
-        pages = generator.permutation(case.inputs["k_cache"].shape[0])
-        inputs["page_table"] = pages[: shape[0] * shape[1]].reshape(shape).astype(np.int32)
-    if "kv_scales" in inputs:
-        inputs["kv_scales"] = KV_SCALES
-    return inputs
+    return inputs | {"positions": np.array(first, np.int64)[:, None] + np.arange(rows)}
+
+
+def checked_shapes(
+    layouts: Iterable[tuple[DType, DType, int | None]], sizes: Sequence[int], length: int
+) -> list[WriteShape]:
+    """Writes of each of `sizes` rows for four sequences; a layout is types of rows and cache, and
+    the page size."""
+    return [
+        WriteShape(
+            compute=compute,
+            cache=cache,
+            batch=4,
+            rows=rows,
+            kv_heads=heads,
+            head_dim=head_dim,
+            length=length,
+            page_size=page_size,
+        )
+        for compute, cache, page_size in layouts
+        for heads, head_dim in ((8, 128), (8, 64), (2, 256), (3, 80))
+        for rows in sizes
+    ]
 
 
 def write_rows(inputs: dict[str, Array], cache: Array, rows: Array) -> Array:

@@ -9,9 +9,6 @@ from dflash_plugins.table import operations
 from dflash_plugins.testing.numeric import Array, GuardedBuffer
 
 Arrays = Mapping[str, Array]
-Run = Callable[[str, Arrays, Attributes], Mapping[str, Array]]
-"""Outputs of the named operation; aliased ones are copies."""
-
 Buffers = Mapping[str, GuardedBuffer]
 Launcher = Callable[[Operation, Launch, Mapping[str, TensorSpec], Buffers], None]
 """Runs a launch over the buffers of all inputs and outputs; an alias shares its input's."""

@@ -1,8 +1,9 @@
-"""One measure of error, the first wrong coordinate, an order of cases, and guarded memory."""
+"""Checks and their order, one measure of error, random tensors, and guarded memory."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -10,6 +11,7 @@ import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 
+from dflash_plugins.operation import DType, Specs
 from dflash_trt.errors import DflashError, one_line
 
 Array = npt.NDArray[Any]
@@ -18,6 +20,8 @@ Item = TypeVar("Item")
 SURE = 6
 """A sum of random errors is taken to stay below this many times its root mean square."""
 
+KV_SCALES = np.array([0.03, 0.007], np.float32)
+RANDOM_ELEMENTS = 1 << 20
 GUARD_BYTES = 4096
 GUARD = 0xA5
 POISON = 0xFF
@@ -38,13 +42,49 @@ class Accuracy:
     mismatch: str | None
 
 
-def attempt(name: str, check: Callable[[], Accuracy | Iterable[Accuracy]]) -> list[Accuracy]:
-    """What `check` finds; a failed launch or a stray write is a finding too and ends nothing."""
-    try:
-        found = check()
-        return [found] if isinstance(found, Accuracy) else list(found)
-    except (AssertionError, DflashError) as error:
-        return [Accuracy(name, None, None, one_line(error))]
+Run = Callable[..., Mapping[str, Array]]
+"""Outputs of the named operation over inputs, with attributes and perhaps a `tactic`; aliased ones
+are copies.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """A comparison of an operation with what is expected, wherever `Run` runs it."""
+
+    name: str
+    find: Callable[[Run], Accuracy | Iterable[Accuracy]]
+
+
+def check_all(checks: Sequence[Check], run: Run) -> Iterator[Accuracy]:
+    """What `checks` find; a failed launch or a stray write is a finding too and ends nothing."""
+    for check in spread(checks):
+        try:
+            found = check.find(run)
+            yield from [found] if isinstance(found, Accuracy) else list(found)
+        except (AssertionError, DflashError) as error:
+            yield Accuracy(check.name, None, None, one_line(error))
+
+
+def exact(name: str, found: Sequence[str]) -> Accuracy:
+    """A case that allows no difference: `error` counts what was found."""
+    return Accuracy(name, float(len(found)), 0.0, "; ".join(found) or None)
+
+
+def fill(specs: Specs, seed: int = 0) -> dict[str, Array]:
+    """Random floats, in large tensors repeated; pages in random order; scales of K and V."""
+    generator, filled = np.random.default_rng(seed), dict[str, Array]()
+    for name, spec in specs.items():
+        if name == "page_table":
+            pages = generator.permutation(specs["k_cache"].shape[0])
+            filled[name] = pages[: math.prod(spec.shape)].reshape(spec.shape).astype(np.int32)
+        elif name == "kv_scales":
+            filled[name] = KV_SCALES
+        elif spec.dtype not in (DType.INT32, DType.INT64):
+            count = min(RANDOM_ELEMENTS, math.prod(spec.shape))
+            values = generator.standard_normal(count, np.float32).astype(spec.dtype.numpy)
+            filled[name] = np.resize(values, spec.shape)
+    return filled
 
 
 def spread(cases: Sequence[Item]) -> list[Item]:
@@ -140,15 +180,17 @@ def find_mismatch(actual: Array, expected: Array, bound: float | Array) -> str |
     )
 
 
-def assert_same_bits(actual: Array, expected: Array) -> None:
-    """Raises AssertionError that names the first coordinate whose bits differ."""
-    assert actual.dtype == expected.dtype, f"{actual.dtype} is not {expected.dtype}"
+def find_other_bits(actual: Array, expected: Array) -> str | None:
+    """The first element whose bits differ, as text; or None."""
+    if actual.dtype != expected.dtype:
+        return f"{actual.dtype} is not {expected.dtype}"
     unsigned = np.dtype(f"u{actual.dtype.itemsize}")
     bits = [np.ascontiguousarray(one).view(unsigned) for one in (actual, expected)]
     wrong = np.argwhere(bits[0] != bits[1])
-    if wrong.size:
-        at = tuple(int(i) for i in wrong[0])
-        raise AssertionError(f"first at {at}: {actual[at]} where {expected[at]} was expected")
+    if not wrong.size:
+        return None
+    at = tuple(int(i) for i in wrong[0])
+    return f"first at {at}: {actual[at]} where {expected[at]} was expected"
 
 
 class GuardedBuffer:
