@@ -27,7 +27,7 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from tests.hostile.judge import OUTSIDE, SECRET, Ending, HostileCase, find_fault
+from tests.hostile.judge import Ending, HostileCase, find_fault
 from tests.hostile.kinds import GENERATE, KINDS, write_base
 
 PATIENCE_S = 300.0
@@ -114,7 +114,7 @@ def _judge(root: Path, good: str, seed: int, name: Name) -> tuple[Name, str]:
 
 def _run(case: HostileCase, root: Path, place: Path) -> Ending:
     """Makes the input, runs the commands in a fork, and takes everything away again."""
-    for name in ("input/out", OUTSIDE, "tmp"):
+    for name in ("input/out", "tmp"):
         (place / name).mkdir(parents=True)
     try:
         for name in case.needs:
@@ -159,7 +159,7 @@ def _enter(case: HostileCase, place: Path) -> None:
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     resource.setrlimit(resource.RLIMIT_AS, (_MOST_ADDRESSES, _MOST_ADDRESSES))
     resource.setrlimit(resource.RLIMIT_FSIZE, (_LARGEST_FILE, _LARGEST_FILE))
-    started = before = _tree(place)
+    before = _tree(place)
     code = 0
     for command in case.commands:
         before = _tree(place)
@@ -168,9 +168,7 @@ def _enter(case: HostileCase, place: Path) -> None:
         sys.stderr.flush()
         if code != 0:
             break
-    new = _tree(place)
-    copied = [name for name in new - started if _holds_secret(place / name)]
-    report = {"code": code, "left": sorted(new - before) if code else [], "copied": copied}
+    report = {"code": code, "left": sorted(_tree(place) - before) if code else []}
     (place / "report").write_text(json.dumps(report))
 
 
@@ -180,15 +178,8 @@ def _tree(place: Path) -> set[str]:
     return {str(path.relative_to(place)) for folder in folders for path in folder.rglob("*")}
 
 
-def _holds_secret(path: Path) -> bool:
-    if not path.is_file():
-        return False
-    with path.open("rb") as file:
-        return SECRET.encode() in file.read(_MOST_OUTPUT)
-
-
 def _collect(place: Path, status: int, used: Any) -> Ending:
-    report: dict[str, Any] = {"code": None, "left": [], "copied": []}
+    report: dict[str, Any] = {"code": None, "left": []}
     if (place / "report").exists():
         report = json.loads((place / "report").read_text())
     elif os.WIFEXITED(status):
@@ -204,7 +195,6 @@ def _collect(place: Path, status: int, used: Any) -> Ending:
         seconds=used.ru_utime + used.ru_stime,
         max_bytes=used.ru_maxrss << 10,
         left=report["left"],
-        copied=report["copied"],
     )
 
 

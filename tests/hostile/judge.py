@@ -9,10 +9,6 @@ from pathlib import Path
 
 from dflash_trt.errors import MAX_LINE
 
-SECRET = "the key of somebody else"
-"""Stands in every file that a link leads to; it must not come back."""
-OUTSIDE = "outside"
-"""Folder beside that of the input, for what links lead to."""
 MOST_SECONDS = 20
 MOST_BYTES = 2 << 30
 _QUIET = re.compile(r"✓ |note: |\d+ CPU threads? for a step|[\u2801-\u28ff] |\s*$")
@@ -49,7 +45,6 @@ class Ending:
         seconds: of processor time, with child processes.
         max_bytes: the most memory that any one process had.
         left: what the last command left behind although it failed.
-        copied: the new files that hold the secret.
     """
 
     code: int | None
@@ -58,7 +53,6 @@ class Ending:
     seconds: float
     max_bytes: int
     left: list[str] = field(default_factory=list)
-    copied: list[str] = field(default_factory=list)
 
 
 def find_fault(case: HostileCase, ending: Ending, good: str) -> str | None:
@@ -75,8 +69,6 @@ def find_fault(case: HostileCase, ending: Ending, good: str) -> str | None:
         f"took {ending.seconds:.1f} s of processor time": ending.seconds > MOST_SECONDS,
         f"took {ending.max_bytes >> 20:,} MiB": ending.max_bytes > MOST_BYTES,
         f"left {ending.left[:3]}": bool(ending.left),
-        f"copied the secret to {ending.copied[:3]}": bool(ending.copied),
-        "says the secret": SECRET in ending.out + ending.err,
         f"gives another text: {ending.out[:40]!r}": (
             case.is_intact and ending.code == 0 and ending.out != good
         ),

@@ -2,22 +2,16 @@
 
 from __future__ import annotations
 
-import importlib
 import json
-import os
-import shutil
-import socket
 from collections.abc import Callable
 from pathlib import Path
 from random import Random
 from typing import Any
 
-import click
 import yaml
 
 from tests.cli.bigram import write_bigram_pair
 from tests.hostile.files import (
-    TEXTS,
     changed,
     damage_graph,
     damage_header,
@@ -28,7 +22,7 @@ from tests.hostile.files import (
     spoil,
     spoil_json,
 )
-from tests.hostile.judge import OUTSIDE, SECRET, Command, HostileCase
+from tests.hostile.judge import Command, HostileCase
 
 Damage = Callable[[Random, Path], None]
 Make = Callable[[Random], HostileCase]
@@ -200,131 +194,9 @@ def _make_graph(random: Random) -> HostileCase:
     return HostileCase(name, ("bundle",), damage, (random.choice((GENERATE, _VERIFY)),))
 
 
-def _lead_out(path: Path, outside: Path) -> None:
-    outside.write_text(f'{{"a": "{SECRET}"}}\n')
-    path.symlink_to(outside)
-
-
-def _lead_to_a_folder(path: Path, outside: Path) -> None:
-    (outside.parent / "tokenizer.json").write_text(SECRET)
-    path.symlink_to(outside.parent)
-
-
-def _grow(path: Path, outside: Path) -> None:
-    with path.open("wb") as file:
-        file.truncate(5 << 29)
-
-
-def _make_socket(path: Path, outside: Path) -> None:
-    here = Path.cwd()
-    os.chdir(path.parent)  # a socket's name is short
-    with socket.socket(socket.AF_UNIX) as listener:
-        listener.bind(path.name)
-    os.chdir(here)
-
-
-_PLACES: dict[str, Callable[[Path, Path], object]] = {
-    "leads out to a secret": _lead_out,
-    "leads to a folder of secrets": _lead_to_a_folder,
-    "leads nowhere": lambda path, outside: path.symlink_to(outside),
-    "leads to itself": lambda path, outside: path.symlink_to(path.name),
-    "is sparse and large": _grow,
-    "is a pipe": lambda path, outside: os.mkfifo(path),
-    "is a socket": _make_socket,
-    "is a folder": lambda path, outside: path.mkdir(),
-    "never ends": lambda path, outside: path.symlink_to("/dev/zero"),
-    "is said by the kernel": lambda path, outside: path.symlink_to("/proc/self/environ"),
-    "is empty": lambda path, outside: path.touch(),
-    "is gone": lambda path, outside: None,
-}
-_ASKED = ("generate", "bundle", "--max-tokens", "2", *THREAD)
-_NAMED: dict[str, tuple[Command, ...]] = {
-    "pair/pair.yaml": _BUILT,
-    "m.gguf": (("import-gguf", "m.gguf", "-o", "out/hf"),),
-    "prompts.txt": ((*_ASKED, "--prompt-file", "prompts.txt"),),
-    "prompts.jsonl": (("verify", "bundle", "--repeats", "0", "--prompts", "prompts.jsonl"),),
-    "schedule.json": ((*_ASKED, "--prompt", "cab", "--block-schedule", "schedule.json"),),
-}
-_OF_PAIR = (
-    *(f"target/{name}.json" for name in ("config", "tokenizer", "tokenizer_config")),
-    *("target/generation_config.json", "target/hf_quant_config.json", "target/LICENSE"),
-    *("target/model.safetensors", "target/chat_template.jinja", "target", "prompts.jsonl"),
-    *("target/model.safetensors.index.json", "draft/config.json", "draft/model.safetensors"),
-    *("draft/draft_tokens.json", "draft"),
-)
-
-
-def _make_place(random: Random) -> HostileCase:
-    """A file of a pair, of a bundle, or one named on the command line, is no regular file."""
-    way, owner = random.choice(sorted(_PLACES)), random.randrange(5)
-    if owner <= 1:
-        path, commands = f"pair/{random.choice(_OF_PAIR)}", random.choice(_READERS)
-    elif owner <= 3:
-        names = (*_SMALL, "manifest.json", "tokenizer", "weights", "block_schedule.json")
-        path, commands = f"bundle/{random.choice(names)}", (random.choice(_OPENERS),)
-    else:
-        path, commands = random.choice(sorted(_NAMED.items()))
-
-    def damage(folder: Path) -> None:
-        place = folder / path
-        if place.is_dir():
-            shutil.rmtree(place)
-        place.unlink(missing_ok=True)
-        _PLACES[way](place, folder.parent / OUTSIDE / "x")
-
-    return HostileCase(f"{path} {way}", ("pair", "bundle"), damage, commands)
-
-
-_GOOD: dict[str, Command] = {
-    "build": BUILD[1:],
-    "generate": ("bundle", *PROMPT),
-    "inspect": ("bundle",),
-    "package": ("bundle", "-o", "out/r", *THREAD),
-    "quantize": ("--checkpoint", "pair/target", "--precision", "fp8", "-o", "out/q", "--help"),
-    "verify": _VERIFY[1:],
-    "plan": ("--target", "qwen3-8b", "--gpu", "b200"),
-}
-_LEFT_OUT = {
-    *("--url", "--eagle-checkpoint"),  # names of other machines
-    *("--repeats", "--max-tokens", "--chat"),  # as long as one asks for
-    *("--executor", "--plugins", "--timing-cache", "--arch"),  # TensorRT's, with tests of their own
-}
-_ARGUMENTS = (
-    *(one for one in TEXTS if "\0" not in one),
-    *("0", "1", "2", "-5", "64", "99999999999999999999", "1e5", "1.5", "inf", "NaN", "0x10"),
-    *("٣", "1_0", " 4", "1,2,,3", "a=b", "=", "auto", "none", "all", "--json", "*", "(a+)+$"),
-    *("bundle", "pair", "pair/pair.yaml", "out", "bundle/manifest.json", ".", "/"),
-    *("/dev/null", "/dev/full", "/proc/self/mem", "out/b", "-", "~", "file:///etc/passwd"),
-)
-
-
-def _make_arguments(random: Random) -> HostileCase:
-    """A command that is right but for one to three options, or a word too many."""
-    name = random.choice(sorted(_GOOD))
-    command: click.Command = importlib.import_module(
-        f"dflash_trt.cli.{name.replace('-', '_')}"
-    ).command
-    options = [one for one in command.params if isinstance(one, click.Option)]
-    texts = [(text, one.is_flag) for one in options for text in one.opts if text not in _LEFT_OUT]
-    words = list(_GOOD[name])
-    for _ in range(random.choice((1, 1, 2, 3))):
-        way = random.randrange(10)
-        if way == 0:
-            words.insert(random.randrange(len(words) + 1), random.choice(_ARGUMENTS))
-        elif way == 1 and words:
-            words.pop(random.randrange(len(words)))
-        else:
-            option, is_flag = random.choice(texts)
-            words += [option] if is_flag else [option, random.choice(_ARGUMENTS)]
-    about = " ".join((name, *words))[:150]
-    needs = ("bundle", "pair")
-    return HostileCase(about, needs, lambda folder: None, ((name, *words),))
-
-
 _CONFIG = damage_json(_CONFIG_KEYS, _CONFIG_ODD)
 _QUANTIZED = {"quantization": {"quant_algo": "NVFP4"}, "producer": {"name": "modelopt"}}
 _GENERATION = {"eos_token_id": [256], "temperature": 0.6, "top_k": 20, "stop_strings": ["x"]}
-_TOKENS = {"eos_token": "<end>", "bos_token": {"content": "<x>"}, "added_tokens_decoder": {"9": {}}}
 _PAIR_FILES: dict[str, dict[str, Damage]] = {
     "headers": {
         "target/model.safetensors": damage_header,
@@ -344,8 +216,8 @@ _PAIR_FILES: dict[str, dict[str, Damage]] = {
     "pairs": {
         "pair.yaml": _damage_yaml,
         "target/generation_config.json": damage_json(absent=_GENERATION),
+        "target/tokenizer_config.json": damage_json(),
     },
-    "tokenizers": {"target/tokenizer_config.json": damage_json(absent=_TOKENS)},
 }
 KINDS: dict[str, tuple[int, Make]] = {
     **{
@@ -357,6 +229,4 @@ KINDS: dict[str, tuple[int, Make]] = {
     },
     "bundles": (150, _make_bundle),
     "graphs": (100, _make_graph),
-    "files": (150, _make_place),
-    "arguments": (150, _make_arguments),
 }

@@ -146,4 +146,5 @@ class ModelSettings:
             return TypeAdapter(kind).validate_python(given)
         except ValidationError as error:
             what = f"{error.errors()[0]['msg']}, got {one_line(repr(given), 40)}"
-            raise DflashError(what, where=f"config.pbtxt: parameters: {name}") from error
+            fix = "package the bundle again" if given is None else None  # of an earlier version
+            raise DflashError(what, where=f"config.pbtxt: parameters: {name}", fix=fix) from error
