@@ -11,7 +11,7 @@ from dflash_trt.cli.generation_output import OWN, TextWriter, showable
 from dflash_trt.decoding import TokenEvent
 from dflash_trt.text.harmony import HarmonyFormat
 from dflash_trt.text.thoughts import TokenReader, open_answer
-from tests.text.harmony import ANALYSIS, FINAL, encode, make_harmony
+from tests.text.tokenizers import ANALYSIS, FINAL, encode, make_harmony
 
 FORM = HarmonyFormat.find(make_harmony())
 assert FORM is not None

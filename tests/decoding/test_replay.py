@@ -15,13 +15,10 @@ from dflash_trt.bundle.bundle import Bundle, open_bundle
 from dflash_trt.cli.main import main
 from dflash_trt.core.limits import PREFILL_CHUNK
 from dflash_trt.decoding.replay import Answer, Edits, Replay
-from dflash_trt.decoding.replay.edits import GraphEdit, load_graph
-from dflash_trt.decoding.replay.replayed_acceptance import UNKNOWN, StepTable
+from dflash_trt.decoding.replay.edits import GraphEdit
+from dflash_trt.decoding.replay.replayed_acceptance import StepTable
 from dflash_trt.decoding.replay.rewire import (
-    read_draft_tables,
-    read_vocabularies,
     rotate_draft,
-    set_draft_tables,
     set_windows,
     tap_layers,
 )
@@ -32,7 +29,7 @@ from dflash_trt.models.rope import RopeSpec
 from dflash_trt.sampling.params import SamplingParams
 from dflash_trt.text.prompts import read_prompts
 from tests.covering import exhaustive
-from tests.diagnosis.pairs import build, edit_graph, embed_with_head
+from tests.diagnosis.pairs import build
 from tests.pairs import TWO_KINDS, PairFactory, TinyPair
 from tests.reference.compare import stack_error
 from tests.shared import Shared
@@ -127,25 +124,6 @@ def test_sampled_and_stopped_answers(demo: Any) -> None:
             check_counts(replay.measure(answers), results)
 
 
-def test_the_steps_say_what_the_counts_say(demo: Any) -> None:
-    answers, _ = decode(demo, [80, 80, 5])
-    with Replay(demo.bundle) as replay:
-        measured = replay.measure(answers)
-    table = measured.table
-    assert len(table) == measured.steps and table.block_size == 8
-    assert table.emitted.sum() == measured.tokens - measured.answers
-    drafted = table.draft_ids != UNKNOWN
-    equal = (table.draft_ids == table.token_ids[:, :-1]) & drafted
-    assert (np.logical_and.accumulate(equal, axis=1).sum(axis=1) == table.accepted).all()
-    assert ((table.rank == 0) == equal)[table.rank != UNKNOWN].all()
-    assert (table.probability[drafted] > 1 / 464).all() and (table.probability <= 1).all()
-    for slot, accepted in enumerate(measured.conditional_acceptance):
-        recall = measured.recall_at_16[slot]
-        assert accepted is not None and recall is not None and accepted <= recall <= 1
-        confidence = table.probability[table.reached[:, slot], slot].mean()
-        assert measured.confidence[slot] == pytest.approx(confidence)
-
-
 VARIANTS: dict[str, dict[str, Any]] = {
     "sliding": {"draft": TWO_KINDS, "max_seq_len": 400},
     "one_tap": {"draft": {"num_layers": 1, "target_layer_ids": [3]}},
@@ -191,13 +169,6 @@ def test_what_cannot_be_replayed_is_refused(demo: Any) -> None:
         Replay(demo.bundle, block_size=9)
     with pytest.raises(DflashError, match="sequences"):
         Replay(demo.bundle, sequences=0)
-
-
-def test_a_bundle_of_engines_is_refused(demo: Any) -> None:
-    manifest = demo.bundle.manifest
-    engines = manifest.model_copy(update={"engines": object(), "executor": "tensorrt"})
-    with pytest.raises(DflashError, match="replayed on the CPU"):
-        Replay(Bundle(demo.bundle.folder, engines))
 
 
 WINDOWS = {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 24}
@@ -261,19 +232,3 @@ def test_an_edit_is_a_build(good: Bundle, answers: list[Answer], shared: Shared)
     turned = _rotate(1e4)
     back = Edits((tap_layers([0, 1, 2, 3, 4], 6), turned), (set_windows([None] * 2, None), turned))
     assert same(steps(changed, answers, back), before)
-
-
-def test_tables_of_tokens(good: Bundle, answers: list[Answer], tmp_path: Path) -> None:
-    """The draft's embedding is the target's again, whatever was built in its place."""
-    faulty = edit_graph(good, tmp_path / "bundle", "draft", embed_with_head)
-    tables = read_vocabularies(load_graph(faulty.folder / "target.onnx"))
-    assert {kind: one.name for kind, one in tables.items()} == {
-        "embedding": "target/embed_tokens",
-        "head": "target/lm_head",
-    }
-    own = read_draft_tables(load_graph(faulty.folder / "draft.onnx"))
-    assert own == {"embedding": "target/lm_head", "head": "target/lm_head"}
-    repair = Edits(draft=(set_draft_tables(tables["embedding"], tables["head"]),))
-    before = steps(good, answers)
-    assert not same(steps(faulty, answers), before)
-    assert same(steps(faulty, answers, repair), before)

@@ -17,8 +17,8 @@ from tests.serving.fronts import (
     script_tokens,
     templated_front,
 )
-from tests.text.harmony import ANALYSIS, FINAL, encode, make_harmony
 from tests.text.test_thoughts import make_qwen
+from tests.text.tokenizers import ANALYSIS, FINAL, encode, make_harmony
 
 CHANNELS = """\
 {%- if reasoning_effort is not defined %}{% set reasoning_effort = "medium" %}{% endif -%}

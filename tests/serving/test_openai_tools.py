@@ -20,8 +20,7 @@ from tests.serving.fronts import (
     script_tokens,
     templated_front,
 )
-from tests.text.harmony import ANALYSIS, CALL, make_harmony
-from tests.text.tokenizers import make_plain
+from tests.text.tokenizers import ANALYSIS, CALL, make_harmony, make_plain
 
 KNOWS = """\
 {% if tools %}<tools>{% for t in tools %}{{ t | tojson }}{% endfor %}</tools>{% endif -%}

@@ -13,8 +13,7 @@ from dflash_trt.text.harmony import HarmonyFormat
 from dflash_trt.text.thoughts import GEMMA_4, QWEN, ThoughtFormat, find_format
 from dflash_trt.text.tool_grammars import bind_answer
 from tests.inspection import allows_all
-from tests.text.harmony import ANALYSIS, CALL, FINAL, SPECIAL, encode, make_harmony
-from tests.text.tokenizers import make_plain
+from tests.text.tokenizers import ANALYSIS, CALL, FINAL, SPECIAL, encode, make_harmony, make_plain
 
 
 def make_qwen() -> Tokenizer:
@@ -134,16 +133,6 @@ def _parse(text: str, *, stops: tuple[str, ...] = (), at_once: bool = False) -> 
     return whole + stream.flush()
 
 
-def test_text_comes_as_its_tokens_do() -> None:
-    assert FORM is not None
-    stream = FORM.open()
-    seen = [stream.push([token_id]) for token_id in encode(ANALYSIS + FINAL)]
-    reasoning = [piece.reasoning for piece in seen if piece.reasoning]
-    content = [piece.content for piece in seen if piece.content]
-    assert reasoning[:3] == ["S", "i", "m"] and "🙂" in reasoning
-    assert content[:3] == ["2", " ", "+"] and "🙂" in content
-
-
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
@@ -171,10 +160,6 @@ def test_text_comes_as_its_tokens_do() -> None:
 )
 def test_answers(text: str, expected: AnswerPiece) -> None:
     assert _parse(text) == expected
-
-
-def test_stop_strings_cut_a_message() -> None:
-    assert _parse(ANALYSIS + FINAL, stops=("= ",)) == AnswerPiece("2 + 2 ", THOUGHT)
 
 
 @given(st.lists(st.sampled_from([*SPECIAL, "analysis", "final", " to=x", "assistant", "é"])))

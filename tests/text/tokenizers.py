@@ -6,6 +6,8 @@ from functools import cache
 
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 
+from dflash_trt.text import harmony
+
 SAMPLE = "The cache holds 12 keys; größer — 深い 深層 學習 🙂🙃 naïve, the key of the block.\n" * 5
 
 
@@ -37,3 +39,27 @@ def make_byte_level() -> Tokenizer:
     tokenizer.add_special_tokens([AddedToken("<|end|>", special=True)])
     tokenizer.add_tokens([AddedToken("<think>", special=False)])
     return tokenizer
+
+
+SPECIAL = (
+    *(harmony.START, harmony.END, harmony.MESSAGE, harmony.CHANNEL, harmony.RETURN),
+    *(harmony.CALL, harmony.CONSTRAIN, "<|endoftext|>"),
+)
+
+
+@cache
+def make_harmony() -> Tokenizer:
+    return make_plain(*SPECIAL)
+
+
+def encode(text: str) -> list[int]:
+    """Token ids; harmony's tokens are written as themselves."""
+    return list(make_harmony().encode(text).ids)
+
+
+ANALYSIS = "<|channel|>analysis<|message|>Simple: 2 + 2, é 🙂.<|end|>"
+FINAL = "<|start|>assistant<|channel|>final<|message|>2 + 2 = 4 🙂.<|return|>"
+CALL = (
+    "<|start|>assistant<|channel|>commentary to=functions.get <|constrain|>json<|message|>"
+    '{"location": "Tokyo"}<|call|>'
+)
