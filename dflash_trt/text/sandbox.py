@@ -74,7 +74,7 @@ class Sandbox:
     ) -> dict[str, Any]:
         """The job's answer; {"error": …} also when the process ended or exceeded a limit.
 
-        One that is killed or stopped from outside is started again, once.
+        One that is killed from outside is started again, once.
 
         Raises:
             SandboxLostError: it was killed again, or cannot be started.
@@ -103,7 +103,7 @@ class Sandbox:
     def _ask_once(
         self, job: Mapping[str, Any], limits: SandboxLimits, payload: bytes
     ) -> dict[str, Any] | None:
-        """None where the process was killed or stopped from outside."""
+        """None where the process was killed from outside."""
         try:
             worker = self._start()
         except OSError as error:
@@ -177,15 +177,13 @@ def _read_line(worker: subprocess.Popen[bytes], limits: SandboxLimits) -> bytes:
 def _find_end(
     worker: subprocess.Popen[bytes], limits: SandboxLimits, answer_bytes: int
 ) -> str | None:
-    """Why a process gave no whole answer; None where others ended or stopped it."""
+    """Why a process gave no whole answer; None where others ended it."""
     if answer_bytes > limits.max_answer_bytes:
         return f"answers with more than {limits.max_answer_bytes:,} bytes"
     try:
         code = worker.wait(1)
     except subprocess.TimeoutExpired:
-        flags = os.WSTOPPED | os.WNOHANG | os.WNOWAIT
-        stopped = os.waitid(os.P_PID, worker.pid, flags) is not None
-        code = -signal.SIGKILL if stopped else -signal.SIGXCPU
+        code = -signal.SIGXCPU
     if -code in _FROM_OUTSIDE:
         return None
     if code == -signal.SIGXCPU:

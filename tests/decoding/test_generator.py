@@ -89,40 +89,6 @@ def test_cancellation_while_queued_prefilling_and_decoding() -> None:
     assert results[queued].statistics.time_to_first_token_s is None
 
 
-def test_a_failing_pass_can_be_repeated() -> None:
-    class Flaky(FakeExecutor):
-        def _run(self, *args: object, **kwargs: object) -> np.ndarray:
-            logits = super()._run(*args, **kwargs)  # type: ignore[arg-type]
-            if len(self.calls) % 5 == 0:
-                raise DflashError("out of luck")
-            return logits
-
-    executor = Flaky(max_batch=2)
-    generator = Generator(executor, options=GeneratorOptions(prefill_chunk=3))
-    requests = [Request(prompt_ids=prompt, max_tokens=20) for prompt in make_prompts(4)]
-    ids = [generator.submit(request) for request in requests]
-    steps, failures = Steps(generator, executor), 0
-    while generator.has_work:
-        try:
-            steps.step()
-        except DflashError:
-            failures += 1
-    assert failures > 2
-    for request_id, request in zip(ids, requests, strict=True):
-        assert_plain(steps.results[request_id], request, executor)
-
-
-@pytest.mark.parametrize(("temperature", "draws"), [(0.0, False), (1.0, False), (0.0, True)])
-def test_logits_that_are_not_finite_are_an_error(temperature: float, draws: bool) -> None:
-    class Broken(FakeExecutor):
-        def _run(self, *args: object, **kwargs: object) -> np.ndarray:
-            return np.full_like(super()._run(*args, **kwargs), np.nan)  # type: ignore[arg-type]
-
-    request = Request(prompt_ids=(1,), sampling=SamplingParams(temperature=temperature))
-    with pytest.raises(DflashError, match="position 1 are not finite"):
-        Generator(Broken(draws=draws)).generate([request])
-
-
 @pytest.mark.parametrize(
     ("fields", "message"),
     [

@@ -47,13 +47,6 @@ def test_are_the_log_softmax_of_the_logits() -> None:
             assert one.top_logprobs == pytest.approx(expected[best].astype(float), abs=1e-12)
 
 
-def test_speculation_and_batch_change_no_bit() -> None:
-    requests = make_requests(logprobs=20)
-    together, plain = run(requests), run(requests, max_batch=1, speculation=False)
-    assert [one.logprobs for one in together] == [one.logprobs for one in plain]
-    assert sum(one.statistics.accepted_tokens for one in together) > 20
-
-
 def test_what_a_stop_string_cuts_off_has_none() -> None:
     """Events tell what the result has, in its order, and take nothing back."""
     tokenizer = make_byte_level()

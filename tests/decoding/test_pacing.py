@@ -14,7 +14,6 @@ from dflash_trt.decoding.schedule import BlockSchedule, Measurements, StepPredic
 from dflash_trt.errors import DflashError
 from tests.decoding.reference import decode_plainly
 from tests.decoding.schedules import invent_measurements
-from tests.inspection import factors
 from tests.standins.executor import FakeExecutor
 
 BLOCKS = (2, 4, 8)
@@ -91,22 +90,6 @@ def test_poor_drafts_shorten_blocks_then_end_speculation_and_are_tried_again() -
     assert pacer.block_size(4) > 1, "without new counts the old ones fade"
 
 
-def test_drafts_that_do_as_measured_never_move_a_block() -> None:
-    """Half of the drafts are accepted, as measured, with as many counts as any window holds."""
-    pacer = Pacer(
-        make_schedule([8] * 4, invent_measurements(BLOCKS, rate=0.5)), FakeExecutor().limits
-    )
-    states: list[Any] = [None] * 4
-    for step in range(40 * WINDOW_STEPS):
-        pacer.begin_step(states)
-        for index in range(4):
-            # Runs of 0, 1, 2 … accepted drafts, as often as the rate says.
-            accepted = ((step * 4 + index + 1) & -(step * 4 + index + 1)).bit_length() - 1
-            accepted = min(accepted, 7)
-            pacer.count(8, min(accepted + 1, 7), accepted)
-    assert factors(pacer) == pytest.approx([1.0] * 7, abs=0.1)
-
-
 def test_prediction() -> None:
     prediction = StepPrediction(invent_measurements(BLOCKS, rate=0.5), "target_only", 4)
     assert prediction.choices == (1, 2, 4)
@@ -126,6 +109,8 @@ def test_a_schedule_that_cannot_run_is_refused() -> None:
     for fields in ({"block_size": 4}, {"speculation": False}):
         with pytest.raises(DflashError, match="schedule"):
             GeneratorOptions(schedule=make_schedule([4]), **fields)  # type: ignore[arg-type]
+        with pytest.raises(DflashError, match="live"):
+            GeneratorOptions(live=True, **fields)  # type: ignore[arg-type]
 
 
 # What a plain step costs more than target_only's, for the drafter's context.
@@ -261,9 +246,3 @@ def test_a_generator_follows_it_and_says_the_same(skill: float, most: int) -> No
     assert 0 < kinds.count("speculate") < most
     if skill:  # what may draft does, but for the checks
         assert all(one.statistics.steps < 60 for one in generator.generate(requests[:3]))
-
-
-def test_what_would_be_fixed_is_not_watched() -> None:
-    for fields in ({"block_size": 4}, {"speculation": False}):
-        with pytest.raises(DflashError, match="live"):
-            GeneratorOptions(live=True, **fields)  # type: ignore[arg-type]

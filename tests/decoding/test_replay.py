@@ -16,7 +16,7 @@ from dflash_trt.cli.main import main
 from dflash_trt.core.limits import PREFILL_CHUNK
 from dflash_trt.decoding.replay import Answer, Edits, Replay
 from dflash_trt.decoding.replay.edits import GraphEdit
-from dflash_trt.decoding.replay.replayed_acceptance import UNKNOWN, StepTable
+from dflash_trt.decoding.replay.replayed_acceptance import StepTable
 from dflash_trt.decoding.replay.rewire import (
     rotate_draft,
     set_windows,
@@ -124,25 +124,6 @@ def test_sampled_and_stopped_answers(demo: Any) -> None:
             check_counts(replay.measure(answers), results)
 
 
-def test_the_steps_say_what_the_counts_say(demo: Any) -> None:
-    answers, _ = decode(demo, [80, 80, 5])
-    with Replay(demo.bundle) as replay:
-        measured = replay.measure(answers)
-    table = measured.table
-    assert len(table) == measured.steps and table.block_size == 8
-    assert table.emitted.sum() == measured.tokens - measured.answers
-    drafted = table.draft_ids != UNKNOWN
-    equal = (table.draft_ids == table.token_ids[:, :-1]) & drafted
-    assert (np.logical_and.accumulate(equal, axis=1).sum(axis=1) == table.accepted).all()
-    assert ((table.rank == 0) == equal)[table.rank != UNKNOWN].all()
-    assert (table.probability[drafted] > 1 / 464).all() and (table.probability <= 1).all()
-    for slot, accepted in enumerate(measured.conditional_acceptance):
-        recall = measured.recall_at_16[slot]
-        assert accepted is not None and recall is not None and accepted <= recall <= 1
-        confidence = table.probability[table.reached[:, slot], slot].mean()
-        assert measured.confidence[slot] == pytest.approx(confidence)
-
-
 VARIANTS: dict[str, dict[str, Any]] = {
     "sliding": {"draft": TWO_KINDS, "max_seq_len": 400},
     "one_tap": {"draft": {"num_layers": 1, "target_layer_ids": [3]}},
@@ -188,13 +169,6 @@ def test_what_cannot_be_replayed_is_refused(demo: Any) -> None:
         Replay(demo.bundle, block_size=9)
     with pytest.raises(DflashError, match="sequences"):
         Replay(demo.bundle, sequences=0)
-
-
-def test_a_bundle_of_engines_is_refused(demo: Any) -> None:
-    manifest = demo.bundle.manifest
-    engines = manifest.model_copy(update={"engines": object(), "executor": "tensorrt"})
-    with pytest.raises(DflashError, match="replayed on the CPU"):
-        Replay(Bundle(demo.bundle.folder, engines))
 
 
 WINDOWS = {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 24}

@@ -6,9 +6,8 @@ import json
 
 import pytest
 
-from dflash_trt.decoding import Generator, Request, RequestStatistics, total
+from dflash_trt.decoding import RequestStatistics, total
 from dflash_trt.decoding.statistics import StatisticsRecorder
-from tests.standins.executor import FakeExecutor
 
 
 def record_example() -> RequestStatistics:
@@ -80,17 +79,3 @@ def test_totals() -> None:
     assert empty.acceptance_length is None and empty.interactivity is None
     assert empty.output_throughput is None
     json.dumps(empty.to_json(), allow_nan=False)
-
-
-def test_times_come_from_the_clock() -> None:
-    """One tick a reading: TTFT, E2E and the two accumulators follow from their order."""
-    ticks = iter(range(10_000))
-    generator = Generator(FakeExecutor(), clock=lambda: float(next(ticks)))
-    [result] = generator.generate([Request(prompt_ids=(1, 2), max_tokens=9)])
-    statistics = result.statistics
-    assert statistics.time_to_first_token_s is not None and statistics.end_to_end_s is not None
-    assert 0 < statistics.time_to_first_token_s < statistics.end_to_end_s
-    assert statistics.tokens_per_second == pytest.approx(
-        8 / (statistics.end_to_end_s - statistics.time_to_first_token_s)
-    )
-    assert 0 < generator.executor_seconds < generator.step_seconds

@@ -14,8 +14,6 @@ from dflash_trt.decoding.statistics import StatisticsRecorder
 from dflash_trt.decoding.tuning import block_times as blocks
 from dflash_trt.decoding.tuning.block_times import (
     TuningOptions,
-    candidate_batches,
-    candidate_blocks,
     derive_schedule,
     measure,
 )
@@ -110,12 +108,6 @@ def test_the_block_shrinks_to_none_as_the_machine_fills_up() -> None:
     blocks = derive(with_times(times, 0.8))
     assert blocks[0] == 8 and blocks[-1] == 1
     assert blocks == sorted(blocks, reverse=True)
-
-
-def test_candidates() -> None:
-    assert candidate_blocks(2) == [2] and candidate_blocks(5) == [2, 3, 4, 5]
-    assert candidate_blocks(16) == [2, 3, 4, 5, 6, 7, 8, 12, 16]
-    assert candidate_batches(1) == [1] and candidate_batches(12) == [1, 2, 4, 8, 12]
 
 
 # Block 8 takes 1.7 plain steps of one sequence, block 4 1.1.

@@ -290,16 +290,3 @@ def test_a_thread_of_its_own_replaces_an_executor_that_failed() -> None:
     for ask in (opened.run, lambda: asyncio.run(opened.stream())):
         with pytest.raises(DflashError, match="shutting down"):
             ask()
-
-
-def test_a_failure_right_after_the_thread_took_over_opens_another() -> None:
-    opened = Opened()
-    waiting = opened.host.events([REQUEST])
-    next(waiting)
-    opened.executors[0].error = RuntimeError("device lost")
-    with pytest.raises(DflashError, match="device lost"):
-        asyncio.run(opened.stream()) and next(waiting)
-    opened.executors[-1].error = None
-    assert opened.run() == EXPECTED
-    assert opened.executors[0].closed and len(opened.executors) == 2
-    opened.host.close()

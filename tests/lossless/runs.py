@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file, save_file
 
 from dflash_trt.backends.base import Executor
-from dflash_trt.decoding import (
-    Generator,
-    GeneratorOptions,
-    Request,
-    RequestResult,
-    SamplingParams,
-)
+from dflash_trt.decoding import Generator, GeneratorOptions, Request, RequestResult, SamplingParams
+from tests.pairs import TinyPair
 from tests.reference.compare import assert_bitwise_equal
+from tests.reference.eagle import ReferenceEagle, write_eagle
+from tests.reference.generate import forward_with_taps
 
 OUTPUT = 56
 
@@ -169,3 +170,24 @@ def run_traffic(
 
 def count_tokens(results: list[RequestResult]) -> int:
     return sum(len(result.token_ids) for result in results)
+
+
+def write_fitted_eagle(folder: Path, base: TinyPair, taps: Sequence[int], count: int) -> Path:
+    """The target of `base` and a head for it in `folder`, by least squares over `count` answers."""
+    vocab = base.pair.target.vocab_size
+    (folder / "target").symlink_to(base.folder / "target")
+    draft = write_eagle(folder / "draft", base.folder / "target", taps=taps, draft_vocab=None)
+    head = ReferenceEagle.load(draft, base.reference, taps)
+    inputs, wanted = [], []
+    asked = make_requests(vocab, count)
+    for request, one in zip(asked, run_baseline(base.open(), asked), strict=True):
+        ids = torch.tensor([*request.prompt_ids, *one.token_ids])
+        _, features = forward_with_taps(base.reference, ids[None], taps)
+        answer = len(request.prompt_ids)  # prompts are noise
+        inputs.append(head.hidden(ids[:-1], features[0, :-2])[answer - 1 :])
+        wanted.append(ids[answer + 1 :])
+    x, y = torch.cat(inputs), torch.nn.functional.one_hot(torch.cat(wanted), vocab).float()
+    fitted = torch.linalg.solve(x.T @ x + 0.1 * torch.eye(x.shape[1]), x.T @ y).T
+    tensors = load_file(draft / "model.safetensors")
+    save_file(tensors | {"lm_head.weight": fitted.contiguous()}, draft / "model.safetensors")
+    return folder

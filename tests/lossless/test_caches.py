@@ -8,15 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dflash_trt.backends.onnxruntime.executor import OnnxRuntimeExecutor
 from dflash_trt.backends.registry import open_executor
-from dflash_trt.building.spec import BuildSpec
 from dflash_trt.bundle.memory.memory import page_kinds
 from dflash_trt.decoding import Generator, Request
 from tests.inspection import arrays, held_pages, pools
 from tests.lossless.runs import OUTPUT, make_requests, run
-from tests.pairs import TWO_KINDS, PairFactory, bundle_pair, caches
-from tests.reference.eagle import write_eagle
+from tests.pairs import TWO_KINDS, PairFactory
 
 LENGTH, SIZE = 192, 8
 PAIR: dict[str, Any] = {
@@ -108,25 +105,3 @@ def test_caches_hold_what_codes_stand_for(make_pair: PairFactory, has_scales: bo
         codes = (cache / scale).astype("float8_e4m3fn").astype(np.float32)
         assert np.abs(codes).max() <= 448
         np.testing.assert_array_equal(cache, codes * scale, name)
-
-
-def test_an_eagle_heads_features_are_not_rounded(make_pair: PairFactory, tmp_path: Any) -> None:
-    base = make_pair("qwen3", {"vocab": 64})
-    (tmp_path / "target").symlink_to(base.folder / "target")
-    write_eagle(tmp_path / "draft", base.folder / "target", taps=(1, 2, 4), draft_vocab=None)
-    built = bundle_pair(tmp_path, BuildSpec(caches=caches(kv_dtype="fp8")), max_seq_len=192)
-    executor = open_executor(built.bundle, threads=1)
-    assert isinstance(executor, OnnxRuntimeExecutor)
-    generator = Generator(executor)
-    generator.submit(make_requests(64, 3)[2])
-    for _ in range(4):  # slots that are free again hold nothing
-        generator.step()
-    off_grid = {
-        name: (cache != cache.astype("float8_e4m3fn").astype(np.float32)).any()
-        for name, cache in arrays(executor).items()
-        if name.startswith("draft_")
-    }
-    assert off_grid == {
-        name: name in ("draft_k_1", "draft_v_1")
-        for name in (f"draft_{c}_{i}" for i in (0, 1) for c in "kv")
-    }

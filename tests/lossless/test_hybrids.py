@@ -7,18 +7,15 @@ from typing import Any
 
 import pytest
 
-from dflash_trt.backends.onnxruntime.executor import OnnxRuntimeExecutor
 from dflash_trt.backends.registry import open_executor
 from dflash_trt.decoding import Generator, GeneratorOptions, Request, SamplingParams
 from tests.covering import exhaustive
 from tests.lossless.runs import (
-    OUTPUT,
     assert_same,
-    run,
     run_baseline,
     run_traffic,
 )
-from tests.pairs import FIT_PROMPTS, TWO_KINDS, PairFactory, TinyPair
+from tests.pairs import TWO_KINDS, PairFactory, TinyPair
 
 PAIR: dict[str, Any] = {
     "family": "qwen3_5",
@@ -39,24 +36,6 @@ def draw_prompt(length: int, seed: int | random.Random = 7) -> tuple[int, ...]:
 @pytest.fixture(scope="module")
 def built(make_pair: PairFactory) -> TinyPair:
     return make_pair(**PAIR)
-
-
-@pytest.fixture(scope="module")
-def executor(built: TinyPair) -> OnnxRuntimeExecutor:
-    return built.open()
-
-
-def test_drafts_are_accepted_in_part(executor: OnnxRuntimeExecutor) -> None:
-    """Else the tests of hybrids would never replay a part of a block."""
-    lengths = set[int]()
-    fitted = [
-        Request(prompt_ids=tuple(prompt), max_tokens=OUTPUT, ignore_eos=True)
-        for prompt in FIT_PROMPTS
-    ]
-    for result in run(executor, fitted):
-        histogram = result.statistics.acceptance_histogram
-        lengths |= {length for length, count in enumerate(histogram) if count}
-    assert len(lengths) >= 4, lengths
 
 
 def test_prompts_share_up_to_where_they_part(built: TinyPair, make_pair: PairFactory) -> None:

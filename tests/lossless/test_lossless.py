@@ -29,7 +29,6 @@ from dflash_trt.decoding.request import check_request
 from dflash_trt.errors import DflashError
 from tests.covering import exhaustive
 from tests.inspection import poison_all_free_pages
-from tests.lossless.fitted_eagle import write_fitted_eagle
 from tests.lossless.runs import (
     OUTPUT,
     assert_same,
@@ -41,6 +40,7 @@ from tests.lossless.runs import (
     run,
     run_baseline,
     run_traffic,
+    write_fitted_eagle,
 )
 from tests.pairs import FIT_PROMPTS, TWO_KINDS, PairFactory, bundle_pair
 from tests.pairs import caches as cache_options

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from scipy.stats import chisquare, kstest, spearmanr
 
 from dflash_trt.sampling.noise import (
     GROUP,
@@ -75,29 +74,3 @@ def test_noise_is_bounded() -> None:
 def draw_of_words(x: int, k: int) -> np.ndarray:
     """Noise of a group by its words."""
     return GroupNoise(np.array([[x, k]], np.uint64), 0).of(np.arange(GROUP))
-
-
-def test_noise_is_gumbels_and_independent() -> None:
-    """Of the tokens of a group, and of neighbouring groups, positions and seeds."""
-    ids = np.array([0, 1, 2, 130, 255, 256, 511, 512, 3001])
-    draws = np.array([draw_gumbel(5, position, ids) for position in range(4000)])
-    other = np.array([draw_gumbel(6, position, ids[:3]) for position in range(4000)])
-    later = np.roll(draws[:, :3], 1, axis=0)
-    for one in (*draws.T, draws.ravel(), other.ravel()):
-        assert kstest(one, "gumbel_r").pvalue > 1e-3
-    beside = spearmanr(np.concatenate((draws, other, later), axis=1))
-    off = ~np.eye(len(beside.statistic), dtype=bool)
-    # 105 pairs: the least of so many p-values, if all are independent.
-    assert beside.pvalue[off].min() > 1e-5
-    # The joint law of two of a group, in ten shares each.
-    grid = np.floor(10 * np.exp(-np.exp(-draws[:, :2]))).astype(int)
-    assert chisquare(np.bincount(grid @ [10, 1], minlength=100)).pvalue > 1e-3
-    # And its tails: of the most that any of a group has, each place is as likely.
-    whole = [GroupNoise.draw(1, position, 0, GROUP - 1) for position in range(1000)]
-    most = np.array([one.of(np.arange(GROUP)) for one in whole])
-    assert kstest(most.max(axis=1) - np.log(GROUP), "gumbel_r").pvalue > 1e-3
-    places = np.bincount(most.argmax(axis=1) // 16, minlength=16)
-    assert chisquare(places).pvalue > 1e-3
-    seconds = np.sort(most, axis=1)[:, -2]
-    gap = np.exp(-seconds) - np.exp(-most.max(axis=1))  # to the next of 255 exponentials
-    assert kstest(gap * (GROUP - 1), "expon").pvalue > 1e-3

@@ -16,7 +16,6 @@ from dflash_trt.text import chat
 from dflash_trt.text.chat import ChatRenderer
 from dflash_trt.text.tokenizer import BundleTokenizer
 from tests.cli.bigram import write_tokenizer
-from tests.inspection import chat_worker
 
 HELLO = [{"role": "user", "content": "hi"}]
 CHATML = """{%- if tools %}{{ '<tools>' }}{% endif %}
@@ -202,26 +201,3 @@ def test_special_tokens(tmp_path: Path) -> None:
     )
     ids = tokenizer.encode("!")
     assert tokenizer.encode_chats(["x"]) == [[*ids, 256, *tokenizer.encode("x")]]
-
-
-def test_settings_of_the_tokenizers_training_do_not_apply(tmp_path: Path) -> None:
-    """tokenizer.json may say truncate to 4 and pad to 32; a prompt is what was given."""
-    tokenizer = _tokenizer(tmp_path).core
-    tokenizer.enable_truncation(4)
-    tokenizer.enable_padding(length=32)
-    tokenizer.save(str(tmp_path / "tokenizer.json"))
-    assert len(BundleTokenizer(tmp_path).encode("0123456789")) == 10
-    assert len(BundleTokenizer(tmp_path).encode("0")) == 1
-
-
-def test_a_worker_is_kept() -> None:
-    template = "{% for m in messages %}{{ m.content }}{{ eos_token }}{{ loop.index }}{% endfor %}"
-    with closing(ChatRenderer(template, {"eos_token": "<end>"})) as renderer:
-        for text in ("a", "", "é\n\u2028", "<b>&\x00", "x" * 1_000_000):
-            message = {"role": "user", "content": text}
-            assert renderer.render([message] * 2) == f"{text}<end>1{text}<end>2"
-        kept = chat_worker(renderer)
-        kept.kill()
-        kept.wait()
-        assert renderer.render([message]).endswith("1")
-        assert chat_worker(renderer).pid != kept.pid

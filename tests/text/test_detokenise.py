@@ -100,18 +100,6 @@ class TestInEngine:
             **fields,  # type: ignore[arg-type]
         )
 
-    def test_text_is_the_decode_of_the_ids(self) -> None:
-        requests = [Request(prompt_ids=(one,), max_tokens=60) for one in range(5)]
-        streamed = [""] * 5
-
-        def collect(index: int, event: object) -> None:
-            streamed[index] += event.text  # type: ignore[attr-defined]
-            assert "".join(event.pieces) == event.text  # type: ignore[attr-defined]
-
-        results = self.make_generator().generate(requests, collect)
-        for result, text in zip(results, streamed, strict=True):
-            assert result.text == text == make_byte_level().decode(list(result.token_ids))
-
     def test_a_stop_string_ends_the_output_at_its_token(self) -> None:
         [free] = self.make_generator().generate([Request(prompt_ids=(1,), max_tokens=60)])
         assert free.text is not None

@@ -171,15 +171,6 @@ def test_who_uses_up_a_lexer_harms_nobody(monkeypatch: pytest.MonkeyPatch) -> No
     assert allowed(follow(kept, "a" * 11)) == {*"ab", ""}
 
 
-def test_a_token_that_takes_too_long_ends_its_request(monkeypatch: pytest.MonkeyPatch) -> None:
-    start = compiler().compile(Grammar("regex", "a*"))
-    times = iter([0.0, 0.4, 1.0, 1.2])
-    monkeypatch.setattr("time.thread_time", lambda: next(times))
-    allowed(start)
-    with pytest.raises(DflashError, match="takes too long to say"):
-        start.take(CORE.encode("a").ids[0])
-
-
 EVERY = hostile_grammars()
 DAILY = {
     "a product of repeats",

@@ -12,7 +12,6 @@ from typing import Any
 import huggingface_hub
 import pytest
 
-from dflash_trt.core.files import FileKind
 from dflash_trt.errors import DflashError
 from dflash_trt.text.hub_prompts import HubPrompts
 from dflash_trt.text.prompts import PromptRecord
@@ -189,21 +188,6 @@ def test_parquet(hub: _Hub, monkeypatch: pytest.MonkeyPatch) -> None:
     assert [one.text for one in turns.read(2)] == ["x", "z"]
     missing = HubPrompts.parse("hf://me/set?answer=turn")
     assert "has no column 'turn' (nearest: 'turns')" in _message(missing.read)
-    monkeypatch.setattr(FileKind.DATA_SET, "limit", 1500)
-    big = pyarrow.table({"prompt": ["a" * 10_000] * 3})  # compressed to less than that
-    parquet.write_table(big, hub.folder / "data" / "test-0.parquet")
-    assert "more than prompts can be" in _message(parse.read)
-
-
-def test_without_a_network(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(name: str, **options: Any) -> None:
-        raise ConnectionError("Temporary failure in name resolution\n(try again)")
-
-    monkeypatch.setattr(huggingface_hub, "snapshot_download", fail)
-    message = _message(lambda: read_task_set("gsm8k", GSM8K))
-    assert message.startswith("openai/gsm8k: cannot be fetched from the Hugging Face hub (")
-    assert "name resolution (try again)" in message
-    assert message.endswith("pass a local file of JSON lines: --prompts NAME=FILE.jsonl")
 
 
 @pytest.mark.parametrize(

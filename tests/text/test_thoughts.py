@@ -133,16 +133,6 @@ def _parse(text: str, *, stops: tuple[str, ...] = (), at_once: bool = False) -> 
     return whole + stream.flush()
 
 
-def test_text_comes_as_its_tokens_do() -> None:
-    assert FORM is not None
-    stream = FORM.open()
-    seen = [stream.push([token_id]) for token_id in encode(ANALYSIS + FINAL)]
-    reasoning = [piece.reasoning for piece in seen if piece.reasoning]
-    content = [piece.content for piece in seen if piece.content]
-    assert reasoning[:3] == ["S", "i", "m"] and "🙂" in reasoning
-    assert content[:3] == ["2", " ", "+"] and "🙂" in content
-
-
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
@@ -170,10 +160,6 @@ def test_text_comes_as_its_tokens_do() -> None:
 )
 def test_answers(text: str, expected: AnswerPiece) -> None:
     assert _parse(text) == expected
-
-
-def test_stop_strings_cut_a_message() -> None:
-    assert _parse(ANALYSIS + FINAL, stops=("= ",)) == AnswerPiece("2 + 2 ", THOUGHT)
 
 
 @given(st.lists(st.sampled_from([*SPECIAL, "analysis", "final", " to=x", "assistant", "é"])))

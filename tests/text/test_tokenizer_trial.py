@@ -17,15 +17,12 @@ import pytest
 from tokenizers import Tokenizer, decoders, models
 
 from dflash_trt.errors import DflashError
-from dflash_trt.text import sandbox, tokenizer_calls
-from dflash_trt.text.chat import ChatRenderer
+from dflash_trt.text import tokenizer_calls
 from dflash_trt.text.detokenise import UNDECODED, Detokenizer
 from dflash_trt.text.sandbox import Sandbox, SandboxLimits, SandboxLostError
 from dflash_trt.text.tokenizer import BundleTokenizer
 from dflash_trt.text.tokenizer_calls import GPT_OSS, QWEN2, check_tokenizer
-from tests.inspection import chat_worker
 from tests.text.tokenizers import make_plain
-from tests.waiting import PATIENCE_S
 
 Json = dict[str, Any]
 
@@ -258,24 +255,6 @@ def test_an_answer_that_is_too_long_is_not_read(process: Sandbox) -> None:
     answer = _ask(process, "{{ 'x' * 900000 }}")
     assert answer == {"error": "answers with more than 1,000 bytes"}
     assert _ask(process, "fine") == {"text": "fine"}
-
-
-class Patience:
-    """Seconds to wait: little for the first answer, enough for the second."""
-
-    def __init__(self) -> None:
-        self._waits = iter((0.2, PATIENCE_S))
-
-    def __mul__(self, _: int) -> float:
-        return next(self._waits)
-
-
-def test_a_process_that_is_stopped_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
-    with closing(ChatRenderer("fine", {})) as renderer:
-        assert renderer.render([]) == "fine"
-        chat_worker(renderer).send_signal(signal.SIGSTOP)
-        monkeypatch.setattr(sandbox, "_WAIT_FACTOR", Patience())
-        assert renderer.render([]) == "fine"
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])

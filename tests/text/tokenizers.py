@@ -6,7 +6,7 @@ from functools import cache
 
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from dflash_trt.text.harmony import CALL, CHANNEL, CONSTRAIN, END, MESSAGE, RETURN, START
+from dflash_trt.text import harmony
 
 SAMPLE = "The cache holds 12 keys; größer — 深い 深層 學習 🙂🙃 naïve, the key of the block.\n" * 5
 
@@ -41,7 +41,10 @@ def make_byte_level() -> Tokenizer:
     return tokenizer
 
 
-SPECIAL = (START, END, MESSAGE, CHANNEL, RETURN, CALL, CONSTRAIN, "<|endoftext|>")
+SPECIAL = (
+    *(harmony.START, harmony.END, harmony.MESSAGE, harmony.CHANNEL, harmony.RETURN),
+    *(harmony.CALL, harmony.CONSTRAIN, "<|endoftext|>"),
+)
 
 
 @cache

@@ -30,8 +30,7 @@ from tests.backends.steps import one_chunk
 from tests.backends.tensorrt.drawing import write_graphs
 from tests.backends.tensorrt.machine import Machine, engine_form, make_machine, run_alone
 from tests.covering import exhaustive
-from tests.lossless.fitted_eagle import write_fitted_eagle
-from tests.lossless.runs import count_tokens, make_requests, run_traffic
+from tests.lossless.runs import count_tokens, make_requests, run_traffic, write_fitted_eagle
 from tests.lossless.test_hybrids import PAIR, draw_prompt
 from tests.pairs import FIT_PROMPTS, PairFactory, TinyPair, bundle_pair, caches, write_bundle
 from tests.standins.cuda import FakeCuda
