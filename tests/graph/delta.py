@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import numpy.typing as npt
 import onnxruntime as ort
+from dflash_plugins.gated_delta_step.reference import expect
 from onnx import TensorProto, helper
 
 from dflash_trt.graph.form import GraphForm, Precision
@@ -124,24 +125,8 @@ class DeltaStep:
 
     def reference(self, x: FloatArray) -> npt.NDArray[np.float64]:
         """y of one sequence [T,C+2N] from its beginning, token by token in float64."""
-        sizes, wide = self.sizes, x.astype(np.float64)
-        heads, size, keys = sizes.value_heads, sizes.head_dim, sizes.key_heads * sizes.head_dim
-        past = np.zeros((sizes.kernel - 1, sizes.row_elements))
-        rows = np.concatenate([past, wide])
-        state, outputs = np.zeros((heads, size, size)), []
-        for at in range(len(x)):
-            taps = rows[at : at + sizes.kernel, : sizes.channels]
-            mixed = (taps * self.weights["kernel"][:, 0].T).sum(0)
-            mixed = mixed / (1 + np.exp(-mixed))
-            q, k = (mixed[i * keys : (i + 1) * keys].reshape(-1, size) for i in (0, 1))
-            q, k = (one / np.sqrt((one * one).sum(-1, keepdims=True) + 1e-6) for one in (q, k))
-            q, k = (np.repeat(one, heads // sizes.key_heads, 0) for one in (q / size**0.5, k))
-            v = mixed[2 * keys :].reshape(-1, size)
-            b, a = np.split(wide[at, sizes.channels :], 2)
-            beta = 1 / (1 + np.exp(-b))
-            log_decay = self.weights["decay"] * np.log1p(np.exp(a + self.weights["time_bias"]))
-            state = state * np.exp(log_decay)[:, None, None]
-            error = (v - np.einsum("hd,hdm->hm", k, state)) * beta[:, None]
-            state = state + np.einsum("hd,hm->hdm", k, error)
-            outputs.append(np.einsum("hd,hdm->hm", q, state).reshape(-1))
-        return np.array(outputs)
+        none, first = self.fresh(1), np.zeros(1, np.int64)
+        places = dict.fromkeys(("start", "state_start", "rows_end", "side"), first)
+        rows = np.zeros((1, 2, *none.rows.shape[-2:]), np.float32)
+        inputs = {"new_rows": x[None], **self.weights, "rows": rows, "state": none.state, **places}
+        return expect(inputs, self.replay).y[0]

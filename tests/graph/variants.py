@@ -67,21 +67,8 @@ OTHERS: dict[str, Variant] = {
     "gemma3-tied": ("gemma3", {"tie": True}, {"target_layer_ids": [1, 5]}),
     "gemma4-tied": ("gemma4", {"tie": True}, {"target_layer_ids": [1, 2, 5]}),
 }
-RARE: dict[str, Variant] = {
-    "qwen2-no_windows": ("qwen2", {"rope": "yarn", "window": None}, {"target_layer_ids": [4, 2]}),
-    "qwen3_moe-all_experts-not_normalized": (
-        "qwen3_moe",
-        {"dtype": "float16", "shards": 3, "experts": 4, "chosen": 4, "normalized": False, **THETA},
-        {"dtype": "float16", "heads": 2, "kv_heads": 1, "head_dim": 32},
-    ),
-    "gemma4-values_of_their_own": (
-        "gemma4",
-        {**BF16, "tie": True, "shards": 3, "kv_heads": 4, "keys_are_values": False},
-        {**BF16, "target_layer_ids": [0, 4], "heads": 2, "kv_heads": 1},
-    ),
-}
 _PLAIN = _plain()
-VARIANTS = _PLAIN | OTHERS | RARE
+VARIANTS = _PLAIN | OTHERS
 DAILY = {*list(_PLAIN)[::4], *OTHERS}
 NAMES = [name if name in DAILY else exhaustive(name) for name in VARIANTS]
 """Of every family one a day."""

@@ -37,7 +37,6 @@ from dflash_trt.hardware.kernels import (
     SPLIT_POSITIONS,
     UNIT_ROWS,
     most_splits,
-    needs_split,
     scratch_bytes,
     share_rows,
     split_count,
@@ -176,18 +175,6 @@ def test_what_no_kernel_does_is_refused() -> None:
         make_cases("", shaped(head_dim=96), batch=1)[0].launch()
     with pytest.raises(DflashError, match="4 query heads do not divide among 3 KV heads"):
         make_cases("", shaped(kv_heads=3), batch=1)[0].launch()
-
-
-def test_short_windows_and_caches_take_one_launch() -> None:
-    assert not needs_split(ONE_LAUNCH - 1, 16)
-    assert needs_split(ONE_LAUNCH, 16)
-    assert not needs_split(131072, 16, window=1000)
-    assert not needs_split(131072, 16, window=128)
-    assert needs_split(131072, 16, window=4096)
-    for length in (ONE_LAUNCH, ONE_LAUNCH + 1, 8192, 131072):
-        split, merge = make_cases("", shaped(length=length), batch=1)
-        splits = split.launch().extras[2]
-        assert splits == merge.launch().extras[1] == min(MAX_SPLITS, length // SPLIT_POSITIONS)
 
 
 """Positions of a cache with four splits."""

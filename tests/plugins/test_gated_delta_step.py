@@ -10,7 +10,6 @@ import pytest
 from dflash_plugins.gated_delta_step.checks import (
     PLACES,
     Place,
-    check_bits,
     check_case,
     make_inputs,
     public_groups,
@@ -104,19 +103,6 @@ def test_a_row_that_may_be_taken_back_reaches_no_state(interpreter: Interpreter)
     assert np.isnan(found["y"][0, 0]).any(), "else the rows were in no tile with the others"
 
 
-@pytest.mark.exhaustive
-def test_chunks_have_the_same_bits_whatever_their_neighbours(interpreter: Interpreter) -> None:
-    """Those have other rows to replay."""
-    case = make_case("", SMALL, batch=len(PLACES), count=16)
-    inputs = make_inputs(case, PLACES)
-    together = interpreter.run(NAME, inputs, case.attributes, CHUNKS)
-    weights = ("kernel", "time_bias", "decay")
-    own = {key: one if key in weights else one[4:5] for key, one in inputs.items()}
-    alone = interpreter.run(NAME, own, case.attributes, CHUNKS)
-    for name, one in alone.items():
-        assert_same_bits(one, together[name][4:5])
-
-
 def test_a_wrong_kernel_is_noticed(interpreter: Interpreter) -> None:
     """One that forgets a row of its replay; and products of float16, by the bound alone."""
     case = make_case("", SMALL, batch=len(PLACES), count=1)
@@ -133,11 +119,6 @@ def test_a_wrong_kernel_is_noticed(interpreter: Interpreter) -> None:
         narrow = inputs | {name: inputs[name].astype(np.float16).astype(np.float32)}
         with pytest.raises(AssertionError, match="first at"):
             assert_close(expect(narrow, 16).y, expected.y, expected.y_bound)
-
-
-@pytest.mark.exhaustive
-def test_the_check_on_a_gpu_asks_for_what_the_kernel_does(interpreter: Interpreter) -> None:
-    assert check_bits(interpreter.run, SMALL).mismatch is None
 
 
 def test_what_no_kernel_does_is_refused() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import cache
 
 import numpy as np
@@ -101,13 +101,6 @@ def drawn(*, seed: int = 7, temperature: float = 0.9, **other: float | None) -> 
     return SamplingParams(temperature=temperature, seed=seed, **other)  # type: ignore[arg-type]
 
 
-WAYS = (
-    SamplingParams(),
-    drawn(),
-    drawn(top_k=3),
-    drawn(top_p=0.4),
-    drawn(top_k=4, top_p=0.7, seed=2**63 + 1),
-)
 """Every way to choose, among few of the highest."""
 
 
@@ -116,30 +109,6 @@ def peaks_at(vocabulary: int, *places: int) -> Array:
     row = np.random.default_rng(vocabulary).standard_normal(vocabulary)
     row[list(places)] = 9.5
     return row
-
-
-ROWS: dict[str, Callable[[], Array]] = {
-    "the highest is the last group's only token": lambda: peaks_at(513, 512),
-    "the highest is in a part of a group": lambda: peaks_at(700, 650),
-    "ties on both sides of groups": lambda: peaks_at(1000, 255, 256, 511, 512, 999),
-    "ties of a group's ends and the last part": lambda: peaks_at(769, 0, 255, 768),
-    "all tokens are equal": lambda: np.full(600, -3.0),
-    "less than a group": lambda: peaks_at(200, 199),
-    "one less than a group": lambda: peaks_at(255, 254, 0),
-    "a group": lambda: peaks_at(256, 255),
-    "a token more than a tile": lambda: peaks_at(4097, 4096, 4095),
-}
-
-
-@pytest.mark.exhaustive
-@pytest.mark.parametrize("dtype", [DType.FLOAT32, DType.FLOAT16, DType.BFLOAT16])
-def test_rows_whose_highest_lie_at_the_ends_of_groups(
-    interpreter: Interpreter, dtype: DType
-) -> None:
-    for name, make_row in ROWS.items():
-        row = make_row().astype(dtype.numpy)
-        logits = np.broadcast_to(row, (len(WAYS), 1, len(row)))
-        assert compare_draws(interpreter.run, logits, WAYS).mismatch is None, name
 
 
 def test_ties_across_groups_go_to_the_lowest_ids(interpreter: Interpreter) -> None:
