@@ -6,8 +6,10 @@ import asyncio
 import json
 import re
 import socket
+from collections.abc import Callable
 from contextlib import aclosing
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -78,16 +80,14 @@ def test_outputs_that_lie() -> None:
         unknown=("INT7", b"1234"),
         digits=("BYTES", b"\x88\x13\0\0" + b"9" * 5000),
     )
-    for name in ("long", "short"):
+    empty = service_pb2.ModelInferResponse()
+    empty.outputs.add(name="text_output", datatype="BYTES")
+    lies: list[Callable[[], object]] = [lambda: Response(empty)]
+    lies += [partial(response.texts, name) for name in ("long", "short")]
+    lies += [partial(response.numbers, one) for one in ("long", "word", "odd", "float", "unknown")]
+    for lie in (*lies, partial(response.numbers, "digits")):
         with pytest.raises(ServedModelError, match="no answer of such a model"):
-            response.texts(name)
-    for name in ("long", "word", "odd", "float", "unknown", "digits"):
-        with pytest.raises(ServedModelError, match="no answer of such a model"):
-            response.numbers(name)
-    message = service_pb2.ModelInferResponse()
-    message.outputs.add(name="text_output", datatype="BYTES")
-    with pytest.raises(ServedModelError, match="no answer of such a model"):
-        Response(message)
+            lie()
 
 
 def test_whose_fault_an_error_is() -> None:

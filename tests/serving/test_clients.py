@@ -218,10 +218,16 @@ def test_response_format(client: openai.OpenAI, served: Served, addresses: Serve
         (expected,) = pair.generate([messages], max_tokens=300, grammar=grammar)
     wrapped = {"type": "json_schema", "json_schema": {"name": "host", "schema": schema}}
     asked: Any = {"messages": messages, "max_tokens": 300, **_fields(GREEDY)}
-    whole = client.chat.completions.create(**asked, response_format=wrapped)
+    with counting(served, 1) as grown:
+        whole = client.chat.completions.create(**asked, response_format=wrapped)
     assert whole.choices[0].message.content == expected.text
     _check_usage(whole.usage, expected)
-    assert expected.statistics.forced_tokens
+    one = expected.statistics
+    assert grown['dflash_grammars_total{outcome="compiled"}'] == 1
+    assert grown["dflash_constrained_verify_steps_total"] == one.steps
+    assert grown["dflash_constrained_step_tokens_total"] == one.output_tokens - 1
+    assert grown["dflash_forced_draft_tokens_total"] == one.forced_tokens != 0
+    assert grown["dflash_grammar_seconds_total"] > 0
     assert json.loads(expected.text or "").keys() == properties.keys()
     wrapped["json_schema"]["schema"] = {"type": "strin"}
     with pytest.raises(openai.BadRequestError, match="Invalid type: strin"):

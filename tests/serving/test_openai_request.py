@@ -289,13 +289,6 @@ def test_tools() -> None:
     assert _chat(tools=[], tool_choice="none").chat.tools is None
 
 
-@pytest.mark.parametrize("body", [None, [], "text", 3])
-def test_a_body_is_an_object(body: Any) -> None:
-    for read in (read_completion, read_chat):
-        with pytest.raises(ApiError, match="JSON object"):
-            read(body)
-
-
 def test_what_binds_an_answer() -> None:
     schema = {"type": "object"}
     wanted: list[tuple[dict[str, Any], Grammar]] = [

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -20,9 +19,6 @@ from dflash_trt.serving.server.llm_model import CompilingQueue
 from dflash_trt.serving.server.replies import CancellationWatch, Channel, Outputs, Reply
 from dflash_trt.text.grammar import Follower, Grammar
 from dflash_trt.text.sandbox import SandboxLostError
-from tests.serving.conftest import counting
-from tests.serving.fronts import openai_client
-from tests.serving.served import Served
 from tests.standins.executor import FakeExecutor
 from tests.waiting import PATIENCE_S, wait_until
 
@@ -143,41 +139,6 @@ def test_a_channel_is_not_asked_after_its_end() -> None:
     assert gone == [3] and all(len(sender.sent) == 1 for sender in senders)
 
 
-SCHEMA = {
-    "type": "object",
-    "properties": {"ok": {"type": "boolean"}},
-    "required": ["ok"],
-    "additionalProperties": False,
-}
-REFUSED, COMPILED = (f'dflash_grammars_total{{outcome="{one}"}}' for one in ("refused", "compiled"))
-"""Compiles for seconds, unless it is stopped."""
-
-
-def _chat(served: Served, schema: Any, **fields: Any) -> Any:
-    wrapped = {"name": "one", "schema": schema}
-    return openai_client(served.openai.removesuffix("/v1")).chat.completions.create(
-        model="demo",
-        messages=[{"role": "user", "content": "fleet #6400 to #6410"}],
-        max_tokens=100,
-        response_format={"type": "json_schema", "json_schema": wrapped},  # type: ignore[typeddict-item]
-        **fields,
-    )
-
-
-def test_samples_share_one_compiled_grammar(served: Served) -> None:
-    with counting(served, 8) as grown:
-        answer = _chat(served, SCHEMA, n=8, temperature=1.0, seed=3)
-    for choice in answer.choices:
-        assert isinstance(json.loads(choice.message.content)["ok"], bool)
-    assert grown[COMPILED] == 8
-    steps = answer.usage.completion_tokens_details.num_verify_steps
-    assert grown["dflash_constrained_verify_steps_total"] == steps
-    assert grown["dflash_constrained_step_tokens_total"] == answer.usage.completion_tokens - 8
-    forced = answer.usage.completion_tokens_details.forced_tokens
-    assert grown["dflash_forced_draft_tokens_total"] == forced > 0
-    assert grown["dflash_grammar_seconds_total"] > 0
-
-
 class _Compiler:
     """Compiles when it is told to."""
 
@@ -211,8 +172,7 @@ def test_what_waits_for_its_grammar() -> None:
     compiler, usable = _Compiler(), list[bool]()
     worker: Any = SimpleNamespace(submit=ran.append, check=lambda one: None)
     metrics: Any = SimpleNamespace(record_grammar=usable.append)
-    compiler_: Any = compiler
-    queue = CompilingQueue(compiler_, 4, worker, metrics)
+    queue = CompilingQueue(compiler, 4, worker, metrics)  # type: ignore[arg-type]
     gone, late = job("gone"), job("late", deadline=0.0)
     queue.submit(job("first"), Grammar("regex", "a"))
     wait_until(lambda: compiler.asked == 1)

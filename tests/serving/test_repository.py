@@ -36,18 +36,16 @@ def test_config_to_the_byte(bundle: Bundle, tmp_path: Path, model: str) -> None:
     assert (on in golden) == (model == "tensorrt_llm")
 
 
-def test_settings() -> None:
-    def read(**parameters: str) -> ModelSettings:
-        config = {name: {"string_value": value} for name, value in parameters.items()}
-        arguments = {"model_config": json.dumps({"parameters": config})}
-        return ModelSettings(arguments | {"model_repository": "/r", "model_version": "1"})
-
-    assert read(speculation="on").read("speculation", bool) is True
-    for given, said in (("yes?", "valid boolean.*got 'yes?"), (None, "got None")):
-        with pytest.raises(DflashError, match=f"parameters: speculation: .*{said}"):
-            read(**{"threads": "1"} if given is None else {"speculation": given}).read(
-                "speculation", bool
-            )
+@pytest.mark.parametrize("given", ["on", "yes?", None])
+def test_settings(given: str | None) -> None:
+    parameters = {} if given is None else {"speculation": {"string_value": given}}
+    config = {"model_config": json.dumps({"parameters": parameters})}
+    settings = ModelSettings(config | {"model_repository": "/r", "model_version": "1"})
+    if given == "on":
+        assert settings.read("speculation", bool) is True
+    else:
+        with pytest.raises(DflashError, match=f"parameters: speculation: .*got {given!r}"[:-2]):
+            settings.read("speculation", bool)
 
 
 def test_every_refused_input_is_declared(repository: Path) -> None:

@@ -6,7 +6,6 @@ import asyncio
 import json
 import os
 import signal
-import socket
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -31,8 +30,6 @@ from dflash_trt.serving.server.heartbeat import (
 )
 from dflash_trt.serving.server.launcher import (
     ServerAddresses,
-    TritonServer,
-    client_address,
     restriction_options,
 )
 from dflash_trt.serving.server.supervisor import HANG_S
@@ -48,9 +45,8 @@ from tests.serving.served import (
     long_fields,
     make_fields,
     read_metrics,
-    server_options,
 )
-from tests.waiting import PATIENCE_S, wait_until
+from tests.waiting import wait_until
 
 
 def find_server(serve_pid: int) -> int:
@@ -159,26 +155,6 @@ def test_every_process_killed_under_load(
     assert figures["serve_gone_s"] < 5
     for kind in ("whole", "streamed", "grpc"):
         assert figures["outcomes"][f"{kind} right"] and figures["outcomes"][f"{kind} error"]
-
-
-def test_addresses_are_what_a_client_writes() -> None:
-    reached = {"127.0.0.1": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "[::1]", "node7": "node7"}
-    assert {host: client_address(host, 8000) for host in reached} == {
-        host: f"{one}:8000" for host, one in reached.items()
-    }
-
-
-@pytest.mark.exhaustive
-def test_ipv6_serves(tritonserver: TritonServerBinary, repository: Path) -> None:
-    """Triton server writes IPv6 in one way for gRPC, in another for HTTP."""
-    with socket.socket(socket.AF_INET6) as probe:
-        try:
-            probe.bind(("::1", 0))
-        except OSError:
-            pytest.skip("this machine has no IPv6")
-    with TritonServer(server_options(repository, host="::1", expose_http=True)) as server:
-        server.wait_ready(PATIENCE_S)  # which asks over HTTP
-        assert ask_grpc(server.addresses.grpc, LLM, make_fields(LLM, "host")).error is None
 
 
 CLOSED_OVER_HTTP = (
