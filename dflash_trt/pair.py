@@ -51,8 +51,6 @@ Prompt = str | Sequence[int] | Sequence[Message]
 
 
 class _TokenOptions(ContinuationOptions, total=False):
-    """Keywords of `Request` beside prompt and sampling."""
-
     stop_token_ids: tuple[int, ...]
     speculate: bool
     block_size: int | None

@@ -240,7 +240,6 @@ class Generator:
         return [results[request_id] for request_id in index_of]
 
     def _decode_all(self) -> None:
-        """One decode step of every running request; those that end give up their slots."""
         states = self._scheduler.slots.decoding
         most_rows = self._pacer.begin_step(states) if states else None
         try:
@@ -332,7 +331,6 @@ class Generator:
         is_chunk: bool = False,
         every_row: bool = False,
     ) -> TargetOutput:
-        """Runs the next `token_ids` [B,S] of `states`; what is chosen stands behind the last."""
         starts, sampling = _starts(states), self._pack_sampling(states)
         rows = token_ids.shape[1]
         picked = np.arange(0 if every_row else rows - 1, rows, dtype=np.int64)

@@ -23,13 +23,13 @@ class GeneratorOptions:
         record_logits: keep the logits row of every output token (float32, [V] each).
         schedule: the block by the number of decoding sequences; a request's own block size stays
             its upper limit. None is `block_size` throughout.
-        live: leave drafts out while they cost more time than they save. Then statistics, never
-            outputs, depend on how long steps take.
+        live: without a schedule, leave drafts out while they cost more time than they save. Then
+            statistics, never outputs, depend on how long steps take.
         drafter: who fills the blocks.
 
     Raises:
-        DflashError: `prefill_chunk` is below 1, or a schedule, or `live`, beside what it would
-            decide, or a schedule of another drafter (usage).
+        DflashError: `prefill_chunk` is below 1, a schedule or `live` beside what it would decide,
+            or a schedule of another drafter (usage).
     """
 
     speculation: bool = True
@@ -48,12 +48,10 @@ class GeneratorOptions:
                 usage=True,
             )
         is_fixed = self.block_size is not None or not self.speculation
-        for where, is_asked in (("schedule", self.schedule is not None), ("live", self.live)):
-            if is_asked and is_fixed:
-                what = "does not go with a fixed block size or without speculation"
-                raise DflashError(what, where=where, usage=True)
-        if self.live and self.schedule is not None:
-            raise DflashError("does not go with a schedule", where="live", usage=True)
+        if is_fixed and (self.live or self.schedule is not None):
+            what = "does not go with a fixed block size or without speculation"
+            where = "live" if self.live else "schedule"
+            raise DflashError(what, where=where, usage=True)
         if self.schedule is not None and self.schedule.drafter != self.drafter:
             what = f"is for {DRAFTERS[self.schedule.drafter]} drafts"
             raise DflashError(what, where="schedule", usage=True)

@@ -6,7 +6,6 @@ import asyncio
 import threading
 from collections.abc import AsyncGenerator, Callable, Generator, Sequence
 from contextlib import suppress
-from functools import partial
 from queue import SimpleQueue
 
 from dflash_trt.decoding.jobs import Failure, Job, JobRunner
@@ -32,7 +31,6 @@ class GeneratorHost:
         self._lock = threading.Lock()
         self._runner: JobRunner | None = None
         self._worker: GeneratorWorker | None = None
-        self._is_lent = False
         self._closed = False
 
     def open(self) -> JobRunner:
@@ -156,17 +154,14 @@ class GeneratorHost:
     def _start_worker(self) -> GeneratorWorker:
         with self._lock:
             if self._worker is None:
-                runner = self._opened()
-                worker = GeneratorWorker(
-                    partial(self._lend, runner), owner="pair", remedy="load the bundle again"
-                )
+                opened = [self._opened()]
+
+                def lend() -> JobRunner:
+                    """The open runner, or a new one after a failure."""
+                    self._runner = opened.pop() if opened else self._open_runner()
+                    return self._runner
+
+                worker = GeneratorWorker(lend, owner="pair", remedy="load the bundle again")
                 worker.start()
                 self._worker = worker
             return self._worker
-
-    def _lend(self, runner: JobRunner) -> JobRunner:
-        """The runner for the worker: the open one, or a new one after a failure."""
-        if self._is_lent:
-            self._runner = runner = self._open_runner()
-        self._is_lent = True
-        return runner

@@ -41,18 +41,12 @@ def score_token(logits: FloatArray, token_id: int, top: int) -> TokenLogprob:
     row = logits.astype(np.float64)
     highest = row.max()
     row -= highest + np.log(np.exp(row - highest).sum())
-    ids = _find_likeliest(logits, min(top, len(row)))
+    count = min(top, len(row))
+    ids: list[int] = []
+    if count:
+        likely = np.flatnonzero(logits >= np.partition(logits, -count)[-count])
+        ids = likely[np.argsort(-logits[likely], kind="stable")[:count]].tolist()
     own = logits[token_id]
     before = np.count_nonzero(logits > own) + np.count_nonzero(logits[:token_id] == own)
     values = tuple(row[ids].tolist())
     return TokenLogprob(token_id, float(row[token_id]), tuple(ids), values, 1 + int(before))
-
-
-def _find_likeliest(logits: FloatArray, count: int) -> list[int]:
-    if not count:
-        return []
-    least = np.partition(logits, -count)[-count]
-    ids = np.flatnonzero(logits >= least)
-    order = np.argsort(-logits[ids], kind="stable")[:count]
-    likeliest: list[int] = ids[order].tolist()
-    return likeliest

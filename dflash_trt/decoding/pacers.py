@@ -227,7 +227,6 @@ class Pacer:
         """Nothing: it looks back when a step begins."""
 
     def _look_back(self) -> None:
-        """Fades old counts, adds the window's, and lets blocks be chosen anew."""
         if self._prediction is None:
             return
         accepted = [FADING * count for count in self._accepted]

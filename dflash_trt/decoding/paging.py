@@ -257,7 +257,6 @@ class PageTables:
         return [shared, *(group.share(keys[:count]) for group in windowed)], known
 
     def _can_take(self, held: Sequence[Sequence[int]], ends: Sequence[int]) -> bool:
-        """Whether each group has the pages that `held` lacks up to its end."""
         return all(
             group.lacks(page_ids, end) <= group.allocator.available
             for group, page_ids, end in zip(self._groups, held, ends, strict=True)

@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import groupby
+from operator import attrgetter
 
 import numpy as np
 
@@ -223,7 +224,6 @@ class Scheduler:
             self._waiting.remove(state)
 
     def _has_pages(self, state: RequestState) -> bool:
-        """Whether the oldest waiting request got the pages that it needs at once."""
         if self._paging is None:
             return True
         end = min(state.prefill_length + state.rows, self._max_seq_len)
@@ -234,23 +234,21 @@ class Scheduler:
         return True
 
     def _make_room(self, paging: PageTables) -> None:
-        """Pages for the next block of every decoding request, the oldest first."""
         slots = [*range(len(self.slots.decoding)), self.slots.prefill_slot]
         for slot, state in zip(slots, self.running, strict=False):
             paging.publish(state)
             paging.keep_state(state, slot)
-        for state in sorted(self.slots.decoding, key=_age):
+        for state in sorted(self.slots.decoding, key=attrgetter("request_id")):
             end, slot = self._block_end(state), self.slots.find(state)
             while slot is not None and not paging.reserve(state, slot, end):
                 if not self._trim(paging):
-                    self._preempt(max(self.running, key=_age), paging)
+                    self._preempt(max(self.running, key=attrgetter("request_id")), paging)
                 slot = self.slots.find(state)
         if self._looks_ahead and not self.will_prefill:  # the block behind it as well
             for slot, state in enumerate(self.slots.decoding):
                 paging.reserve(state, slot, self._block_end(state, blocks=2))
 
     def _trim(self, paging: PageTables) -> bool:
-        """Takes back pages beyond the next blocks; returns whether there were any."""
         decoding = enumerate(self.slots.decoding)
         freed = [paging.trim(state, slot, self._block_end(state)) for slot, state in decoding]
         return any(freed)
@@ -259,7 +257,6 @@ class Scheduler:
         return min(state.cached_length + blocks * state.rows, self._max_seq_len)
 
     def _preempt(self, state: RequestState, paging: PageTables) -> None:
-        """Preempts a running request: it loses its pages and waits at the head of the queue."""
         paging.vacate(state)
         self.slots.release(state)
         state.preempt()
@@ -268,11 +265,6 @@ class Scheduler:
     def _count_rows(self, state: RequestState, most_rows: int | None) -> int:
         wanted = state.rows if most_rows is None else min(state.rows, most_rows)
         return min(wanted, self._max_seq_len - state.cached_length)
-
-
-def _age(state: RequestState) -> int:
-    """Sort key; smaller for older requests."""
-    return state.request_id
 
 
 def _count_shared(state: RequestState, other: RequestState) -> int:

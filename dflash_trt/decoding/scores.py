@@ -152,7 +152,9 @@ def make_chooser(state: RequestState, known: RowScores) -> Callable[[int], int]:
     output = state.token_ids.copy()
 
     def choose(row: int) -> int:
-        allowed = _find_allowed(state, output)
+        allowed: Allowed | None = state.follower
+        if state.mask is not None:
+            allowed = Ruled(state.mask, state.request.rules.banned(output), allowed)
         logits = known.whole(row)
         if state.penalties is not None:
             logits = state.penalties.apply(logits)
@@ -168,13 +170,6 @@ def make_chooser(state: RequestState, known: RowScores) -> Callable[[int], int]:
         return token
 
     return choose
-
-
-def _find_allowed(state: RequestState, output: list[int]) -> Allowed | None:
-    """What may come behind `output`; None: anything."""
-    if state.mask is None:
-        return state.follower
-    return Ruled(state.mask, state.request.rules.banned(output), state.follower)
 
 
 def _no_logits(wanted: str) -> DflashError:

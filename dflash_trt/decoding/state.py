@@ -149,7 +149,6 @@ class RequestState:
         )
 
     def _tell_logprobs(self) -> tuple[TokenLogprob, ...]:
-        """Those whose tokens no stop string can cut off any more."""
         begin, end = self.told, len(self.logprobs)
         stopped = self.stream is not None and self.stream.stopped
         if self.stream is not None and (stopped or self.finish_reason is None):

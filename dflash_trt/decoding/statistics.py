@@ -84,6 +84,13 @@ class AcceptanceStatistics:
         )
 
     def to_json(self) -> dict[str, JsonValue]:
+        grammar: dict[str, JsonValue] = {}
+        if self.grammar_s is not None:
+            grammar = {
+                "constrained_acceptance_length": self.constrained_acceptance_length,
+                "forced_tokens": self.forced_tokens,
+                "grammar_s": self.grammar_s,
+            }
         return {
             "prompt_tokens": self.prompt_tokens,
             "cached_prompt_tokens": self.cached_prompt_tokens,
@@ -96,17 +103,7 @@ class AcceptanceStatistics:
             "acceptance_rate": self.acceptance_rate,
             "acceptance_histogram": list(self.acceptance_histogram),
             "conditional_acceptance": list(self.conditional_acceptance),
-            **self._grammar_json(),
-        }
-
-    def _grammar_json(self) -> dict[str, JsonValue]:
-        """Nothing where no request had a grammar."""
-        if self.grammar_s is None:
-            return {}
-        return {
-            "constrained_acceptance_length": self.constrained_acceptance_length,
-            "forced_tokens": self.forced_tokens,
-            "grammar_s": self.grammar_s,
+            **grammar,
         }
 
 

@@ -136,7 +136,6 @@ class GeneratorWorker:
         return has_jobs or bool(self._arrived) or self._closing
 
     def _end_all(self, failure: Failure) -> None:
-        """Ends the jobs in the generator and those still queued for it."""
         with self._changed:
             jobs = [] if self._runner is None else self._runner.take_jobs()
             jobs += self._arrived
@@ -145,7 +144,6 @@ class GeneratorWorker:
             job.listener(failure)
 
     def _recover(self, error: Exception) -> None:
-        """Fails every job in the generator and opens another; without one, refuses all to come."""
         reason = error.message if isinstance(error, DflashError) else one_line(repr(error))
         _log.error("the executor failed: %s", reason, exc_info=error)
         failed, self._runner = self._runner, None

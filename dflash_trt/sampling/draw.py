@@ -140,7 +140,6 @@ class Draw:
 
 
 def _weigh(logits: FloatArray, highest: float, temperature: float) -> float:
-    """The weight of a row, up to _SUM_ERROR: in float32."""
     with np.errstate(over="ignore"):
         behind = logits - np.float32(highest)
         behind *= np.float32(1 / temperature)

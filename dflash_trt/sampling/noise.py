@@ -138,7 +138,6 @@ _philox = _Philox()
 
 
 def _split_mix(start: WordArray, places: WordArray) -> WordArray:
-    """The outputs [n] of that number (from 0) of SplitMix64 that starts from `start` [n]."""
     z = _STEPS[places]
     z += start
     for shift, factor in _MIX:
@@ -149,7 +148,6 @@ def _split_mix(start: WordArray, places: WordArray) -> WordArray:
 
 
 def _log_uniform(words: WordArray) -> Float64Array:
-    """log(u) of `words` [n]."""
     uniform: Float64Array = words.view(np.uint32)[_UPPER::2].astype(np.float64)
     uniform += _HALF
     uniform *= _STEP

@@ -275,7 +275,6 @@ class GrammarCompiler:
         return Follower(compiled)
 
     def _keep(self, grammar: Grammar, found: CompiledGrammar | DflashError, taken: int) -> None:
-        """Keeps what was found of a grammar that takes so many bytes, and lets the oldest go."""
         with self._looking:
             self._kept[grammar] = found, taken
             while len(self._kept) > _MOST_KEPT or (
@@ -332,7 +331,6 @@ def _library() -> Any:
 
 
 def _to_llguidance(grammar: Grammar, matcher_type: Any) -> str:
-    """The grammar as llguidance reads it; ValueError for what it cannot read."""
     text: str
     if grammar.kind == "regex":
         text = matcher_type.grammar_from_regex(grammar.text)

@@ -133,7 +133,6 @@ class HarmonyStream:
         return AnswerPiece(content=shown if self._is_call else "")
 
     def _leave_header(self) -> AnswerPiece:
-        """The header was text all along."""
         held, self._header = self._header or [], None
         self._is_reasoning = self._is_told = False
         return self._say("".join(map(self._text.push, held)))
@@ -145,7 +144,6 @@ class HarmonyStream:
         return self._leave_header() + self._end_text()
 
     def _may_be_header(self) -> bool:
-        """Whether what stands before the message can be a role, a recipient or a channel."""
         text = self._decode_header().lstrip()
         if len(text) > _LONGEST_HEADER:
             return False

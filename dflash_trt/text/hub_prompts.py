@@ -156,7 +156,6 @@ class HubPrompts:
 
 
 def _read_rows(file: Path, columns: list[str], address: str) -> Iterator[Any]:
-    """The rows of one file; `where` of errors is its name in the data set."""
     where = f"{address}: {file.name}"
     if file.suffix == ".parquet":
         yield from _read_parquet(file, columns, where)

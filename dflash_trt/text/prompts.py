@@ -72,7 +72,8 @@ def read_records(path: Path) -> list[PromptRecord]:
     """
     text = read_text(path, FileKind.PROMPTS, named=True)
     if path.suffix == ".jsonl":
-        records = parse_lines(text, path)
+        lines = enumerate(text.split("\n"), start=1)
+        records = [_parse_line(line, f"{path}:{number}") for number, line in lines if line.strip()]
     else:
         records = [PromptRecord(text.removesuffix("\n"))] if text else []
     if not records:
@@ -83,8 +84,13 @@ def read_records(path: Path) -> list[PromptRecord]:
 def check_texts(texts: Iterable[str], source: str | Path | None) -> None:
     """Raises DflashError (usage) for an empty text, or one that is not Unicode."""
     for number, text in enumerate(texts, start=1):
-        problem = _find_problem(text)
-        if problem is not None:
+        problem = "" if text else "the prompt is empty; give it some text"
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            # A lone surrogate: bytes on the command line that are not UTF-8, or JSON's \ud800.
+            problem = f"is not Unicode text at character {error.start}"
+        if problem:
             where = "--prompt" if source is None else f"{source}, prompt {number}"
             raise DflashError(problem, where=where, usage=True)
 
@@ -162,29 +168,9 @@ def encode_calibration(folder: Path, file: Path) -> list[list[int]]:
     )
 
 
-def parse_lines(text: str, path: Path) -> list[PromptRecord]:
-    """The record of each line that is not blank."""
-    return [
-        _parse_line(line, f"{path}:{number}")
-        for number, line in enumerate(text.split("\n"), start=1)
-        if line.strip()
-    ]
-
-
 def _parse_line(line: str, where: str) -> PromptRecord:
     try:
         raw = parse_json(line.encode(), where)
     except DflashError as error:
         raise DflashError(error.what, where=where, usage=True) from error
     return PromptRecord.of(raw, where)
-
-
-def _find_problem(text: str) -> str | None:
-    if not text:
-        return "the prompt is empty; give it some text"
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:
-        # A lone surrogate: bytes on the command line that are not UTF-8, or JSON's \ud800.
-        return f"is not Unicode text at character {error.start}"
-    return None

@@ -66,7 +66,6 @@ def _bound(job: dict[str, Any]) -> None:
 
 
 def _try(job: dict[str, Any], text: str, tokenizer: Any) -> dict[str, Any]:
-    """Compiles, and goes some way through what may come next, as outputs will."""
     before = _address_space()
     try:
         limits = llguidance.LLParserLimits(**job["limits"])

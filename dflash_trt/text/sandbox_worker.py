@@ -111,7 +111,6 @@ def _template_work() -> SandboxJob:
 
 
 def _encoding_work() -> SandboxJob:
-    """{"ids": …} of a text, by the tokenizer that is held."""
     from tokenizers import Tokenizer
 
     def load(job: Json, payload: bytes) -> Any:
@@ -128,7 +127,6 @@ def _encoding_work() -> SandboxJob:
 
 
 def _script_work(name: str) -> SandboxJob:
-    """What a script beside this one does."""
     names = runpy.run_path(str(Path(__file__).with_name(name)))
     return SandboxJob(names["answer"], names.get("load"))
 

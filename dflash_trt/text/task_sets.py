@@ -111,7 +111,6 @@ def encode_tasks(tokenizer: BundleTokenizer, sets: Sequence[TaskSet]) -> list[Ta
 
 
 def _stem(source: str) -> str:
-    """The name of a set that was given none: the file's, or the data set's."""
     if is_hub_address(source):
         return HubPrompts.parse(source).repository.rpartition("/")[2]
     return Path(source).stem

@@ -46,7 +46,9 @@ class BundleTokenizer:
         self.core = load_tokenizer(data, path)
         missing = _missing_tokens(self.core, self._config, config_path)
         if missing:
-            data = _with_tokens(data, missing)
+            root = json.loads(data)
+            root["added_tokens"] = [*(root.get("added_tokens") or ()), *missing]
+            data = json.dumps(root, ensure_ascii=False).encode("utf-8", "surrogatepass")
             is_known = check_tokenizer(data, path)
             self.core = load_tokenizer(data, path)
             _check_ids(self.core, missing, config_path)
@@ -134,13 +136,6 @@ def _missing_tokens(core: Tokenizer, config: dict[str, Any], path: Path) -> list
         normalized = given.get("normalized", not flags["special"]) is True
         tokens.append({"id": int(key), "content": content, "normalized": normalized, **flags})
     return sorted(tokens, key=itemgetter("id"))
-
-
-def _with_tokens(data: bytes, tokens: list[dict[str, Any]]) -> bytes:
-    """The content of a tokenizer.json, which has passed its trial, with more added tokens."""
-    root = json.loads(data)
-    root["added_tokens"] = [*(root.get("added_tokens") or ()), *tokens]
-    return json.dumps(root, ensure_ascii=False).encode("utf-8", "surrogatepass")
 
 
 def _check_ids(core: Tokenizer, tokens: list[dict[str, Any]], path: Path) -> None:

@@ -81,7 +81,6 @@ class CallStream:
         return AnswerPiece() if self._count and not rest.strip() else AnswerPiece(rest)
 
     def _begin(self) -> AnswerPiece | None:
-        """Where a bare call may stand: at the start, and after another call."""
         rest = self._buffer.lstrip() if not self._count else self._buffer.lstrip("; \t\r\n")
         if not rest:
             return None
@@ -140,7 +139,6 @@ class CallStream:
         return (self._scanned + size, self._scanned + size)
 
     def _leave(self) -> AnswerPiece:
-        """It was text all along, up to where another call may begin."""
         again = self._buffer.find(self._marks.opening)
         closing = self._marks.closing
         at = self._buffer.find(closing) + len(closing) if closing else 0
@@ -220,7 +218,6 @@ def _unquote(inner: str) -> str:
 
 
 def _read_object(text: str, names: Collection[str]) -> tuple[str, str] | None:
-    """A whole call, its keys in any order: the name, and the arguments as JSON."""
     try:
         value = parse_json(text.encode(errors="replace"), "call")
     except DflashError:

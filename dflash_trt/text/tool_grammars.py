@@ -92,7 +92,6 @@ def _hermes(form: ToolFormat, use: ToolUse, answer: Grammar | None) -> Iterable[
 
 
 def _llama(form: ToolFormat, use: ToolUse, answer: Grammar | None) -> Iterable[str]:
-    """One call an answer, as its template has it."""
     tag = f"{LLAMA_3.opening}? " if LLAMA_3.opening in form.added else ""
     if use.must:
         yield f"start: {tag}call"
@@ -151,7 +150,6 @@ def _mark(form: ToolFormat, text: str) -> str:
 
 
 def _answer(grammar: Grammar) -> str:
-    """The rule of an answer that is no call."""
     if grammar.kind == "grammar":
         what = "rules of one's own do not go with tools, and not with channels"
         raise DflashError(what, where="grammar", usage=True)

@@ -134,7 +134,6 @@ def _explain(use: ToolUse) -> str:
 
 
 def _in_words(message: Message) -> Message:
-    """A message without calls and results, which are text of it."""
     if message["role"] == "tool":
         result = f"<tool_response>\n{message['content']}\n</tool_response>"
         return {"role": "user", "content": result}

@@ -24,7 +24,6 @@ from dflash_trt.decoding.replay.rewire import (
 )
 from dflash_trt.decoding.request import RequestResult
 from dflash_trt.decoding.statistics import total
-from dflash_trt.errors import DflashError
 from dflash_trt.models.rope import RopeSpec
 from dflash_trt.sampling.params import SamplingParams
 from dflash_trt.text.prompts import read_prompts
@@ -151,24 +150,6 @@ def test_features_are_the_tapped_residual_streams(name: str, make_pair: PairFact
     assert features.shape == expected.shape and features.dtype == np.float32
     error = np.abs(features - expected).max() / np.abs(expected).max()
     assert error < stack_error(len(states))
-
-
-def test_what_cannot_be_replayed_is_refused(demo: Any) -> None:
-    with Replay(demo.bundle) as replay:
-        for answers, what in (
-            ([], "no answer"),
-            ([Answer([], [1])], "its prompt holds no token"),
-            ([Answer([1], [2]), Answer([1], [464])], "answer 2: token id 464"),
-            ([Answer([1] * 1000, [2] * 25)], "1025 tokens exceed"),
-        ):
-            with pytest.raises(DflashError, match=what):
-                replay.measure(answers)
-        with pytest.raises(DflashError, match="holds no token"):
-            replay.features([])
-    with pytest.raises(DflashError, match="trained block"):
-        Replay(demo.bundle, block_size=9)
-    with pytest.raises(DflashError, match="sequences"):
-        Replay(demo.bundle, sequences=0)
 
 
 WINDOWS = {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 24}

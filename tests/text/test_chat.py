@@ -189,15 +189,3 @@ def test_where_templates_come_from(tmp_path: Path, given: object, found: str | N
     assert _tokenizer(tmp_path, chat_template=given).chat_template == found
     (tmp_path / "chat_template.jinja").write_text("file")
     assert _tokenizer(tmp_path, chat_template=given).chat_template == "file"
-
-
-def test_special_tokens(tmp_path: Path) -> None:
-    tokenizer = _tokenizer(
-        tmp_path,
-        chat_template="{{ bos_token }}{{ eos_token }}{{ unk_token }}{{ messages[0].content }}",
-        bos_token={"content": "!", "special": True},
-        eos_token="<end>",
-        unk_token=None,
-    )
-    ids = tokenizer.encode("!")
-    assert tokenizer.encode_chats(["x"]) == [[*ids, 256, *tokenizer.encode("x")]]

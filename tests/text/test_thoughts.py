@@ -85,11 +85,6 @@ def test_reasoning_is_told_apart(
     assert form.state_after(core.encode(prompt).ids) == form.state_after(prompt)
 
 
-def test_a_part_ends_at_its_stop_string() -> None:
-    piece = read(make_qwen(), USER, "<think>a b c</think>d b e", 1, ("b",))
-    assert (piece.reasoning, piece.content) == ("a", "d ")
-
-
 SCHEMA = Grammar("choice", '["yes", "no"]')
 
 

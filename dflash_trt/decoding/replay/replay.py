@@ -172,8 +172,6 @@ class Replay:
 
 @dataclass(slots=True)
 class _Walker:
-    """An answer that is walked over; `anchor` is the position of the newest settled token."""
-
     index: int
     answer: Answer
     ids: Int64Array = field(init=False)
@@ -238,7 +236,6 @@ class _Walk:
                         caches.fill(slot, last.context)
 
     def _step_all(self, caches: HostCaches, seated: list[_Walker]) -> None:
-        """A pass for each run of neighbours whose blocks are equally long."""
         first, most = 0, self._graphs.limits.max_seq_len
         for rows, run in groupby(seated, lambda one: min(self._block_size, most - one.anchor)):
             together = list(run)
@@ -246,7 +243,6 @@ class _Walk:
             first += len(together)
 
     def _step(self, caches: HostCaches, first: int, walkers: list[_Walker], rows: int) -> None:
-        """One draft pass over `walkers`."""
         drafts = np.zeros((len(walkers), 0), np.int64)
         logits = np.zeros((len(walkers), 0, self._graphs.vocab_size), np.float32)
         if rows > 1:
@@ -262,7 +258,6 @@ class _Walk:
             caches.restore(first + offset, walker.context, start, start + rows)
 
     def _take(self, walker: _Walker, rows: int, drafts: Int64Array, logits: FloatArray) -> None:
-        """Settles a step as the runtime does."""
         start, known, slots = walker.anchor, walker.known, self._block_size - 1
         follows = walker.ids[start + 1 : start + 1 + self._block_size]
         compared = min(len(drafts), len(follows))
@@ -298,7 +293,6 @@ def _ranks(logits: FloatArray, tokens: Int64Array) -> list[int]:
 
 
 def _confidence(logits: FloatArray) -> list[float]:
-    """The softmax of the highest of each row [n,V]."""
     highest = logits.max(axis=1, keepdims=True)
     confidence: list[float] = (1 / np.exp(logits - highest).sum(axis=1)).tolist()
     return confidence

@@ -232,7 +232,6 @@ class ReplayGraphs:
         first: int,
         batch: int,
     ) -> FloatArray:
-        """Runs a graph in place over `batch` slots of `caches`; returns the value that it tells."""
         session, told = self._open(graph)
         io = session.io_binding()
         for name, array in inputs.items():

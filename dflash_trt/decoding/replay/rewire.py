@@ -50,8 +50,9 @@ def rotate_draft(rope: RopeSpec, head_dim: int, positions: int) -> GraphEdit:
             if not node.name.startswith(("draft_layers.", "injection/draft_layers.")):
                 continue
             for index, name in enumerate(node.input):
-                kind = _table_kind(name)
-                if kind is not None:
+                # Stored ones are rope.OWNER.KIND, scaled ones KIND.
+                kind = name.rpartition(".")[2] if name.startswith("rope.") else name
+                if kind in arrays:
                     node.input[index] = f"replaced.{kind}"
                     used.add(kind)
         for kind in sorted(used):
@@ -59,12 +60,6 @@ def rotate_draft(rope: RopeSpec, head_dim: int, positions: int) -> GraphEdit:
             model.graph.initializer.append(table)
 
     return edit
-
-
-def _table_kind(value: str) -> str | None:
-    """Which table a value of a graph is: stored ones are rope.OWNER.KIND, scaled ones KIND."""
-    kind = value.rpartition(".")[2] if value.startswith("rope.") else value
-    return kind if kind in ("cos", "sin", "q_cos", "q_sin") else None
 
 
 def set_windows(windows: Sequence[int | None], page_size: int | None) -> GraphEdit:

@@ -192,7 +192,6 @@ def candidate_batches(max_batch: int) -> list[int]:
 def _group(
     name: str, chosen: Sequence[bool], by_block: Sequence[Sequence[RequestResult]]
 ) -> AnswerGroup:
-    """The answers that are `chosen`, and their acceptance with every block."""
     summaries = [total(one.statistics for one in compress(results, chosen)) for results in by_block]
     return AnswerGroup(
         name=name,
@@ -269,7 +268,6 @@ class _Bench:
         return steps
 
     def _kinds(self, batch: int) -> list[Callable[[], object]]:
-        """Steps of the first `batch` slots: without drafts in two ways, then with each block."""
         anchors = np.array([text[-1] for text in self._texts[:batch]], dtype=np.int64)
         starts = np.array([len(text) for text in self._texts[:batch]], dtype=np.int64)
         fed = target_graph(self._options.drafter)
@@ -286,7 +284,6 @@ class _Bench:
         return kinds
 
     def _rows(self, graph: TargetGraph, anchors: Int64Array, starts: Int64Array, rows: int) -> None:
-        """A pass over `rows` rows of each sequence, all of which are chosen from."""
         ids = np.repeat(anchors[:, None], rows, axis=1)
         chosen = np.tile(np.arange(rows), (len(anchors), 1))
         sampling = self._sampling(len(anchors))
@@ -297,7 +294,6 @@ class _Bench:
 
 
 def _time(step: Callable[[], object]) -> float:
-    """Seconds of one of several steps in a row."""
     for _ in range(WARM_UP_CALLS):
         step()
     count, started = 0, time.perf_counter()

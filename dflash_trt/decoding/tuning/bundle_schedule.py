@@ -42,7 +42,12 @@ def choose_schedule(
     if choice == NONE:
         return None
     if choice.isdecimal():
-        return _fixed_schedule(int(choice), bundle.manifest, drafter)
+        limits = bundle.manifest.limits
+        if not 2 <= int(choice) <= limits.block_size:
+            what = f"{int(choice)} is no block from 2 to {limits.block_size}"
+            raise DflashError(what, where="--block-schedule", usage=True)
+        fixed = [BlockRange(max_batch=limits.max_batch, block_size=int(choice))]
+        return BlockSchedule(blocks=fixed, executor=bundle.manifest.executor, drafter=drafter)
     if choice != AUTO:
         path = Path(choice)
     elif any(file.path == schedule_name(drafter) for file in bundle.manifest.files):
@@ -52,18 +57,6 @@ def choose_schedule(
     schedule = BlockSchedule.read(path)
     _check_fit(schedule, bundle, path, drafter)
     return schedule
-
-
-def _fixed_schedule(block: int, manifest: Manifest, drafter: DrafterKind) -> BlockSchedule:
-    limits = manifest.limits
-    if not 2 <= block <= limits.block_size:
-        what = f"{block} is no block from 2 to {limits.block_size}"
-        raise DflashError(what, where="--block-schedule", usage=True)
-    return BlockSchedule(
-        blocks=[BlockRange(max_batch=limits.max_batch, block_size=block)],
-        executor=manifest.executor,
-        drafter=drafter,
-    )
 
 
 def check_drafter(bundle: Bundle, drafter: DrafterKind) -> None:
