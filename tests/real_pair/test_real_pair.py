@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import shlex
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from statistics import median
@@ -12,7 +15,10 @@ import pytest
 
 import dflash_trt
 from dflash_trt import Checkpoints, LoadedPair
+from dflash_trt.bundle.bundle import open_bundle
+from dflash_trt.decoding.tuning.break_even import own_schedule
 from dflash_trt.models.build_config import data_folder
+from dflash_trt.serving.server.tritonserver import TritonServerBinary
 
 ROOT = Path(__file__).parents[2]
 CHECKPOINT = ROOT / "build" / "smollm2-135m"
@@ -77,3 +83,50 @@ def test_the_draft_changes_no_token_and_is_accepted(pair: LoadedPair, prompts: l
     assert [one.token_ids for one in drafted] == [one.token_ids for one in plain]
     lengths = [one.statistics.acceptance_length for one in drafted]
     assert median(length for length in lengths if length is not None) > 2
+
+
+SHORTER = {
+    "build": "",
+    "generate": "--max-tokens 12",
+    "verify": "--limit-prompts 1 --max-tokens 12 --repeats 1",
+    "tune": "--limit-prompts 4 --max-tokens 48 --block-size 4 --batch 1",
+    "served-demo": "--osl 8 --concurrency 1 --blocks 4 --output-dir",
+}
+"""What a step is given beside its own options; the last of an option counts."""
+
+
+def test_every_step_of_make_real(tmp_path: Path, tritonserver: TritonServerBinary) -> None:
+    bundle, output = tmp_path / "bundle", tmp_path / "output"
+    steps = _steps(bundle)
+    assert [_name(step) for step in steps] == list(SHORTER)
+    said = {}
+    for step in steps:
+        name = _name(step)
+        words = [*step, *SHORTER[name].split(), *[str(output)] * (name == "served-demo")]
+        done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, f"{name}: {done.stderr[-2000:]}"
+        said[name] = done.stdout
+    assert "134,515,008 parameters" in said["build"]
+    assert len(said["generate"].split()) > 5
+    assert said["verify"].count(" identical: ") == 3 and "acceptance length" in said["verify"]
+    assert own_schedule(open_bundle(bundle)) is not None
+    report = (output / "report.html").read_text("utf-8")
+    assert all(name in report for name in ("target_only", "DFlash, block 4", "DFlash, tuned"))
+
+
+def _steps(bundle: Path) -> list[list[str]]:
+    """The commands of `make real` that work on the bundle, as words."""
+    folders = [f"BIN={Path(sys.executable).parent}", f"SMOLLM2={CHECKPOINT}", f"REAL={bundle}"]
+    lines = subprocess.run(
+        ["make", "--no-print-directory", "-n", "real", *folders],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout.splitlines()
+    steps = [shlex.split(line) for line in lines if str(bundle) in line]
+    return [step for step in steps if step[0] != "echo"]
+
+
+def _name(step: list[str]) -> str:
+    return step[step.index("bench") + 1] if "bench" in step else step[1]
