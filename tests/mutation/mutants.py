@@ -118,7 +118,8 @@ def locate(mutant: Mutant, root: Path) -> tuple[Place | None, str]:
         functions = {(one.file, one.name) for one, _ in chosen}
         if len(functions) == 1 and mutant.occurrence < len(chosen):
             statement, part = chosen[mutant.occurrence]
-            after = f"({mutant.after})" if isinstance(part, ast.expr) else mutant.after
+            is_value = isinstance(part, ast.expr) and mutant.after != "pass"
+            after = f"({mutant.after})" if is_value else mutant.after
             return statement.place(part, after), how
     return None, "the statement is gone" if not found else "the statement stands in several places"
 
