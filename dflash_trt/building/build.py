@@ -11,8 +11,7 @@ from dflash_trt.building.bundle_writer import build_bundle
 from dflash_trt.building.deployment import BuiltDeployment, build_deployment
 from dflash_trt.building.named_pair import find_config
 from dflash_trt.building.profile import on_profile
-from dflash_trt.building.quantize import plan_quantization
-from dflash_trt.building.recipe import choose_precisions, find_texts
+from dflash_trt.building.quantize import choose_precisions, find_texts, plan_quantization
 from dflash_trt.building.sources import fetch, find_source
 from dflash_trt.building.spec import BuildSpec
 from dflash_trt.bundle.manifest import Manifest

@@ -8,8 +8,12 @@ from pathlib import Path
 
 from dflash_trt.building.bundle_writer import TOKENIZER_NAME
 from dflash_trt.building.profile import is_plain
-from dflash_trt.building.quantize import plan_quantization, quantize_pair
-from dflash_trt.building.recipe import choose_precisions, find_texts
+from dflash_trt.building.quantize import (
+    choose_precisions,
+    find_texts,
+    plan_quantization,
+    quantize_pair,
+)
 from dflash_trt.building.sources import fetch, find_source, read_shapes
 from dflash_trt.building.spec import BuildSpec, DeploymentRequest
 from dflash_trt.bundle.support import PRECISIONS, TRTLLM, check_executor

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from dflash_trt.backends.tensorrt.library import LIBRARIES, Library, library_arches
+from dflash_trt.backends.tensorrt.library import LIBRARIES, library_arches
 from dflash_trt.building.profile import on_profile, plain_profiles
 from dflash_trt.bundle.memory.memory import engine_memory
 from dflash_trt.bundle.memory.weight_bytes import (
@@ -101,12 +101,7 @@ def capabilities(card: Card) -> list[Capability]:
         known = ", ".join(arches())
         detail = f"nothing is known of {card.arch}, only of {known}"
         return [Capability("engines and deployments", False, detail)]
-    return [
-        _deployment_capability(card, arch),
-        *(_engine_capability(library, arch) for library in LIBRARIES.values()),
-        _kernel_capability(arch),
-        _format_capability(arch),
-    ]
+    return [_deployment_capability(card, arch), *_capabilities(arch)]
 
 
 def _deployment_capability(card: Card, arch: Arch) -> Capability:
@@ -125,30 +120,24 @@ def _deployment_capability(card: Card, arch: Arch) -> Capability:
     return Capability(part, True, detail)
 
 
-def _engine_capability(library: Library, arch: Arch) -> Capability:
-    part, option = f"{library.name} engines", f"--executor {library.executor}"
-    known = library_arches(library)
-    if arch.name not in known:
-        return Capability(part, False, f"{library.name} builds for {', '.join(known)}")
-    oldest = ".".join(map(str, library.oldest))
-    where = f"--arch {arch.name}, on any machine" if library.is_rtx else "on such a GPU"
-    return Capability(part, True, f"{option} {where}; version {oldest} or newer")
-
-
-def _kernel_capability(arch: Arch) -> Capability:
-    part = "kernels of this project"
-    if arch.kernels is None:
-        detail = f"none for {arch.name}: TensorRT's attention, linear caches in the compute type"
-        return Capability(part, False, detail)
-    gain = ", ".join([*needing_plugins(), "drawing on the GPU"])
-    return Capability(part, True, f"{PLUGINS}, compiled for {arch.kernels}: {gain}")
-
-
-def _format_capability(arch: Arch) -> Capability:
-    part, detail = "quantised products", ", ".join(arch.formats)
+def _capabilities(arch: Arch) -> Iterator[Capability]:
+    """What an architecture itself has; a refusal where it lacks it."""
+    for library in LIBRARIES.values():
+        known, oldest = library_arches(library), ".".join(map(str, library.oldest))
+        where = f"--arch {arch.name}, on any machine" if library.is_rtx else "on such a GPU"
+        detail = f"--executor {library.executor} {where}; version {oldest} or newer"
+        is_known = arch.name in known
+        refusal = f"{library.name} builds for {', '.join(known)}"
+        yield Capability(f"{library.name} engines", is_known, detail if is_known else refusal)
+    detail = f"none for {arch.name}: TensorRT's attention, linear caches in the compute type"
+    if arch.kernels is not None:
+        gain = ", ".join([*needing_plugins(), "drawing on the GPU"])
+        detail = f"{PLUGINS}, compiled for {arch.kernels}: {gain}"
+    yield Capability("kernels of this project", arch.kernels is not None, detail)
+    detail = ", ".join(arch.formats)
     if Format.NVFP4 not in arch.formats:
         detail = f"{detail or 'none'}; four-bit experts are multiplied in bf16"
-    return Capability(part, bool(arch.formats), detail)
+    yield Capability("quantised products", bool(arch.formats), detail)
 
 
 def judge_pairs(card: Card) -> list[PairOnGpu]:

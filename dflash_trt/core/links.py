@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import fcntl
 import os
 import shutil
 from collections.abc import Callable, Collection, Iterable, Mapping
@@ -13,8 +12,6 @@ from dflash_trt.core.files import find_file, open_file
 from dflash_trt.core.progress import Progress
 from dflash_trt.errors import DflashError
 
-# Linux's ioctl to share another file's extents (reflink), include/uapi/linux/fs.h.
-_FICLONE = 0x40049409
 _COPY_CHUNK = 16 << 20
 
 
@@ -29,19 +26,6 @@ def link_file(source: Path, destination: Path) -> bool:
     except OSError as error:
         if error.errno == errno.ENOSPC:
             raise
-        return False
-    return True
-
-
-def clone_file(source: Path, destination: Path) -> bool:
-    """Makes a file of its own that shares `source`'s blocks; False where that cannot be done."""
-    try:
-        with open_file(source) as reader, destination.open("wb") as writer:
-            fcntl.ioctl(writer.fileno(), _FICLONE, reader.fileno())
-    except OSError as error:
-        if error.errno == errno.ENOSPC:
-            raise
-        destination.unlink(missing_ok=True)
         return False
     return True
 
@@ -62,7 +46,7 @@ def place_files(
     *,
     apart: Collection[Path] = (),
 ) -> bool:
-    """Brings files into a folder: hard-linked, else cloned, else copied.
+    """Brings files into a folder: hard-linked, else copied.
 
     `files` has their sources by where they go, those `apart` get no hard link; `destination` is
     what an error about space names. Returns whether any became a file of its own.
@@ -71,11 +55,10 @@ def place_files(
     for path in files:
         path.parent.mkdir(parents=True, exist_ok=True)
     own = {p: s for p, s in files.items() if p in apart or not link_file(s, p)}
-    rest = {path: source for path, source in own.items() if not clone_file(source, path)}
-    if rest:
+    if own:
         # The size is known, and known to fit, before the first byte.
-        progress.stage(f"copying {what}", check_copies(rest.values(), destination))
-        for path, source in rest.items():
+        progress.stage(f"copying {what}", check_copies(own.values(), destination))
+        for path, source in own.items():
             copy_file(source, path, progress.advance)
     return bool(own)
 

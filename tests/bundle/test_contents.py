@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import json
 import os
@@ -144,25 +143,6 @@ def test_a_hub_snapshot(pair: Path, tmp_path: Path) -> None:
     assert _runs(tmp_path / "b")
 
 
-def test_a_filesystem_that_clones(
-    pair: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    cloned: list[int] = []
-
-    def clone(writer: int, request: int, reader: int) -> int:
-        assert request == 0x40049409  # FICLONE
-        cloned.append(os.write(writer, os.read(reader, 1 << 20)))
-        return 0
-
-    monkeypatch.setattr(fcntl, "ioctl", clone)
-    watcher = Watcher()
-    build_pair(pair, tmp_path / "b", copy_weights=True, watcher=watcher)
-    assert len(cloned) == 2
-    # Blocks are shared: nothing is announced as copied.
-    assert [name for name, _ in watcher.stages] == ["linking weights", "graphs"]
-    assert _runs(tmp_path / "b")
-
-
 def test_no_room_is_known_before_the_first_byte(
     pair: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -172,8 +152,6 @@ def test_no_room_is_known_before_the_first_byte(
         free = max(sizes)  # each file fits, both do not
 
     monkeypatch.setattr(shutil, "disk_usage", lambda folder: Usage)
-    # As on another filesystem, or one without reflinks.
-    monkeypatch.setattr("dflash_trt.core.links.clone_file", lambda source, destination: False)
     watcher = Watcher()
     with pytest.raises(DflashError) as caught:
         build_pair(pair, tmp_path / "b", copy_weights=True, watcher=watcher)

@@ -205,7 +205,6 @@ def test_whole_or_absent(
     common = ["build", "--executor", "trtllm", "--target", pair, "--profile", "one", "-o", output]
     with monkeypatch.context() as patch:
         patch.setattr(links, "link_file", lambda *_: False)
-        patch.setattr(links, "clone_file", lambda *_: False)
         patch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(free=0))
         run(*common).fails(1, "copying the weights needs", "0 are free")
     assert list(tmp_path.iterdir()) == []

@@ -36,46 +36,20 @@ def kv_scales(prefix: str, layers: int) -> Tensors:
 
 
 def write_checkpoint(
-    folder: Path,
-    config: dict[str, Any],
-    tensors: Tensors,
-    *,
-    random: bool,
-    shard_bytes: float = math.inf,
+    folder: Path, config: dict[str, Any], tensors: Tensors, *, random: bool
 ) -> int:
     """Writes `config` and `tensors`; returns the bytes of weights.
 
-    Args:
-        random: small random weights; False leaves the file sparse, so it takes no disk.
-        shard_bytes: the most bytes of a file; with more there are shards and an index.
+    They are small and random with `random`; without it the file is sparse, and takes no disk.
     """
     folder.mkdir(parents=True)
     (folder / "config.json").write_text(json.dumps(config, indent=2), encoding="utf-8")
-    shards: list[list[TensorLayout]] = [[]]
-    for name, (dtype, shape) in tensors.items():
-        tensor = TensorLayout(name, dtype, shape)
-        if sum(one.num_bytes for one in [*shards[-1], tensor]) > shard_bytes:
-            shards.append([])
-        shards[-1].append(tensor)
-    total, places = 0, dict[str, str]()
-    for number, shard in enumerate(shards):
-        file = f"model-{number:05d}-of-{len(shards):05d}.safetensors"
-        file = "model.safetensors" if len(shards) == 1 else file
-        total += _write_file(folder / file, shard, random)
-        places |= {tensor.name: file for tensor in shard}
-    if len(shards) > 1:
-        index = {"metadata": {"total_size": total}, "weight_map": places}
-        (folder / "model.safetensors.index.json").write_text(json.dumps(index), encoding="utf-8")
-    return total
-
-
-def _write_file(path: Path, tensors: list[TensorLayout], random: bool) -> int:
-    """Writes a shard; returns the bytes of its weights."""
-    header, size = shard_header(tensors), sum(one.num_bytes for one in tensors)
+    layouts = [TensorLayout(name, dtype, shape) for name, (dtype, shape) in tensors.items()]
+    header, size = shard_header(layouts), sum(one.num_bytes for one in layouts)
     generator = np.random.default_rng(0)
-    with path.open("wb") as file:
+    with (folder / "model.safetensors").open("wb") as file:
         file.write(header)
-        for one in tensors if random else ():
+        for one in layouts if random else ():
             for left in range(math.prod(one.shape), 0, -_CHUNK):
                 file.write(_random_bytes(generator, one, min(left, _CHUNK)))
         file.truncate(len(header) + size)

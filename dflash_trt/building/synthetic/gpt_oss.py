@@ -1,7 +1,7 @@
 """gpt-oss targets of any size with their DFlash drafts, and gpt-oss-120b in its true shapes.
 
-Config, names, types and shapes are the published checkpoints'. Building graphs reads no weights, so
-the true shapes are sparse files that take no disk.
+Names, types and shapes are the published checkpoints', and what is read of their configs. Building
+graphs reads no weights, so the true shapes are sparse files that take no disk.
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ from dflash_trt.building.synthetic.qwen3 import (
 )
 from dflash_trt.deploy.planning.known_pairs import PairShape
 
-SHARD_BYTES = 4_600_000_000
 EOS_TOKEN_IDS = [200_002, 199_999, 200_012]
 _PAD, _MASK = 199_999, 200_000
 _ROPE_THETA = 150_000
@@ -48,7 +47,6 @@ def write_gpt_oss(
         pair,
         config,
         random=random,
-        shard_bytes=SHARD_BYTES,
         has_kv_scales=has_kv_scales,
     )
     if _has_special_tokens(pair):
@@ -69,16 +67,12 @@ def _target_config(pair: PairShape) -> dict[str, Any]:
     return config_sizes(model) | {
         "architectures": ["GptOssForCausalLM"],
         "attention_bias": True,
-        "attention_dropout": 0.0,
         "eos_token_id": EOS_TOKEN_IDS[0] if _has_special_tokens(pair) else None,
         "experts_per_token": model.experts.chosen,
-        "initial_context_length": 4096,
-        "initializer_range": 0.02,
         "layer_types": kinds,
         "model_type": "gpt_oss",
         "num_experts_per_tok": model.experts.chosen,
         "num_local_experts": model.experts.experts,
-        "output_router_logits": False,
         "pad_token_id": _PAD if _has_special_tokens(pair) else None,
         "quantization_config": _QUANTIZATION,
         "rms_norm_eps": 1e-05,
@@ -91,21 +85,16 @@ def _target_config(pair: PairShape) -> dict[str, Any]:
             "truncate": False,
         },
         "rope_theta": _ROPE_THETA,
-        "router_aux_loss_coef": 0.9,
         "sliding_window": next(window for window in model.sizes.windows if window),
         "swiglu_limit": 7.0,
-        "use_cache": True,
     }
 
 
 def _target_tensors(pair: PairShape) -> Tensors:
     model = pair.target
     assert model.experts is not None
-    hidden, vocab, experts = (
-        model.sizes.hidden_size,
-        (model.vocab_size, model.sizes.hidden_size),
-        model.experts.experts,
-    )
+    hidden, experts = model.sizes.hidden_size, model.experts.experts
+    vocab = model.vocab_size, hidden
     layer: Shapes = {
         "mlp.router.weight": (experts, hidden),
         "mlp.router.bias": (experts,),

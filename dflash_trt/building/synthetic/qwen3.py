@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,18 +13,10 @@ from dflash_trt.building.synthetic.checkpoint_writer import (
     write_checkpoint,
 )
 from dflash_trt.deploy.planning.known_pairs import PairShape
-from dflash_trt.models.sizes import DecoderSizes, DraftShape, ModelShape, TargetShape
+from dflash_trt.models.sizes import DraftShape, ModelShape, TargetShape
 
+_PLAIN = {"model_type": "qwen3", "rope_theta": 10_000.0, "rms_norm_eps": 1e-6}
 LAYER_PREFIX = {"target": "model.layers", "draft": "layers"}
-
-
-def resize(
-    pair: PairShape, sizes: DecoderSizes, *, draft_layers: int, block_size: int, **both: Any
-) -> PairShape:
-    """`pair` with other sizes; `both` sets fields of both models, such as `vocab_size`."""
-    drafted = replace(sizes, layers=sizes.layers[:draft_layers])
-    draft = replace(pair.draft, sizes=drafted, block_size=block_size, **both)
-    return replace(pair, target=replace(pair.target, sizes=sizes, **both), draft=draft)
 
 
 def write_both(
@@ -35,21 +25,17 @@ def write_both(
     pair: PairShape,
     draft: dict[str, Any],
     *,
-    draft_dtype: str = "BF16",
-    random: bool = False,
-    shard_bytes: float = math.inf,
-    has_kv_scales: bool = False,
+    random: bool,
+    has_kv_scales: bool,
 ) -> int:
     """Writes `folder`/target, of a config and tensors, and `folder`/draft, of a config and the
     tensors of `pair`'s draft; returns the bytes of weights.
 
     Args:
-        draft_dtype: safetensors dtype code of the draft.
         random: False leaves the files sparse.
-        shard_bytes: the most bytes of a file.
         has_kv_scales: whether both state the scales of an FP8 KV cache.
     """
-    drafted = {name: (draft_dtype, shape) for name, shape in draft_shapes(pair.draft).items()}
+    drafted = {name: ("BF16", shape) for name, shape in draft_shapes(pair.draft).items()}
     size = 0
     for name, (config, tensors), model in (
         ("target", target, pair.target),
@@ -58,34 +44,25 @@ def write_both(
         if has_kv_scales:
             config = STATES_KV_SCALES | config  # one that is quantised says how already
             tensors = tensors | kv_scales(LAYER_PREFIX[name], len(model.sizes.layers))
-        size += write_checkpoint(
-            folder / name, config, tensors, random=random, shard_bytes=shard_bytes
-        )
+        size += write_checkpoint(folder / name, config, tensors, random=random)
     return size
 
 
-def write_pair(
-    folder: Path, pair: PairShape, *, dtype: str, random: bool, has_kv_scales: bool = False
-) -> int:
-    """Writes a Qwen3 pair of `dtype` ("F32" or "BF16"), as `write_both` does."""
+def write_pair(folder: Path, pair: PairShape, *, random: bool, has_kv_scales: bool = False) -> int:
+    """Writes a Qwen3 pair in bf16, as `write_both` does."""
     target = pair.target
+    vocab = (target.vocab_size, target.sizes.hidden_size)
     shapes: Shapes = {
-        "model.embed_tokens.weight": (target.vocab_size, target.sizes.hidden_size),
-        "model.norm.weight": (target.sizes.hidden_size,),
-        "lm_head.weight": (target.vocab_size, target.sizes.hidden_size),
+        "model.embed_tokens.weight": vocab,
+        "model.norm.weight": vocab[1:],
+        "lm_head.weight": vocab,
     } | _layer_shapes(LAYER_PREFIX["target"], target)
-    config = {
-        "architectures": ["Qwen3ForCausalLM"],
-        "model_type": "qwen3",
-        "rope_theta": 10_000.0,
-        "rms_norm_eps": 1e-6,
-    } | config_sizes(target)
+    config = _PLAIN | {"architectures": ["Qwen3ForCausalLM"]} | config_sizes(target)
     return write_both(
         folder,
-        (config, {name: (dtype, shape) for name, shape in shapes.items()}),
+        (config, {name: ("BF16", shape) for name, shape in shapes.items()}),
         pair,
         draft_config(pair, target.vocab_size - 1),
-        draft_dtype=dtype,
         random=random,
         has_kv_scales=has_kv_scales,
     )
@@ -112,11 +89,9 @@ def draft_config(pair: PairShape, mask_token_id: int) -> dict[str, Any]:
     layers, taps = len(pair.target.sizes.layers), len(pair.draft.target_layer_ids)
     ids = [1 + round(tap * (layers - 4) / (taps - 1)) for tap in range(taps)]
     return (
-        {
+        _PLAIN
+        | {
             "architectures": ["DFlashDraftModel"],
-            "model_type": "qwen3",
-            "rope_theta": 10_000.0,
-            "rms_norm_eps": 1e-6,
             "num_target_layers": layers,
             "block_size": pair.draft.block_size,
             "dflash_config": {"mask_token_id": mask_token_id, "target_layer_ids": ids},
@@ -150,27 +125,30 @@ def draft_shapes(draft: DraftShape) -> Shapes:
 
 def attention_shapes(model: ModelShape) -> Shapes:
     """The shapes [out,in] of one layer's attention weights, by name."""
-    queries, keys = (
-        model.sizes.layer.heads * model.sizes.layer.head_dim,
-        model.sizes.layer.kv_heads * model.sizes.layer.head_dim,
-    )
+    hidden, layer = model.sizes.hidden_size, model.sizes.layer
+    queries, keys = layer.heads * layer.head_dim, layer.kv_heads * layer.head_dim
     return {
-        "self_attn.q_proj": (queries, model.sizes.hidden_size),
-        "self_attn.k_proj": (keys, model.sizes.hidden_size),
-        "self_attn.v_proj": (keys, model.sizes.hidden_size),
-        "self_attn.o_proj": (model.sizes.hidden_size, queries),
+        "self_attn.q_proj": (queries, hidden),
+        "self_attn.k_proj": (keys, hidden),
+        "self_attn.v_proj": (keys, hidden),
+        "self_attn.o_proj": (hidden, queries),
     }
 
 
 def _layer_shapes(prefix: str, model: ModelShape) -> Shapes:
+    hidden, mlp, head_dim = (
+        model.sizes.hidden_size,
+        model.sizes.mlp_size,
+        model.sizes.layer.head_dim,
+    )
     layer = attention_shapes(model) | {
-        "input_layernorm": (model.sizes.hidden_size,),
-        "post_attention_layernorm": (model.sizes.hidden_size,),
-        "self_attn.q_norm": (model.sizes.layer.head_dim,),
-        "self_attn.k_norm": (model.sizes.layer.head_dim,),
-        "mlp.gate_proj": (model.sizes.mlp_size, model.sizes.hidden_size),
-        "mlp.up_proj": (model.sizes.mlp_size, model.sizes.hidden_size),
-        "mlp.down_proj": (model.sizes.hidden_size, model.sizes.mlp_size),
+        "input_layernorm": (hidden,),
+        "post_attention_layernorm": (hidden,),
+        "self_attn.q_norm": (head_dim,),
+        "self_attn.k_norm": (head_dim,),
+        "mlp.gate_proj": (mlp, hidden),
+        "mlp.up_proj": (mlp, hidden),
+        "mlp.down_proj": (hidden, mlp),
     }
     return {
         f"{prefix}.{number}.{name}.weight": shape

@@ -212,7 +212,7 @@ def write_random_pair(shape: RandomPair, folder: Path) -> Pair:
     if has_sinks:
         write_gpt_oss(folder, pair, random=True, has_kv_scales=has_scales)
     else:
-        write_pair(folder, pair, dtype="BF16", random=True, has_kv_scales=has_scales)
+        write_pair(folder, pair, random=True, has_kv_scales=has_scales)
     return check_pair(read_target(folder / "target"), read_draft(folder / "draft"))
 
 
