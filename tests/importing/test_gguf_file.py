@@ -6,13 +6,11 @@ import struct
 import tracemalloc
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dflash_trt.building.gguf import gguf_file
 from dflash_trt.building.gguf.gguf_file import read_gguf
 from dflash_trt.errors import DflashError
 from tests.importing.files import write_gguf
@@ -63,35 +61,16 @@ def build(
 HUGE = 2**63
 HOSTILE: dict[str, tuple[bytes, str]] = {
     "empty": (b"", "not a GGUF file"),
-    "only a magic": (b"GGUF", "cannot be read"),
     "another format": (build(magic=b"PK\3\4"), "not a GGUF file"),
-    "version 1": (build(version=1), "version 1 which we cannot handle"),
     "big-endian": (b"GGUF" + struct.pack(">IQQ", 3, 1, 0) + bytes(64), "big-endian"),
     "2^63 tensors": (build(counts=(HUGE, 0)), "claims 9223372036854775808 tensors"),
-    "no tensors": (build(tensors=[], data=b""), "has 0 tensors"),
     "one tensor too many": (build(counts=(2, 0)), "truncated"),
-    "long key": (build([text("k", HUGE)]), "truncated"),
-    "key that is not UTF-8": (build([field(b"\xff", U32, bytes(4))]), "UnicodeDecodeError"),
     "key twice": (build([field("k", U32, bytes(4))] * 2), "Duplicate k"),
-    "unknown type": (build([field("k", 13, bytes(8))]), "13 is not a valid"),
-    "text that is not UTF-8": (build([field("k", TEXT, text(b"\xc3("))]), "UnicodeDecodeError"),
     "NaN": (build([field("k", F32_VALUE, struct.pack("<f", float("nan")))]), '"k" is nan'),
-    "array of arrays": (build([array("k", ARRAY, 1, bytes(12))]), "KeyError"),
     "2^63 numbers": (build([array("k", U32, HUGE)]), "truncated"),
-    "2^60 texts": (build([array("k", TEXT, 2**60)]), "truncated"),
     "alignment 0": (build([field("general.alignment", U32, bytes(4))]), "power of two"),
-    "alignment 2^31": (
-        build([field("general.alignment", U32, struct.pack("<I", 2**31))]),
-        "truncated",
-    ),
-    "2^32 - 1 dimensions": (
-        build(tensors=[text("t") + struct.pack("<I", 2**32 - 1)]),
-        "truncated",
-    ),
     "size 0": (build(tensors=[tensor(sizes=(4, 0))]), "sizes [4, 0]"),
-    "sizes whose product wraps": (build(tensors=[tensor(sizes=(2**40,) * 4)]), "truncated"),
     "a type without weights": (build(tensors=[tensor(kind=I8)]), "type 24 is not decoded"),
-    "half a block": (build(tensors=[tensor(sizes=(48,), kind=Q8_0)]), "blocks of 32"),
     "data that ends early": (build(tensors=[tensor(sizes=(9,))]), "truncated"),
     "data that goes on": (build(data=bytes(64)), "32 bytes after the last"),
     "an offset that wraps": (build(tensors=[tensor(offset=2**64 - 32)]), "begins at 184467"),
@@ -112,42 +91,6 @@ def test_a_file_that_lies_is_refused_in_little_memory(name: str, tmp_path: Path)
         assert tracemalloc.get_traced_memory()[1] < MEMORY
     finally:
         tracemalloc.stop()
-
-
-def test_a_header_has_a_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = tmp_path / "m.gguf"
-    texts = array("k", TEXT, 40, text("x" * 100) * 40)
-    _write(path, build([texts]))
-    read_gguf(path)
-    monkeypatch.setattr(gguf_file, "MAX_HEADER_BYTES", 4000)
-    with refused("truncated: its header ends at byte 4"):
-        read_gguf(path)
-
-
-def test_values_are_those_of_the_file(tmp_path: Path) -> None:
-    fields = [
-        field("eps", F32_VALUE, struct.pack("<f", 1e-5)),
-        field("yes", BOOL, b"\1"),
-        field("name", TEXT, text("größer")),
-        field("count", 11, struct.pack("<q", -(2**62))),
-        array("texts", TEXT, 2, text("a") + text("")),
-        array("numbers", 5, 3, struct.pack("<3i", 1, -2, 3)),
-    ]
-    tensors = [tensor("b", (4, 2, 3), F16, 96), tensor("a", (32, 2), Q8_0)]
-    file = read_gguf(_write(tmp_path / "m.gguf", build(fields, tensors, bytes(96 + 64))))
-    assert {key: value for key, value in file.fields.items() if key != "numbers"} == {
-        "eps": 1e-05,
-        "yes": True,
-        "name": "größer",
-        "count": -(2**62),
-        "texts": ["a", ""],
-    }
-    numbers: Any = file.fields["numbers"]
-    assert numbers.tolist() == [1, -2, 3]
-    assert [(one.name, one.shape, one.length) for one in file.tensors.values()] == [
-        ("a", (2, 32), 68),
-        ("b", (3, 2, 4), 48),
-    ]
 
 
 @pytest.fixture(scope="module")

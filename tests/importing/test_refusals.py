@@ -10,8 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dflash_trt.building.gguf import importer, tokenizer
-from dflash_trt.building.gguf.gguf_file import GgufFile, read_gguf
+from dflash_trt.building.gguf import tokenizer
 from dflash_trt.building.gguf.importer import import_gguf
 from dflash_trt.core.progress import SilentProgress
 from tests.importing.files import VOCAB, write_gguf
@@ -111,19 +110,3 @@ def test_a_folder_that_holds_the_file_is_not_replaced(source: Path, tmp_path: Pa
     with refused("holds m.gguf, which would be gone with it"):
         import_gguf(inside, tmp_path / "out", SilentProgress(), overwrite=True)
     assert inside.exists()
-
-
-def test_a_file_that_shrinks_while_it_is_read(
-    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = write_gguf(tmp_path / "m.gguf", source)
-
-    def read(given: Path) -> GgufFile:
-        file = read_gguf(given)
-        path.write_bytes(path.read_bytes()[:-8000])
-        return file
-
-    monkeypatch.setattr(importer, "read_gguf", read)
-    with refused("it changed while it was read"):
-        import_gguf(path, tmp_path / "out", SilentProgress())
-    assert [one.name for one in tmp_path.iterdir()] == ["m.gguf"]

@@ -15,7 +15,7 @@ from transformers import AutoTokenizer, Qwen2Tokenizer
 from dflash_trt.building.gguf.gguf_file import GgufFile
 from dflash_trt.building.gguf.tokenizer import read_vocabulary, tokenizer_files
 from dflash_trt.text.tokenizer import BundleTokenizer
-from tests.importing.files import UNUSED, tokenizer_keys, write_gguf
+from tests.importing.files import tokenizer_keys, write_gguf
 from tests.models.helpers import refused
 from tests.reference.checkpoints import write_target
 from tests.text.tokenizers import SAMPLE
@@ -154,15 +154,6 @@ def test_what_is_put_around_a_text(
     assert pair == [*first, *second]
 
 
-def test_a_piece_that_is_a_token_needs_no_merges_where_llama_says_so(tmp_path: Path) -> None:
-    whole = trained().get_vocab_size()
-    for name, ids in (("llama-bpe", [whole]), ("gpt-2", trained().encode("qzq").ids)):
-        fields = keys(name, add_bos_token=False)
-        fields["tokenizer.ggml.tokens"].append("qzq")
-        fields["tokenizer.ggml.token_type"].append(1)
-        assert imported(numpy_kinds(fields), tmp_path).encode("qzq") == ids
-
-
 def test_ids_that_end_a_text(tmp_path: Path) -> None:
     fields = numpy_kinds(keys("gpt-2", eot_token_id=468, eom_token_id=467, bos_token_id=3))
     vocabulary = read_vocabulary(GgufFile(tmp_path / "m", 0, fields, {}))
@@ -175,17 +166,6 @@ def test_ids_that_end_a_text(tmp_path: Path) -> None:
     del fields["tokenizer.ggml.eos_token_id"], fields["tokenizer.ggml.eom_token_id"]
     vocabulary = read_vocabulary(GgufFile(tmp_path / "m", 0, fields, {}))
     assert vocabulary.special_ids()["eos_token_id"] == 468
-
-
-def test_unused_tokens_are_left_out_and_keep_their_ids_free(tmp_path: Path) -> None:
-    fields = keys("gpt-2")
-    fields["tokenizer.ggml.tokens"] = [*fields["tokenizer.ggml.tokens"], "[PAD1]", "[PAD1]"]
-    fields["tokenizer.ggml.token_type"] = [*fields["tokenizer.ggml.token_type"], UNUSED, UNUSED]
-    vocabulary = read_vocabulary(GgufFile(tmp_path / "m", 0, numpy_kinds(fields), {}))
-    assert vocabulary.size == len(vocabulary.ids) + 2
-    ours = imported(numpy_kinds(fields), tmp_path)
-    assert "[PAD1]" not in ours.core.get_vocab()
-    assert ours.encode("[PAD1]") == trained().encode("[PAD1]").ids
 
 
 @pytest.mark.parametrize(
@@ -215,13 +195,6 @@ def test_what_does_not_fit_is_refused(change: dict[str, Any], piece: str, tmp_pa
     with refused(piece):
         imported(stated, tmp_path)
     assert not list(tmp_path.iterdir())
-
-
-def test_tokens_that_are_given_twice_are_refused(tmp_path: Path) -> None:
-    fields = keys("gpt-2")
-    fields["tokenizer.ggml.tokens"][300] = fields["tokenizer.ggml.tokens"][301]
-    with refused("is given twice"):
-        imported(numpy_kinds(fields), tmp_path)
 
 
 def test_chat_templates(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""EAGLE-3 heads: the published layouts, and what of them is refused."""
+"""Drafts in DeepSpec's layout and EAGLE-3 heads: as published, and what of them is refused."""
 
 from __future__ import annotations
 
@@ -10,46 +10,111 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from dflash_trt.models.draft import read_draft
+from dflash_trt.models.draft_tokens import write_draft_tokens
 from dflash_trt.models.pair_check import check_pair
 from dflash_trt.models.target import read_target
-from tests.models.conftest import MakeCheckpoint, write_checkpoint
+from tests.models.conftest import (
+    DRAFT_CONFIG,
+    SIZES,
+    MakeCheckpoint,
+    draft_shapes,
+    layer_shapes,
+    write_checkpoint,
+)
 from tests.models.helpers import refused
 
-SIZES: dict[str, Any] = {
-    "hidden_size": 16,
-    "intermediate_size": 24,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 8,
-    "num_hidden_layers": 1,
-    "vocab_size": 40,
-    "rms_norm_eps": 1e-6,
-    "max_position_embeddings": 128,
+RANK = 6
+DEEPSPEC: dict[str, Any] = {
+    "architectures": ["Qwen3DSparkModel"],
+    "block_size": 7,
+    "mask_token_id": 39,
+    "target_layer_ids": [1, 2, 3],
+    "num_anchors": 512,
+    "enable_confidence_head": True,
+    "confidence_head_with_markov": True,
+    "markov_rank": RANK,
+    "markov_head_type": "vanilla",
 }
+HEADS: dict[str, list[int]] = {
+    "markov_head.markov_w1.weight": [40, RANK],
+    "markov_head.markov_w2.weight": [40, RANK],
+    "confidence_head.proj.weight": [1, 16 + RANK],
+    "confidence_head.proj.bias": [1],
+}
+
+
+def write_dspark(folder: Path, target: Path, extra: dict[str, list[int]], **changes: Any) -> Path:
+    """A tiny draft that repeats the matrices of `target`; the config takes `changes`."""
+    config = {key: one for key, one in DRAFT_CONFIG.items() if key != "dflash_config"}
+    write_checkpoint(folder, config | DEEPSPEC | changes, draft_shapes(DRAFT_CONFIG, 3) | extra)
+    tensors, owned = (load_file(one / "model.safetensors") for one in (folder, target))
+    tensors["embed_tokens.weight"] = owned["model.embed_tokens.weight"]
+    tensors["lm_head.weight"] = owned["lm_head.weight"]
+    save_file(tensors, folder / "model.safetensors")
+    return folder
+
+
+def test_what_is_read_of_deepspec(make_target: MakeCheckpoint, tmp_path: Path) -> None:
+    target = make_target()
+    dspark = read_draft(write_dspark(tmp_path / "dspark", target, HEADS))
+    assert (dspark.kind, dspark.block_size, dspark.anchor_drafts) == ("DSpark", 8, True)
+    assert dspark.markov_rank == RANK and dspark.target_layer_ids == (1, 2, 3)
+    check_pair(read_target(target), dspark)
+    plain = write_dspark(
+        tmp_path / "plain", target, {}, markov_rank=0, enable_confidence_head=False
+    )
+    assert (read_draft(plain).kind, read_draft(plain).anchor_drafts) == ("DFlash", True)
+
+
+@pytest.mark.parametrize(
+    ("changes", "piece"),
+    [
+        ({"markov_head_type": "gated"}, 'markov_head_type = "gated" is not supported'),
+        ({"markov_rank": RANK + 1}, f'"markov_head.markov_w1.weight" is [40, {RANK}], not [40, 7]'),
+        ({"markov_rank": ...}, "markov_rank is missing"),
+        ({"block_size": 0}, "block_size is 0; it must be an integer from 1"),
+        ({"gru_hidden_dim": 4}, "is a Domino drafter"),
+    ],
+)
+def test_variants_of_deepspec_are_refused(
+    changes: dict[str, Any], piece: str, make_target: MakeCheckpoint, tmp_path: Path
+) -> None:
+    changes = {key: None if one is ... else one for key, one in changes.items()}
+    folder = write_dspark(tmp_path / "draft", make_target(), HEADS, **changes)
+    with refused(piece):
+        read_draft(folder)
+
+
+def test_matrices_of_another_target_are_refused(
+    make_target: MakeCheckpoint, tmp_path: Path
+) -> None:
+    folder = write_dspark(tmp_path / "draft", make_target(), HEADS)
+    tensors = load_file(folder / "model.safetensors")
+    tensors["lm_head.weight"] = tensors["lm_head.weight"] + np.float32(1)
+    save_file(tensors, folder / "model.safetensors")
+    with refused("draft does not fit", "lm_head.weight differs from the target's"):
+        check_pair(read_target(make_target()), read_draft(folder))
+    write_draft_tokens([1, 2], folder)
+    with refused("chooses among some tokens, which its Markov head does not know"):
+        read_draft(folder)
+
+
 CONFIG: dict[str, Any] = {
     "architectures": ["LlamaForCausalLMEagle3"],
+    "num_hidden_layers": 1,
     "draft_vocab_size": 24,
     **SIZES,
 }
 
 
-def shapes(sizes: dict[str, Any], draft_vocab: int, taps: int) -> dict[str, list[int]]:
+def shapes(draft_vocab: int, taps: int) -> dict[str, list[int]]:
     """Names and shapes of a head, written out independently of the name maps."""
-    hidden, inner, size = sizes["hidden_size"], sizes["intermediate_size"], sizes["head_dim"]
-    queries, keys = (sizes[f"num_{one}_heads"] * size for one in ("attention", "key_value"))
-    layer = {
-        "hidden_norm.weight": [hidden],
-        "input_layernorm.weight": [hidden],
-        "mlp.down_proj.weight": [hidden, inner],
-        "mlp.gate_proj.weight": [inner, hidden],
-        "mlp.up_proj.weight": [inner, hidden],
-        "post_attention_layernorm.weight": [hidden],
-        "self_attn.k_proj.weight": [keys, 2 * hidden],
-        "self_attn.o_proj.weight": [hidden, queries],
-        "self_attn.q_proj.weight": [queries, 2 * hidden],
-        "self_attn.v_proj.weight": [keys, 2 * hidden],
-    }
-    return {f"midlayer.{name}": shape for name, shape in layer.items()} | {
+    hidden = SIZES["hidden_size"]
+    layer = layer_shapes(CONFIG, "", qk_norm=False) | {"layers.0.hidden_norm.weight": [hidden]}
+    for name in layer:
+        if name.endswith(("q_proj.weight", "k_proj.weight", "v_proj.weight")):
+            layer[name] = [layer[name][0], 2 * hidden]
+    return {name.replace("layers.0", "midlayer"): shape for name, shape in layer.items()} | {
         "fc.weight": [hidden, taps * hidden],
         "lm_head.weight": [draft_vocab, hidden],
         "norm.weight": [hidden],
@@ -59,7 +124,7 @@ def shapes(sizes: dict[str, Any], draft_vocab: int, taps: int) -> dict[str, list
 def write(folder: Path, offsets: Any = range(16), taps: int = 3, **changes: Any) -> Path:
     """A tiny head; d2t spreads its 24 tokens by `offsets`, the rest by none."""
     config = {key: one for key, one in (CONFIG | changes).items() if one is not None}
-    write_checkpoint(folder, config, shapes(SIZES, 24, taps))
+    write_checkpoint(folder, config, shapes(24, taps))
     if offsets is not None:
         tensors = load_file(folder / "model.safetensors")
         offsets = np.array(list(offsets), np.int64)

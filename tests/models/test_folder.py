@@ -1,14 +1,19 @@
-"""Folders: single, sharded, hub snapshots; disagreements, of which tests/frozen has more."""
+"""Folders, shards and headers: golden offsets, and every lie refused by name."""
 
 from __future__ import annotations
 
+import hashlib
 import json
+import struct
+import tracemalloc
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from dflash_trt.models.folder import open_checkpoint
+from dflash_trt.models.safetensors_header import header_sha256, read_header
 from dflash_trt.models.target import read_target
 from tests.models.conftest import MakeCheckpoint, merged
 from tests.models.helpers import edit_json, refused
@@ -115,15 +120,53 @@ def test_a_folder_of_gguf(make_target: MakeCheckpoint) -> None:
         open_checkpoint(file.with_name("m.gguf"))
 
 
+Hostile = Callable[..., Path]
+
+
+def tensor(dtype: Any = "F32", shape: Any = (2,), begin: Any = 0, end: Any = 8) -> dict[str, Any]:
+    return {"dtype": dtype, "shape": list(shape), "data_offsets": [begin, end]}
+
+
+def test_golden_header(hostile: Hostile) -> None:
+    header = {"__metadata__": {"format": "pt"}, "a": tensor()}
+    path = hostile(header, b"\0" * 8)
+    entry = read_header(path)["a"]
+    raw = json.dumps(header).encode()
+    assert (entry.offset, entry.length, entry.file) == (8 + len(raw), 8, path.resolve())
+    assert header_sha256(path) == hashlib.sha256(struct.pack("<Q", len(raw)) + raw).hexdigest()
+
+
 @pytest.mark.parametrize(
-    ("text", "piece"),
+    ("header", "data", "piece"),
     [
-        ("[1]", "must hold a JSON object, not list"),
-        ('{"block_size": NaN}', '"block_size" is NaN'),
-        ('{"a": 1e999}', '"a" is infinite'),
+        (b"{", b"", "not valid JSON"),
+        (b'{"a": 1, "a": 2}', b"", 'key "a" is given twice'),
+        ({"a": {"dtype": "F32", "shape": []}}, b"", 'tensor "a": must have exactly'),
+        ({"a": tensor(dtype=["F32"])}, b"\0" * 8, "is not supported"),
+        ({"a": tensor(shape=[True, 2])}, b"\0" * 8, "shape has true"),
+        ({"a": tensor(shape=[2**63])}, b"\0" * 8, "shape has 9223372036854775808"),
+        ({"a": tensor(shape=[1] * 33, end=4)}, b"\0" * 4, "at most 32 sizes"),
+        ({"a": tensor(shape=[3])}, b"\0" * 8, "needs 12 bytes, data_offsets give 8"),
+        ({"a": {**tensor(), "data_offsets": [0]}}, b"\0" * 8, "begin <= end"),
+        ({"a": tensor(), "b": tensor(begin=4, end=12)}, b"\0" * 12, 'overlaps tensor "a" by 4'),
+        ({"a": tensor(), "b": tensor(begin=12, end=20)}, b"\0" * 20, '"b": leaves a hole of 4'),
+        ({"a": tensor()}, b"\0" * 5, "truncated: 3 of"),
+        ({"a": tensor()}, b"\0" * 9, "1 bytes after its last tensor"),
+        ({"__metadata__": {"a": 1}}, b"", "__metadata__ must map text to text"),
+        ({"bad\nname\ud800": 1}, b"", r"bad\nname\ud800"),
     ],
 )
-def test_malformed_config(tmp_path: Path, text: str, piece: str) -> None:
-    (tmp_path / "config.json").write_text(text)
-    with refused("config.json", piece):
-        open_checkpoint(tmp_path)
+def test_lies_are_refused(hostile: Hostile, header: Any, data: bytes, piece: str) -> None:
+    with refused("hostile.safetensors", piece):
+        read_header(hostile(header, data))
+
+
+def test_lying_lengths_allocate_nothing(hostile: Hostile) -> None:
+    tracemalloc.start()
+    with refused("claims 18446744073709551615 bytes, over the limit of 100000000"):
+        read_header(hostile(b"{}", length=2**64 - 1))
+    with refused("claims 99999999 bytes but only 2 follow"):
+        read_header(hostile(b"{}", length=99_999_999))
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 1_000_000

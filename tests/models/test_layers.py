@@ -1,4 +1,4 @@
-"""RoPE: what configs may say, and the tables against transformers."""
+"""RoPE and windows: what configs may say, and the tables against transformers."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ import pytest
 from dflash_plugins.testing.numeric import epsilon
 
 from dflash_trt.models.config_fields import ConfigFields
+from dflash_trt.models.families import FAMILIES
+from dflash_trt.models.layers import read_windows
 from dflash_trt.models.rope import (
     Llama3Scaling,
     RopeSpec,
@@ -18,6 +20,7 @@ from dflash_trt.models.rope import (
     read_rope,
     tables,
 )
+from dflash_trt.models.sizes import Windows
 from tests.models.helpers import refused
 
 LLAMA3 = {
@@ -48,14 +51,6 @@ def test_llama3_in_both_spellings() -> None:
     short = {k: v for k, v in LLAMA3.items() if k != "original_max_position_embeddings"}
     spec = rope(rope_scaling=short, max_position_embeddings=4096)
     assert spec.scaling == Llama3Scaling(8.0, 1.0, 4.0, 4096)
-
-
-@pytest.mark.parametrize("number", [5e-324, 1e300])
-@pytest.mark.parametrize(("kind", "key"), [("llama3", "low_freq_factor"), ("yarn", "beta_fast")])
-def test_numbers_that_leave_float32(kind: str, key: str, number: float) -> None:
-    scaling = {**LLAMA3, "rope_type": kind} if kind == "llama3" else {"type": kind, "factor": 4.0}
-    with refused(f"rope_scaling.{key} is {number!r}; it must be a number above 1e-06"):
-        rope(rope_scaling={**scaling, key: number}, max_position_embeddings=128)
 
 
 @pytest.mark.parametrize(
@@ -118,3 +113,51 @@ def test_against_transformers(spec: RopeSpec, head_dim: int) -> None:
         np.testing.assert_allclose(
             mine[:, equal], other[0, :, :half].numpy()[:, equal], rtol=0, atol=1e-6
         )
+
+
+SLIDING, FULL = "sliding_attention", "full_attention"
+PUBLISHED_QWEN2 = {"use_sliding_window": False, "sliding_window": 131072, "max_window_layers": 28}
+
+
+def windows(name: str, **config: Any) -> Windows:
+    family = next(one for one in FAMILIES if one.name == name)
+    return read_windows(ConfigFields(config, Path("config.json")), family, 4)
+
+
+@pytest.mark.parametrize(
+    ("name", "config", "expected"),
+    [
+        ("qwen2", PUBLISHED_QWEN2, (None,) * 4),
+        ("qwen2", {}, (None,) * 4),
+        (
+            "qwen2",
+            PUBLISHED_QWEN2 | {"use_sliding_window": True, "max_window_layers": 3},
+            (None, None, None, 131072),
+        ),
+        ("mistral", {"sliding_window": 4096}, (4096,) * 4),
+        ("mistral", {"sliding_window": None}, (None,) * 4),
+        ("mistral", {}, (4096,) * 4),
+        ("gemma3", {"sliding_window": 512}, (512,) * 4),
+        ("gemma3", {"sliding_window": 512, "sliding_window_pattern": 2}, (512, None, 512, None)),
+        ("gpt_oss", {"sliding_window": 128}, (128, None, 128, None)),
+        ("llama", {"layer_types": None, "sliding_window": 128}, (None,) * 4),
+    ],
+)
+def test_windows_of_each_layer(name: str, config: dict[str, Any], expected: Windows) -> None:
+    assert windows(name, **config) == expected
+
+
+@pytest.mark.parametrize(
+    ("name", "config", "piece"),
+    [
+        ("qwen2", {"layer_types": [SLIDING] * 4}, "must all be full_attention"),
+        ("qwen2", {"use_sliding_window": True, "max_window_layers": 0}, "sliding_window is miss"),
+        ("mistral", {"sliding_window": 8, "layer_types": [SLIDING, FULL]}, "must all be sliding"),
+        ("llama", {"layer_types": [SLIDING] * 4}, "must all be full_attention"),
+    ],
+)
+def test_configs_that_contradict_their_family(
+    name: str, config: dict[str, Any], piece: str
+) -> None:
+    with refused("config.json", piece):
+        windows(name, **config)
