@@ -177,8 +177,7 @@ def _write_checkpoints(
     if dflash:
         _extend_dflash_config(folder / "draft" / "config.json", dflash)
     if fit_steps:
-        from tests.reference.fit import fit_draft
-        from tests.reference.generate import load_target
+        from tests.reference.generate import fit_draft, load_target
 
         reference = load_target(folder / "target")
         fit_draft(folder / "draft", reference, FIT_PROMPTS, steps=fit_steps)

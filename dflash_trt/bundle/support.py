@@ -190,7 +190,7 @@ def check_pair_features(pair: Pair, wanted: Iterable[PairFeature]) -> None:
         if feature in lacking:
             title, spec = pair.draft.traits.title, pair.draft.checkpoint.path
         elif feature is PairFeature.FP8_CACHES and unusual is not None:
-            title, spec = unusual.one, pair.target.checkpoint.path
+            title, spec = unusual, pair.target.checkpoint.path
         else:
             continue
         what = f"is {title}, for which {feature.title} cannot be built yet"
@@ -212,7 +212,7 @@ def render() -> Iterator[str]:
     for traits in TRAITS.values():
         yield _kind_row(traits.title, draft_lacks(traits))
     for kind in (HYBRIDS, TWO_HEADS):
-        yield _kind_row(kind.one, [PairFeature.FP8_CACHES])
+        yield _kind_row(kind, [PairFeature.FP8_CACHES])
 
 
 def _kind_row(title: str, lacks: list[PairFeature]) -> str:

@@ -20,11 +20,7 @@ from dflash_trt.models.layers import read_layer_attention
 from dflash_trt.models.name_map import match_weights
 from dflash_trt.models.quantization import read_quantization, stored_formats
 from dflash_trt.models.quantized_weights import logical_shape
-from dflash_trt.models.relatives import (
-    read_architecture,
-    refuse_relative_config,
-    refuse_relative_tensors,
-)
+from dflash_trt.models.relatives import read_architecture, refuse_relatives
 from dflash_trt.models.rope import read_rope
 from dflash_trt.models.sizes import MAX_LAYERS, DraftShape
 from dflash_trt.models.weight_names import DRAFT_WEIGHTS
@@ -88,35 +84,28 @@ def read_draft(folder: str | Path) -> DraftSpec:
     layout = eagle.LAYOUTS.get(read_architecture(config))
     if layout is not None:
         return _read_eagle(folder, config, layout)
-    is_deepspec = _read_layout(config)
-    _refuse_variants(config)
+    is_deepspec = read_architecture(config) == deepspec.ARCHITECTURE
+    _refuse_variants(config, is_deepspec)
     quantization = read_quantization(config)
     rms_norm_eps = config.number("rms_norm_eps", NORM_EPS, high=1.0)
-    num_target_layers = None
-    if config.has("num_target_layers"):
-        num_target_layers = config.integer("num_target_layers", high=MAX_LAYERS)
+    has_depth = config.has("num_target_layers")
+    num_target_layers = config.integer("num_target_layers", high=MAX_LAYERS) if has_depth else None
     shape = read_draft_config(config, num_target_layers, is_deepspec=is_deepspec)
-    sizes, markov_rank = shape.sizes, shape.markov_rank
-    rope = read_rope(config, default_theta=None)
+    markov_rank, rope = shape.markov_rank, read_rope(config, default_theta=None)
 
     checkpoint = open_checkpoint(folder)
-    known = "DSpark" if is_deepspec else None
-    refuse_relative_tensors(config, checkpoint.tensors, known)
-    rules, symbols = DRAFT_WEIGHTS, sizes.symbols()
+    refuse_relatives(config, "DSpark" if is_deepspec else None, checkpoint.tensors)
+    rules, symbols = DRAFT_WEIGHTS, shape.sizes.symbols()
     if markov_rank:
         rules = {**rules, **deepspec.MARKOV_WEIGHTS}
         symbols |= {"rank": markov_rank, "vocab": config.integer("vocab_size")}
     ignored = deepspec.UNUSED if is_deepspec else ()
-    weights = match_weights(
-        checkpoint, rules, len(sizes.layers), symbols, ignored, quantization=quantization
-    )
+    layers = len(shape.sizes.layers)
+    weights = match_weights(checkpoint, rules, layers, symbols, ignored, quantization)
     token_ids = read_draft_tokens(folder)
     if markov_rank and token_ids is not None:
-        raise DflashError(
-            "chooses among some tokens, which its Markov head does not know",
-            where=folder / DRAFT_TOKENS_NAME,
-            fix="remove the file",
-        )
+        what = "chooses among some tokens, which its Markov head does not know"
+        raise DflashError(what, where=folder / DRAFT_TOKENS_NAME, fix="remove the file")
     attention_format, mlp_format = stored_formats(quantization)
     stated = {field.name: getattr(shape, field.name) for field in dataclasses.fields(shape)}
     return DraftSpec(
@@ -160,10 +149,10 @@ def read_draft_config(
 
 
 def _read_eagle(folder: Path, config: ConfigFields, layout: eagle.EagleLayout) -> DraftSpec:
-    refuse_relative_config(config, read_architecture(config), "EAGLE")
+    refuse_relatives(config, "EAGLE")
     head = eagle.read_eagle_config(config, layout)
     checkpoint = open_checkpoint(folder)
-    refuse_relative_tensors(config, checkpoint.tensors, "EAGLE")
+    refuse_relatives(config, "EAGLE", checkpoint.tensors)
     rules, symbols = eagle.eagle_rules(checkpoint, head)
     ignored = (eagle.D2T, eagle.T2D, eagle.EMBEDDING)
     return DraftSpec(
@@ -202,29 +191,19 @@ def _read_taps(
     return ids
 
 
-def _read_layout(config: ConfigFields) -> bool:
-    """Whether the layout is DeepSpec's, not z-lab's."""
+def _refuse_variants(config: ConfigFields, is_deepspec: bool) -> None:
+    refuse_relatives(config, "DSpark" if is_deepspec else None)
     architecture = read_architecture(config)
-    if architecture == deepspec.ARCHITECTURE:
-        refuse_relative_config(config, architecture, "DSpark")
-        return True
-    refuse_relative_config(config, architecture)
-    if architecture not in DRAFT_ARCHITECTURES:
+    if not is_deepspec and architecture not in DRAFT_ARCHITECTURES:
         what = f"architecture {quoted(architecture)} is not a DFlash draft"
         fix = f"pass a draft with architecture {DRAFT_ARCHITECTURES[0]}"
         raise DflashError(what, where=config.where, fix=fix)
-    return False
-
-
-def _refuse_variants(config: ConfigFields) -> None:
     inner = config.child("dflash_config")
     if config.flag("attention_bias", False):
         raise config.unsupported("attention_bias", "DFlash drafts have no biases")
-    for fields, key in (
-        (inner, "attention_sink_bias"),
-        (config, "attention_sink_bias"),
-        (config, "add_swa_attention_sink_bias"),
-    ):
+    sinks = ((inner, ""), (config, ""), (config, "add_swa_"))
+    for fields, prefix in sinks:
+        key = f"{prefix}attention_sink_bias"
         if fields.flag(key, False):
             raise fields.unsupported(key, "drafts with attention sinks cannot be run yet")
     if not inner.flag("use_aux_hidden_state", True):

@@ -16,7 +16,13 @@ from dflash_trt.models.decoder import read_sizes
 from dflash_trt.models.families import DRAFT_DEFAULT_HEAD_DIM
 from dflash_trt.models.folder import Checkpoint
 from dflash_trt.models.sizes import MAX_LAYERS, MAX_WIDTH, DecoderSizes
-from dflash_trt.models.weight_names import QK_NORM_WEIGHTS, Rules
+from dflash_trt.models.weight_names import (
+    LAYER_WEIGHTS,
+    QK_NORM_WEIGHTS,
+    Rules,
+    Shape,
+    of_layer,
+)
 
 MAX_DRAFTS = 7
 """Tokens of a chain: as many as heads are trained and measured with."""
@@ -92,23 +98,19 @@ def read_eagle_config(config: ConfigFields, layout: EagleLayout) -> EagleConfig:
     if sizes.hidden_size % 2:
         raise fields.error("hidden_size", "must be even")
     for place in (config, eagle):
-        if place.has("target_hidden_size") and place.values["target_hidden_size"] != (
-            sizes.hidden_size
-        ):
+        if place.values.get("target_hidden_size") not in (None, sizes.hidden_size):
             raise place.unsupported("target_hidden_size", "heads as wide as their target are")
     vocab_size = fields.integer("vocab_size", high=MAX_WIDTH)
     key, shift = layout.taps
     named = eagle if eagle.has(key) else config
-    ids: tuple[int, ...] = ()
-    if named.has(key):
-        last = MAX_LAYERS - 1 + shift
-        ids = tuple(one - shift for one in named.integers(key, shift, last, MAX_LAYERS))
+    last = MAX_LAYERS - 1 + shift
+    ids = named.integers(key, shift, last, MAX_LAYERS) if named.has(key) else ()
     return EagleConfig(
         fields=fields,
         sizes=replace(sizes, features=sizes.hidden_size),
         vocab_size=vocab_size,
         draft_vocab_size=config.integer("draft_vocab_size", vocab_size, high=vocab_size),
-        target_layer_ids=ids,
+        target_layer_ids=tuple(one - shift for one in ids),
         carries_norm=config.flag("norm_before_residual", False),
         has_qk_norm=layout.has_qk_norm,
     )
@@ -116,36 +118,21 @@ def read_eagle_config(config: ConfigFields, layout: EagleLayout) -> EagleConfig:
 
 def eagle_rules(checkpoint: Checkpoint, config: EagleConfig) -> tuple[Rules, dict[str, int]]:
     """The weights of a head, and the values of their shapes' symbols."""
-    inner = "midlayer" if any(one.startswith("midlayer.") for one in checkpoint.tensors) else None
-    prefix = inner or "layers.0"
-    both, hidden = "two*hidden", ("hidden",)
-    layer: dict[str, tuple[str, tuple[str, ...]]] = {
-        "input_layernorm": ("input_layernorm.weight", hidden),
-        "hidden_norm": ("hidden_norm.weight", hidden),
-        "q_proj": ("self_attn.q_proj.weight", ("heads*head_dim", both)),
-        "k_proj": ("self_attn.k_proj.weight", ("kv_heads*head_dim", both)),
-        "v_proj": ("self_attn.v_proj.weight", ("kv_heads*head_dim", both)),
-        "o_proj": ("self_attn.o_proj.weight", ("hidden", "heads*head_dim")),
-        "post_attention_layernorm": ("post_attention_layernorm.weight", hidden),
-        "gate_proj": ("mlp.gate_proj.weight", ("intermediate", "hidden")),
-        "up_proj": ("mlp.up_proj.weight", ("intermediate", "hidden")),
-        "down_proj": ("mlp.down_proj.weight", ("hidden", "intermediate")),
-    }
+    is_named = any(one.startswith("midlayer.") for one in checkpoint.tensors)
+    place = "midlayer" if is_named else "layers.0"
+    layer = {**of_layer("input_layernorm hidden\nhidden_norm hidden"), **LAYER_WEIGHTS}
     if config.has_qk_norm:
-        layer |= {
-            role.removeprefix("layers.{i}."): (name.removeprefix("layers.{i}."), shape)
-            for role, (name, shape) in QK_NORM_WEIGHTS.items()
-        }
-    rules: dict[str, tuple[str, tuple[str, ...]]] = {
+        layer |= QK_NORM_WEIGHTS
+    rules: dict[str, tuple[str, Shape]] = {
         "fc": ("fc.weight", ("hidden", "?")),
-        "norm": ("norm.weight", hidden),
+        "norm": ("norm.weight", ("hidden",)),
         "lm_head": ("lm_head.weight", ("draft_vocab", "hidden")),
     }
-    rules |= {
-        f"layers.0.{role}": (f"{prefix}.{name}", shape) for role, (name, shape) in layer.items()
-    }
-    symbols = config.sizes.symbols() | {"two": 2, "draft_vocab": config.draft_vocab_size}
-    return rules, symbols
+    for role, (name, shape) in layer.items():
+        if role.endswith(("q_proj", "k_proj", "v_proj")):
+            shape = (shape[0], "two*hidden")  # the embedding beside the feature
+        rules[role.format(i=0)] = (name.replace("layers.{i}", place), shape)
+    return rules, config.sizes.symbols() | {"two": 2, "draft_vocab": config.draft_vocab_size}
 
 
 def read_draft_vocabulary(checkpoint: Checkpoint, config: EagleConfig) -> tuple[int, ...] | None:
@@ -154,28 +141,27 @@ def read_draft_vocabulary(checkpoint: Checkpoint, config: EagleConfig) -> tuple[
     Raises:
         DflashError: no `d2t` where one is needed, or one that names no token of the target.
     """
-    size, where = config.draft_vocab_size, checkpoint.path
-    entry = checkpoint.tensors.get(D2T)
+    size, entry = config.draft_vocab_size, checkpoint.tensors.get(D2T)
+    what = None
     if entry is None:
         if size == config.vocab_size:
             return None
         what = f"has no d2t, which says what its {size:,} tokens are of {config.vocab_size:,}"
-        raise DflashError(what, where=where, fix="download the head again")
-    if entry.dtype != "I64" or entry.shape != (size,):
+    elif entry.dtype != "I64" or entry.shape != (size,):
         what = f"d2t is {entry.dtype} {list(entry.shape)}, not I64 [{size}]"
-        raise DflashError(what, where=where, fix="download the head again")
-    offsets = np.memmap(entry.file, np.int64, "r", entry.offset, (size,))
-    # Offsets near the ends of int64 would wrap around.
-    wild = np.abs(np.array(offsets, np.float64)) > config.vocab_size
-    tokens = np.arange(size) + np.where(wild, -(size + 1), offsets)
-    outside = np.flatnonzero((tokens < 0) | (tokens >= config.vocab_size))
-    if len(outside):
-        at = int(outside[0])
-        what = f"d2t moves token {at} by {int(offsets[at])}, outside a vocabulary of "
-        fix = "download the head again"
-        raise DflashError(f"{what}{config.vocab_size:,}", where=where, fix=fix)
-    if len(np.unique(tokens)) < size:
-        raise DflashError("d2t names a token twice", where=where, fix="download the head again")
+    else:
+        offsets = np.memmap(entry.file, np.int64, "r", entry.offset, (size,))
+        # Offsets near the ends of int64 would wrap around.
+        wild = np.abs(np.array(offsets, np.float64)) > config.vocab_size
+        tokens = np.arange(size) + np.where(wild, -(size + 1), offsets)
+        outside = np.flatnonzero((tokens < 0) | (tokens >= config.vocab_size))
+        if len(outside):
+            moved = f"d2t moves token {outside[0]} by {int(offsets[outside[0]])}"
+            what = f"{moved}, outside a vocabulary of {config.vocab_size:,}"
+        elif len(np.unique(tokens)) < size:
+            what = "d2t names a token twice"
+    if what is not None:
+        raise DflashError(what, where=checkpoint.path, fix="download the head again")
     return tuple(tokens.tolist())
 
 

@@ -48,12 +48,12 @@ class ExpertRules:
     `is_normalized`: shares are scaled to a sum of 1 though no config says so.
     """
 
-    count_keys: tuple[str, ...]
-    size_key: str
-    routing: Routing
-    is_clamped: bool
     common: Rules
     experts: Mapping[ExpertStorage, Rules]
+    count_keys: tuple[str, ...] = ("num_experts", "num_local_experts")
+    size_key: str = "moe_intermediate_size"
+    routing: Routing = "all"
+    is_clamped: bool = False
     shared_key: str | None = None
     chosen_key: str = "num_experts_per_tok"
     is_normalized: bool = False
@@ -65,7 +65,7 @@ class Family:
 
     name: str
     architecture: str
-    qk_norm: bool
+    qk_norm: bool = False
     default_head_dim: int | None = None
     default_attention_bias: bool = False
     prefix: str = "model."
@@ -102,16 +102,16 @@ class Family:
     @property
     def own_keys(self) -> tuple[str, ...]:
         """Those of `FOREIGN_KEYS` that its configs have."""
-        shared = () if self.experts is None else (self.experts.shared_key,)
         capped = ("final_logit_softcapping",) if self.is_gemma4 else ()
-        return (*(HYBRID_KEYS if self.is_hybrid else ()), *capped, *filter(None, shared))
+        return (*(HYBRID_KEYS if self.is_hybrid else ()), *capped, self.mlp_key)
+
+    @property
+    def norm_offset(self) -> float:
+        """What norms add to w before they multiply by it."""
+        return float(self.is_hybrid or (self.is_gemma and not self.is_gemma4))
 
 
 QWEN3_5_EXPERTS = ExpertRules(
-    count_keys=("num_experts", "num_local_experts"),
-    size_key="moe_intermediate_size",
-    routing="all",
-    is_clamped=False,
     common={**QWEN3_MOE_ROUTER, **SHARED_EXPERT},
     experts=QWEN3_5_MOE_EXPERTS,
     shared_key="shared_expert_intermediate_size",
@@ -120,9 +120,6 @@ QWEN3_5_EXPERTS = ExpertRules(
 
 GEMMA4_MIXTURE = ExpertRules(
     count_keys=("num_experts",),
-    size_key="moe_intermediate_size",
-    routing="all",
-    is_clamped=False,
     common=BESIDE_EXPERTS,
     experts=GEMMA4_EXPERTS,
     shared_key="intermediate_size",
@@ -162,22 +159,15 @@ FAMILIES: list[Family] = [
         default_head_dim=128,
         must_be_off=("use_sliding_window",),
     ),
-    Family("llama", "LlamaForCausalLM", qk_norm=False, must_be_off=("mlp_bias",)),
+    Family("llama", "LlamaForCausalLM", must_be_off=("mlp_bias",)),
     Family(
         "qwen2",
         "Qwen2ForCausalLM",
-        qk_norm=False,
         default_attention_bias=True,
         has_output_bias=False,
         windows="qwen2",
     ),
-    Family(
-        "mistral",
-        "MistralForCausalLM",
-        qk_norm=False,
-        must_be_off=("attention_bias",),
-        windows="every",
-    ),
+    Family("mistral", "MistralForCausalLM", must_be_off=("attention_bias",), windows="every"),
     Family(
         "gemma3",
         "Gemma3ForCausalLM",
@@ -207,7 +197,6 @@ FAMILIES: list[Family] = [
     Family(
         "gpt_oss",
         "GptOssForCausalLM",
-        qk_norm=False,
         default_head_dim=64,
         default_attention_bias=True,
         windows="alternate",
@@ -227,14 +216,7 @@ FAMILIES: list[Family] = [
         qk_norm=True,
         default_head_dim=128,
         must_be_off=("use_sliding_window",),
-        experts=ExpertRules(
-            count_keys=("num_experts", "num_local_experts"),
-            size_key="moe_intermediate_size",
-            routing="all",
-            is_clamped=False,
-            common=QWEN3_MOE_ROUTER,
-            experts=QWEN3_MOE_EXPERTS,
-        ),
+        experts=ExpertRules(QWEN3_MOE_ROUTER, QWEN3_MOE_EXPERTS),
     ),
     QWEN3_5,
     replace(QWEN3_5, architecture="Qwen3_5ForCausalLM", **TEXT_ALONE),
@@ -253,23 +235,11 @@ REFUSED_FAMILIES: Mapping[str, tuple[str, str]] = {
 }
 """Architecture → what it is, and what of it is not known here."""
 
-FOREIGN_KEYS = (
-    "attn_logit_softcapping",
-    "dual_chunk_attention_config",
-    "final_logit_softcapping",
-    "first_k_dense_replace",
-    "full_attention_interval",
-    "kv_lora_rank",
-    "linear_num_key_heads",
-    "moe_layer_freq",
-    "n_group",
-    "n_shared_experts",
-    "num_nextn_predict_layers",
-    "num_shared_experts",
-    "q_lora_rank",
-    "routed_scaling_factor",
-    "scoring_func",
-    "shared_expert_intermediate_size",
+FOREIGN_KEYS = tuple(
+    "attn_logit_softcapping dual_chunk_attention_config final_logit_softcapping "
+    "first_k_dense_replace full_attention_interval kv_lora_rank linear_num_key_heads "
+    "moe_layer_freq n_group n_shared_experts num_nextn_predict_layers num_shared_experts "
+    "q_lora_rank routed_scaling_factor scoring_func shared_expert_intermediate_size".split()
 )
 """Config keys of other or newer families: each says that more is computed than is known here."""
 
@@ -337,10 +307,8 @@ def _by_kind(body: Rules, *, keys_are_values: bool) -> Rules:
             continue
         rules[role.replace("{i}", "{sliding}")] = (name.replace("{i}", "{sliding}"), shape)
         if not (keys_are_values and role.endswith("v_proj")):
-            terms = (
-                ("*".join(sizes.get(part, part) for part in term.split("*"))) for term in shape
-            )
-            rules[_of_full(role)] = (_of_full(name), tuple(terms))
+            terms = [[sizes.get(part, part) for part in term.split("*")] for term in shape]
+            rules[_of_full(role)] = (_of_full(name), tuple(map("*".join, terms)))
     return rules
 
 

@@ -77,30 +77,22 @@ def _existing_folder(folder: str | Path) -> Path:
 
 
 def _no_weights(folder: Path) -> DflashError:
-    try:
-        found = sorted(f.name for f in folder.iterdir() if f.suffix in FOREIGN_SUFFIXES)
-    except OSError as error:
-        return DflashError(f"cannot be read ({one_line(error)})", where=folder)
-    if found:
-        kind = FOREIGN_SUFFIXES[Path(found[0]).suffix]
-        what = f"holds only {kind} weights ({found[0]})"
-        fix = f"convert them to {SINGLE_NAME} (save_pretrained in transformers writes it)"
-        if kind == "GGUF":
-            fix = _GGUF_FIX
-        return DflashError(what, where=folder, fix=fix)
-    what = f"has neither {SINGLE_NAME} nor {INDEX_NAME}"
-    return DflashError(what, where=folder, fix="download the checkpoint's weights")
+    found = sorted(f.name for f in folder.iterdir() if f.suffix in FOREIGN_SUFFIXES)
+    if not found:
+        what = f"has neither {SINGLE_NAME} nor {INDEX_NAME}"
+        return DflashError(what, where=folder, fix="download the checkpoint's weights")
+    kind = FOREIGN_SUFFIXES[Path(found[0]).suffix]
+    fix = f"convert them to {SINGLE_NAME} (save_pretrained in transformers writes it)"
+    what = f"holds only {kind} weights ({found[0]})"
+    return DflashError(what, where=folder, fix=_GGUF_FIX if kind == "GGUF" else fix)
 
 
 def _read_shards(folder: Path) -> tuple[tuple[Path, ...], dict[str, TensorEntry]]:
     index_path = folder / INDEX_NAME
     weight_map = read_json_object(index_path, FileKind.INDEX).get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
-        raise DflashError(
-            "weight_map must map tensor names to shard files",
-            where=index_path,
-            fix="download the index again",
-        )
+        what = "weight_map must map tensor names to shard files"
+        raise DflashError(what, where=index_path, fix="download the index again")
     for shard in weight_map.values():
         _check_shard_name(shard, index_path)
 
@@ -139,16 +131,10 @@ def _check_shard_name(shard: Any, index_path: Path) -> None:
 
 
 def _check_index(weight_map: dict[str, str], shard_of: dict[str, str], index_path: Path) -> None:
-    problems = [
-        f"{quoted(name)} is not in {shard}"
-        for name, shard in weight_map.items()
-        if shard_of.get(name) != shard
-    ]
-    problems += [
-        f"{quoted(name)} in {shard} is not in the index"
-        for name, shard in shard_of.items()
-        if name not in weight_map
-    ]
+    lost = [one for one in weight_map.items() if shard_of.get(one[0]) != one[1]]
+    problems = [f"{quoted(name)} is not in {shard}" for name, shard in lost]
+    unlisted = [one for one in shard_of.items() if one[0] not in weight_map]
+    problems += [f"{quoted(name)} in {shard} is not in the index" for name, shard in unlisted]
     if problems:
         raise DflashError(
             f"does not match the shards: {first_few(problems, NAMES_SHOWN)}",

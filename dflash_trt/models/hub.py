@@ -24,12 +24,9 @@ def find_checkpoint(name: str, *, base: Path, revision: str | None, option: str)
         revision: hub branch, tag or commit; None for the default.
         option: the command-line option that takes a local folder, for the error.
     """
-    return local_checkpoint(name, base=base) or download(
-        name,
-        ALLOWED_FILES,
-        revision=revision,
-        fix=f"with no network, pass a local folder with {option}",
-    )
+    fix = f"with no network, pass a local folder with {option}"
+    local = local_checkpoint(name, base=base)
+    return local or download(name, ALLOWED_FILES, revision=revision, fix=fix)
 
 
 def local_checkpoint(name: str, *, base: Path) -> Path | None:
@@ -75,9 +72,6 @@ def download(
             name, repo_type=kind, revision=revision, allow_patterns=list(patterns)
         )
     except Exception as error:
-        raise DflashError(
-            f"cannot be fetched from the Hugging Face hub ({one_line(error, 160)})",
-            where=name,
-            fix=fix,
-        ) from error
+        what = f"cannot be fetched from the Hugging Face hub ({one_line(error, 160)})"
+        raise DflashError(what, where=name, fix=fix) from error
     return Path(found)

@@ -65,7 +65,12 @@ def read_windows(config: ConfigFields, family: Family, num_layers: int) -> Windo
             first = config.integer("max_window_layers", FIRST_QWEN2_WINDOW, low=0)
             kinds = [SLIDING if i >= first else FULL for i in range(num_layers)]
         case "every":
-            return _read_every(config, num_layers)
+            # transformers reads `sliding_window` alone.
+            window = MISTRAL_WINDOW if "sliding_window" not in config.values else None
+            if config.has("sliding_window"):
+                window = config.integer("sliding_window")
+            _check_same(config, FULL if window is None else SLIDING)
+            return (window,) * num_layers
         case _:
             _check_same(config, FULL)
             return (None,) * num_layers
@@ -75,16 +80,6 @@ def read_windows(config: ConfigFields, family: Family, num_layers: int) -> Windo
     return tuple(window if kind == SLIDING else None for kind in kinds)
 
 
-def _read_every(config: ConfigFields, num_layers: int) -> Windows:
-    """All layers alike: what they see is `sliding_window`, which transformers reads alone."""
-    is_silent = "sliding_window" not in config.values
-    window = MISTRAL_WINDOW if is_silent else None
-    if config.has("sliding_window"):
-        window = config.integer("sliding_window")
-    _check_same(config, FULL if window is None else SLIDING)
-    return (window,) * num_layers
-
-
 def _check_same(config: ConfigFields, kind: str) -> None:
     """Every entry of `layer_types`, if there are any, is `kind`."""
     kinds = config.values.get("layer_types") or []
@@ -92,13 +87,13 @@ def _check_same(config: ConfigFields, kind: str) -> None:
         raise config.unsupported("layer_types", f"a target's layers must all be {kind}")
 
 
-def read_layer_types(config: ConfigFields, num_layers: int) -> list[str]:
+def read_layer_types(config: ConfigFields, num_layers: int, other: str = SLIDING) -> list[str]:
     """The kind of each layer; DflashError where the list is not `num_layers` known kinds."""
     kinds = config.values["layer_types"]
     if not isinstance(kinds, list) or len(kinds) != num_layers:
         raise config.error("layer_types", f"must be a list of {num_layers} layer kinds")
-    if any(kind not in (FULL, SLIDING) for kind in kinds):
-        raise config.error("layer_types", f"must hold only {FULL} and {SLIDING}")
+    if any(kind not in (FULL, other) for kind in kinds):
+        raise config.error("layer_types", f"must hold only {FULL} and {other}")
     return kinds
 
 
@@ -109,48 +104,36 @@ def read_layer_attention(
 
     Raises DflashError for a causal draft or an inconsistent window.
     """
-    is_silent = _is_causality_unstated(config, inner)
-    kinds = _read_draft_layer_types(config, num_layers)
-    if SLIDING in kinds:
-        if not config.flag("use_sliding_window", True):
-            # transformers drops sliding_window when this is false, so the two contradict.
-            raise config.error("use_sliding_window", "must be true where layer_types slide")
-        sliding = [kind == SLIDING for kind in kinds]
-        causal = tuple(is_sliding and is_silent for is_sliding in sliding)
-    else:
-        sliding = [inner.flag("use_swa", False)] * num_layers
-        causal = (False,) * num_layers
-    window = _read_window(config, inner) if any(sliding) else None
-    return tuple(window if is_sliding else None for is_sliding in sliding), causal
-
-
-def _is_causality_unstated(config: ConfigFields, inner: ConfigFields) -> bool:
     places = ((inner, "causal"), (config, "is_causal"))
     for fields, key in places:
         if fields.flag(key, False):
             fix = "a draft that is causal inside the block (as JetSpec's) is not DFlash"
             raise fields.unsupported(key, fix)
-    return not any(fields.has(key) for fields, key in places)
-
-
-def _read_draft_layer_types(config: ConfigFields, num_layers: int) -> list[str]:
+    is_silent = not any(fields.has(key) for fields, key in places)
+    kinds = [FULL] * num_layers
     if config.has("layer_types"):
-        return read_layer_types(config, num_layers)
-    # What transformers' Qwen3 config derives.
-    if not config.flag("use_sliding_window", False) or not config.has("sliding_window"):
-        return [FULL] * num_layers
-    first = config.integer("max_window_layers", 28, low=0)
-    return [SLIDING if i >= first else FULL for i in range(num_layers)]
-
-
-def _read_window(config: ConfigFields, inner: ConfigFields) -> int:
+        kinds = read_layer_types(config, num_layers)
+    elif config.flag("use_sliding_window", False) and config.has("sliding_window"):
+        # What transformers' Qwen3 config derives.
+        first = config.integer("max_window_layers", FIRST_QWEN2_WINDOW, low=0)
+        kinds = [SLIDING if i >= first else FULL for i in range(num_layers)]
+    sliding = [kind == SLIDING for kind in kinds]
+    causal = tuple(is_sliding and is_silent for is_sliding in sliding)
+    if not any(sliding):
+        sliding = [inner.flag("use_swa", False)] * num_layers
+    elif not config.flag("use_sliding_window", True):
+        # transformers drops sliding_window when this is false, so the two contradict.
+        raise config.error("use_sliding_window", "must be true where layer_types slide")
+    if not any(sliding):
+        return (None,) * num_layers, causal
     if not inner.has("swa_window_size"):
-        return config.integer("sliding_window")
-    window = inner.integer("swa_window_size")
-    if config.has("sliding_window") and config.integer("sliding_window") != window:
-        stated = config.values["sliding_window"]
-        raise inner.error("swa_window_size", f"must equal the top level's sliding_window {stated}")
-    return window
+        window = config.integer("sliding_window")
+    else:
+        window = inner.integer("swa_window_size")
+        if config.has("sliding_window") and config.integer("sliding_window") != window:
+            rule = f"must equal the top level's sliding_window {config.values['sliding_window']}"
+            raise inner.error("swa_window_size", rule)
+    return tuple(window if is_sliding else None for is_sliding in sliding), causal
 
 
 def read_recurrent(config: ConfigFields, num_layers: int) -> tuple[RecurrentSizes | None, ...]:
@@ -162,7 +145,12 @@ def read_recurrent(config: ConfigFields, num_layers: int) -> tuple[RecurrentSize
     """
     if not config.flag("attn_output_gate", True):
         raise config.unsupported("attn_output_gate", "it must be true")
-    kinds = _read_kinds(config, num_layers)
+    interval = config.integer("full_attention_interval", FULL_INTERVAL)
+    kinds = [LINEAR if (i + 1) % interval else FULL for i in range(num_layers)]
+    if config.has("layer_types"):
+        kinds = read_layer_types(config, num_layers, LINEAR)
+    if set(kinds) != {LINEAR, FULL}:
+        raise config.error("layer_types", f"must hold {LINEAR} and {FULL}, and nothing else")
     key_heads = config.integer("linear_num_key_heads", 16, high=MAX_HEADS)
     value_heads = config.integer("linear_num_value_heads", 32, high=MAX_HEADS)
     if value_heads % key_heads:
@@ -175,20 +163,6 @@ def read_recurrent(config: ConfigFields, num_layers: int) -> tuple[RecurrentSize
     kernel = config.integer("linear_conv_kernel_dim", KERNEL, low=2, high=64)
     sizes = RecurrentSizes(key_heads, value_heads, head_dim, kernel)
     return tuple(sizes if kind == LINEAR else None for kind in kinds)
-
-
-def _read_kinds(config: ConfigFields, num_layers: int) -> list[str]:
-    if not config.has("layer_types"):
-        interval = config.integer("full_attention_interval", FULL_INTERVAL)
-        kinds = [LINEAR if (i + 1) % interval else FULL for i in range(num_layers)]
-    else:
-        stated = config.values["layer_types"]
-        if not isinstance(stated, list) or len(stated) != num_layers:
-            raise config.error("layer_types", f"must be a list of {num_layers} layer kinds")
-        kinds = stated
-    if set(map(str, kinds)) != {LINEAR, FULL}:
-        raise config.error("layer_types", f"must hold {LINEAR} and {FULL}, and nothing else")
-    return kinds
 
 
 def refuse_relatives(config: ConfigFields) -> None:
@@ -221,7 +195,14 @@ def read_heads_by_kind(config: ConfigFields, sizes: DecoderSizes) -> DecoderSize
     fields, size_key, heads_key = config, "global_head_dim", "num_global_key_value_heads"
     default, has_heads = FULL_HEAD_DIM, keys_are_values
     if config.has(BY_LAYER):
-        fields = _of_full_layers(config, sizes)
+        # What transformers 5 writes of each layer that sees everything, and of no other.
+        stated = config.child(BY_LAYER)
+        full_ones = [str(i) for i, layer in enumerate(sizes.layers) if layer.window is None]
+        fields = stated.child(full_ones[0])
+        alike = all(one == fields.values for one in stated.values.values())
+        if sorted(stated.values) != sorted(full_ones) or not alike:
+            fix = "layers of full_attention must be alike, and no others"
+            raise config.unsupported(BY_LAYER, fix)
         size_key, heads_key = "head_dim", "num_key_value_heads"
         default, has_heads = slides.head_dim, True
     if has_heads:
@@ -233,15 +214,3 @@ def read_heads_by_kind(config: ConfigFields, sizes: DecoderSizes) -> DecoderSize
         raise fields.error(size_key, f"must be even for RoPE, not {head_dim}")
     full = LayerSizes(slides.heads, kv_heads, head_dim, keys_are_values=keys_are_values)
     return sizes.with_full(full)
-
-
-def _of_full_layers(config: ConfigFields, sizes: DecoderSizes) -> ConfigFields:
-    """What transformers 5 writes of each layer that sees everything, and of no other."""
-    stated = config.child(BY_LAYER)
-    full = [str(i) for i, layer in enumerate(sizes.layers) if layer.window is None]
-    first = stated.child(full[0])
-    if sorted(stated.values) != sorted(full) or any(
-        one != first.values for one in stated.values.values()
-    ):
-        raise config.unsupported(BY_LAYER, "layers of full_attention must be alike, and no others")
-    return first

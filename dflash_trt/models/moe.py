@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 from dflash_trt.core.formats import MX_BLOCK, NVFP4_BLOCK
 from dflash_trt.models.config_fields import ConfigFields
@@ -63,17 +63,14 @@ class MoeSpec(ExpertSizes):
 
 def read_expert_sizes(config: ConfigFields, rules: ExpertRules) -> ExpertSizes:
     """How many experts, and how wide; DflashError for layers without experts among them."""
-    if config.integer("decoder_sparse_step", 1) != 1:
-        raise config.unsupported("decoder_sparse_step", "every layer must have experts")
-    if config.values.get("mlp_only_layers"):
-        raise config.unsupported("mlp_only_layers", "every layer must have experts")
+    for key, usual in (("decoder_sparse_step", 1), ("mlp_only_layers", [])):
+        if config.values.get(key) not in (None, usual):
+            raise config.unsupported(key, "every layer must have experts")
     size = config.integer(rules.size_key, high=MAX_WIDTH)
     count_key = next(filter(config.has, rules.count_keys), rules.count_keys[0])
     experts = config.integer(count_key, low=2, high=MAX_EXPERTS)
     chosen = config.integer(rules.chosen_key, high=experts)
-    shared = 0
-    if rules.shared_key is not None:
-        shared = config.integer(rules.shared_key, high=MAX_WIDTH)
+    shared = config.integer(rules.shared_key, high=MAX_WIDTH) if rules.shared_key else 0
     return ExpertSizes(experts, chosen, size, shared=shared)
 
 
@@ -102,10 +99,7 @@ def read_moe(
         limit = config.number("swiglu_limit", DEFAULT_CLAMP)
         clamp = Clamp(limit, config.number("swiglu_alpha", DEFAULT_GAIN))
     return MoeSpec(
-        sizes.experts,
-        sizes.chosen,
-        sizes.intermediate_size,
-        shared=sizes.shared,
+        **asdict(sizes),
         routing=rules.routing,
         is_normalized=is_normalized,
         clamp=clamp,

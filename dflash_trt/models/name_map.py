@@ -50,8 +50,16 @@ def match_weights(
         DflashError: names the missing, the unexpected and the wrongly shaped tensors, the
             first few of each and how many more; or a dtype that the tensor may not have.
     """
-    experts = symbols.get("experts", 0)
-    _refuse_many(checkpoint, _count(rules, num_layers, experts))
+    experts, held = symbols.get("experts", 0), len(checkpoint.tensors)
+    fix = "config.json and the weights must come from the same checkpoint"
+    # Before millions of names are made, of which a config needs two numbers.
+    count = sum(
+        (num_layers if "layers." in role else 1) * (experts if "{e}" in role else 1)
+        for role in rules
+    )
+    if count > MANY_WEIGHTS + 2 * held:
+        what = f"weights do not fit the config: it needs {count:,} tensors, the files hold {held:,}"
+        raise DflashError(what, where=checkpoint.path, fix=fix)
     layers = {
         "i": range(num_layers),
         "linear": linear_layers,
@@ -87,38 +95,16 @@ def match_weights(
         and not name.startswith(unused)
         and not (quantization and (is_kv_scale(name) or (misfit and is_scale(name))))
     ]
-    problems = [
-        _listed("missing", missing),
-        _listed("unexpected", unexpected),
-        _listed("wrong shape", misshapen),
+    problems = {"missing": missing, "unexpected": unexpected, "wrong shape": misshapen}
+    listed = [
+        f"{len(items)} {label} ({first_few(items, NAMES_SHOWN, '; ')})"
+        for label, items in problems.items()
+        if items
     ]
-    if any(problems):
-        raise DflashError(
-            f"weights do not fit the config: {', '.join(filter(None, problems))}",
-            where=checkpoint.path,
-            fix="config.json and the weights must come from the same checkpoint",
-        )
+    if listed:
+        what = f"weights do not fit the config: {', '.join(listed)}"
+        raise DflashError(what, where=checkpoint.path, fix=fix)
     return weights | scales
-
-
-def _refuse_many(checkpoint: Checkpoint, count: int) -> None:
-    """Before millions of names are made, of which a config needs two numbers."""
-    held = len(checkpoint.tensors)
-    if count > MANY_WEIGHTS + 2 * held:
-        raise DflashError(
-            f"weights do not fit the config: it needs {count:,} tensors, the files hold {held:,}",
-            where=checkpoint.path,
-            fix="config.json and the weights must come from the same checkpoint",
-        )
-
-
-def _count(rules: Rules, num_layers: int, experts: int) -> int:
-    """How many there are in `_expand`, or more: every kind of layers counts as all."""
-    of_layers = ("layers.{i}", "layers.{full}", "layers.{linear}", "layers.{sliding}")
-    return sum(
-        (num_layers if role.startswith(of_layers) else 1) * (experts if "{e}" in role else 1)
-        for role in rules
-    )
 
 
 def _expand(rules: Rules, layers: Mapping[str, Collection[int]], experts: int) -> Rules:
@@ -135,7 +121,3 @@ def _expand(rules: Rules, layers: Mapping[str, Collection[int]], experts: int) -
 def size_of(term: str, symbols: Mapping[str, int]) -> str:
     """A term of a symbolic shape as a number, or "?" where any size will do."""
     return term if term == "?" else str(math.prod(symbols[part] for part in term.split("*")))
-
-
-def _listed(label: str, items: list[str]) -> str:
-    return f"{len(items)} {label} ({first_few(items, NAMES_SHOWN, '; ')})" if items else ""

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
-from pathlib import Path
 from typing import Any, Literal, get_args
 
 from dflash_trt.core.files import exists
@@ -92,8 +91,21 @@ def read_quantization(
     if len(found) < 2:
         return found[0] if found else None
     first, second = found
-    _check_agreement(first, second, path)
+    # config.json need not repeat the KV cache's algorithm; everything else must be the same.
     kv_cache = first.kv_cache_algorithm or second.kv_cache_algorithm
+    stated_twice: list[tuple[str, Any, Any]] = [
+        ("quant_algo", first.algorithm, second.algorithm),
+        ("the exclude list", sorted(first.excluded), sorted(second.excluded)),
+        ("the KV cache", kv_cache, second.kv_cache_algorithm or kv_cache),
+    ]
+    differences = [
+        f"{name} is {quoted(ours)} in one and {quoted(theirs)} in the other"
+        for name, ours, theirs in stated_twice
+        if ours != theirs
+    ]
+    if differences:
+        what = f"disagrees with {CONFIG_KEY} in config.json: {', '.join(differences)}"
+        raise DflashError(what, where=path, fix="both must come from the same export")
     return replace(first, kv_cache_algorithm=kv_cache)
 
 
@@ -122,7 +134,12 @@ def _read_statement(
         raise fields.error("quant_algo", "must name an algorithm")
     excluded = _excluded(fields, excluded_key)
     if algorithm in ("NVFP4", WEIGHTS_ONLY):
-        _check_group_size(fields)
+        # NVFP4's block, wherever it is stated; other sizes are another format.
+        groups, sides = fields.child("config_groups"), ("weights", "input_activations")
+        places = [groups.child(group).child(side) for group in groups.values for side in sides]
+        for place in (fields, *places):
+            if place.has("group_size") and place.integer("group_size", low=0) != NVFP4_BLOCK:
+                raise place.unsupported("group_size", f"NVFP4 has blocks of {NVFP4_BLOCK}")
     return Quantization(algorithm, excluded, _kv_cache_algorithm(fields))
 
 
@@ -132,19 +149,9 @@ def _excluded(fields: ConfigFields, key: str) -> tuple[str, ...]:
         return ()
     if not isinstance(patterns, list) or len(patterns) > MAX_PATTERNS:
         raise fields.error(key, "must be a list of module names")
-    for pattern in patterns:
-        if not isinstance(pattern, str) or not pattern:
-            raise fields.error(key, "must hold module names")
+    if not all(isinstance(pattern, str) and pattern for pattern in patterns):
+        raise fields.error(key, "must hold module names")
     return tuple(dict.fromkeys(patterns))
-
-
-def _check_group_size(fields: ConfigFields) -> None:
-    """NVFP4's block, wherever it is stated; other sizes are another format."""
-    groups, sides = fields.child("config_groups"), ("weights", "input_activations")
-    places = [groups.child(group).child(side) for group in groups.values for side in sides]
-    for place in (fields, *places):
-        if place.has("group_size") and place.integer("group_size", low=0) != NVFP4_BLOCK:
-            raise place.unsupported("group_size", f"NVFP4 has blocks of {NVFP4_BLOCK}")
 
 
 def _kv_cache_algorithm(fields: ConfigFields) -> str | None:
@@ -157,25 +164,3 @@ def _kv_cache_algorithm(fields: ConfigFields) -> str | None:
             return f"{bits}-bit {scheme.text('type')}"
         return {4: "NVFP4", 8: "FP8"}.get(bits, f"{bits}-bit")
     return None
-
-
-def _check_agreement(first: Quantization, second: Quantization, path: Path) -> None:
-    """config.json need not repeat the KV cache's algorithm; everything else must be the same."""
-    stated: list[tuple[str, Any, Any]] = [
-        ("quant_algo", first.algorithm, second.algorithm),
-        ("the exclude list", sorted(first.excluded), sorted(second.excluded)),
-    ]
-    kv_caches = (first.kv_cache_algorithm, second.kv_cache_algorithm)
-    if None not in kv_caches:
-        stated.append(("the KV cache", *kv_caches))
-    differences = [
-        f"{name} is {quoted(ours)} in one and {quoted(theirs)} in the other"
-        for name, ours, theirs in stated
-        if ours != theirs
-    ]
-    if differences:
-        raise DflashError(
-            f"disagrees with {CONFIG_KEY} in config.json: {', '.join(differences)}",
-            where=path,
-            fix="both must come from the same export",
-        )

@@ -112,13 +112,23 @@ def find_scales(
     for role, algorithm in quantized_linears(weights).items():
         weight = weights[role]
         module = weight.name.removesuffix(".weight")
-        _check_blocks(weight, algorithm)
+        rows, columns = logical_shape(weight)
+        if algorithm == "NVFP4" and columns % NVFP4_BLOCK:
+            raise weight.error(f"its {columns} columns are no multiple of {NVFP4_BLOCK}", _FIX)
         for suffix in SCALES[algorithm]:
             name = f"{module}.{suffix}"
             entry = tensors.get(name)
             if entry is None:
                 raise weight.error(f"{algorithm} needs {quoted(name)}, which is missing", _FIX)
-            scales[f"{role}.{suffix}"] = _checked_scale(entry, weight, algorithm, suffix)
+            if algorithm == "NVFP4" and suffix == WEIGHT_SCALE:
+                stored = f"{entry.dtype} {list(entry.shape)}"
+                wanted = f"F8_E4M3 {[rows, columns // NVFP4_BLOCK]}"
+                if stored != wanted:
+                    raise entry.error(f"it is {stored}, not {wanted}", _FIX)
+            else:
+                read_positive_scalar(entry)
+                entry = replace(entry, shape=())
+            scales[f"{role}.{suffix}"] = entry
     return scales
 
 
@@ -131,7 +141,14 @@ def check_quantized(weights: Mapping[str, TensorEntry], quantization: Quantizati
     """
     for role, entry in weights.items():
         if is_packed_expert(role):
-            _check_expert(entry, role, quantization)
+            wanted = EXPERT_DTYPES[role.rpartition(".")[2]]
+            if entry.dtype != wanted:
+                stated = None if quantization is None else quantization.algorithm
+                raise entry.error(
+                    f"its dtype is {entry.dtype}, {stated} is stored as {wanted}", _FIX
+                )
+            if role.endswith(WEIGHT_SCALE_2):
+                read_positive_scalar(entry)
             continue
         algorithm = QUANTIZED_DTYPES.get(entry.dtype) if is_linear(role) else None
         if ".experts." in role and entry.dtype in QUANTIZED_DTYPES:
@@ -145,55 +162,19 @@ def check_quantized(weights: Mapping[str, TensorEntry], quantization: Quantizati
             what = f"it is {entry.dtype}, but config.json has no quantization_config"
             fix = "download the checkpoint's config.json and hf_quant_config.json again"
             raise entry.error(what, fix)
-        if is_linear(role) and quantization is not None:
-            _check_stated(entry, algorithm, quantization)
-
-
-def _check_expert(entry: TensorEntry, role: str, quantization: Quantization | None) -> None:
-    wanted = EXPERT_DTYPES[role.rpartition(".")[2]]
-    if entry.dtype != wanted:
-        stated = None if quantization is None else quantization.algorithm
-        raise entry.error(f"its dtype is {entry.dtype}, {stated} is stored as {wanted}", _FIX)
-    if role.endswith(WEIGHT_SCALE_2):
-        read_positive_scalar(entry)
-
-
-def _check_stated(
-    entry: TensorEntry, algorithm: LinearFormat | None, quantization: Quantization
-) -> None:
-    stated, says = quantization.algorithm, None
-    pattern = quantization.excluding_pattern(entry.name.removesuffix(".weight"))
-    if algorithm is None:
-        if pattern is None and stated not in (None, "MXFP4"):
-            says = f"says {stated} and does not exclude it"
-    elif pattern is not None:
-        says = f"excludes {quoted(pattern)}"
-    elif algorithm != stated:
-        says = f"says {stated}"
-    if says is not None:
-        raise entry.error(f"it is {entry.dtype}, but the config {says}", _FIX)
-
-
-def _check_blocks(weight: TensorEntry, algorithm: LinearFormat) -> None:
-    columns = logical_shape(weight)[-1]
-    if algorithm == "NVFP4" and columns % NVFP4_BLOCK:
-        raise weight.error(f"its {columns} columns are no multiple of {NVFP4_BLOCK}", _FIX)
-
-
-def _checked_scale(
-    entry: TensorEntry, weight: TensorEntry, algorithm: LinearFormat, suffix: str
-) -> TensorEntry:
-    stored = f"{entry.dtype} {list(entry.shape)}"
-    if algorithm == "NVFP4" and suffix == WEIGHT_SCALE:
-        rows, columns = logical_shape(weight)
-        wanted = f"F8_E4M3 {[rows, columns // NVFP4_BLOCK]}"
-        if stored != wanted:
-            raise entry.error(f"it is {stored}, not {wanted}", _FIX)
-        return entry
-    if entry.dtype != "F32" or entry.shape not in ((), (1,)):
-        raise entry.error(f"it is {stored}, not an F32 scalar", _FIX)
-    read_positive_scalar(entry)
-    return replace(entry, shape=())
+        if not is_linear(role) or quantization is None:
+            continue
+        says, stated = None, quantization.algorithm
+        pattern = quantization.excluding_pattern(entry.name.removesuffix(".weight"))
+        if algorithm is None:
+            if pattern is None and stated not in (None, "MXFP4"):
+                says = f"says {stated} and does not exclude it"
+        elif pattern is not None:
+            says = f"excludes {quoted(pattern)}"
+        elif algorithm != stated:
+            says = f"says {stated}"
+        if says is not None:
+            raise entry.error(f"it is {entry.dtype}, but the config {says}", _FIX)
 
 
 def read_scalar(entry: TensorEntry) -> float:
@@ -208,7 +189,9 @@ def read_scalar(entry: TensorEntry) -> float:
 
 
 def read_positive_scalar(entry: TensorEntry, fix: str = _FIX) -> float:
-    """The same; DflashError with this `fix` unless it is finite and above 0."""
+    """The same; DflashError with this `fix` unless it is an F32 scalar, finite and above 0."""
+    if entry.dtype != "F32" or math.prod(entry.shape) != 1:
+        raise entry.error(f"it is {entry.dtype} {list(entry.shape)}, not an F32 scalar", fix)
     value = read_scalar(entry)
     if not math.isfinite(value) or value <= 0:
         raise entry.error(f"its value is {value:g}, not a finite number above 0", fix)
@@ -248,11 +231,8 @@ def read_kv_scales(
         kind: [entry for suffix in suffixes if (entry := tensors.get(f"{module}{suffix}"))]
         for kind, suffixes in KV_SCALE_SUFFIXES.items()
     }
-    k, v = (_read(entries[0]) if entries else UNSTATED for entries in found.values())
+    k, v = (
+        read_positive_scalar(entries[0], _CACHE_FIX) if entries else UNSTATED
+        for entries in found.values()
+    )
     return k, v
-
-
-def _read(entry: TensorEntry) -> float:
-    if entry.dtype != "F32" or math.prod(entry.shape) != 1:
-        raise entry.error(f"it is {entry.dtype} {list(entry.shape)}, not an F32 scalar", _CACHE_FIX)
-    return read_positive_scalar(entry, _CACHE_FIX)

@@ -19,40 +19,38 @@ from dflash_trt.models.config_fields import ConfigFields
 
 @dataclass(frozen=True, slots=True)
 class Relative:
-    """How to tell one drafter: every mark is lower case and found anywhere in its subject."""
+    """How to tell a drafter: its lower-case `name` in an architecture or projector, or other marks.
+
+    `tensors` are found anywhere in a tensor's name, `keys` are of config.json.
+    """
 
     name: str
-    architecture_marks: tuple[str, ...]
-    tensor_marks: tuple[str, ...] = ()
-    config_keys: tuple[str, ...] = ()
-    projector_types: tuple[str, ...] = ()
+    tensors: tuple[str, ...] = ()
+    keys: tuple[str, ...] = ()
+    projectors: tuple[str, ...] = ()
 
 
 RELATIVES: tuple[Relative, ...] = (
     Relative(
         "DFlash2",
-        ("dflash2",),
         ("candidate_selector.", "attention_conv.", "mlp_conv."),
         ("selector_rank", "selector_top_k", "conv_kernel_size", "conv_group_size"),
     ),
     Relative(
         "DSpark",
-        ("dspark",),
         ("markov_", "confidence_"),
         ("markov_rank", "markov_head_type", "use_confidence_head"),
-        ("dspark",),
     ),
     Relative(
         "Domino",
-        ("domino",),
         ("prefix_gru.", "embed_proj."),
         ("gru_hidden_dim", "pure_draft_prefix_len"),
-        ("domino", "causal_v5"),
+        ("causal_v5",),
     ),
-    Relative("JetSpec", ("jetspec",), (), (), ("jetspec",)),
-    Relative("EAGLE", ("eagle",), ("midlayer.", "d2t", "t2d"), ("eagle_config",)),
-    Relative("PARD", ("pard",), (), ("pard_token",)),
-    Relative("Medusa", ("medusa",), ("medusa_head",), ("medusa_num_heads",)),
+    Relative("JetSpec"),
+    Relative("EAGLE", ("midlayer.", "d2t", "t2d"), ("eagle_config",)),
+    Relative("PARD", (), ("pard_token",)),
+    Relative("Medusa", ("medusa_head",), ("medusa_num_heads",)),
 )
 
 
@@ -64,35 +62,27 @@ def read_architecture(config: ConfigFields) -> str:
     return names[0]
 
 
-def refuse_relative_config(
-    config: ConfigFields, architecture: str, known: str | None = None
+def refuse_relatives(
+    config: ConfigFields, known: str | None = None, tensors: Iterable[str] = ()
 ) -> None:
-    """Raises DflashError when config.json is that of a relative other than `known`."""
+    """Raises DflashError for a relative other than `known`, by its config or a tensor's name."""
     inner = config.child("dflash_config")
+    architecture = read_architecture(config)
     projector = str(inner.values.get("projector_type") or "").lower()
-    for relative in _others(known):
-        if any(mark in architecture.lower() for mark in relative.architecture_marks):
+    for relative in RELATIVES:
+        if relative.name == known:
+            continue
+        name = relative.name.lower()
+        if name in architecture.lower():
             raise _refusal(config, relative, f"architecture {quoted(architecture)}")
-        for key in relative.config_keys:
+        for key in relative.keys:
             if config.has(key) or inner.has(key):
                 raise _refusal(config, relative, f"config key {quoted(key)}")
-        if projector in relative.projector_types:
+        if projector in (name, *relative.projectors):
             raise _refusal(config, relative, f"projector_type {quoted(projector)}")
-
-
-def refuse_relative_tensors(
-    config: ConfigFields, names: Iterable[str], known: str | None = None
-) -> None:
-    """Raises DflashError when a tensor name belongs to a relative other than `known`, whatever the
-    config claims."""
-    for name in names:
-        for relative in _others(known):
-            if any(mark in name.lower() for mark in relative.tensor_marks):
-                raise _refusal(config, relative, f"tensor {quoted(name)}")
-
-
-def _others(known: str | None) -> list[Relative]:
-    return [relative for relative in RELATIVES if relative.name != known]
+        for tensor in tensors:
+            if any(mark in tensor.lower() for mark in relative.tensors):
+                raise _refusal(config, relative, f"tensor {quoted(tensor)}")
 
 
 def _refusal(config: ConfigFields, relative: Relative, evidence: str) -> DflashError:

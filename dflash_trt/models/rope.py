@@ -110,16 +110,27 @@ def read_rope(config: ConfigFields, default_theta: float | None = DEFAULT_THETA)
     kind = scaling.text(kind_key, "default")
     if kind == "default":
         return RopeSpec(theta)
-    if kind == "yarn":
-        return RopeSpec(theta, _read_yarn(config, scaling))
-    if kind != "llama3":
+    if kind not in ("yarn", "llama3"):
         raise scaling.unsupported(kind_key, SUPPORTED)
-    low = scaling.number("low_freq_factor", low=LEAST)
-    high = scaling.number("high_freq_factor", low=LEAST)
-    if high <= low:
-        raise scaling.error("high_freq_factor", f"must be above low_freq_factor ({low:g})")
-    original = _read_original(config, scaling)
-    return RopeSpec(theta, Llama3Scaling(scaling.number("factor", low=LEAST), low, high, original))
+    factor = scaling.number("factor", low=LEAST)
+    # The context that the model was trained with before its RoPE was stretched.
+    key = "original_max_position_embeddings"
+    place = next((fields for fields in (config, scaling) if fields.has(key)), None)
+    original = config.integer("max_position_embeddings") if place is None else place.integer(key)
+    if kind == "llama3":
+        low = scaling.number("low_freq_factor", low=LEAST)
+        high = scaling.number("high_freq_factor", low=LEAST)
+        if high <= low:
+            raise scaling.error("high_freq_factor", f"must be above low_freq_factor ({low:g})")
+        return RopeSpec(theta, Llama3Scaling(factor, low, high, original))
+    fast = scaling.number("beta_fast", 32.0, low=LEAST)
+    slow = scaling.number("beta_slow", 1.0, low=LEAST)
+    if fast < slow:
+        raise scaling.error("beta_fast", f"must not be below beta_slow ({slow:g})")
+    stretched = 0.1 * math.log(factor) + 1.0 if factor > 1 else 1.0
+    gain = scaling.number("attention_factor", stretched, low=LEAST)
+    truncate = scaling.flag("truncate", True)
+    return RopeSpec(theta, YarnScaling(factor, original, gain, fast, slow, truncate))
 
 
 def read_ropes_by_kind(
@@ -140,18 +151,15 @@ def read_ropes_by_kind(
     local = {"max_position_embeddings": values.get("max_position_embeddings")}
     local["rope_parameters"] = sliding
     kind = stated.child("full_attention")
-    if kind.values.get("rope_type") == PROPORTIONAL or (turned is not None and not kind.values):
-        whole = _read_proportional(kind, turned)
-    else:
-        whole = read_rope(ConfigFields(full, config.where), GEMMA_THETA)
-    return whole, read_rope(ConfigFields(local, config.where))
-
-
-def _read_proportional(kind: ConfigFields, turned: float | None) -> RopeSpec:
+    sliding_rope = read_rope(ConfigFields(local, config.where))
+    is_silent = turned is not None and not kind.values
+    if kind.values.get("rope_type") != PROPORTIONAL and not is_silent:
+        return read_rope(ConfigFields(full, config.where), GEMMA_THETA), sliding_rope
     _check_keys(kind)
     theta = kind.number("rope_theta", GEMMA_THETA, low=1.0)
-    share = kind.number(PARTIAL, 1.0 if turned is None or kind.values else turned, high=1.0)
-    return RopeSpec(theta, Proportional(share, kind.number("factor", 1.0, low=LEAST)))
+    share = kind.number(PARTIAL, turned if is_silent else 1.0, high=1.0)
+    turning = Proportional(share, kind.number("factor", 1.0, low=LEAST))
+    return RopeSpec(theta, turning), sliding_rope
 
 
 def read_partial_rope(config: ConfigFields, head_dim: int) -> tuple[RopeSpec, int]:
@@ -209,30 +217,6 @@ def _check_keys(scaling: ConfigFields) -> None:
     for key, value in scaling.values.items():
         if key not in UNDERSTOOD_KEYS and value is not None:
             raise scaling.unsupported(key, SUPPORTED)
-
-
-def _read_original(config: ConfigFields, scaling: ConfigFields) -> int:
-    """The context that the model was trained with before its RoPE was stretched."""
-    key = "original_max_position_embeddings"
-    for fields in (config, scaling):
-        if fields.has(key):
-            return fields.integer(key)
-    return config.integer("max_position_embeddings")
-
-
-def _read_yarn(config: ConfigFields, scaling: ConfigFields) -> YarnScaling:
-    factor = scaling.number("factor", low=LEAST)
-    fast, slow = (
-        scaling.number(key, default, low=LEAST)
-        for key, default in (("beta_fast", 32.0), ("beta_slow", 1.0))
-    )
-    if fast < slow:
-        raise scaling.error("beta_fast", f"must not be below beta_slow ({slow:g})")
-    stretched = 0.1 * math.log(factor) + 1.0 if factor > 1 else 1.0
-    attention_factor = scaling.number("attention_factor", stretched, low=LEAST)
-    truncate = scaling.flag("truncate", True)
-    original = _read_original(config, scaling)
-    return YarnScaling(factor, original, attention_factor, fast, slow, truncate)
 
 
 def _scale_llama3(scaling: Llama3Scaling, frequencies: FloatArray) -> FloatArray:

@@ -86,8 +86,9 @@ def read_header(path: str | Path) -> dict[str, TensorEntry]:
     header = parse_json(raw[LENGTH_PREFIX_BYTES:], path)
     if not isinstance(header, dict):
         raise _corrupt(path, f"header must be a JSON object, not {type(header).__name__}")
-    _check_metadata(header.pop("__metadata__", None), path)
-
+    metadata = header.pop("__metadata__", None) or {}
+    if not isinstance(metadata, dict) or not all(isinstance(v, str) for v in metadata.values()):
+        raise _corrupt(path, "__metadata__ must map text to text")
     data_start = len(raw)
     real = resolved(path)
     entries = [_entry(name, fields, path, real, data_start) for name, fields in header.items()]
@@ -128,22 +129,14 @@ def _read_raw_header(path: Path) -> tuple[bytes, int]:
     return prefix + header, file_size
 
 
-def _check_metadata(metadata: Any, path: Path) -> None:
-    if metadata is None:
-        return
-    if not isinstance(metadata, dict) or not all(isinstance(v, str) for v in metadata.values()):
-        raise _corrupt(path, "__metadata__ must map text to text")
-
-
 def _entry(name: str, fields: Any, path: Path, resolved: Path, data_start: int) -> TensorEntry:
     where = f"{path} tensor {quoted(name)}"
     if not isinstance(fields, dict) or set(fields) != {"dtype", "shape", "data_offsets"}:
         raise _corrupt(where, "must have exactly dtype, shape and data_offsets")
     dtype = fields["dtype"]
     if not isinstance(dtype, str) or dtype not in ITEM_BYTES:
-        known = ", ".join(ITEM_BYTES)
-        what = f"dtype {quoted(dtype)} is not supported"
-        raise DflashError(what, where=where, fix=f"supported are {known}")
+        fix = f"supported are {', '.join(ITEM_BYTES)}"
+        raise DflashError(f"dtype {quoted(dtype)} is not supported", where=where, fix=fix)
     shape = _sizes(fields["shape"], where, "shape", MAX_RANK)
     offsets = _sizes(fields["data_offsets"], where, "data_offsets", 2)
     if len(offsets) != 2 or offsets[0] > offsets[1]:
@@ -168,16 +161,14 @@ def _sizes(value: Any, where: str, key: str, limit: int) -> tuple[int, ...]:
 
 def _check_layout(entries: list[TensorEntry], path: Path, data_start: int, file_size: int) -> None:
     """The tensors must tile the data exactly: every byte of the file belongs to one tensor."""
-    position = data_start
-    previous: TensorEntry | None = None
+    position, previous = data_start, ""
     for entry in entries:
         where, gap = f"{path} tensor {quoted(entry.name)}", entry.offset - position
-        if gap < 0 and previous is not None:
-            raise _corrupt(where, f"overlaps tensor {quoted(previous.name)} by {-gap} bytes")
+        if gap < 0:
+            raise _corrupt(where, f"overlaps tensor {quoted(previous)} by {-gap} bytes")
         if gap > 0:
             raise _corrupt(where, f"leaves a hole of {gap} bytes before it")
-        position = entry.offset + entry.length
-        previous = entry
+        position, previous = entry.offset + entry.length, entry.name
     if position > file_size:
         raise _corrupt(path, f"truncated: {position - file_size} of {position} bytes are missing")
     if position < file_size:

@@ -17,16 +17,9 @@ MAX_HEADS = 2**14
 Windows = tuple[int | None, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Unusual:
-    """What neither FP8 caches nor all deployments take, in words for one such model and many."""
-
-    one: str
-    many: str
-
-
-HYBRIDS = Unusual("a hybrid with recurrent layers", "hybrids with recurrent layers")
-TWO_HEADS = Unusual("a Gemma 4 with heads of two kinds", "Gemma 4 with heads of two kinds")
+HYBRIDS = "a hybrid with recurrent layers"
+TWO_HEADS = "a Gemma 4 with heads of two kinds"
+"""What FP8 caches and deployments are refused for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,7 +169,7 @@ class DecoderSizes:
         return any(layer.norms_values for layer in self.layers)
 
     @property
-    def unusual(self) -> Unusual | None:
+    def unusual(self) -> str | None:
         """Why FP8 caches and deployments are refused; None where they are not."""
         if self.has_state:
             return HYBRIDS
@@ -256,16 +249,16 @@ class DecoderSizes:
             "intermediate": self.intermediate_size,
             "one": 1,
         }
-        for layer in self.layers:
-            if layer.recurrent is not None:
-                return symbols | {
-                    "queries_gates": self.layer.query_elements,
-                    "channels": layer.recurrent.channels,
-                    "values": layer.recurrent.value_elements,
-                    "value_heads": layer.recurrent.value_heads,
-                    "value_dim": layer.recurrent.head_dim,
-                    "kernel": layer.recurrent.kernel,
-                }
+        recurrent = next((one.recurrent for one in self.layers if one.recurrent), None)
+        if recurrent is not None:
+            symbols |= {
+                "queries_gates": self.layer.query_elements,
+                "channels": recurrent.channels,
+                "values": recurrent.value_elements,
+                "value_heads": recurrent.value_heads,
+                "value_dim": recurrent.head_dim,
+                "kernel": recurrent.kernel,
+            }
         return symbols
 
 

@@ -6,6 +6,7 @@ import math
 import os
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -93,54 +94,54 @@ def read_target(folder: str | Path) -> TargetSpec:
     has_packed_experts = experts is not None and "MXFP4" in experts.experts
     quantization = read_quantization(whole, has_packed_experts=has_packed_experts)
     sizes = read_sizes(config, family.default_head_dim, family.activation, family.mlp_key)
-    rms_norm_eps = config.number("rms_norm_eps", NORM_EPS, high=1.0)
-    max_positions = config.integer("max_position_embeddings")
     vocab_size = config.integer("vocab_size", high=MAX_VOCAB)
+    stated: dict[str, Any] = {
+        "rms_norm_eps": config.number("rms_norm_eps", NORM_EPS, high=1.0),
+        "max_position_embeddings": config.integer("max_position_embeddings"),
+        "vocab_size": vocab_size,
+    }
     moe = read_moe(config, family, sizes.hidden_size, quantization)
     attention_bias = config.flag("attention_bias", family.default_attention_bias)
     ties = whole if whole.has("tie_word_embeddings") else config
     tied = ties.flag("tie_word_embeddings", family.default_tied)
-    rotary_dim = local_rope = query_scale = logit_cap = None
     if family.is_hybrid:
-        rope, rotary_dim = read_partial_rope(config, sizes.layer.head_dim)
+        stated["rope"], stated["rotary_dim"] = read_partial_rope(config, sizes.layer.head_dim)
     elif family.is_gemma:
         turned = GEMMA4_TURNED if family.is_gemma4 else None
-        rope, local_rope = read_ropes_by_kind(config, turned)
+        stated["rope"], stated["local_rope"] = read_ropes_by_kind(config, turned)
     else:
-        rope = read_rope(config)
+        stated["rope"] = read_rope(config)
     if family.is_gemma4:
-        query_scale = UNSCALED
-        logit_cap = read_logit_cap(config)
+        stated |= {"query_scale": UNSCALED, "logit_cap": read_logit_cap(config)}
     elif family.is_gemma:
-        query_scale = config.number("query_pre_attn_scalar", GEMMA_QUERY_SCALAR, low=LEAST) ** -0.5
+        scalar = config.number("query_pre_attn_scalar", GEMMA_QUERY_SCALAR, low=LEAST)
+        stated["query_scale"] = scalar**-0.5
     sizes = replace(read_layers(config, family, sizes), experts=moe)
     eos_token_ids = _read_eos_token_ids(folder, whole if whole.has(EOS) else config)
     if any(token_id >= vocab_size for token_id in eos_token_ids):
-        raise DflashError(
-            f"eos_token_id {list(eos_token_ids)} is outside the vocabulary of {vocab_size}",
-            where=folder,
-            fix="correct generation_config.json or config.json",
-        )
+        what = f"eos_token_id {list(eos_token_ids)} is outside the vocabulary of {vocab_size}"
+        fix = "correct generation_config.json or config.json"
+        raise DflashError(what, where=folder, fix=fix)
 
     checkpoint = open_checkpoint(folder)
-    # Some exporters also write the tied head; it must equal the embedding and is not used.
-    ignored = (HEAD_NAME,) if tied else ()
+    storage: ExpertStorage = "float" if moe is None else moe.storage
+    if experts is not None and "separate" in experts.experts:  # which are known in two ways
+        first = f"{family.prefix}layers.0.mlp.experts.0."
+        is_apart = any(name.startswith(first) for name in checkpoint.tensors)
+        storage = "separate" if is_apart else storage
     weights = match_weights(
         checkpoint,
         target_rules(
             family,
             attention_bias=attention_bias,
             tied=tied,
-            storage=_expert_storage(moe, family, checkpoint),
+            storage=storage,
             keys_are_values=sizes.full_layer.keys_are_values,
         ),
         len(sizes.layers),
-        {
-            **sizes.symbols(),
-            **({} if moe is None else moe.symbols(sizes.hidden_size)),
-            "vocab": vocab_size,
-        },
-        ignored,
+        sizes.symbols() | (moe.symbols(sizes.hidden_size) if moe else {}) | {"vocab": vocab_size},
+        # Some exporters also write the tied head; it must equal the embedding and is not used.
+        (HEAD_NAME,) if tied else (),
         quantization,
         linear_layers=[i for i, layer in enumerate(sizes.layers) if layer.recurrent is not None],
         sliding_layers=[i for i, layer in enumerate(sizes.layers) if layer.window is not None],
@@ -148,30 +149,27 @@ def read_target(folder: str | Path) -> TargetSpec:
     )
     if tied and HEAD_NAME in checkpoint.tensors:
         _check_tied_head(checkpoint, weights["embed_tokens"])
+    if family.is_gemma:  # √hidden in the type that the table is stored in, as they were trained
+        embedding = weights["embed_tokens"]
+        narrow = {"BF16": ml_dtypes.bfloat16, "F16": np.float16}.get(embedding.dtype, np.float32)
+        exact = np.float32(math.sqrt(embedding.shape[1]))
+        stated["embedding_scale"] = float(exact.astype(narrow))
     attention_format, mlp_format = stored_formats(quantization)
     return TargetSpec(
+        **stated,
         family=family.name,
-        vocab_size=vocab_size,
         sizes=sizes,
-        rms_norm_eps=rms_norm_eps,
-        rope=rope,
         qk_norm=family.qk_norm,
         attention_bias=attention_bias,
         tie_word_embeddings=tied,
-        max_position_embeddings=max_positions,
         eos_token_ids=eos_token_ids,
         weights=weights,
         quantization=quantization,
         attention_format=attention_format,
         mlp_format=mlp_format,
         checkpoint=checkpoint,
-        norm_offset=1.0 if _adds_one(family) else 0.0,
-        embedding_scale=_embedding_scale(weights["embed_tokens"]) if family.is_gemma else 1.0,
+        norm_offset=family.norm_offset,
         activation=family.activation,
-        local_rope=local_rope,
-        query_scale=query_scale,
-        rotary_dim=rotary_dim,
-        logit_cap=logit_cap,
     )
 
 
@@ -182,15 +180,6 @@ def text_config(config: ConfigFields, family: Family) -> ConfigFields:
     if not config.has(family.text_key):
         raise config.error(family.text_key, "must be the text model's config")
     return config.child(family.text_key)
-
-
-def _expert_storage(moe: MoeSpec | None, family: Family, checkpoint: Checkpoint) -> ExpertStorage:
-    """How the experts' tensors lie, of which some families know two ways."""
-    if moe is None or family.experts is None:
-        return "float"
-    first = f"{family.prefix}layers.0.mlp.experts.0."
-    is_apart = any(name.startswith(first) for name in checkpoint.tensors)
-    return "separate" if is_apart and "separate" in family.experts.experts else moe.storage
 
 
 def _find_family(config: ConfigFields) -> Family:
@@ -217,18 +206,6 @@ def _refuse_variants(config: ConfigFields, family: Family) -> None:
     for key in FOREIGN_KEYS:
         if key not in family.own_keys and config.values.get(key) not in (None, False, 0):
             raise config.unsupported(key, f"{family.architecture} as it is known here has none")
-
-
-def _adds_one(family: Family) -> bool:
-    """Whether norms multiply by 1 + w."""
-    return family.is_hybrid or (family.is_gemma and not family.is_gemma4)
-
-
-def _embedding_scale(embedding: TensorEntry) -> float:
-    """√hidden in the type that the table is stored in, which is how Gemmas were trained."""
-    exact = np.float32(math.sqrt(embedding.shape[1]))
-    narrow = {"BF16": ml_dtypes.bfloat16, "F16": np.float16}.get(embedding.dtype, np.float32)
-    return float(exact.astype(narrow))
 
 
 def _check_tied_head(checkpoint: Checkpoint, embedding: TensorEntry) -> None:
@@ -259,10 +236,10 @@ def _samples(entry: TensorEntry) -> list[bytes]:
 
 def _read_eos_token_ids(folder: Path, config: ConfigFields) -> tuple[int, ...]:
     """The ids that end a text: generation_config.json knows them best, config.json next."""
-    key, path, fields = EOS, folder / GENERATION_CONFIG_NAME, config
+    path, fields = folder / GENERATION_CONFIG_NAME, config
     if exists(path):
         generation = ConfigFields(read_json_object(path), path)
-        fields = generation if generation.has(key) else config
-    if isinstance(fields.values.get(key), list):
-        return fields.integers(key, low=0, high=MAX_VOCAB, limit=256)
-    return (fields.integer(key, low=0, high=MAX_VOCAB),) if fields.has(key) else ()
+        fields = generation if generation.has(EOS) else config
+    if isinstance(fields.values.get(EOS), list):
+        return fields.integers(EOS, low=0, high=MAX_VOCAB, limit=256)
+    return (fields.integer(EOS, low=0, high=MAX_VOCAB),) if fields.has(EOS) else ()

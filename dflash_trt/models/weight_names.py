@@ -18,143 +18,130 @@ Rules = Mapping[str, tuple[str, Shape]]
 ExpertStorage = Literal["float", "separate", "MXFP4", "NVFP4"]
 """How experts lie; "separate" are floats one by one in a family that is published otherwise."""
 
+
+def of_layer(rows: str, layer: str = "i", inner: str = "", prefix: str = "") -> Rules:
+    """The weights of a layer, one a line: name, then the terms of its shape.
+
+    The role is the last part of the name, or what stands before a colon. `inner` comes before
+    every name, `prefix` before every role.
+    """
+    rules: dict[str, tuple[str, Shape]] = {}
+    for row in rows.strip().splitlines():
+        stated, *shape = row.split()
+        role, _, name = stated.rpartition(":")
+        role = role or name.rpartition(".")[2]
+        if "bias" not in role and not name.endswith("!"):
+            name += ".weight"
+        place = f"layers.{{{layer}}}."
+        rules[place + prefix + role] = (place + inner + name.removesuffix("!"), tuple(shape))
+    return rules
+
+
+_ATTENTION = """
+q_proj heads*head_dim hidden
+k_proj kv_heads*head_dim hidden
+v_proj kv_heads*head_dim hidden
+o_proj hidden heads*head_dim
+"""
+_MLP = """
+gate_proj intermediate hidden
+up_proj intermediate hidden
+down_proj hidden intermediate
+"""
 ATTENTION_WEIGHTS: Rules = {
-    "layers.{i}.input_layernorm": ("layers.{i}.input_layernorm.weight", ("hidden",)),
-    "layers.{i}.q_proj": ("layers.{i}.self_attn.q_proj.weight", ("heads*head_dim", "hidden")),
-    "layers.{i}.k_proj": ("layers.{i}.self_attn.k_proj.weight", ("kv_heads*head_dim", "hidden")),
-    "layers.{i}.v_proj": ("layers.{i}.self_attn.v_proj.weight", ("kv_heads*head_dim", "hidden")),
-    "layers.{i}.o_proj": ("layers.{i}.self_attn.o_proj.weight", ("hidden", "heads*head_dim")),
-    "layers.{i}.post_attention_layernorm": (
-        "layers.{i}.post_attention_layernorm.weight",
-        ("hidden",),
-    ),
+    **of_layer("input_layernorm hidden"),
+    **of_layer(_ATTENTION, inner="self_attn."),
+    **of_layer("post_attention_layernorm hidden"),
 }
-
-LAYER_WEIGHTS: Rules = {
-    **ATTENTION_WEIGHTS,
-    "layers.{i}.gate_proj": ("layers.{i}.mlp.gate_proj.weight", ("intermediate", "hidden")),
-    "layers.{i}.up_proj": ("layers.{i}.mlp.up_proj.weight", ("intermediate", "hidden")),
-    "layers.{i}.down_proj": ("layers.{i}.mlp.down_proj.weight", ("hidden", "intermediate")),
-}
-
-QK_NORM_WEIGHTS: Rules = {
-    "layers.{i}.q_norm": ("layers.{i}.self_attn.q_norm.weight", ("head_dim",)),
-    "layers.{i}.k_norm": ("layers.{i}.self_attn.k_norm.weight", ("head_dim",)),
-}
+MLP_WEIGHTS = of_layer(_MLP, inner="mlp.")
+LAYER_WEIGHTS: Rules = {**ATTENTION_WEIGHTS, **MLP_WEIGHTS}
+QK_NORM_WEIGHTS = of_layer("q_norm head_dim\nk_norm head_dim", inner="self_attn.")
 
 ATTENTION_BIASES: Rules = {
-    "layers.{i}.q_proj.bias": ("layers.{i}.self_attn.q_proj.bias", ("heads*head_dim",)),
-    "layers.{i}.k_proj.bias": ("layers.{i}.self_attn.k_proj.bias", ("kv_heads*head_dim",)),
-    "layers.{i}.v_proj.bias": ("layers.{i}.self_attn.v_proj.bias", ("kv_heads*head_dim",)),
-    "layers.{i}.o_proj.bias": ("layers.{i}.self_attn.o_proj.bias", ("hidden",)),
+    f"{role}.bias": (name.replace(".weight", ".bias"), shape[:1])
+    for role, (name, shape) in of_layer(_ATTENTION, inner="self_attn.").items()
 }
 QKV_BIASES: Rules = {role: rule for role, rule in ATTENTION_BIASES.items() if "o_proj" not in role}
 
-OUTPUT_NORM_WEIGHTS: Rules = {
-    "layers.{i}.attention_output_norm": (
-        "layers.{i}.post_attention_layernorm.weight",
-        ("hidden",),
-    ),
-    "layers.{i}.post_attention_layernorm": (
-        "layers.{i}.pre_feedforward_layernorm.weight",
-        ("hidden",),
-    ),
-    "layers.{i}.mlp_output_norm": ("layers.{i}.post_feedforward_layernorm.weight", ("hidden",)),
-}
+OUTPUT_NORM_WEIGHTS = of_layer("""
+    attention_output_norm:post_attention_layernorm hidden
+    post_attention_layernorm:pre_feedforward_layernorm hidden
+    mlp_output_norm:post_feedforward_layernorm hidden
+""")
 """Gemma's four norms a layer. What other families call post_attention_layernorm, the norm before
 the MLP, has another name there, and the norm of that name is another one."""
 
-GATED_DELTA_WEIGHTS: Rules = {
-    f"layers.{{linear}}.{role}": (f"layers.{{linear}}.linear_attn.{name}", shape)
-    for role, name, shape in (
-        ("in_proj_qkv", "in_proj_qkv.weight", ("channels", "hidden")),
-        ("in_proj_z", "in_proj_z.weight", ("values", "hidden")),
-        ("in_proj_b", "in_proj_b.weight", ("value_heads", "hidden")),
-        ("in_proj_a", "in_proj_a.weight", ("value_heads", "hidden")),
-        ("conv1d", "conv1d.weight", ("channels", "one", "kernel")),
-        ("A_log", "A_log", ("value_heads",)),
-        ("dt_bias", "dt_bias", ("value_heads",)),
-        ("gated_norm", "norm.weight", ("value_dim",)),
-        ("out_proj", "out_proj.weight", ("hidden", "values")),
-    )
-}
+GATED_DELTA_WEIGHTS = of_layer(
+    """
+    in_proj_qkv channels hidden
+    in_proj_z values hidden
+    in_proj_b value_heads hidden
+    in_proj_a value_heads hidden
+    conv1d channels one kernel
+    A_log:A_log! value_heads
+    dt_bias:dt_bias value_heads
+    gated_norm:norm value_dim
+    out_proj hidden values
+    """,
+    layer="linear",
+    inner="linear_attn.",
+)
 """Of the layers without attention, {linear}; {full} are the others."""
 
-LAYER_SCALARS: Rules = {"layers.{i}.layer_scalar": ("layers.{i}.layer_scalar", ("one",))}
+LAYER_SCALARS = of_layer("layer_scalar:layer_scalar! one")
 """What a Gemma 4 multiplies a layer's output by."""
 
-SINK_WEIGHTS: Rules = {"layers.{i}.sinks": ("layers.{i}.self_attn.sinks", ("heads",))}
-
-GPT_OSS_ROUTER: Rules = {
-    "layers.{i}.router": ("layers.{i}.mlp.router.weight", ("experts", "hidden")),
-    "layers.{i}.router.bias": ("layers.{i}.mlp.router.bias", ("experts",)),
-}
+SINK_WEIGHTS = of_layer("sinks:sinks! heads", inner="self_attn.")
+GPT_OSS_ROUTER = of_layer("router experts hidden\nrouter.bias:router.bias experts", inner="mlp.")
 
 
-def _fused(parts: Mapping[str, tuple[str, str, str]]) -> Rules:
-    """gpt-oss's two matrices of experts: end of role → end of name, shape of gate_up, of down."""
-    return {
-        f"layers.{{i}}.experts.{matrix}{part}": (
-            f"layers.{{i}}.mlp.experts.{matrix}_proj{suffix}",
-            tuple(shapes[number].split()),
-        )
-        for number, matrix in enumerate(("gate_up", "down"))
-        for part, (suffix, *shapes) in parts.items()
-    }
+def _experts(rows: str) -> Rules:
+    return of_layer(rows, inner="mlp.experts.", prefix="experts.")
 
 
-GPT_OSS_BIASES = _fused({".bias": ("_bias", "experts gate_up", "experts hidden")})
+GPT_OSS_BIASES = _experts("""
+    gate_up.bias:gate_up_proj_bias experts gate_up
+    down.bias:down_proj_bias experts hidden
+""")
 GPT_OSS_EXPERTS: Mapping[ExpertStorage, Rules] = {
-    "float": _fused({"": ("", "experts hidden gate_up", "experts expert_ffn hidden")}),
-    "MXFP4": _fused(
-        {
-            ".blocks": (
-                "_blocks",
-                "experts gate_up hidden_blocks block_bytes",
-                "experts hidden ffn_blocks block_bytes",
-            ),
-            ".scales": ("_scales", "experts gate_up hidden_blocks", "experts hidden ffn_blocks"),
-        }
-    ),
-    "NVFP4": _fused(
-        {
-            ".blocks": ("", "experts hidden_bytes gate_up", "experts ffn_bytes hidden"),
-            ".weight_scale": (
-                "_weight_scale",
-                "experts hidden_steps gate_up",
-                "experts ffn_steps hidden",
-            ),
-            ".weight_scale_2": ("_weight_scale_2", "", ""),
-        }
-    ),
+    "float": _experts("""
+        gate_up:gate_up_proj! experts hidden gate_up
+        down:down_proj! experts expert_ffn hidden
+    """),
+    "MXFP4": _experts("""
+        gate_up.blocks:gate_up_proj_blocks! experts gate_up hidden_blocks block_bytes
+        gate_up.scales:gate_up_proj_scales! experts gate_up hidden_blocks
+        down.blocks:down_proj_blocks! experts hidden ffn_blocks block_bytes
+        down.scales:down_proj_scales! experts hidden ffn_blocks
+    """),
+    "NVFP4": _experts("""
+        gate_up.blocks:gate_up_proj! experts hidden_bytes gate_up
+        gate_up.weight_scale:gate_up_proj_weight_scale! experts hidden_steps gate_up
+        gate_up.weight_scale_2:gate_up_proj_weight_scale_2!
+        down.blocks:down_proj! experts ffn_bytes hidden
+        down.weight_scale:down_proj_weight_scale! experts ffn_steps hidden
+        down.weight_scale_2:down_proj_weight_scale_2!
+    """),
 }
 """All experts of a layer in one tensor; gate and up alternate along "gate_up". Floats lie
 [in, out], MXFP4 [out, in / 32] blocks of 16 bytes with one E8M0 scale each. NVFP4 lies as
 ModelOpt exports fused experts: bytes [in / 2, out], E4M3 scales [in / 16, out]."""
 
-QWEN3_MOE_ROUTER: Rules = {
-    "layers.{i}.router": ("layers.{i}.mlp.gate.weight", ("experts", "hidden"))
-}
+QWEN3_MOE_ROUTER = of_layer("router:gate experts hidden", inner="mlp.")
 QWEN3_MOE_EXPERTS: Mapping[ExpertStorage, Rules] = {
-    "float": {
-        "layers.{i}.experts.{e}.gate": (
-            "layers.{i}.mlp.experts.{e}.gate_proj.weight",
-            ("expert_ffn", "hidden"),
-        ),
-        "layers.{i}.experts.{e}.up": (
-            "layers.{i}.mlp.experts.{e}.up_proj.weight",
-            ("expert_ffn", "hidden"),
-        ),
-        "layers.{i}.experts.{e}.down": (
-            "layers.{i}.mlp.experts.{e}.down_proj.weight",
-            ("hidden", "expert_ffn"),
-        ),
-    }
+    "float": _experts("""
+        {e}.gate:{e}.gate_proj expert_ffn hidden
+        {e}.up:{e}.up_proj expert_ffn hidden
+        {e}.down:{e}.down_proj hidden expert_ffn
+    """)
 }
 """Three tensors [out, in] for each expert."""
 
 QWEN3_5_MOE_EXPERTS: Mapping[ExpertStorage, Rules] = {
-    "float": _fused({".rows": ("", "experts gate_up hidden", "experts hidden expert_ffn")}),
+    "float": _experts("""
+        gate_up.rows:gate_up_proj! experts gate_up hidden
+        down.rows:down_proj! experts hidden expert_ffn
+    """),
     "separate": QWEN3_MOE_EXPERTS["float"],
 }
 """All experts of a layer in one tensor [out, in], the rows of gate before those of up; or, as
@@ -167,26 +154,21 @@ GEMMA4_EXPERTS: Mapping[ExpertStorage, Rules] = {
     }
 }
 BESIDE_EXPERTS: Rules = {
-    **{role: rule for role, rule in LAYER_WEIGHTS.items() if ".mlp." in rule[0]},
-    "layers.{i}.router": ("layers.{i}.router.proj.weight", ("experts", "hidden")),
-    "layers.{i}.router_scale": ("layers.{i}.router.scale", ("hidden",)),
-    "layers.{i}.expert_scales": ("layers.{i}.router.per_expert_scale", ("experts",)),
-    "layers.{i}.mlp_norm": ("layers.{i}.post_feedforward_layernorm_1.weight", ("hidden",)),
-    "layers.{i}.experts_norm": ("layers.{i}.pre_feedforward_layernorm_2.weight", ("hidden",)),
-    "layers.{i}.experts_output_norm": (
-        "layers.{i}.post_feedforward_layernorm_2.weight",
-        ("hidden",),
-    ),
+    **MLP_WEIGHTS,
+    **of_layer("""
+        router:router.proj experts hidden
+        router_scale:router.scale! hidden
+        expert_scales:router.per_expert_scale! experts
+        mlp_norm:post_feedforward_layernorm_1 hidden
+        experts_norm:pre_feedforward_layernorm_2 hidden
+        experts_output_norm:post_feedforward_layernorm_2 hidden
+    """),
 }
 """Gemma 4's MLP, and the router and the norms of the experts beside it."""
 
 SHARED_EXPERT: Rules = {
-    **{
-        role.replace("{i}.", "{i}.shared_expert."): (name.replace("mlp.", "mlp.shared_expert."), on)
-        for role, (name, on) in LAYER_WEIGHTS.items()
-        if ".mlp." in name
-    },
-    "layers.{i}.shared_gate": ("layers.{i}.mlp.shared_expert_gate.weight", ("one", "hidden")),
+    **of_layer(_MLP, inner="mlp.shared_expert.", prefix="shared_expert."),
+    **of_layer("shared_gate:shared_expert_gate one hidden", inner="mlp."),
 }
 """An MLP that every row goes through, and the gate of what it gives."""
 

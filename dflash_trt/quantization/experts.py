@@ -96,13 +96,6 @@ def mxfp4_to_nvfp4(packed: Codes, scales: Codes, shift: int) -> Recoded:
     )
 
 
-def mxfp4_to_bf16(packed: Codes, scales: Codes) -> npt.NDArray[np.uint16]:
-    """The bits of bf16 values [..., K], all exact but those that bf16 has no finite value for."""
-    # At most one bit follows the leading one, so the lower half is zero, of subnormals too.
-    bits = dequantize_mxfp4(packed, scales).view(np.uint32) >> np.uint32(16)
-    return bits.astype(np.uint16)
-
-
 METHOD = "mxfp4"
 BLOCKS, SCALES = "_blocks", "_scales"
 LARGEST_SCALE = 252
@@ -122,10 +115,7 @@ class LayerExperts:
     scales: TensorEntry
 
     def iterate(self) -> Iterator[tuple[Codes, Codes]]:
-        """Packed codes [out, in/2] and scales [out, in/32] of one expert after the other.
-
-        Raises DflashError when a file has become shorter than its header says.
-        """
+        """Packed codes [out, in/2] and scales [out, in/32] of one expert after the other."""
         count, rows = self.blocks.shape[:2]
         entries = self.blocks, self.scales
         packed, scales = (entry.pieces(entry.length // count) for entry in entries)
@@ -160,11 +150,8 @@ def find_experts(checkpoint: Checkpoint) -> dict[str, LayerExperts]:
                 raise one.error(what, _FIX)
         found[entry.name] = LayerExperts(name, entry, scales)
     if not found:
-        raise DflashError(
-            f"states MXFP4, but holds no tensor called *{BLOCKS}",
-            where=checkpoint.path,
-            fix=_FIX,
-        )
+        what = f"states MXFP4, but holds no tensor called *{BLOCKS}"
+        raise DflashError(what, where=checkpoint.path, fix=_FIX)
     return found
 
 
@@ -210,7 +197,9 @@ class _ExpertRewriting(Rewriting):
         experts = self._experts[entry.name]
         if self._form is Format.BF16:
             for packed, scales in experts.iterate():
-                shard.write(experts.name, _turned(mxfp4_to_bf16(packed, scales)))
+                # At most one bit follows the leading one, so the lower half of a value is zero.
+                bits = dequantize_mxfp4(packed, scales).view(np.uint32) >> np.uint32(16)
+                shard.write(experts.name, _turned(bits.astype(np.uint16)))
                 on_bytes(packed.size)
             blocks = experts.scales.num_elements * (MX_BLOCK // NVFP4_BLOCK)
             return experts.name, TensorReport(error=0.0, exact=blocks)

@@ -107,13 +107,9 @@ def select_linears(spec: DecoderSpec, options: QuantizeOptions) -> Selection:
         kept.append(LM_HEAD)  # tied: the embedding's tensor, but a module of its own
     for pattern in options.exclude:
         if pattern not in matched:
-            example = linears[0].module if linears else kept[0]
-            raise DflashError(
-                f"{pattern!r} matches no linear of {spec.checkpoint.path}",
-                where="--exclude",
-                fix=f"names look like {example!r}",
-                usage=True,
-            )
+            fix = f"names look like {(linears[0].module if linears else kept[0])!r}"
+            what = f"{pattern!r} matches no linear of {spec.checkpoint.path}"
+            raise DflashError(what, where="--exclude", fix=fix, usage=True)
     if not linears:
         raise DflashError("nothing is left to quantize", where="--exclude", usage=True)
     odd = [one for one in linears if one.weight.shape[1] % NVFP4_BLOCK]
@@ -121,13 +117,10 @@ def select_linears(spec: DecoderSpec, options: QuantizeOptions) -> Selection:
         weight, module = odd[0].weight, odd[0].module
         tail = f" (and {len(odd) - 1} more)" if len(odd) > 1 else ""
         pattern = f"'*.{module.rpartition('.')[2]}'" if "." in module else module
-        raise DflashError(
-            f"tensor {quoted(weight.name)} has {weight.shape[1]} input columns{tail}; "
-            f"NVFP4 needs multiples of {NVFP4_BLOCK}",
-            where=spec.checkpoint.path,
-            fix=f"exclude {pattern}",
-            usage=True,
-        )
+        what = f"tensor {quoted(weight.name)} has {weight.shape[1]} input columns{tail}; "
+        what += f"NVFP4 needs multiples of {NVFP4_BLOCK}"
+        fix = f"exclude {pattern}"
+        raise DflashError(what, where=spec.checkpoint.path, fix=fix, usage=True)
     kept += expert_patterns
     if isinstance(spec, TargetSpec):  # what lies beside the text model stays as it is
         names = spec.checkpoint.tensors
@@ -188,9 +181,6 @@ def _exclude_experts(spec: DecoderSpec, patterns: Iterable[str]) -> list[str]:
         fix = f"exclude '{ALL_EXPERTS}' to quantize the linears beside them"
         if isinstance(spec, TargetSpec) and spec.moe is not None and spec.moe.clamp is not None:
             fix = "of gpt-oss, use the published checkpoint with MXFP4 experts"
-        raise DflashError(
-            "has experts in floating point, which are not quantized here",
-            where=spec.checkpoint.path,
-            fix=fix,
-        )
+        what = "has experts in floating point, which are not quantized here"
+        raise DflashError(what, where=spec.checkpoint.path, fix=fix)
     return found

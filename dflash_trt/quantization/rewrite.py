@@ -149,9 +149,8 @@ def rewrite_checkpoint(
     with partial_checkpoint(destination, _digest(parts), overwrite=overwrite) as partial:
         finished = {shard.name for shard in shards if partial.is_finished(shard.name)}
         if partial.origin == "continued":
-            progress.stage(
-                f"continuing: {len(finished)} of {len(shards)} shards are finished", None
-            )
+            done = f"{len(finished)} of {len(shards)} shards are finished"
+            progress.stage(f"continuing: {done}", None)
         elif partial.origin == "restarted":
             progress.stage("starting over: the checkpoint or the options have changed", None)
         pending = [shard for shard in shards if shard.name not in finished]
@@ -161,7 +160,18 @@ def rewrite_checkpoint(
         rewriting.prepare(partial, progress)
         progress.stage(rewriting.stage, _source_bytes(pending))
         for shard in pending:
-            _write_shard(shard, rewriting, partial, progress)
+            reports: dict[str, TensorReport] = {}
+            with open_shard(partial.folder / shard.name, shard.layout) as writer:
+                for entry in shard.entries:
+                    layout = rewriting.layout(entry)
+                    if layout is None:
+                        copy_tensor(entry, writer, progress.advance)
+                    elif layout:
+                        written = rewriting.write(entry, writer, progress.advance)
+                        reports |= {} if written is None else dict([written])
+                    else:
+                        progress.advance(entry.length)
+            partial.finish(shard.name, reports)
         _write_descriptions(checkpoint, rewriting, shards, partial.folder)
         for file in copied:
             copy_small(file, partial.folder / file.name, FileKind.TOKENIZER)  # the largest
@@ -219,12 +229,11 @@ def _plan_shards(checkpoint: Checkpoint, rewriting: Rewriting) -> list[_Shard]:
 
 
 def _files_to_copy(folder: Path) -> list[Path]:
+    files = [one for one in folder.iterdir() if not one.is_dir() and one.name not in _WRITTEN_NAMES]
     return sorted(
-        path
-        for path in folder.iterdir()
-        if not path.is_dir()
-        and path.name not in _WRITTEN_NAMES
-        and (path.suffix in _COPIED_SUFFIXES or path.name.startswith(_COPIED_PREFIXES))
+        one
+        for one in files
+        if one.suffix in _COPIED_SUFFIXES or one.name.startswith(_COPIED_PREFIXES)
     )
 
 
@@ -235,23 +244,6 @@ def _source_bytes(shards: list[_Shard]) -> int:
 def _needed_bytes(shards: list[_Shard], copied: list[Path]) -> int:
     size = sum(shard_bytes(shard.layout) for shard in shards)
     return size + sum(path.stat().st_size for path in copied)
-
-
-def _write_shard(
-    shard: _Shard, rewriting: Rewriting, partial: PartialCheckpoint, progress: Progress
-) -> None:
-    reports: dict[str, TensorReport] = {}
-    with open_shard(partial.folder / shard.name, shard.layout) as writer:
-        for entry in shard.entries:
-            layout = rewriting.layout(entry)
-            if layout is None:
-                copy_tensor(entry, writer, progress.advance)
-            elif layout:
-                written = rewriting.write(entry, writer, progress.advance)
-                reports |= {} if written is None else dict([written])
-            else:
-                progress.advance(entry.length)
-    partial.finish(shard.name, reports)
 
 
 def copy_tensor(entry: TensorEntry, shard: ShardWriter, on_bytes: Callable[[int], None]) -> None:

@@ -108,15 +108,14 @@ class KvScales:
     def __init__(self, spec: DecoderSpec) -> None:
         self._roles: dict[str, str] = {}
         self.names: dict[str, str] = {}
+        self._scales: dict[str, np.float32] = {}
         for layer, sizes in enumerate(spec.sizes.layers):
             if sizes.recurrent is not None:
                 continue
             for kind, suffixes in KV_SCALE_SUFFIXES.items():
                 weight = spec.weights[f"layers.{layer}.{kind}_proj"].name
-                module = weight.removesuffix(f"{kind}_proj.weight")
                 self._roles[weight] = f"layers.{layer}.{kind}_cache"
-                self.names[weight] = module + suffixes[0]
-        self._scales: dict[str, np.float32] = {}
+                self.names[weight] = weight.removesuffix(f"{kind}_proj.weight") + suffixes[0]
 
     def prepare(self, amax: Mapping[str, float]) -> None:
         """Computes the scales from the largest magnitudes in the caches, by role.

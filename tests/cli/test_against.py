@@ -20,8 +20,7 @@ from tests.cli.bigram import token, write_tokenizer
 from tests.cli.conftest import Run, write_config
 from tests.reference.checkpoints import write_draft, write_target
 from tests.reference.draft import ReferenceDraft
-from tests.reference.fit import fit_draft
-from tests.reference.generate import dflash_greedy, load_target
+from tests.reference.generate import dflash_greedy, fit_draft, load_target
 
 PROMPTS = ("cab", "the 129 zebras", "~")
 MAX_TOKENS = 40

@@ -14,8 +14,6 @@ import numpy.typing as npt
 import pytest
 from safetensors.numpy import save_file
 
-from dflash_trt.building.synthetic.checkpoint_writer import write_checkpoint as write_sparse
-
 Arrays = dict[str, npt.NDArray[Any]]
 MakeCheckpoint = Callable[..., Path]
 
@@ -121,16 +119,6 @@ def write_checkpoint(
         weight_map |= dict.fromkeys(part, shard)
     index = {"metadata": {"total_size": 0}, "weight_map": weight_map}
     (folder / "model.safetensors.index.json").write_text(json.dumps(index))
-    return folder
-
-
-def write_holes(folder: Path, config: Mapping[str, Any], shapes: Mapping[str, Any]) -> Path:
-    """A checkpoint in bf16 whose weights take no disk; a shape may name its type first."""
-    tensors = {
-        name: shape if isinstance(shape, tuple) else ("BF16", tuple(shape))
-        for name, shape in shapes.items()
-    }
-    write_sparse(folder, dict(config), tensors, random=False)
     return folder
 
 

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
 from dflash_trt.errors import DflashError
@@ -53,20 +52,3 @@ def edit_tensors(file: Path, changes: Tensors) -> None:
     tensors = {**load_file(file), **changes}
     kept = {name: tensor.contiguous() for name, tensor in tensors.items() if tensor is not None}
     save_file(kept, file, metadata={"format": "pt"})
-
-
-def json_values(scalars: Sequence[Any], keys: Sequence[str]) -> st.SearchStrategy[Any]:
-    """Any JSON value, with these scalars and keys more often than others."""
-    return st.recursive(
-        st.none()
-        | st.booleans()
-        | st.integers()
-        | st.integers(-2, 64)
-        | st.floats()
-        | st.text(max_size=8)
-        | st.sampled_from(scalars),
-        lambda inner: (
-            st.lists(inner, max_size=4) | st.dictionaries(st.sampled_from(keys), inner, max_size=4)
-        ),
-        max_leaves=12,
-    )

@@ -15,8 +15,10 @@ from dflash_trt.models.pair_check import check_pair
 from dflash_trt.models.target import read_target
 from tests.models.conftest import (
     DRAFT_CONFIG,
+    SIZES,
     MakeCheckpoint,
     draft_shapes,
+    layer_shapes,
     write_checkpoint,
 )
 from tests.models.helpers import refused
@@ -41,7 +43,7 @@ HEADS: dict[str, list[int]] = {
 }
 
 
-def write(folder: Path, target: Path, extra: dict[str, list[int]], **changes: Any) -> Path:
+def write_dspark(folder: Path, target: Path, extra: dict[str, list[int]], **changes: Any) -> Path:
     """A tiny draft that repeats the matrices of `target`; the config takes `changes`."""
     config = {key: one for key, one in DRAFT_CONFIG.items() if key != "dflash_config"}
     write_checkpoint(folder, config | DEEPSPEC | changes, draft_shapes(DRAFT_CONFIG, 3) | extra)
@@ -52,13 +54,15 @@ def write(folder: Path, target: Path, extra: dict[str, list[int]], **changes: An
     return folder
 
 
-def test_what_is_read(make_target: MakeCheckpoint, tmp_path: Path) -> None:
+def test_what_is_read_of_deepspec(make_target: MakeCheckpoint, tmp_path: Path) -> None:
     target = make_target()
-    dspark = read_draft(write(tmp_path / "dspark", target, HEADS))
+    dspark = read_draft(write_dspark(tmp_path / "dspark", target, HEADS))
     assert (dspark.kind, dspark.block_size, dspark.anchor_drafts) == ("DSpark", 8, True)
     assert dspark.markov_rank == RANK and dspark.target_layer_ids == (1, 2, 3)
     check_pair(read_target(target), dspark)
-    plain = write(tmp_path / "plain", target, {}, markov_rank=0, enable_confidence_head=False)
+    plain = write_dspark(
+        tmp_path / "plain", target, {}, markov_rank=0, enable_confidence_head=False
+    )
     assert (read_draft(plain).kind, read_draft(plain).anchor_drafts) == ("DFlash", True)
 
 
@@ -72,11 +76,11 @@ def test_what_is_read(make_target: MakeCheckpoint, tmp_path: Path) -> None:
         ({"gru_hidden_dim": 4}, "is a Domino drafter"),
     ],
 )
-def test_variants_are_refused(
+def test_variants_of_deepspec_are_refused(
     changes: dict[str, Any], piece: str, make_target: MakeCheckpoint, tmp_path: Path
 ) -> None:
     changes = {key: None if one is ... else one for key, one in changes.items()}
-    folder = write(tmp_path / "draft", make_target(), HEADS, **changes)
+    folder = write_dspark(tmp_path / "draft", make_target(), HEADS, **changes)
     with refused(piece):
         read_draft(folder)
 
@@ -84,7 +88,7 @@ def test_variants_are_refused(
 def test_matrices_of_another_target_are_refused(
     make_target: MakeCheckpoint, tmp_path: Path
 ) -> None:
-    folder = write(tmp_path / "draft", make_target(), HEADS)
+    folder = write_dspark(tmp_path / "draft", make_target(), HEADS)
     tensors = load_file(folder / "model.safetensors")
     tensors["lm_head.weight"] = tensors["lm_head.weight"] + np.float32(1)
     save_file(tensors, folder / "model.safetensors")
@@ -95,51 +99,32 @@ def test_matrices_of_another_target_are_refused(
         read_draft(folder)
 
 
-SIZES: dict[str, Any] = {
-    "hidden_size": 16,
-    "intermediate_size": 24,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 8,
-    "num_hidden_layers": 1,
-    "vocab_size": 40,
-    "rms_norm_eps": 1e-6,
-    "max_position_embeddings": 128,
-}
 CONFIG: dict[str, Any] = {
     "architectures": ["LlamaForCausalLMEagle3"],
+    "num_hidden_layers": 1,
     "draft_vocab_size": 24,
     **SIZES,
 }
 
 
-def shapes(sizes: dict[str, Any], draft_vocab: int, taps: int) -> dict[str, list[int]]:
+def shapes(draft_vocab: int, taps: int) -> dict[str, list[int]]:
     """Names and shapes of a head, written out independently of the name maps."""
-    hidden, inner, size = sizes["hidden_size"], sizes["intermediate_size"], sizes["head_dim"]
-    queries, keys = (sizes[f"num_{one}_heads"] * size for one in ("attention", "key_value"))
-    layer = {
-        "hidden_norm.weight": [hidden],
-        "input_layernorm.weight": [hidden],
-        "mlp.down_proj.weight": [hidden, inner],
-        "mlp.gate_proj.weight": [inner, hidden],
-        "mlp.up_proj.weight": [inner, hidden],
-        "post_attention_layernorm.weight": [hidden],
-        "self_attn.k_proj.weight": [keys, 2 * hidden],
-        "self_attn.o_proj.weight": [hidden, queries],
-        "self_attn.q_proj.weight": [queries, 2 * hidden],
-        "self_attn.v_proj.weight": [keys, 2 * hidden],
-    }
-    return {f"midlayer.{name}": shape for name, shape in layer.items()} | {
+    hidden = SIZES["hidden_size"]
+    layer = layer_shapes(CONFIG, "", qk_norm=False) | {"layers.0.hidden_norm.weight": [hidden]}
+    for name in layer:
+        if name.endswith(("q_proj.weight", "k_proj.weight", "v_proj.weight")):
+            layer[name] = [layer[name][0], 2 * hidden]
+    return {name.replace("layers.0", "midlayer"): shape for name, shape in layer.items()} | {
         "fc.weight": [hidden, taps * hidden],
         "lm_head.weight": [draft_vocab, hidden],
         "norm.weight": [hidden],
     }
 
 
-def write_head(folder: Path, offsets: Any = range(16), taps: int = 3, **changes: Any) -> Path:
+def write(folder: Path, offsets: Any = range(16), taps: int = 3, **changes: Any) -> Path:
     """A tiny head; d2t spreads its 24 tokens by `offsets`, the rest by none."""
     config = {key: one for key, one in (CONFIG | changes).items() if one is not None}
-    write_checkpoint(folder, config, shapes(SIZES, 24, taps))
+    write_checkpoint(folder, config, shapes(24, taps))
     if offsets is not None:
         tensors = load_file(folder / "model.safetensors")
         offsets = np.array(list(offsets), np.int64)
@@ -150,15 +135,15 @@ def write_head(folder: Path, offsets: Any = range(16), taps: int = 3, **changes:
     return folder
 
 
-def test_what_is_read_of_a_head(make_target: MakeCheckpoint, tmp_path: Path) -> None:
-    draft = read_draft(write_head(tmp_path / "draft"))
+def test_what_is_read(make_target: MakeCheckpoint, tmp_path: Path) -> None:
+    draft = read_draft(write(tmp_path / "draft"))
     assert (draft.kind, draft.block_size, draft.num_layers) == ("EAGLE-3", 8, 1)
     assert draft.token_ids is not None and draft.token_ids[:4] == (0, 2, 4, 6)
     assert draft.token_ids[-1] == 23 + 15 and draft.rope.theta == 10_000
     pair = check_pair(read_target(make_target()), draft)
     assert pair.draft.target_layer_ids == (1, 2, 2), "of six layers"
     named = {"eagle_aux_hidden_state_layer_ids": [0, 4], "use_aux_hidden_state": True}
-    draft = read_draft(write_head(tmp_path / "two", taps=2, eagle_config=named))
+    draft = read_draft(write(tmp_path / "two", taps=2, eagle_config=named))
     assert check_pair(pair.target, draft).draft.target_layer_ids == (0, 4)
 
 
@@ -178,24 +163,24 @@ def test_what_is_read_of_a_head(make_target: MakeCheckpoint, tmp_path: Path) -> 
         ({"pard_token": 3}, "is a PARD drafter"),
     ],
 )
-def test_variants_of_heads_are_refused(changes: dict[str, Any], piece: str, tmp_path: Path) -> None:
-    folder = write_head(tmp_path / "draft", **changes)
+def test_variants_are_refused(changes: dict[str, Any], piece: str, tmp_path: Path) -> None:
+    folder = write(tmp_path / "draft", **changes)
     with refused(piece):
         read_draft(folder)
 
 
 def test_heads_of_another_target(make_target: MakeCheckpoint, tmp_path: Path) -> None:
     target = read_target(make_target())
-    folder = write_head(tmp_path / "four", taps=4)
+    folder = write(tmp_path / "four", taps=4)
     with refused("fc takes 64 features, 3 tapped layers of 16 give 48"):
         check_pair(target, read_draft(folder))
-    folder = write_head(tmp_path / "other", vocab_size=41)
+    folder = write(tmp_path / "other", vocab_size=41)
     with refused("vocab_size 41 is not the target's 40"):
         check_pair(target, read_draft(folder))
     named = {"eagle_aux_hidden_state_layer_ids": [1, 2, 9]}
     with refused("target_layer_ids 9 are past the target's last layer (5)"):
-        check_pair(target, read_draft(write_head(tmp_path / "deep", eagle_config=named)))
-    tensors = load_file(write_head(tmp_path / "own") / "model.safetensors")
+        check_pair(target, read_draft(write(tmp_path / "deep", eagle_config=named)))
+    tensors = load_file(write(tmp_path / "own") / "model.safetensors")
     tensors["embed_tokens.weight"] = np.ones((40, 16), np.float32)
     save_file(tensors, tmp_path / "own" / "model.safetensors")
     with refused("embed_tokens.weight differs from the target's"):

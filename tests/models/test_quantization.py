@@ -79,17 +79,6 @@ def test_a_draft_as_modelopt_exports_it(tmp_path: Path, algorithm: Algorithm) ->
     assert parameters(spec) == plain
 
 
-@pytest.mark.parametrize("kept", ["config.json", "hf_quant_config.json"])
-def test_either_file_is_enough(target: Callable[..., Path], kept: str) -> None:
-    folder = target("NVFP4")
-    if kept == "config.json":
-        (folder / "hf_quant_config.json").unlink()
-    else:
-        edit_json(folder / "config.json", quantization_config=...)
-    quantization = read_target(folder).quantization
-    assert quantization is not None and quantization.algorithm == "NVFP4"
-
-
 @pytest.mark.parametrize(
     ("name", "value", "pieces"),
     [
@@ -198,19 +187,6 @@ def test_what_a_checkpoint_states(
     tmp_path: Path, scales: Scales, expected: tuple[float, float]
 ) -> None:
     assert of_layers(read(tmp_path / "target", scales)) == [(1.0, 1.0), expected]
-
-
-@pytest.mark.parametrize(
-    ("value", "what"),
-    [
-        (torch.tensor([0.5, 0.5]), "F32 [2], not an F32 scalar"),
-        (torch.tensor(0.0), "its value is 0"),
-    ],
-)
-def test_what_no_scale_is(tmp_path: Path, value: torch.Tensor, what: str) -> None:
-    spec = read(tmp_path / "target", {"k_proj.k_scale": value})
-    with refused(what, "k_proj.k_scale", "--kv-dtype"):
-        of_layers(spec)
 
 
 @pytest.mark.parametrize(

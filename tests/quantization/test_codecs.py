@@ -12,17 +12,13 @@ from dflash_trt.quantization.codecs import (
     decode_e2m1,
     decode_e4m3,
     decode_e8m0,
-    decode_packed_e2m1,
     dequantize_fp8,
-    dequantize_mxfp4,
     dequantize_nvfp4,
     encode_e2m1,
     encode_e4m3,
     fp8_scale,
     nvfp4_global_scale,
-    pack_e2m1,
     quantize_fp8,
-    quantize_mxfp4,
     quantize_nvfp4,
 )
 
@@ -69,23 +65,6 @@ def test_nvfp4_is_modelopts(dtype: torch.dtype, scale: float, others: float) -> 
     )
     assert torch.equal(torch.from_numpy(values), their_values)
     assert np.linalg.norm(values - weights) < 0.12 * np.linalg.norm(weights)
-
-
-def test_mxfp4_ties_and_powers_of_two() -> None:
-    values = np.zeros((1, 64), np.float32)
-    values[0, :8] = [6, 0.25, 0.75, 1.25, 1.75, 2.5, -3.5, 5]
-    packed, scales = quantize_mxfp4(values)
-    assert scales.tolist() == [[127, 0]]
-    decoded = dequantize_mxfp4(packed, scales)
-    assert decoded[0, :8].tolist() == [6, 0, 1, 1, 2, 2, -4, 4]
-    assert not decoded[0, 32:].any()
-    values[0, 0] = np.nextafter(np.float32(6), np.float32(7))
-    # The quotient by 6 is the nearest float to 1, which is 1 itself or the next one.
-    above = np.float32(values[0, 0]) / np.float32(6) > 1
-    assert quantize_mxfp4(values)[1][0, 0] == 127 + above
-    values[0, 0] = 12
-    assert quantize_mxfp4(values)[1][0, 0] == 128
-    assert np.isnan(dequantize_mxfp4(packed, np.array([[255, 0]], np.uint8))[0, :32]).all()
 
 
 @pytest.mark.parametrize("amax", [0.0, 1e-45, 1e-42])
@@ -152,10 +131,3 @@ def test_e2m1_rounds_as_ml_dtypes_does() -> None:
     expected = clipped.astype(ml_dtypes.float4_e2m1fn).view(np.uint8) & 15
     expected = np.where(values == 0, 0, expected)
     np.testing.assert_array_equal(encode_e2m1(values), expected)
-
-
-def test_packing_puts_even_columns_into_low_nibbles() -> None:
-    codes = np.array([[1, 2, 15, 0]], np.uint8)
-    assert pack_e2m1(codes).tolist() == [[0x21, 0x0F]]
-    _same_bits(decode_packed_e2m1(pack_e2m1(codes)), decode_e2m1(codes))
-    assert decode_packed_e2m1(BYTES.reshape(4, 64)).shape == (4, 128)

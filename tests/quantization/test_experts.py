@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import json
 import shutil
-import tracemalloc
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
@@ -28,13 +25,11 @@ from dflash_trt.quantization.codecs import (
 from dflash_trt.quantization.experts import (
     convert_experts,
     global_scale,
-    mxfp4_to_bf16,
     mxfp4_to_nvfp4,
 )
 from dflash_trt.quantization.partial import partial_folder
 from tests.models.helpers import edit_tensors
-from tests.quantization.reading import raw, read_json, read_tensors
-from tests.quantization.running import Failing, Stages
+from tests.quantization.running import Stages, raw, read_json, read_tensors
 from tests.reference.checkpoints import write_target
 
 NVFP4, BF16 = Format.NVFP4, Format.BF16
@@ -141,37 +136,6 @@ def test_transformers_reads_the_bf16_experts_as_it_decodes_mxfp4(
         assert torch.equal(one, other), name
 
 
-def test_an_interrupted_run_continues(checkpoint: Checkpoint, tmp_path: Path) -> None:
-    whole = convert_experts(checkpoint, NVFP4, tmp_path / "whole", Stages())
-    tensors = checkpoint.tensors.values()
-    length = sum(one.length for one in tensors if one.file.name == "a.safetensors")
-    failing = Failing(KeyboardInterrupt(), "converting experts to NVFP4", length)
-    with pytest.raises(KeyboardInterrupt):
-        convert_experts(checkpoint, NVFP4, tmp_path / "q", failing)
-    assert partial_folder(tmp_path / "q").is_dir()
-    stages = Stages()
-    written = convert_experts(checkpoint, NVFP4, tmp_path / "q", stages)
-    assert written.resumed_shards == 1 and written.reports == whole.reports
-    assert "continuing: 1 of 2 shards are finished" in stages.totals
-    assert "reading block scales" not in stages.totals
-    for file in sorted((tmp_path / "whole").iterdir()):
-        assert (tmp_path / "q" / file.name).read_bytes() == file.read_bytes()
-
-
-def test_memory_is_bounded_by_an_expert(tmp_path: Path) -> None:
-    folder = write_target(
-        tmp_path / "large", "gpt_oss", "bfloat16", num_layers=1, hidden=256, intermediate=256,
-        experts=32, mxfp4=True,
-    )  # fmt: skip
-    checkpoint = open_checkpoint(folder)
-    one = 512 * 256 // 2
-    tracemalloc.start()
-    convert_experts(checkpoint, NVFP4, tmp_path / "q", Stages())
-    _, peak = tracemalloc.get_traced_memory()
-    tracemalloc.stop()
-    assert peak < 8 * one
-
-
 @pytest.mark.parametrize(
     ("value", "message"),
     [(255, "a block's scale is NaN"), (253, r"a block's scale is 2\^126, more than bf16 holds")],
@@ -220,19 +184,3 @@ def _check(packed: np.ndarray, scales: np.ndarray) -> tuple[int, int]:
 def test_eighteen_exponents_in_a_row_are_exact(top: int) -> None:
     exponents = [top, *(max(top - i, -127) for i in range(18))]
     assert _check(*_blocks(exponents)) == (2 * len(exponents), 0)
-
-
-@given(
-    st.lists(st.integers(-127, 125), min_size=1, max_size=12),
-    st.integers(0, 2**32 - 1),
-)
-def test_any_exponents(exponents: list[int], seed: int) -> None:
-    exact, requantized = _check(*_blocks(exponents, seed))
-    assert exact + requantized == 2 * len(exponents)
-
-
-def test_bf16_holds_every_value() -> None:
-    packed, scales = _blocks(list(range(-127, 126)))
-    bits = mxfp4_to_bf16(packed, scales)
-    values = (bits.astype(np.uint32) << 16).view(np.float32)
-    np.testing.assert_array_equal(values, dequantize_mxfp4(packed, scales))

@@ -65,15 +65,12 @@ def assert_bitwise_equal(a: Any, b: Any, name: str) -> None:
         raise AssertionError(f"{name}: {x.dtype}{list(x.shape)} versus {y.dtype}{list(y.shape)}")
     if x.size == 0:
         return
-    size = x.dtype.itemsize
-    x_bytes = np.ascontiguousarray(x).reshape(-1).view(np.uint8).reshape(-1, size)
-    y_bytes = np.ascontiguousarray(y).reshape(-1).view(np.uint8).reshape(-1, size)
-    differs = (x_bytes != y_bytes).any(axis=1)
-    if not differs.any():
-        return
-    first = tuple(int(i) for i in np.unravel_index(int(differs.argmax()), x.shape))
-    raise AssertionError(
-        f"{name}: {int(differs.sum())} of {x.size} elements differ; first at {list(first)}: "
-        f"{x[first]!r} (0x{x[first].tobytes()[::-1].hex()}) versus "
-        f"{y[first]!r} (0x{y[first].tobytes()[::-1].hex()})"
+    x_bytes, y_bytes = (
+        np.ascontiguousarray(one).reshape(-1, 1).view(np.uint8).reshape(x.size, -1)
+        for one in (x, y)
     )
+    differs = (x_bytes != y_bytes).any(axis=1)
+    if differs.any():
+        first = tuple(int(i) for i in np.unravel_index(int(differs.argmax()), x.shape))
+        what = f"{int(differs.sum())} of {x.size} elements differ; first at {list(first)}"
+        raise AssertionError(f"{name}: {what}: {x[first]!r} versus {y[first]!r}")

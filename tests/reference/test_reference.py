@@ -8,16 +8,13 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
-from torch.nn import functional
 
 from tests.covering import exhaustive
 
 from .checkpoints import write_draft, write_target
 from .compare import assert_bitwise_equal, max_relative_error, stack_error
 from .draft import ReferenceDraft
-from .fit import fit_draft
-from .generate import dflash_greedy, greedy, hidden_taps, load_target
+from .generate import dflash_greedy, fit_draft, greedy, hidden_taps, load_target
 
 PROMPT = [3, 1, 4, 1, 5, 9, 2, 6]
 SLIDING: list[Any] = ["sliding_attention", "full_attention"]
@@ -84,83 +81,6 @@ def test_dflash_emits_the_greedy_tokens(pair: tuple[Any, ReferenceDraft], block_
     assert len(runs) >= min(3, block_size), "drafts are accepted in runs of several lengths"
 
 
-@pytest.mark.numeric
-@pytest.mark.parametrize("window", [None, 1, 5, 12])
-def test_block_equals_one_written_the_other_way(tmp_path: Path, window: int | None) -> None:
-    """Joint K/V from concatenated rows, complex RoPE, SDPA with a bool mask, float64."""
-    target, single = load_pair(
-        tmp_path,
-        num_layers=3,
-        heads=6,
-        kv_heads=3,
-        head_dim=8,
-        target_layer_ids=(0, 3, 4, 5),
-        layer_types=["sliding_attention"] * 3,
-        sliding_window=window,
-    )
-    draft = ReferenceDraft.load(tmp_path / "draft", target, torch.float64)
-    ids = torch.randint(0, 256, (2, 21), generator=torch.Generator().manual_seed(5))
-    features = hidden_taps(target, ids[:, :-1], draft.config.target_layer_ids).double()
-    output = draft.draft(ids[:, -1], 20, draft.project(features))
-    expected = alternative_block(draft, features, ids[:, -1], window)
-    # RoPE's angles are float32 in one and float64 in the other, the features float32 in both.
-    assert max_relative_error(output.final_hidden, expected) < stack_error(3)
-    output = single.draft(ids[:, -1], 20, single.project(features))
-    assert max_relative_error(output.final_hidden, expected) < stack_error(9)
-
-
-def alternative_block(
-    draft: ReferenceDraft, features: Tensor, anchors: Tensor, window: int | None
-) -> Tensor:
-    """`final_hidden` [B, S, H] in float64, sharing no arithmetic with `ReferenceDraft`."""
-    c, w = draft.config, {k: v.double() for k, v in draft.weights.items()}
-    batch, past, slots = features.shape[0], features.shape[1], c.block_size
-    position = torch.arange(past + slots, dtype=torch.float64)
-    frequency = c.rope["rope_theta"] ** (
-        -torch.arange(c.head_dim // 2, dtype=torch.float64) * 2 / c.head_dim
-    )
-    turn = torch.polar(torch.ones(()).double(), position[:, None] * frequency)
-
-    linear = functional.linear
-
-    def norm(x: Tensor, name: str) -> Tensor:
-        return functional.rms_norm(x, x.shape[-1:], w[name + ".weight"], c.eps)
-
-    def rotate(x: Tensor, turns: Tensor) -> Tensor:
-        half = c.head_dim // 2
-        z = torch.complex(x[..., :half].contiguous(), x[..., half:].contiguous())
-        z = z * turns[:, None]
-        return torch.cat([z.real, z.imag], -1)
-
-    context = norm(linear(features, w["fc.weight"]), "hidden_norm")
-    rows = [[int(a)] + [c.mask_token_id] * (slots - 1) for a in anchors]
-    x = functional.embedding(torch.tensor(rows), draft.embed.double())
-    visible = torch.ones(slots, past + slots, dtype=torch.bool)
-    if window is not None:
-        for i in range(slots):
-            for j in range(past + slots):
-                visible[i, j] = j in range(past + i - window + 1, past + i + window)
-    for i in range(c.layers):
-        name = f"layers.{i}.self_attn."
-        h = norm(x, f"layers.{i}.input_layernorm")
-        joint = torch.cat([context, h], dim=1)
-        q = linear(h, w[name + "q_proj.weight"]).view(batch, slots, c.heads, c.head_dim)
-        k = linear(joint, w[name + "k_proj.weight"]).view(batch, -1, c.kv_heads, c.head_dim)
-        v = linear(joint, w[name + "v_proj.weight"]).view(batch, -1, c.kv_heads, c.head_dim)
-        q = rotate(norm(q, name + "q_norm"), turn[past:])
-        k = rotate(norm(k, name + "k_norm"), turn)
-        a = functional.scaled_dot_product_attention(
-            q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), visible, enable_gqa=True
-        )
-        x = x + linear(a.transpose(1, 2).reshape(batch, slots, -1), w[name + "o_proj.weight"])
-        h = norm(x, f"layers.{i}.post_attention_layernorm")
-        mlp = f"layers.{i}.mlp."
-        gated = functional.silu(linear(h, w[mlp + "gate_proj.weight"]))
-        x = x + linear(gated * linear(h, w[mlp + "up_proj.weight"]), w[mlp + "down_proj.weight"])
-    return norm(x, "norm")
-
-
-@pytest.mark.exhaustive
 @pytest.mark.parametrize("window", [None, 9])
 def test_block_equals_modelopts_module(tmp_path: Path, window: int | None) -> None:
     """ModelOpt's DFlashModule with our weights."""

@@ -1,4 +1,4 @@
-"""Gemma 3 and 4: two RoPEs, scales of their own, what is read and what is refused."""
+"""Gemma 3 and Gemma 4: two RoPEs, heads of two kinds, scales of their own; what is refused."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from dflash_trt.deploy.planning.read_shapes import read_target_shape
 from dflash_trt.models.config_fields import ConfigFields
 from dflash_trt.models.draft import read_draft
 from dflash_trt.models.pair_check import check_pair
-from dflash_trt.models.rope import Proportional, RopeSpec, YarnScaling, read_ropes_by_kind
+from dflash_trt.models.rope import Proportional, RopeSpec, read_ropes_by_kind
 from dflash_trt.models.sizes import ExpertSizes
 from dflash_trt.models.target import read_target
 from dflash_trt.training.target import load_ends
@@ -22,8 +22,6 @@ from tests.models.helpers import edit_json, refused, text_config_changer
 from tests.reference.checkpoints import write_draft, write_target
 from tests.reference.compare import max_relative_error
 from tests.reference.generate import load_target
-
-YARN = {"rope_type": "yarn", "factor": 8.0, "original_max_position_embeddings": 64}
 
 
 def ropes(**config: Any) -> tuple[RopeSpec, RopeSpec]:
@@ -43,13 +41,6 @@ def test_each_kind_of_layer_has_its_rope(
     config: dict[str, Any], thetas: tuple[float, float]
 ) -> None:
     assert ropes(**config) == (RopeSpec(thetas[0]), RopeSpec(thetas[1]))
-
-
-def test_only_layers_that_see_everything_are_stretched() -> None:
-    full, sliding = ropes(rope_scaling=YARN, max_position_embeddings=512)
-    assert isinstance(full.scaling, YarnScaling) and sliding == RopeSpec(1e4)
-    with refused('rope_type = "linear" is not supported'):
-        ropes(rope_scaling={"rope_type": "linear", "factor": 8.0})
 
 
 def test_scales_are_those_of_the_published_weights(tmp_path: Path) -> None:
