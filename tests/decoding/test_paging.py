@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -70,6 +71,19 @@ def test_who_looks_ahead_has_the_pages_of_two_blocks(draws: bool) -> None:
     executor = make_executor(40, draws=draws, kind=Watched)
     run_plainly(executor, [ask(first, max_tokens=30) for first in range(3)])
     assert all(covered) and bool(covered) == draws
+
+
+def test_a_slot_is_emptied_before_a_sequence_has_its_pages() -> None:
+    """A page that it had before may be the same, and holds another sequence's rows."""
+    bound: list[int] = []
+
+    class Watched(PagedFakeExecutor):
+        def bind_pages(self, slot: int, page_ids: Sequence[int], window: int | None = None) -> None:
+            bound.append(len(page_ids))
+            super().bind_pages(slot, page_ids, window)
+
+    run_plainly(make_executor(10, kind=Watched), [ask(first, max_tokens=2) for first in (1, 2)])
+    assert bound[:2] == [0, 3] and bound.count(0) == 2
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.8])

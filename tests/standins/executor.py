@@ -256,6 +256,9 @@ class PagedFakeExecutor(FakeExecutor):
         assert window is not None or HANDED_BACK not in page_ids
         held = [page for page in page_ids if page != HANDED_BACK]
         assert len(set(held)) == len(held)
+        # Another sequence's pages come after none: its rows are not those that the slot held.
+        kept = zip(self._bound[window][slot], page_ids, strict=False)
+        assert all(page in (was, HANDED_BACK) for was, page in kept)
         self._bound[window][slot] = list(page_ids)
 
     def held(self, slot: int) -> int:
