@@ -90,13 +90,14 @@ def hears(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[BaseException
 
 
 def test_a_child_that_hangs_is_ended(tmp_path: Path, hears: list[BaseException]) -> None:
+    others = {*multiprocessing.active_children()}  # of other tests
     outcome = run_in_child(hangs, _setting(tmp_path))
     assert (outcome.status, outcome.passed) == ("died", False)
     assert outcome.reason == "it gave no answer and was ended after 'first'"
     hears.append(KeyboardInterrupt())
     with pytest.raises(KeyboardInterrupt):
         run_in_child(hangs, _setting(tmp_path))
-    assert not multiprocessing.active_children()
+    assert others.issuperset(multiprocessing.active_children())
 
 
 @pytest.mark.parametrize(

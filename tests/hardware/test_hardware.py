@@ -20,7 +20,6 @@ from dflash_trt.hardware import gpus
 from dflash_trt.hardware.cores import AUTO, SMALL_TARGET, choose_threads, count_cores
 from dflash_trt.hardware.gpus import arches, find_gpu, gpu_names, match_gpu
 from dflash_trt.models import build_config as config
-from tests.cli.bigram import write_bigram_pair
 from tests.cli.conftest import Run, run
 
 __all__ = ["run"]
@@ -206,12 +205,6 @@ def test_every_command_follows(run: Run, tmp_path: Path) -> None:
     memory = run("plan", *words).json["memory"][0]
     assert memory["gpu_memory"] == MEMORY_GB * 10**9
     assert memory["target_weights"] < 10e9  # 16.4 with all of its layers
-
-    bundle = tmp_path / "bundle"
-    pair = write_bigram_pair(tmp_path / "pair")
-    assert run("build", "--target", pair, "-o", bundle).code == 0
-    fit = run("inspect", bundle, "--gpu", GPU, "--json").json["fit"]
-    assert fit["gpu_memory"] == MEMORY_GB * 10**9
 
     engines = ["--executor", "tensorrt-rtx", "--arch", ARCH, "--max-batch", 1 << 20]
     outcome = run("build", "--target", "demo", *engines, "-o", tmp_path / "engines")

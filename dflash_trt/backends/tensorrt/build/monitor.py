@@ -75,6 +75,8 @@ def make_writer(trt: Any, file: BinaryIO) -> Any:
 
         def write(self, data: bytes) -> int:
             with self.keep():
-                return 0 if self.error else file.write(data)
+                if self.error is None:
+                    return file.write(data)
+            return 0
 
     return Writer()
