@@ -74,7 +74,7 @@ class Family:
     has_output_bias: bool = True
     """Whether o_proj has a bias too where q, k and v have theirs."""
     windows: WindowRule = "none"
-    """Which layers see `sliding_window` positions; windows.py has the rules."""
+    """Which layers see `sliding_window` positions; layers.py has the rules."""
     has_sinks: bool = False
     is_gemma: bool = False
     """Norms multiply by 1 + w and there are four a layer; embeddings take √hidden; layers that
@@ -83,7 +83,7 @@ class Family:
     """Layers of Gated DeltaNet between layers of attention with an output gate, which turns a part
     of each head; norms multiply by 1 + w."""
     is_gemma4: bool = False
-    """A Gemma whose norms multiply by w, with heads of two kinds (gemma4.py), norms of values, a
+    """A Gemma whose norms multiply by w, with heads of two kinds (layers.py), norms of values, a
     factor at the end of each layer, and a cap of logits; nothing scales queries."""
     text_key: str | None = None
     """The config's key that has the text model; None where the config is its own."""

@@ -77,7 +77,10 @@ def _existing_folder(folder: str | Path) -> Path:
 
 
 def _no_weights(folder: Path) -> DflashError:
-    found = sorted(f.name for f in folder.iterdir() if f.suffix in FOREIGN_SUFFIXES)
+    try:
+        found = sorted(f.name for f in folder.iterdir() if f.suffix in FOREIGN_SUFFIXES)
+    except OSError as error:
+        return DflashError(f"cannot be read ({one_line(error)})", where=folder)
     if not found:
         what = f"has neither {SINGLE_NAME} nor {INDEX_NAME}"
         return DflashError(what, where=folder, fix="download the checkpoint's weights")

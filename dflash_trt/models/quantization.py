@@ -40,7 +40,8 @@ class Quantization:
 
     `algorithm` is None where only the KV cache is quantised; "MXFP4" and "W4A16_NVFP4" are those
     of experts (moe.py). `excluded` are patterns of modules in floating point.
-    `kv_cache_algorithm` says what a KV cache's scales are for (kv_scales.py), not what caches hold.
+    `kv_cache_algorithm` says what a KV cache's scales are for (quantized_weights.py), not what
+    caches hold.
     """
 
     algorithm: StatedAlgorithm | None

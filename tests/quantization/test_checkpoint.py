@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import shutil
+import tracemalloc
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -16,13 +17,15 @@ import torch
 from dflash_trt.core.formats import QUANTIZED, Format
 from dflash_trt.errors import DflashError
 from dflash_trt.models.draft import DraftSpec, read_draft
+from dflash_trt.models.folder import open_checkpoint
 from dflash_trt.models.quantized_weights import read_kv_scales
+from dflash_trt.models.safetensors_header import ITEM_BYTES
 from dflash_trt.models.target import TargetSpec, read_target
 from dflash_trt.quantization import tensor_rows as rows_module
 from dflash_trt.quantization.scales import Activations
 from tests.covering import exhaustive
 from tests.models.helpers import edit_tensors
-from tests.quantization.running import amax_of_all, quantize, raw, read_json, read_tensors
+from tests.quantization.running import Stages, amax_of_all, quantize, raw, read_json, read_tensors
 from tests.reference.checkpoints import Storage, write_draft, write_target
 
 NVFP4, FP8 = Format.NVFP4, Format.FP8
@@ -274,3 +277,66 @@ def test_every_tensor_has_the_same_bytes(exported: Exported) -> None:
             assert differing < 0.06
         else:
             np.testing.assert_array_equal(raw(ours), raw(theirs), name)
+
+
+@pytest.mark.parametrize("algorithm", QUANTIZED)
+def test_shards_keep_their_names_and_tensors(
+    target: TargetSpec, tmp_path: Path, algorithm: Format
+) -> None:
+    stages = Stages()
+    written = quantize(target, tmp_path / "q", algorithm, progress=stages)
+    source = open_checkpoint(target.checkpoint.path)
+    result = open_checkpoint(tmp_path / "q")  # the index agrees with the shards
+    assert [file.name for file in result.files] == [file.name for file in source.files]
+    assert len(result.files) == written.shards > 2
+    for name, entry in source.tensors.items():
+        assert result.tensors[name].file.name == entry.file.name
+        for suffix in ("weight_scale", "weight_scale_2", "input_scale"):
+            scale = result.tensors.get(f"{name.removesuffix('.weight')}.{suffix}")
+            assert scale is None or scale.file.name == entry.file.name
+    for entry in result.tensors.values():  # aligned to their type
+        assert entry.offset % ITEM_BYTES[entry.dtype] == 0
+    total = sum(entry.length for entry in result.tensors.values())
+    assert read_json(tmp_path / "q" / "model.safetensors.index.json")["metadata"] == {
+        "total_size": total
+    }
+    assert written.bytes == total
+    assert written.source_bytes == sum(entry.length for entry in source.tensors.values())
+    for stage in ("reading weights", f"quantizing to {algorithm.algorithm}"):
+        assert stages.done[stage] == stages.totals[stage]
+
+
+@pytest.mark.parametrize("algorithm", QUANTIZED)
+def test_fused_linears_share_scales(draft: DraftSpec, tmp_path: Path, algorithm: Format) -> None:
+    """The draft too, where ModelOpt's own export leaves a fused one without a common scale."""
+    amax, weights = amax_of_all(draft), read_tensors(draft.checkpoint.path)
+    quantize(draft, tmp_path / "q", algorithm)
+    tensors = read_tensors(tmp_path / "q")
+    for members in (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj")):
+        part = "self_attn" if "q_proj" in members else "mlp"
+        own = {
+            module: weights[f"{module}.weight"].abs().max()
+            for module in (f"layers.1.{part}.{name}" for name in members)
+        }
+        inputs = torch.tensor(max(amax[f"layers.1.{name}"] for name in members))
+        for module, largest in own.items():
+            if algorithm is FP8:  # each weight has a scale of its own
+                assert tensors[f"{module}.weight_scale"] == largest / 448
+            else:
+                assert tensors[f"{module}.weight_scale_2"] == max(own.values()) / 2688
+            assert tensors[f"{module}.input_scale"] == inputs / (448 if algorithm is FP8 else 2688)
+
+
+def test_memory_is_a_few_chunks(tmp_path: Path) -> None:
+    folder = write_target(
+        tmp_path / "wide", num_layers=1, hidden=512, intermediate=8192, heads=4, vocab=512
+    )
+    spec = read_target(folder)
+    largest = max(entry.length for entry in spec.weights.values())
+    assert largest == 16 << 20
+    quantize(spec, tmp_path / "warm")  # tables and imports
+    tracemalloc.start()
+    quantize(spec, tmp_path / "q")
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < largest / 2

@@ -12,12 +12,14 @@ from dflash_trt.quantization.codecs import (
     decode_e2m1,
     decode_e4m3,
     decode_e8m0,
+    decode_packed_e2m1,
     dequantize_fp8,
     dequantize_nvfp4,
     encode_e2m1,
     encode_e4m3,
     fp8_scale,
     nvfp4_global_scale,
+    pack_e2m1,
     quantize_fp8,
     quantize_nvfp4,
 )
@@ -131,3 +133,10 @@ def test_e2m1_rounds_as_ml_dtypes_does() -> None:
     expected = clipped.astype(ml_dtypes.float4_e2m1fn).view(np.uint8) & 15
     expected = np.where(values == 0, 0, expected)
     np.testing.assert_array_equal(encode_e2m1(values), expected)
+
+
+def test_packing_puts_even_columns_into_low_nibbles() -> None:
+    codes = np.array([[1, 2, 15, 0]], np.uint8)
+    assert pack_e2m1(codes).tolist() == [[0x21, 0x0F]]
+    _same_bits(decode_packed_e2m1(pack_e2m1(codes)), decode_e2m1(codes))
+    assert decode_packed_e2m1(BYTES.reshape(4, 64)).shape == (4, 128)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import tracemalloc
 from pathlib import Path
 
 import numpy as np
@@ -29,7 +30,7 @@ from dflash_trt.quantization.experts import (
 )
 from dflash_trt.quantization.partial import partial_folder
 from tests.models.helpers import edit_tensors
-from tests.quantization.running import Stages, raw, read_json, read_tensors
+from tests.quantization.running import Failing, Stages, raw, read_json, read_tensors
 from tests.reference.checkpoints import write_target
 
 NVFP4, BF16 = Format.NVFP4, Format.BF16
@@ -184,3 +185,34 @@ def _check(packed: np.ndarray, scales: np.ndarray) -> tuple[int, int]:
 def test_eighteen_exponents_in_a_row_are_exact(top: int) -> None:
     exponents = [top, *(max(top - i, -127) for i in range(18))]
     assert _check(*_blocks(exponents)) == (2 * len(exponents), 0)
+
+
+def test_an_interrupted_run_continues(checkpoint: Checkpoint, tmp_path: Path) -> None:
+    whole = convert_experts(checkpoint, NVFP4, tmp_path / "whole", Stages())
+    tensors = checkpoint.tensors.values()
+    length = sum(one.length for one in tensors if one.file.name == "a.safetensors")
+    failing = Failing(KeyboardInterrupt(), "converting experts to NVFP4", length)
+    with pytest.raises(KeyboardInterrupt):
+        convert_experts(checkpoint, NVFP4, tmp_path / "q", failing)
+    assert partial_folder(tmp_path / "q").is_dir()
+    stages = Stages()
+    written = convert_experts(checkpoint, NVFP4, tmp_path / "q", stages)
+    assert written.resumed_shards == 1 and written.reports == whole.reports
+    assert "continuing: 1 of 2 shards are finished" in stages.totals
+    assert "reading block scales" not in stages.totals
+    for file in sorted((tmp_path / "whole").iterdir()):
+        assert (tmp_path / "q" / file.name).read_bytes() == file.read_bytes()
+
+
+def test_memory_is_bounded_by_an_expert(tmp_path: Path) -> None:
+    folder = write_target(
+        tmp_path / "large", "gpt_oss", "bfloat16", num_layers=1, hidden=256, intermediate=256,
+        experts=32, mxfp4=True,
+    )  # fmt: skip
+    checkpoint = open_checkpoint(folder)
+    one = 512 * 256 // 2
+    tracemalloc.start()
+    convert_experts(checkpoint, NVFP4, tmp_path / "q", Stages())
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 8 * one
