@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import tomllib
+from copy import copy
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +33,8 @@ def read_dockerfile() -> dict[str, str]:
 
 def read_serve(arguments: list[str]) -> dict[str, Any]:
     """What `serve` makes of these arguments; it refuses what it does not know."""
-    return command.make_context("serve", list(arguments)).params
+    # A copy: a command keeps the help option of the first context that it is asked in.
+    return copy(command).make_context("serve", list(arguments)).params
 
 
 def test_the_command_is_one_that_serve_takes() -> None:
