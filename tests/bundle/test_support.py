@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from dflash_trt.building.spec import BuildSpec
 from dflash_trt.bundle.support import EXECUTORS, TABLE, Feature, check_executor, render
+from dflash_trt.core.limits import PagePool
 from dflash_trt.errors import DflashError
 from tests.pairs import PairFactory, bundle_pair, caches
 
@@ -53,3 +55,14 @@ def test_kinds_of_targets_without_fp8_caches(
     with pytest.raises(DflashError) as caught:
         bundle_pair(pair.folder, BuildSpec(overwrite=True, caches=caches(kv_dtype="fp8")))
     assert kind in caught.value.what and "FP8 KV caches cannot be built yet" in caught.value.what
+
+
+@pytest.mark.parametrize("caches", [{"page_pool": PagePool(16, 64)}, {"kv_dtype": "fp8"}])
+def test_no_manifest_gives_tensorrt_rtx_other_caches(
+    make_pair: PairFactory, caches: dict[str, Any]
+) -> None:
+    engines = SimpleNamespace(draws=False, cache_length=1 << 20)
+    told = {"executor": "tensorrt-rtx", "compute_dtype": "float16", "engines": engines, **caches}
+    manifest = make_pair("qwen3", {"vocab": 64}).bundle.manifest.model_copy(update=told)
+    with pytest.raises(ValueError, match="paged or FP8 caches do not go with executor tensorrt"):
+        manifest._fit_together()
