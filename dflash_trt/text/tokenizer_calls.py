@@ -125,7 +125,7 @@ def encode(tokenizer: Tokenizer | BoundedEncoder, text: str, *, special: bool = 
     Raises:
         DflashError: the tokenizer fails.
     """
-    with _one_error(f"cannot encode {one_line(ascii(text[:60]), 40)}"):
+    with _one_error("cannot encode", text=text[:60]):
         if isinstance(tokenizer, BoundedEncoder):
             return tokenizer.encode(text, special=special)
         # `encode` holds the interpreter's lock: a million characters would stop a server for 3 s.
@@ -144,7 +144,7 @@ def decode(tokenizer: Tokenizer, token_ids: Sequence[int]) -> str:
 
 
 @contextmanager
-def _one_error(what: str, where: str | Path = "tokenizer") -> Iterator[None]:
+def _one_error(what: str, where: str | Path = "tokenizer", text: str = "") -> Iterator[None]:
     try:
         yield
     except SandboxLostError:
@@ -152,4 +152,6 @@ def _one_error(what: str, where: str | Path = "tokenizer") -> Iterator[None]:
     except BaseException as error:
         if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
             raise
+        if text:
+            what = f"{what} {one_line(ascii(text), 40)}"
         raise DflashError(f"{what}: {one_line(error)}", where=where) from error
