@@ -141,7 +141,9 @@ def test_the_configuration_has_a_recipe(build: Build, own_pair: Path) -> None:
 )
 def test_what_is_quantised_already(build: Build, own_pair: Path, owner: str, fix: str) -> None:
     folder = quantize_in_place(own_pair, owner)
-    build(own_pair, *FP8).fails(1, f"{folder}: is quantized already", fix)
+    line = build(own_pair, *FP8).fails(1, f"{folder}: is quantized already")
+    # Only gpt-oss's MXFP4 could be written anew.
+    assert line.endswith(f"{fix} to build it as it is")
 
 
 def test_a_build(build: Build, own_pair: Path) -> None:
