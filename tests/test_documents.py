@@ -39,7 +39,7 @@ def _missing(document: Path) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    ("document", "most"), [("README.md", 120), ("docs/structure.md", 115)], ids=str
+    ("document", "most"), [("README.md", 120), ("docs/structure.md", 130)], ids=str
 )
 def test_is_short_enough_to_be_read(document: str, most: int) -> None:
     assert len((ROOT / document).read_text(encoding="utf-8").splitlines()) <= most
