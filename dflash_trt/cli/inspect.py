@@ -12,11 +12,7 @@ from dflash_trt.bundle.bundle import Bundle, open_bundle, verify_bundle
 from dflash_trt.bundle.dims import ModelDims
 from dflash_trt.bundle.manifest import Manifest
 from dflash_trt.bundle.memory.memory import bundle_memory, engine_bytes, token_bytes
-from dflash_trt.bundle.sampling_defaults import (
-    SamplingDefaults,
-    describe_defaults,
-    read_sampling_defaults,
-)
+from dflash_trt.bundle.sampling_defaults import describe_defaults, read_sampling_defaults
 from dflash_trt.bundle.summary import (
     attention_line,
     cache_line,
@@ -76,10 +72,10 @@ def command(bundle: Path, verify: bool, as_json: bool) -> None:
         click.echo(line)
 
 
-def _sampling_defaults(bundle: Bundle) -> tuple[SamplingDefaults | None, str | None]:
+def _sampling_defaults(bundle: Bundle) -> tuple[dict[str, Any] | None, str | None]:
     """What its checkpoint asks to sample by, and a line about it; unread where it is malformed."""
     try:
-        defaults = read_sampling_defaults(bundle)
+        defaults = dict(read_sampling_defaults(bundle))
     except DflashError as error:
         return None, error.message
     shown = describe_defaults(defaults)
