@@ -8,10 +8,11 @@ from typing import Any
 
 import click
 
-from dflash_trt.bundle.bundle import open_bundle, verify_bundle
+from dflash_trt.bundle.bundle import Bundle, open_bundle, verify_bundle
 from dflash_trt.bundle.dims import ModelDims
 from dflash_trt.bundle.manifest import Manifest
 from dflash_trt.bundle.memory.memory import bundle_memory, engine_bytes, token_bytes
+from dflash_trt.bundle.sampling_defaults import describe_defaults, read_sampling_defaults
 from dflash_trt.bundle.summary import (
     attention_line,
     cache_line,
@@ -28,6 +29,7 @@ from dflash_trt.decoding.drafter_kinds import DFLASH, DRAFTERS
 from dflash_trt.decoding.tuning.bundle_schedule import AUTO, choose_schedule
 from dflash_trt.deploy.trtllm.deployment_record import is_deployment, read_deployment
 from dflash_trt.deploy.trtllm.deployment_rules import check_deployment
+from dflash_trt.errors import DflashError
 
 
 @click.command("inspect")
@@ -55,16 +57,31 @@ def command(bundle: Path, verify: bool, as_json: bool) -> None:
         figures: dict[str, Any] = summarize(manifest)
         own = schedules[DFLASH]
         figures["block_schedule"] = None if own is None else own.to_json()
+        figures["sampling_defaults"] = _sampling_defaults(opened)[0]
         print_json({**figures, "verified": checks})
         return
     for line in describe_bundle(manifest):
         click.echo(line)
+    if (told := _sampling_defaults(opened)[1]) is not None:
+        click.echo(f"samples {told}")
     for kind, schedule in schedules.items():
         if schedule is not None:
             note = "" if kind == DFLASH else f" ({DRAFTERS[kind]})"
             click.echo(f"blocks  {schedule.describe()}{note}")
     for line in checks or [f"{len(manifest.files)} files present with their sizes"]:
         click.echo(line)
+
+
+def _sampling_defaults(bundle: Bundle) -> tuple[dict[str, Any] | None, str | None]:
+    """What its checkpoint asks to sample by, and a line about it; unread where it is malformed."""
+    try:
+        defaults = dict(read_sampling_defaults(bundle))
+    except DflashError as error:
+        return None, error.message
+    shown = describe_defaults(defaults)
+    if not defaults:
+        return defaults, None
+    return defaults, f"by {shown}, where a request to the OpenAI port states none"
 
 
 def describe_bundle(manifest: Manifest) -> list[str]:

@@ -15,6 +15,7 @@ import click
 
 from dflash_trt.bundle.bundle import load_tokenizer, open_bundle
 from dflash_trt.bundle.manifest import MANIFEST_NAME
+from dflash_trt.bundle.sampling_defaults import describe_defaults, read_sampling_defaults
 from dflash_trt.cli.bars import StageBars
 from dflash_trt.cli.options import FILE, FOLDER, name_threads, option_group, show_thread_note
 from dflash_trt.cli.package import packaging_options, refuse_packaging
@@ -23,7 +24,12 @@ from dflash_trt.core.machine import allow_more_files
 from dflash_trt.errors import DflashError, one_line, refuse_options
 from dflash_trt.hardware.cores import choose_threads
 from dflash_trt.serving.openai.figures import FrontFigures
-from dflash_trt.serving.openai.front_options import KEYS_VARIABLE, FrontOptions, LogFormat
+from dflash_trt.serving.openai.front_options import (
+    KEYS_VARIABLE,
+    FrontOptions,
+    GenerationConfig,
+    LogFormat,
+)
 from dflash_trt.serving.server.launcher import LOOPBACK, ServerOptions, bind_port, client_address
 from dflash_trt.serving.server.repository import BUNDLE_FOLDER, RepositoryOptions, write_repository
 from dflash_trt.serving.server.supervisor import MAX_RESTARTS, WINDOW_S, Service, Supervisor
@@ -76,6 +82,13 @@ _FRONT_ONLY = {
         type=click.Choice(get_args(LogFormat)),
         default=FrontOptions().log_format,
         help="A line on stderr for each request to the OpenAI port, without its text.",
+    ),
+    click.option(
+        "--generation-config",
+        type=click.Choice(get_args(GenerationConfig)),
+        default=FrontOptions().generation_config,
+        help="Where a request to the OpenAI port states no temperature, top_k ...: auto takes "
+        "those of the checkpoint's generation_config.json.",
     ),
 )
 @packaging_options
@@ -164,6 +177,8 @@ async def _serve(
                 ) from error
             bundle = open_bundle(options.repository / BUNDLE_FOLDER)
             tokenizer = load_tokenizer(bundle)
+            takes = front_options.generation_config == "auto"
+            defaults = read_sampling_defaults(bundle) if takes else {}
             front_options.check_tls()
             front_options.open_keys()
             bound = stack.enter_context(bind_port(options.host, openai_port, "--openai-port"))
@@ -171,6 +186,9 @@ async def _serve(
         supervisor = Supervisor(options, lambda event: click.echo(event, err=True), max_restarts)
         server = stack.enter_context(supervisor.server)
         click.secho(f"starting {server.origin}", err=True, dim=True)
+        if bound is not None and defaults:
+            shown = f"generation_config.json gives {describe_defaults(defaults)}"
+            click.secho(f"where a request states none, {shown}", err=True, dim=True)
         lines = [
             f"gRPC     grpc://{server.addresses.grpc}",
             f"HTTP     http://{server.addresses.http}",
@@ -188,6 +206,7 @@ async def _serve(
                 front_options,
                 # The server of now: it may be another.
                 FrontFigures(lambda: supervisor.server.read_metrics(), lambda: supervisor.failures),
+                defaults,
             )
             address = client_address(options.host, bound.getsockname()[1])
             names = ", ".join(front_options.model_names or (name,))

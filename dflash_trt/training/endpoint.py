@@ -9,7 +9,7 @@ from typing import Any
 
 from dflash_trt.errors import DflashError, one_line
 from dflash_trt.sampling.params import SamplingParams
-from dflash_trt.serving.client.openai_chat import OpenAiConnection
+from dflash_trt.serving.client.openai_chat import OpenAiConnection, neutral_sampling
 from dflash_trt.text.tokenizer import BundleTokenizer
 from dflash_trt.training.rows import RenderedRow
 
@@ -101,12 +101,13 @@ class AnswerServer:
             "max_tokens": greedy_tokens or options.room(row),
             "temperature": 0.0 if greedy_tokens else options.temperature,
             "seed": options.sampling(row).seed,
+            **self._neutral,
         }
         if row.messages:
             body["messages"] = [dict(message) for message in row.messages]
             if self._variables:
                 body["chat_template_kwargs"] = self._variables
-            if self._is_ours:  # others may refuse the field
+            if self._neutral:  # it is ours; others may refuse the field
                 body["separate_reasoning"] = False
             reply = self._server.read("/chat/completions", body, _ANSWER_S)
         else:
@@ -139,7 +140,7 @@ class AnswerServer:
         listed = self._server.read("/models", None, _QUESTION_S).get("data")
         found = listed if isinstance(listed, list) else []
         described = [one for one in found if isinstance(one, dict)]
-        self._is_ours = any(one.get("owned_by") == "dflash-trt" for one in described)
+        self._neutral = neutral_sampling(described)
         names = [str(one.get("id")) for one in described]
         if wanted in names or (wanted is None and len(names) == 1):
             return wanted or names[0]

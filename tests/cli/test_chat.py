@@ -88,10 +88,11 @@ class _Server(BaseHTTPRequestHandler):
     bodies: list[dict[str, Any]]
     keys: list[str | None]
     model: Any = "m"
+    owner = "another"
 
     def do_GET(self) -> None:
         self.keys.append(self.headers["Authorization"])
-        self._send(json.dumps({"data": [{"id": self.model}]}).encode())
+        self._send(json.dumps({"data": [{"id": self.model, "owned_by": self.owner}]}).encode())
 
     def do_POST(self) -> None:
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
@@ -152,6 +153,12 @@ def test_with_a_served_model(
     assert second["chat_template_kwargs"] == {"enable_thinking": False}
     assert [one["role"] for one in second["messages"]] == ["system", "user", "assistant", "user"]
     assert second["messages"][2]["content"] == "2one"
+    assert "repetition_penalty" not in second  # a field that others may refuse
+    handler.owner = "dflash-trt"
+    _type(monkeypatch, "one\n")
+    run.well("generate", "--chat", "--url", url, "--top-k", 5)
+    neutral = {"temperature": 0, "top_k": 5, "top_p": 1, "min_p": 0, "repetition_penalty": 1}
+    assert handler.bodies[-1].items() >= neutral.items()
 
 
 def test_a_key_goes_to_no_other_place(

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from dflash_trt.bundle.sampling_defaults import SamplingDefaults
 from dflash_trt.decoding import SamplingParams
 from dflash_trt.serving.client.client import GenerationRequest
 from dflash_trt.serving.openai.chat_request import read_chat, read_completion
@@ -35,6 +36,38 @@ def test_defaults_are_openais() -> None:
     assert asked.generation == expected and not asked.include_usage
     assert seed != _completion().generation.sampling.seed  # one of its own for each
     assert (chat.generation.max_tokens, chat.chat.messages) == (None, tuple(HELLO))
+
+
+STATED = "temperature top_k top_p min_p repetition_penalty".split()
+QWEN = dict(zip([*STATED, "max_new_tokens"], (0.6, 20, 0.95, 0.1, 1.05, 2048), strict=True))
+ALL: SamplingDefaults = {"top_k": 0, "temperature": 0}
+
+
+@pytest.mark.parametrize(
+    ("defaults", "asked", "chosen", "most"),
+    [
+        (QWEN, {}, (0.6, 20, 0.95, 0.1, 1.05), 2048),
+        (QWEN, dict.fromkeys(STATED), (0.6, 20, 0.95, 0.1, 1.05), 2048),  # null is absent
+        (QWEN, {"temperature": 0, "max_tokens": 7}, (0, 20, 0.95, 0.1, 1.05), 7),
+        (QWEN, {"temperature": 1, "top_k": -1}, (1, None, 0.95, 0.1, 1.05), 2048),
+        (QWEN, {"top_k": 0, "top_p": 1, "min_p": 0}, (0.6, None, 1, 0, 1.05), 2048),
+        (QWEN, {"repetition_penalty": 1, "top_k": 3}, (0.6, 3, 0.95, 0.1, 1), 2048),
+        (ALL, {}, (0, None, 1, 0, 1), None),
+        (ALL, {"temperature": 2}, (2, None, 1, 0, 1), None),
+    ],
+)
+def test_a_checkpoints_defaults(
+    defaults: SamplingDefaults, asked: dict[str, Any], chosen: tuple[float, ...], most: int | None
+) -> None:
+    """They stand where a request states nothing; a completion's length is OpenAI's."""
+    chat = {"model": "demo", "messages": HELLO}
+    completion = read_completion({"model": "demo", "prompt": "hello", **asked}, defaults)
+    for read in (completion, read_chat({**chat, **asked}, defaults)):
+        given, repetition = read.generation.sampling, read.generation.penalties.repetition
+        assert (*(getattr(given, one) for one in STATED[:4]), repetition) == chosen
+    assert completion.generation.max_tokens == asked.get("max_tokens", 16)
+    assert read.generation.max_tokens == most
+    assert read_chat({**chat, "max_completion_tokens": 5}, defaults).generation.max_tokens == 5
 
 
 def test_everything_that_is_supported() -> None:
@@ -131,7 +164,7 @@ BOTH: list[tuple[dict[str, Any], str | None, str]] = [
     ({"temperature": "warm"}, "temperature", 'a number, not "warm"'),
     ({"temperature": 10**400}, "temperature", "number"),
     ({"top_p": 0}, "top_p", "above 0"),
-    ({"top_k": 0}, "top_k", "at least 1"),
+    ({"top_k": -2}, "top_k", "at least 1"),
     ({"min_p": 1.5}, "min_p", "from 0 (keeps all) to 1"),
     ({"seed": 2**64}, "seed", "2^64"),
     ({"max_tokens": 0}, "max_tokens", "at least 1"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import resource
 import signal
@@ -13,6 +14,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 from urllib.parse import urlsplit
 
 import pytest
@@ -22,6 +24,7 @@ from dflash_trt.serving.openai.server import OpenAiServer
 from dflash_trt.serving.server.launcher import ServerOptions, bind_port
 from dflash_trt.serving.server.supervisor import Service, Supervisor
 from dflash_trt.text.tokenizer import BundleTokenizer
+from tests.cli.bigram import write_bigram_pair
 from tests.cli.conftest import Run
 from tests.inspection import is_stopping
 from tests.serving.served import (
@@ -163,6 +166,44 @@ def test_ports(run: Run, repository: Path) -> None:
             assert (outcome.out, len(outcome.err.splitlines())) == ("", 1)
     for host in ("a" * 3000, "\0"):
         run("serve", repository, *SERVER_PORTS, "--host", host).fails(2, "--host")
+
+
+@pytest.mark.parametrize(
+    ("stated", "used", "told"),
+    [
+        ({"temperature": 0.6, "x": 1}, {"temperature": 0.6}, "temperature 0.6"),
+        ({"do_sample": False, "temperature": None, "top_p": None}, {}, None),
+        ({"top_p": 1.5}, None, "generation_config.json: top_p: 1.5 is not a number above 0"),
+        ({"temperature": True}, None, "json: temperature: True is not a finite number"),
+        ({"repetition_penalty": "9" * 400}, None, "json: repetition_penalty: '999"),
+        ({"max_new_tokens": 0}, None, "json: max_new_tokens: 0 is not an integer of at least 1"),
+    ],
+)
+def test_a_checkpoints_sampling(
+    run: Run,
+    fake: Fake,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    stated: dict[str, Any],
+    used: dict[str, Any] | None,
+    told: str | None,
+) -> None:
+    """`serve` and `inspect` say what is used where requests say nothing; a bad value is named."""
+    fake("unloadable")
+    pair, bundle = write_bigram_pair(tmp_path / "pair"), tmp_path / "bundle"
+    (pair.parent / "target" / "generation_config.json").write_text(json.dumps(stated))
+    run.well("build", "--target", pair, "-o", bundle)
+    front = Mock(wraps=OpenAiServer)
+    monkeypatch.setattr("dflash_trt.serving.openai.server.OpenAiServer", front)
+    serve = ("serve", bundle, *SERVER_PORTS, "--openai-port", 0, "--max-restarts", 0)
+    assert "states none" not in run(*serve, "--generation-config", "none").err
+    assert front.call_args.args[-1] == {}
+    served, shown = run(*serve).err, run.well("inspect", bundle).out
+    assert run.well("inspect", bundle, "--json").json["sampling_defaults"] == used
+    assert (used is None) == ("--generation-config none" in served) and len(served) < 900
+    assert used is None or front.call_args.args[-1] == used
+    for text in (served, shown):
+        assert ("states none" in text) == bool(used) and (told is None or told in text)
 
 
 def test_requests_that_end_in_time_end_well_and_so_does_the_command(fake: Fake) -> None:

@@ -25,6 +25,17 @@ _MAX_LINE = 1 << 20
 _MAX_ANSWER = 256 << 20
 """Bytes of a stream: an event for each of a million tokens."""
 _MAX_NAME = 500
+_NEUTRAL = {"top_p": 1.0, "top_k": -1, "min_p": 0.0, "repetition_penalty": 1.0}
+
+
+def neutral_sampling(models: object) -> dict[str, Any]:
+    """What a request says, beside its temperature, so that no checkpoint's defaults are used.
+
+    Nothing where the `models` that a server lists are not ours: others may refuse the fields.
+    """
+    listed = models if isinstance(models, list) else []
+    is_ours = any(isinstance(one, dict) and one.get("owned_by") == "dflash-trt" for one in listed)
+    return dict(_NEUTRAL) if is_ours else {}
 
 
 class OpenAiConnection:
@@ -85,6 +96,7 @@ class OpenAiChat:
             raise DflashError(what, where=self.base)
         self._body: dict[str, Any] = {
             "model": self.model,
+            **neutral_sampling(listed["data"]),
             "stream": True,
             "stream_options": {"include_usage": True},
             "temperature": sampling.temperature,

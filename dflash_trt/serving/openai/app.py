@@ -16,6 +16,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
+from dflash_trt.bundle.sampling_defaults import SamplingDefaults
 from dflash_trt.errors import DflashError
 from dflash_trt.serving.client.client import GenerationRequest, Prompt, TextDelta
 from dflash_trt.serving.openai.answer_reader import AnswerReader, open_reader
@@ -54,7 +55,8 @@ class Upstream(Protocol):
 class OpenAiApp:
     """The routes of the API; `models` are the names it answers to.
 
-    Without a chat template in `tokenizer` there are no chats. Requests come through a `Gate`.
+    Without a chat template in `tokenizer` there are no chats. Requests come through a `Gate`;
+    `defaults` are used where they state nothing.
     """
 
     def __init__(
@@ -64,7 +66,10 @@ class OpenAiApp:
         tokenizer: BundleTokenizer,
         max_seq_len: int,
         figures: FrontFigures,
+        defaults: SamplingDefaults | None = None,
     ) -> None:
+        self._read_completion = partial(read_completion, defaults=defaults)
+        self._read_chat = partial(read_chat, defaults=defaults)
         self.models, self.upstream, self.figures = models, upstream, figures
         self.tokenizer, self.max_seq_len = tokenizer, max_seq_len
         self.renderer = renderer = tokenizer.open_renderer()
@@ -116,12 +121,12 @@ class OpenAiApp:
         return Response(text, media_type="text/plain; version=0.0.4")
 
     async def complete(self, request: Request) -> Response:
-        asked = await self.bodies.read(request, read_completion)
+        asked = await self.bodies.read(request, self._read_completion)
         self._check_model(asked.body.model)
         return await self._answer(request, asked)
 
     async def chat(self, request: Request) -> Response:
-        asked = await self.bodies.read(request, read_chat)
+        asked = await self.bodies.read(request, self._read_chat)
         self._check_model(asked.body.model)
         if self.is_harmony and not asked.body.separate_reasoning:
             raise ApiError("channels are always told apart", param="separate_reasoning")

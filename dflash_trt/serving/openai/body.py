@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Annotated, Any, TypeVar
 
@@ -100,10 +100,13 @@ TokenId = Annotated[int, Field(ge=0, lt=2**31)]
 Count = Annotated[int, Field(ge=1)]
 
 
-def read_body(kind: type[Kind], raw: Any) -> Kind:
-    """Reads a request's JSON value."""
+def read_body(kind: type[Kind], raw: Any, defaults: Mapping[str, Any] | None = None) -> Kind:
+    """Reads a request's JSON value; `defaults` by field stand where it has none, or null."""
     if not isinstance(raw, dict):
         raise ApiError("the body must be a JSON object")
+    for name, value in (defaults or {}).items():
+        if name in kind.model_fields and raw.get(name) is None:
+            raw = {**raw, name: value}
     try:
         return kind.model_validate(raw)
     except ValidationError as error:

@@ -6,8 +6,9 @@ import secrets
 from dataclasses import dataclass, fields, replace
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BeforeValidator, Discriminator, Field, Tag
+from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, Tag
 
+from dflash_trt.bundle.sampling_defaults import ALL_TOKENS, MAX_NEW_TOKENS, SamplingDefaults
 from dflash_trt.decoding import SamplingParams
 from dflash_trt.decoding.logprobs import LogprobsMode
 from dflash_trt.errors import DflashError
@@ -56,6 +57,7 @@ Prompts = Annotated[
     | Annotated[list[OnePrompt], Field(min_length=1, max_length=MOST_CHOICES), Tag("several")],
     Discriminator(_find_form),
 ]
+TopK = Annotated[int | None, AfterValidator(lambda given: None if given in ALL_TOKENS else given)]
 Stops = Annotated[list[Text], Field(max_length=MAX_STOPS), BeforeValidator(_as_list)]
 
 
@@ -81,7 +83,7 @@ class _CommonBody(StructuredBody):
     presence_penalty: float = 0.0
     logit_bias: dict[TokenName, float] = Field({}, max_length=MOST_BIASED)
     # vLLM's additions that benchmarks and users send.
-    top_k: int | None = None
+    top_k: TopK = None
     min_p: float = 0.0
     ignore_eos: bool = False
     repetition_penalty: float = 1.0
@@ -156,9 +158,9 @@ class CompletionRequest:
         return [asked[0], *(replace(one, prompt_logprobs=None) for one in asked[1:])]
 
 
-def read_completion(raw: Any) -> CompletionRequest:
-    """Reads the body of POST /v1/completions."""
-    body = read_body(_CompletionBody, raw)
+def read_completion(raw: Any, defaults: SamplingDefaults | None = None) -> CompletionRequest:
+    """Reads the body of POST /v1/completions, whose length has OpenAI's default."""
+    body = read_body(_CompletionBody, raw, defaults)
     given: Any = [body.prompt] if _find_form(body.prompt) != "several" else body.prompt
     prompts = tuple(tuple(one) if isinstance(one, list) else one for one in given)
     most = DEFAULT_COMPLETION_TOKENS if body.max_tokens is None else body.max_tokens
@@ -169,12 +171,13 @@ def read_completion(raw: Any) -> CompletionRequest:
     return CompletionRequest(body=body, generation=generation, prompts=prompts)
 
 
-def read_chat(raw: Any) -> CompletionRequest:
+def read_chat(raw: Any, defaults: SamplingDefaults | None = None) -> CompletionRequest:
     """Reads the body of POST /v1/chat/completions."""
-    body = read_body(_ChatBody, raw)
+    body = read_body(_ChatBody, raw, defaults)
     most = body.max_completion_tokens if body.max_tokens is None else body.max_tokens
     if body.max_completion_tokens not in (None, most):
         raise ApiError("differs from max_completion_tokens", param="max_tokens")
+    most = (defaults or {}).get(MAX_NEW_TOKENS) if most is None else most
     if body.top_logprobs and not body.logprobs:
         raise ApiError("goes with logprobs: true only", param="top_logprobs")
     generation = _read_generation(body, (), most, body.top_logprobs if body.logprobs else None)

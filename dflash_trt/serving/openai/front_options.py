@@ -70,6 +70,7 @@ def _digest(key: str) -> str:
 
 
 LogFormat = Literal["none", "json"]
+GenerationConfig = Literal["auto", "none"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,7 +78,8 @@ class FrontOptions:
     """How the front is reached, and by whom: one option of `serve` each.
 
     Without a file of keys and without the variable everyone may ask; `key_requests` are those of
-    one key in flight. Without a certificate and key (PEM) it speaks plain HTTP.
+    one key in flight. Without a certificate and key (PEM) it speaks plain HTTP. `generation_config`
+    says whether the checkpoint's sampling is that of requests which state none.
     """
 
     model_names: tuple[str, ...] = ()
@@ -86,6 +88,7 @@ class FrontOptions:
     tls_cert: Path | None = None
     tls_key: Path | None = None
     log_format: LogFormat = "none"
+    generation_config: GenerationConfig = "auto"
 
     @property
     def scheme(self) -> str:

@@ -12,6 +12,7 @@ import h11
 import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from dflash_trt.bundle.sampling_defaults import SamplingDefaults
 from dflash_trt.errors import DflashError
 from dflash_trt.serving.openai.access import Gate
 from dflash_trt.serving.openai.app import OpenAiApp, Upstream
@@ -93,7 +94,8 @@ _FLUSH_S = 2
 class OpenAiServer:
     """The front of the served model `upstream`, from `run` until `stop`; closes the socket `bound`.
 
-    The bundle's `tokenizer` has the chat template and tells the channels of answers.
+    The bundle's `tokenizer` has the chat template and tells the channels of answers, `defaults` are
+    for requests that state nothing.
     """
 
     def __init__(
@@ -105,11 +107,12 @@ class OpenAiServer:
         bound: socket.socket,
         options: FrontOptions = FrontOptions(),  # noqa: B008 - it is frozen
         figures: FrontFigures | None = None,
+        defaults: SamplingDefaults | None = None,
     ) -> None:
         self._socket = bound
         figures = figures or FrontFigures()
         names = options.model_names or (name,)
-        self._app = OpenAiApp(names, upstream, tokenizer, max_seq_len, figures)
+        self._app = OpenAiApp(names, upstream, tokenizer, max_seq_len, figures, defaults)
         self._server = uvicorn.Server(
             uvicorn.Config(
                 Gate(self._app.starlette(), options, figures),

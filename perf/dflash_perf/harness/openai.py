@@ -14,6 +14,7 @@ from dflash_perf.harness.records import ServerCounts, Trace
 from dflash_perf.harness.sweep_config import Configuration, SweepConfig
 from dflash_trt.errors import DflashError, one_line
 from dflash_trt.serving.client.errors import ServedModelError
+from dflash_trt.serving.client.openai_chat import neutral_sampling
 
 _TEXT_FIELDS = ("content", "reasoning_content", "reasoning")
 _CONNECT_TIMEOUT_S = 10.0
@@ -68,6 +69,7 @@ class OpenAiEndpoint:
         if status in (401, 403):
             fix = "name the variable with its key as api_key_env, in a YAML for --config"
             raise DflashError(f"answers HTTP {status}", where=self._root, fix=fix)
+        self._body = neutral_sampling(body.get("data")) | self._body
         names = [one.get("id") for one in body.get("data", []) if isinstance(one, dict)]
         if names and self._model not in names:
             what = f"has no model {self._model!r}, but {', '.join(map(str, names))}"
