@@ -9,10 +9,13 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
+from transformers import Gemma3TextConfig, Gemma4TextConfig
 
 from dflash_trt.deploy.planning.read_shapes import read_target_shape
 from dflash_trt.models.config_fields import ConfigFields
 from dflash_trt.models.draft import read_draft
+from dflash_trt.models.families import GEMMA3_SILENT
 from dflash_trt.models.pair_check import check_pair
 from dflash_trt.models.rope import Proportional, RopeSpec, read_ropes_by_kind
 from dflash_trt.models.sizes import ExpertSizes
@@ -28,6 +31,72 @@ def ropes(**config: Any) -> tuple[RopeSpec, RopeSpec]:
     return read_ropes_by_kind(ConfigFields(config, Path("config.json")))
 
 
+LINEAR: dict[str, Any] = {"rope_type": "linear", "factor": 8.0}
+OLDER = {"rope_type": "default"}
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"rope_scaling": LINEAR, "rope_theta": 5e5, "rope_local_base_freq": 2e4},
+        {
+            "rope_parameters": {
+                "full_attention": LINEAR | {"rope_theta": 5e5},
+                "sliding_attention": {"rope_theta": 2e4, "rope_type": "default"},
+            }
+        },
+    ],
+)
+def test_layers_that_see_everything_alone_are_stretched(config: dict[str, Any]) -> None:
+    assert ropes(**config) == (RopeSpec(5e5, Proportional(1.0, 8.0)), RopeSpec(2e4))
+    transformers = Gemma3TextConfig(**config).rope_parameters
+    assert transformers == {
+        "full_attention": LINEAR | {"rope_theta": 5e5},
+        "sliding_attention": {"rope_type": "default", "rope_theta": 2e4},
+    }
+
+
+def test_a_config_says_as_little_as_that_of_the_4b(tmp_path: Path) -> None:
+    text = {
+        "hidden_size": 2560,
+        "intermediate_size": 10240,
+        "model_type": "gemma3_text",
+        "num_hidden_layers": 34,
+        "rope_scaling": LINEAR,
+        "sliding_window": 1024,
+    }
+    whole = {"architectures": ["Gemma3ForConditionalGeneration"], "text_config": text}
+    (tmp_path / "config.json").write_text(json.dumps(whole))
+    shape, theirs = read_target_shape(tmp_path), Gemma3TextConfig()
+    slides = shape.sizes.layer
+    assert (slides.heads, slides.kv_heads, slides.head_dim) == (8, 4, 256)
+    assert shape.sizes.windows == ((1024,) * 5 + (None,)) * 5 + (1024,) * 4
+    assert (shape.vocab_size, shape.max_position_embeddings) == (262208, 131072)
+    assert shape.tie_word_embeddings
+    assert {key: getattr(theirs, key) for key in GEMMA3_SILENT} == GEMMA3_SILENT
+
+
+@pytest.mark.parametrize("family", ["gemma3", "qwen3_5"])
+def test_names_that_transformers_saves_it_under_again(tmp_path: Path, family: Any) -> None:
+    """A Gemma 3 under its newer names; of a Qwen3.5 the text model, under those of the whole."""
+    folder = write_target(tmp_path / "published", family, vision=True, head_dim=32, num_layers=4)
+    load_target(folder).save_pretrained(tmp_path / "again", save_original_format=family != "gemma3")
+    first, again = read_target(folder), read_target(tmp_path / "again")
+    assert (first.sizes, first.rope, first.local_rope) == (
+        again.sizes,
+        again.rope,
+        again.local_rope,
+    )
+    tensors = [load_file(one / "model.safetensors") for one in (folder, tmp_path / "again")]
+    assert first.weights.keys() == again.weights.keys() and "lm_head" in first.weights
+    for role, entry in first.weights.items():
+        other = tensors[1][again.weights[role].name]
+        assert torch.equal(tensors[0][entry.name].float(), other.float())
+    prefixes = {one.weights["norm"].name.removesuffix("norm.weight") for one in (first, again)}
+    assert ("language_model.model." in prefixes) == (family == "gemma3")
+    assert "model.language_model." in prefixes
+
+
 @pytest.mark.parametrize(
     ("config", "thetas"),
     [
@@ -35,6 +104,11 @@ def ropes(**config: Any) -> tuple[RopeSpec, RopeSpec]:
         ({"rope_theta": 5e5, "rope_local_base_freq": 2e4, "rope_scaling": None}, (5e5, 2e4)),
         ({"rope_parameters": {"full_attention": {"rope_theta": 3e5}}}, (3e5, 1e4)),
         ({"rope_parameters": {"sliding_attention": {"rope_theta": 3e4}}}, (1e6, 3e4)),
+        ({"rope_parameters": {"sliding_attention": {}}, "rope_local_base_freq": 2e4}, (1e6, 2e4)),
+        (
+            {"rope_parameters": {"full_attention": {"rope_theta": 3e5}}, "rope_scaling": OLDER},
+            (3e5, 1e4),
+        ),
     ],
 )
 def test_each_kind_of_layer_has_its_rope(
@@ -104,6 +178,20 @@ def test_silent_configs_mean_what_transformers_makes_of_them(folder: Path, confi
     target = read_target(folder)
     assert target.rope == RopeSpec(1e6, Proportional(0.25)) and target.logit_cap is None
     assert target.local_rope == RopeSpec(1e4)
+
+
+@pytest.mark.parametrize("stated", [{}, None, {"0": {}, "5": {"head_dim": 16}}])
+def test_layers_that_are_all_alike(tmp_path: Path, stated: Any) -> None:
+    """Then the keys of published configs mean nothing: transformers 5 reads its own alone."""
+    folder = write_target(tmp_path / "target", "gemma4", alone=True, keys_are_values=False)
+    config = json.loads((folder / "config.json").read_text())
+    assert config["architectures"] == ["Gemma4ForCausalLM"] and "text_config" not in config
+    config |= {"per_layer_config": stated, "global_head_dim": 32}
+    (folder / "config.json").write_text(json.dumps(config))
+    sizes = read_target_shape(folder).sizes
+    theirs: Any = Gemma4TextConfig(**config).per_layer_config["full_attention"]
+    assert (sizes.full_layer.kv_heads, sizes.full_layer.head_dim) == (2, 16)
+    assert (theirs.num_key_value_heads, theirs.head_dim) == (2, 16)
 
 
 def test_heads_as_transformers_writes_them(folder: Path, config: Any) -> None:
