@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -32,47 +33,44 @@ def ropes(**config: Any) -> tuple[RopeSpec, RopeSpec]:
 
 
 LINEAR: dict[str, Any] = {"rope_type": "linear", "factor": 8.0}
-OLDER = {"rope_type": "default"}
+STRETCHED = RopeSpec(5e5, Proportional(1.0, 8.0))
+OLDER: dict[str, Any] = {"rope_theta": 5e5, "rope_local_base_freq": 2e4}
+BY_KIND: dict[str, Any] = {"rope_parameters": {"full_attention": {"rope_theta": 5e5}}}
 
 
 @pytest.mark.parametrize(
-    "config",
+    ("config", "full", "sliding"),
     [
-        {"rope_scaling": LINEAR, "rope_theta": 5e5, "rope_local_base_freq": 2e4},
-        {
-            "rope_parameters": {
-                "full_attention": LINEAR | {"rope_theta": 5e5},
-                "sliding_attention": {"rope_theta": 2e4, "rope_type": "default"},
-            }
-        },
+        ({}, RopeSpec(1e6), 1e4),
+        (OLDER | {"rope_scaling": None}, RopeSpec(5e5), 2e4),
+        (OLDER | {"rope_scaling": LINEAR}, STRETCHED, 2e4),
+        (OLDER | {"rope_parameters": {"sliding_attention": {}}}, RopeSpec(5e5), 2e4),
+        (BY_KIND, RopeSpec(5e5), 1e4),
+        (BY_KIND | {"rope_scaling": LINEAR}, STRETCHED, 1e4),
+        ({"rope_parameters": {"full_attention": {"rope_theta": 5e5, **LINEAR}}}, STRETCHED, 1e4),
+        ({"rope_parameters": {"sliding_attention": {"rope_theta": 3e4}}}, RopeSpec(1e6), 3e4),
     ],
 )
-def test_layers_that_see_everything_alone_are_stretched(config: dict[str, Any]) -> None:
-    assert ropes(**config) == (RopeSpec(5e5, Proportional(1.0, 8.0)), RopeSpec(2e4))
-    transformers = Gemma3TextConfig(**config).rope_parameters
-    assert transformers == {
-        "full_attention": LINEAR | {"rope_theta": 5e5},
-        "sliding_attention": {"rope_type": "default", "rope_theta": 2e4},
-    }
+def test_each_kind_of_layer_has_its_rope(
+    config: dict[str, Any], full: RopeSpec, sliding: float
+) -> None:
+    """Those that slide are not stretched where `rope_scaling` is, as in transformers."""
+    assert ropes(**config) == (full, RopeSpec(sliding))
+    theirs: Any = Gemma3TextConfig(**copy.deepcopy(config)).rope_parameters
+    thetas = [theirs[kind]["rope_theta"] for kind in ("full_attention", "sliding_attention")]
+    assert thetas == [full.theta, sliding]
 
 
 def test_a_config_says_as_little_as_that_of_the_4b(tmp_path: Path) -> None:
-    text = {
-        "hidden_size": 2560,
-        "intermediate_size": 10240,
-        "model_type": "gemma3_text",
-        "num_hidden_layers": 34,
-        "rope_scaling": LINEAR,
-        "sliding_window": 1024,
-    }
+    text = {"hidden_size": 2560, "intermediate_size": 10240, "num_hidden_layers": 34}
+    text |= {"rope_scaling": LINEAR, "sliding_window": 1024}
     whole = {"architectures": ["Gemma3ForConditionalGeneration"], "text_config": text}
     (tmp_path / "config.json").write_text(json.dumps(whole))
     shape, theirs = read_target_shape(tmp_path), Gemma3TextConfig()
     slides = shape.sizes.layer
     assert (slides.heads, slides.kv_heads, slides.head_dim) == (8, 4, 256)
     assert shape.sizes.windows == ((1024,) * 5 + (None,)) * 5 + (1024,) * 4
-    assert (shape.vocab_size, shape.max_position_embeddings) == (262208, 131072)
-    assert shape.tie_word_embeddings
+    assert shape.vocab_size == 262208 and shape.tie_word_embeddings
     assert {key: getattr(theirs, key) for key in GEMMA3_SILENT} == GEMMA3_SILENT
 
 
@@ -82,39 +80,12 @@ def test_names_that_transformers_saves_it_under_again(tmp_path: Path, family: An
     folder = write_target(tmp_path / "published", family, vision=True, head_dim=32, num_layers=4)
     load_target(folder).save_pretrained(tmp_path / "again", save_original_format=family != "gemma3")
     first, again = read_target(folder), read_target(tmp_path / "again")
-    assert (first.sizes, first.rope, first.local_rope) == (
-        again.sizes,
-        again.rope,
-        again.local_rope,
-    )
-    tensors = [load_file(one / "model.safetensors") for one in (folder, tmp_path / "again")]
+    assert (first.sizes, first.rope) == (again.sizes, again.rope)
+    mine, theirs = (load_file(one.checkpoint.path / "model.safetensors") for one in (first, again))
     assert first.weights.keys() == again.weights.keys() and "lm_head" in first.weights
     for role, entry in first.weights.items():
-        other = tensors[1][again.weights[role].name]
-        assert torch.equal(tensors[0][entry.name].float(), other.float())
-    prefixes = {one.weights["norm"].name.removesuffix("norm.weight") for one in (first, again)}
-    assert ("language_model.model." in prefixes) == (family == "gemma3")
-    assert "model.language_model." in prefixes
-
-
-@pytest.mark.parametrize(
-    ("config", "thetas"),
-    [
-        ({}, (1e6, 1e4)),
-        ({"rope_theta": 5e5, "rope_local_base_freq": 2e4, "rope_scaling": None}, (5e5, 2e4)),
-        ({"rope_parameters": {"full_attention": {"rope_theta": 3e5}}}, (3e5, 1e4)),
-        ({"rope_parameters": {"sliding_attention": {"rope_theta": 3e4}}}, (1e6, 3e4)),
-        ({"rope_parameters": {"sliding_attention": {}}, "rope_local_base_freq": 2e4}, (1e6, 2e4)),
-        (
-            {"rope_parameters": {"full_attention": {"rope_theta": 3e5}}, "rope_scaling": OLDER},
-            (3e5, 1e4),
-        ),
-    ],
-)
-def test_each_kind_of_layer_has_its_rope(
-    config: dict[str, Any], thetas: tuple[float, float]
-) -> None:
-    assert ropes(**config) == (RopeSpec(thetas[0]), RopeSpec(thetas[1]))
+        assert torch.equal(mine[entry.name].float(), theirs[again.weights[role].name].float())
+    assert again.weights["norm"].name == "model.language_model.norm.weight"
 
 
 def test_scales_are_those_of_the_published_weights(tmp_path: Path) -> None:
@@ -185,13 +156,12 @@ def test_layers_that_are_all_alike(tmp_path: Path, stated: Any) -> None:
     """Then the keys of published configs mean nothing: transformers 5 reads its own alone."""
     folder = write_target(tmp_path / "target", "gemma4", alone=True, keys_are_values=False)
     config = json.loads((folder / "config.json").read_text())
-    assert config["architectures"] == ["Gemma4ForCausalLM"] and "text_config" not in config
     config |= {"per_layer_config": stated, "global_head_dim": 32}
     (folder / "config.json").write_text(json.dumps(config))
-    sizes = read_target_shape(folder).sizes
     theirs: Any = Gemma4TextConfig(**config).per_layer_config["full_attention"]
-    assert (sizes.full_layer.kv_heads, sizes.full_layer.head_dim) == (2, 16)
-    assert (theirs.num_key_value_heads, theirs.head_dim) == (2, 16)
+    full = read_target_shape(folder).sizes.full_layer
+    assert full.norms_values
+    assert (full.kv_heads, full.head_dim) == (theirs.num_key_value_heads, theirs.head_dim)
 
 
 def test_heads_as_transformers_writes_them(folder: Path, config: Any) -> None:

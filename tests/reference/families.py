@@ -107,24 +107,13 @@ GEMMA_VISION = {
     "head_dim": 8,
     "position_embedding_size": 16,
 }
-SIGLIP = {
-    "hidden_size": 16,
-    "intermediate_size": 24,
-    "num_hidden_layers": 1,
-    "num_attention_heads": 2,
-    "image_size": 28,
-    "patch_size": 14,
-}
 
 
 def sighted_gemma3(text: Gemma3TextConfig) -> Any:
     """A Gemma 3 that sees, as those from 4B on are published."""
-    sees: Any = Gemma3Config(
-        text_config=text.to_dict(),
-        vision_config=SIGLIP,
-        mm_tokens_per_image=4,
-        tie_word_embeddings=text.tie_word_embeddings,
-    )
+    images = GEMMA_VISION | {"image_size": 28, "patch_size": 14}
+    common: Any = {"tie_word_embeddings": text.tie_word_embeddings, "mm_tokens_per_image": 4}
+    sees = Gemma3Config(text_config=text.to_dict(), vision_config=images, **common)
     return Gemma3ForConditionalGeneration(sees)
 
 
@@ -173,12 +162,11 @@ def make_gemma4(
         keys = ("num_experts", "top_k_experts", "intermediate_size")
         text |= dict(zip(keys, experts, strict=True))
     tied = common["tie_word_embeddings"]
-    whole = Gemma4Config(text_config=text, vision_config=GEMMA_VISION, tie_word_embeddings=tied)
-    model: Any
+    model: Any = Gemma4ForConditionalGeneration(
+        Gemma4Config(text_config=text, vision_config=GEMMA_VISION, tie_word_embeddings=tied)
+    )
     if alone:
         model = Gemma4ForCausalLM(Gemma4TextConfig(**text))
-    else:
-        model = Gemma4ForConditionalGeneration(whole)
     with torch.no_grad():
         for index, layer in enumerate(model.get_decoder().layers):
             layer.layer_scalar.fill_(0.75 + 0.125 * (index % 4))
