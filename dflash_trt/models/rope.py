@@ -68,7 +68,10 @@ class YarnScaling:
 
 @dataclass(frozen=True, slots=True)
 class Proportional:
-    """Of the pairs, the first `turned` turn, at 1 / `factor` of their pace; the others do not."""
+    """Of the pairs, the first `turned` turn, at 1 / `factor` of their pace; the others do not.
+
+    Where all turn, it is transformers' "linear".
+    """
 
     turned: float
     factor: float = 1.0
