@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from dflash_trt.models.weight_names import (
@@ -16,7 +16,8 @@ from dflash_trt.models.weight_names import (
     GPT_OSS_BIASES,
     GPT_OSS_EXPERTS,
     GPT_OSS_ROUTER,
-    HEAD_WEIGHTS,
+    HEAD_NAME,
+    HEAD_SHAPE,
     LAYER_SCALARS,
     LAYER_WEIGHTS,
     OUTPUT_NORM_WEIGHTS,
@@ -69,6 +70,8 @@ class Family:
     default_head_dim: int | None = None
     default_attention_bias: bool = False
     prefix: str = "model."
+    other_prefixes: tuple[str, ...] = ()
+    """Others that the same weights are published or saved under."""
     must_be_off: tuple[str, ...] = ()
     """Config flags that change the computation in a way that is not supported."""
     has_output_bias: bool = True
@@ -87,6 +90,8 @@ class Family:
     factor at the end of each layer, and a cap of logits; nothing scales queries."""
     text_key: str | None = None
     """The config's key that has the text model; None where the config is its own."""
+    silent: Mapping[str, Any] = field(default_factory=dict)
+    """What transformers takes for keys that published configs leave out."""
     unused: tuple[str, ...] = ()
     """How the names of tensors begin that belong to other parts of the model."""
     activation: Activation = "silu"
@@ -98,6 +103,12 @@ class Family:
         """The config's key of the width of the MLP that all rows go through."""
         shared = None if self.experts is None else self.experts.shared_key
         return shared or "intermediate_size"
+
+    @property
+    def head_name(self) -> str:
+        """The output head's tensor: beside the text model where that has it within."""
+        within = self.prefix.removesuffix(".model.")
+        return HEAD_NAME if within == self.prefix else f"{within}.{HEAD_NAME}"
 
     @property
     def own_keys(self) -> tuple[str, ...]:
@@ -128,8 +139,51 @@ GEMMA4_MIXTURE = ExpertRules(
 )
 """Of a Gemma 4 whose config has them: experts beside the MLP that all rows go through."""
 
+GEMMA3_SILENT: Mapping[str, int] = {
+    "vocab_size": 262_208,
+    "hidden_size": 2304,
+    "intermediate_size": 9216,
+    "num_hidden_layers": 26,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "max_position_embeddings": 131_072,
+    "sliding_window": 4096,
+}
+"""Sizes of which the 4B's config states half."""
+
+GEMMA3 = Family(
+    "gemma3",
+    "Gemma3ForCausalLM",
+    qk_norm=True,
+    default_head_dim=256,
+    must_be_off=("use_bidirectional_attention",),
+    windows="pattern",
+    is_gemma=True,
+    silent=GEMMA3_SILENT,
+    activation="gelu_tanh",
+    default_tied=True,
+)
+GEMMA3_BESIDE = ("vision_tower.", "multi_modal_projector.")
+"""What of a Gemma 3 from 4B on sees."""
+
 GEMMA4_BESIDE = ("vision_tower", "embed_vision", "audio_tower", "embed_audio")
 """What of a Gemma 4 sees and hears."""
+
+GEMMA4 = Family(
+    "gemma4",
+    "Gemma4ForConditionalGeneration",
+    qk_norm=True,
+    default_head_dim=256,
+    prefix="model.language_model.",
+    must_be_off=("attention_bias",),
+    windows="pattern",
+    is_gemma=True,
+    is_gemma4=True,
+    text_key="text_config",
+    unused=tuple(f"model.{part}." for part in GEMMA4_BESIDE),
+    activation="gelu_tanh",
+    default_tied=True,
+)
 
 QWEN3_5 = Family(
     "qwen3_5",
@@ -148,8 +202,12 @@ QWEN3_5_MOE = replace(
     architecture="Qwen3_5MoeForConditionalGeneration",
     experts=QWEN3_5_EXPERTS,
 )
-TEXT_ALONE: Mapping[str, Any] = {"prefix": "model.", "text_key": None}
-"""Of a family whose text model is the whole."""
+TEXT_ALONE: Mapping[str, Any] = {
+    "prefix": "model.",
+    "other_prefixes": ("model.language_model.",),
+    "text_key": None,
+}
+"""Of a family whose text model is the whole; saved out of one that sees, it keeps its names."""
 
 FAMILIES: list[Family] = [
     Family(
@@ -168,32 +226,17 @@ FAMILIES: list[Family] = [
         windows="qwen2",
     ),
     Family("mistral", "MistralForCausalLM", must_be_off=("attention_bias",), windows="every"),
-    Family(
-        "gemma3",
-        "Gemma3ForCausalLM",
-        qk_norm=True,
-        default_head_dim=256,
-        must_be_off=("use_bidirectional_attention",),
-        windows="pattern",
-        is_gemma=True,
-        activation="gelu_tanh",
-        default_tied=True,
-    ),
-    Family(
-        "gemma4",
-        "Gemma4ForConditionalGeneration",
-        qk_norm=True,
-        default_head_dim=256,
+    GEMMA3,
+    replace(
+        GEMMA3,
+        architecture="Gemma3ForConditionalGeneration",
         prefix="model.language_model.",
-        must_be_off=("attention_bias",),
-        windows="pattern",
-        is_gemma=True,
-        is_gemma4=True,
+        other_prefixes=("language_model.model.",),
         text_key="text_config",
-        unused=tuple(f"model.{part}." for part in GEMMA4_BESIDE),
-        activation="gelu_tanh",
-        default_tied=True,
+        unused=(*GEMMA3_BESIDE, *(f"model.{part}" for part in GEMMA3_BESIDE)),
     ),
+    GEMMA4,
+    replace(GEMMA4, architecture="Gemma4ForCausalLM", **TEXT_ALONE),
     Family(
         "gpt_oss",
         "GptOssForCausalLM",
@@ -226,7 +269,6 @@ FAMILIES: list[Family] = [
 """All that are known; programs may append their own."""
 
 REFUSED_FAMILIES: Mapping[str, tuple[str, str]] = {
-    "Gemma3ForConditionalGeneration": ("Gemma 3 vision", "its text part alone would be"),
     "Gemma4UnifiedForConditionalGeneration": (
         "unified Gemma 4",
         "images and sounds without towers",
@@ -288,7 +330,7 @@ def target_rules(
     if family.is_gemma4:
         body = {**_by_kind(body, keys_are_values=keys_are_values), **LAYER_SCALARS}
     rules = {role: (family.prefix + name, shape) for role, (name, shape) in body.items()}
-    return rules if tied else {**rules, **HEAD_WEIGHTS}
+    return rules if tied else {**rules, "lm_head": (family.head_name, HEAD_SHAPE)}
 
 
 def _of_full(name: str) -> str:

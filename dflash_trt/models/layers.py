@@ -194,13 +194,15 @@ def read_heads_by_kind(config: ConfigFields, sizes: DecoderSizes) -> DecoderSize
     keys_are_values = config.flag("attention_k_eq_v", False)
     fields, size_key, heads_key = config, "global_head_dim", "num_global_key_value_heads"
     default, has_heads = FULL_HEAD_DIM, keys_are_values
-    if config.has(BY_LAYER):
-        # What transformers 5 writes of each layer that sees everything, and of no other.
+    if BY_LAYER in config.values:
+        # What transformers 5 writes of each layer that is unlike the model; of none, null or {}.
         stated = config.child(BY_LAYER)
         full_ones = [str(i) for i, layer in enumerate(sizes.layers) if layer.window is None]
+        usual = {"head_dim": slides.head_dim, "num_key_value_heads": slides.kv_heads}
+        apart = {i: stated.child(i).values for i in stated.values}
+        apart = {i: one for i, one in apart.items() if not one.items() <= usual.items()}
         fields = stated.child(full_ones[0])
-        alike = all(one == fields.values for one in stated.values.values())
-        if sorted(stated.values) != sorted(full_ones) or not alike:
+        if apart and apart != dict.fromkeys(full_ones, fields.values):
             fix = "layers of full_attention must be alike, and no others"
             raise config.unsupported(BY_LAYER, fix)
         size_key, heads_key = "head_dim", "num_key_value_heads"

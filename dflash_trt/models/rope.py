@@ -35,7 +35,7 @@ UNDERSTOOD_KEYS = frozenset(
     "rope_type type rope_theta partial_rotary_factor factor low_freq_factor high_freq_factor "
     "original_max_position_embeddings beta_fast beta_slow truncate attention_factor".split()
 )
-SUPPORTED = "the RoPE variants supported are default, llama3 and yarn"
+SUPPORTED = "the RoPE variants supported are default, linear, llama3 and yarn"
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +68,10 @@ class YarnScaling:
 
 @dataclass(frozen=True, slots=True)
 class Proportional:
-    """Of the pairs, the first `turned` turn, at 1 / `factor` of their pace; the others do not."""
+    """Of the pairs, the first `turned` turn, at 1 / `factor` of their pace; the others do not.
+
+    Where all turn, it is transformers' "linear".
+    """
 
     turned: float
     factor: float = 1.0
@@ -92,7 +95,7 @@ def read_rope(config: ConfigFields, default_theta: float | None = DEFAULT_THETA)
     `default_theta` stands in for a theta that is stated nowhere; None makes that an error.
 
     Raises:
-        DflashError: a variant other than default, llama3 and yarn, or numbers that make no sense.
+        DflashError: a variant that is not in `SUPPORTED`, or numbers that make no sense.
     """
     # transformers prefers rope_scaling over rope_parameters, and a theta inside over one beside.
     scaling = config.child(
@@ -110,13 +113,18 @@ def read_rope(config: ConfigFields, default_theta: float | None = DEFAULT_THETA)
     kind = scaling.text(kind_key, "default")
     if kind == "default":
         return RopeSpec(theta)
+    if kind == "linear":
+        return RopeSpec(theta, Proportional(1.0, scaling.number("factor", low=LEAST)))
     if kind not in ("yarn", "llama3"):
         raise scaling.unsupported(kind_key, SUPPORTED)
-    factor = scaling.number("factor", low=LEAST)
     # The context that the model was trained with before its RoPE was stretched.
     key = "original_max_position_embeddings"
     place = next((fields for fields in (config, scaling) if fields.has(key)), None)
     original = config.integer("max_position_embeddings") if place is None else place.integer(key)
+    # A YaRN's factor that is null is what the context grew by; one that is absent is an error.
+    is_grown = kind == "yarn" and scaling.values.get("factor", 1.0) is None
+    grown = config.integer("max_position_embeddings") / original if is_grown else None
+    factor = scaling.number("factor", grown, low=LEAST)
     if kind == "llama3":
         low = scaling.number("low_freq_factor", low=LEAST)
         high = scaling.number("high_freq_factor", low=LEAST)
@@ -129,7 +137,8 @@ def read_rope(config: ConfigFields, default_theta: float | None = DEFAULT_THETA)
         raise scaling.error("beta_fast", f"must not be below beta_slow ({slow:g})")
     stretched = 0.1 * math.log(factor) + 1.0 if factor > 1 else 1.0
     gain = scaling.number("attention_factor", stretched, low=LEAST)
-    truncate = scaling.flag("truncate", True)
+    # As transformers and vLLM have it: null is false, and only a missing key is true.
+    truncate = scaling.flag("truncate", "truncate" not in scaling.values)
     return RopeSpec(theta, YarnScaling(factor, original, gain, fast, slow, truncate))
 
 
@@ -139,18 +148,19 @@ def read_ropes_by_kind(
     """Gemma's RoPE of layers that see everything, and of those that slide.
 
     transformers 5 has both under `rope_parameters`, by layer kind; before, the first was stated as
-    any model's, and of the second `rope_local_base_freq` alone. `turned` is of a family whose first
-    is proportional where nothing is stated.
+    any model's, which still goes first, and of the second `rope_local_base_freq` alone. `turned` is
+    of a family whose first is proportional where nothing is stated.
     """
     stated = config.child("rope_parameters")
     values = {key: config.values[key] for key in config.values if key != "rope_parameters"}
-    full = {**values, "rope_parameters": stated.values.get("full_attention")}
-    sliding = stated.values.get("sliding_attention")
-    if sliding is None:
-        sliding = {"rope_theta": config.number("rope_local_base_freq", DEFAULT_THETA, low=1.0)}
-    local = {"max_position_embeddings": values.get("max_position_embeddings")}
-    local["rope_parameters"] = sliding
-    kind = stated.child("full_attention")
+    kind, older = stated.child("full_attention"), config.child("rope_scaling").values
+    key = "rope_scaling" if older else "rope_parameters"
+    full = {**values, key: {**kind.values, **older}}
+    local = {
+        "max_position_embeddings": values.get("max_position_embeddings"),
+        "rope_theta": values.get("rope_local_base_freq"),
+        "rope_parameters": stated.values.get("sliding_attention"),
+    }
     sliding_rope = read_rope(ConfigFields(local, config.where))
     is_silent = turned is not None and not kind.values
     if kind.values.get("rope_type") != PROPORTIONAL and not is_silent:

@@ -41,7 +41,7 @@ from dflash_trt.models.rope import (
 )
 from dflash_trt.models.safetensors_header import TensorEntry
 from dflash_trt.models.sizes import TargetShape
-from dflash_trt.models.weight_names import HEAD_NAME, ExpertStorage
+from dflash_trt.models.weight_names import ExpertStorage
 
 GENERATION_CONFIG_NAME = "generation_config.json"
 MAX_VOCAB = 2**24
@@ -124,6 +124,7 @@ def read_target(folder: str | Path) -> TargetSpec:
         raise DflashError(what, where=folder, fix=fix)
 
     checkpoint = open_checkpoint(folder)
+    family = _as_named(family, checkpoint)
     storage: ExpertStorage = "float" if moe is None else moe.storage
     if experts is not None and "separate" in experts.experts:  # which are known in two ways
         first = f"{family.prefix}layers.0.mlp.experts.0."
@@ -141,14 +142,14 @@ def read_target(folder: str | Path) -> TargetSpec:
         len(sizes.layers),
         sizes.symbols() | (moe.symbols(sizes.hidden_size) if moe else {}) | {"vocab": vocab_size},
         # Some exporters also write the tied head; it must equal the embedding and is not used.
-        (HEAD_NAME,) if tied else (),
+        (family.head_name,) if tied else (),
         quantization,
         linear_layers=[i for i, layer in enumerate(sizes.layers) if layer.recurrent is not None],
         sliding_layers=[i for i, layer in enumerate(sizes.layers) if layer.window is not None],
         unused=family.unused,
     )
-    if tied and HEAD_NAME in checkpoint.tensors:
-        _check_tied_head(checkpoint, weights["embed_tokens"])
+    if tied and family.head_name in checkpoint.tensors:
+        _check_tied_head(checkpoint, family.head_name, weights["embed_tokens"])
     if family.is_gemma:  # √hidden in the type that the table is stored in, as they were trained
         embedding = weights["embed_tokens"]
         narrow = {"BF16": ml_dtypes.bfloat16, "F16": np.float16}.get(embedding.dtype, np.float32)
@@ -174,12 +175,18 @@ def read_target(folder: str | Path) -> TargetSpec:
 
 
 def text_config(config: ConfigFields, family: Family) -> ConfigFields:
-    """The part of a config that describes the text model."""
-    if family.text_key is None:
-        return config
-    if not config.has(family.text_key):
-        raise config.error(family.text_key, "must be the text model's config")
-    return config.child(family.text_key)
+    """The part of a config that describes the text model, with what its family is silent about."""
+    if family.text_key is not None:
+        if not config.has(family.text_key):
+            raise config.error(family.text_key, "must be the text model's config")
+        config = config.child(family.text_key)
+    return replace(config, values={**family.silent, **config.values})
+
+
+def _as_named(family: Family, checkpoint: Checkpoint) -> Family:
+    """`family` with that prefix of its own that the tensors have."""
+    named = (one for one in family.other_prefixes if f"{one}norm.weight" in checkpoint.tensors)
+    return replace(family, prefix=next(named, family.prefix))
 
 
 def _find_family(config: ConfigFields) -> Family:
@@ -208,16 +215,16 @@ def _refuse_variants(config: ConfigFields, family: Family) -> None:
             raise config.unsupported(key, f"{family.architecture} as it is known here has none")
 
 
-def _check_tied_head(checkpoint: Checkpoint, embedding: TensorEntry) -> None:
+def _check_tied_head(checkpoint: Checkpoint, name: str, embedding: TensorEntry) -> None:
     """A head stored beside a tied embedding must equal it: transformers unties two that differ.
 
     Samples settle it: a head trained on its own differs everywhere.
     """
-    head = checkpoint.tensors[HEAD_NAME]
+    head = checkpoint.tensors[name]
     same = (head.dtype, head.shape) == (embedding.dtype, embedding.shape)
     if not same or _samples(head) != _samples(embedding):
         raise DflashError(
-            f"tie_word_embeddings is true, but {HEAD_NAME} differs from the embedding",
+            f"tie_word_embeddings is true, but {name} differs from the embedding",
             where=checkpoint.path,
             fix="set tie_word_embeddings to false in config.json",
         )

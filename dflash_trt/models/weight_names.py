@@ -178,7 +178,7 @@ BODY_WEIGHTS: Rules = {
 }
 
 HEAD_NAME = "lm_head.weight"
-HEAD_WEIGHTS: Rules = {"lm_head": (HEAD_NAME, ("vocab", "hidden"))}
+HEAD_SHAPE: Shape = ("vocab", "hidden")
 """Present unless the embedding is tied; the one target weight without the prefix."""
 
 DRAFT_WEIGHTS: Rules = {

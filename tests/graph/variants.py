@@ -65,6 +65,12 @@ OTHERS: dict[str, Variant] = {
     "qwen2-bfloat16-tied": ("qwen2", {**BF16, **THETA, "tie": True}, {"target_layer_ids": [0, 5]}),
     "mistral-sharded": ("mistral", {"shards": 3, **THETA}, {"target_layer_ids": [1, 5]}),
     "gemma3-tied": ("gemma3", {"tie": True}, {"target_layer_ids": [1, 5]}),
+    "gemma3-sees-linear": (
+        "gemma3",
+        {**BF16, **THETA, "vision": True, "rope": "linear"},
+        {"target_layer_ids": [2, 5]},
+    ),
+    "gemma4-text": ("gemma4", {"alone": True}, {"target_layer_ids": [0, 5]}),
     "gemma4-tied": ("gemma4", {"tie": True}, {"target_layer_ids": [1, 2, 5]}),
 }
 _PLAIN = _plain()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,10 +10,13 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
+from transformers import Gemma3TextConfig, Gemma4TextConfig
 
 from dflash_trt.deploy.planning.read_shapes import read_target_shape
 from dflash_trt.models.config_fields import ConfigFields
 from dflash_trt.models.draft import read_draft
+from dflash_trt.models.families import GEMMA3_SILENT
 from dflash_trt.models.pair_check import check_pair
 from dflash_trt.models.rope import Proportional, RopeSpec, read_ropes_by_kind
 from dflash_trt.models.sizes import ExpertSizes
@@ -28,19 +32,60 @@ def ropes(**config: Any) -> tuple[RopeSpec, RopeSpec]:
     return read_ropes_by_kind(ConfigFields(config, Path("config.json")))
 
 
+LINEAR: dict[str, Any] = {"rope_type": "linear", "factor": 8.0}
+STRETCHED = RopeSpec(5e5, Proportional(1.0, 8.0))
+OLDER: dict[str, Any] = {"rope_theta": 5e5, "rope_local_base_freq": 2e4}
+BY_KIND: dict[str, Any] = {"rope_parameters": {"full_attention": {"rope_theta": 5e5}}}
+
+
 @pytest.mark.parametrize(
-    ("config", "thetas"),
+    ("config", "full", "sliding"),
     [
-        ({}, (1e6, 1e4)),
-        ({"rope_theta": 5e5, "rope_local_base_freq": 2e4, "rope_scaling": None}, (5e5, 2e4)),
-        ({"rope_parameters": {"full_attention": {"rope_theta": 3e5}}}, (3e5, 1e4)),
-        ({"rope_parameters": {"sliding_attention": {"rope_theta": 3e4}}}, (1e6, 3e4)),
+        ({}, RopeSpec(1e6), 1e4),
+        (OLDER | {"rope_scaling": None}, RopeSpec(5e5), 2e4),
+        (OLDER | {"rope_scaling": LINEAR}, STRETCHED, 2e4),
+        (OLDER | {"rope_parameters": {"sliding_attention": {}}}, RopeSpec(5e5), 2e4),
+        (BY_KIND, RopeSpec(5e5), 1e4),
+        (BY_KIND | {"rope_scaling": LINEAR}, STRETCHED, 1e4),
+        ({"rope_parameters": {"full_attention": {"rope_theta": 5e5, **LINEAR}}}, STRETCHED, 1e4),
+        ({"rope_parameters": {"sliding_attention": {"rope_theta": 3e4}}}, RopeSpec(1e6), 3e4),
     ],
 )
 def test_each_kind_of_layer_has_its_rope(
-    config: dict[str, Any], thetas: tuple[float, float]
+    config: dict[str, Any], full: RopeSpec, sliding: float
 ) -> None:
-    assert ropes(**config) == (RopeSpec(thetas[0]), RopeSpec(thetas[1]))
+    """Those that slide are not stretched where `rope_scaling` is, as in transformers."""
+    assert ropes(**config) == (full, RopeSpec(sliding))
+    theirs: Any = Gemma3TextConfig(**copy.deepcopy(config)).rope_parameters
+    thetas = [theirs[kind]["rope_theta"] for kind in ("full_attention", "sliding_attention")]
+    assert thetas == [full.theta, sliding]
+
+
+def test_a_config_says_as_little_as_that_of_the_4b(tmp_path: Path) -> None:
+    text = {"hidden_size": 2560, "intermediate_size": 10240, "num_hidden_layers": 34}
+    text |= {"rope_scaling": LINEAR, "sliding_window": 1024}
+    whole = {"architectures": ["Gemma3ForConditionalGeneration"], "text_config": text}
+    (tmp_path / "config.json").write_text(json.dumps(whole))
+    shape, theirs = read_target_shape(tmp_path), Gemma3TextConfig()
+    slides = shape.sizes.layer
+    assert (slides.heads, slides.kv_heads, slides.head_dim) == (8, 4, 256)
+    assert shape.sizes.windows == ((1024,) * 5 + (None,)) * 5 + (1024,) * 4
+    assert shape.vocab_size == 262208 and shape.tie_word_embeddings
+    assert {key: getattr(theirs, key) for key in GEMMA3_SILENT} == GEMMA3_SILENT
+
+
+@pytest.mark.parametrize("family", ["gemma3", "qwen3_5"])
+def test_names_that_transformers_saves_it_under_again(tmp_path: Path, family: Any) -> None:
+    """A Gemma 3 under its newer names; of a Qwen3.5 the text model, under those of the whole."""
+    folder = write_target(tmp_path / "published", family, vision=True, head_dim=32, num_layers=4)
+    load_target(folder).save_pretrained(tmp_path / "again", save_original_format=family != "gemma3")
+    first, again = read_target(folder), read_target(tmp_path / "again")
+    assert (first.sizes, first.rope) == (again.sizes, again.rope)
+    mine, theirs = (load_file(one.checkpoint.path / "model.safetensors") for one in (first, again))
+    assert first.weights.keys() == again.weights.keys() and "lm_head" in first.weights
+    for role, entry in first.weights.items():
+        assert torch.equal(mine[entry.name].float(), theirs[again.weights[role].name].float())
+    assert again.weights["norm"].name == "model.language_model.norm.weight"
 
 
 def test_scales_are_those_of_the_published_weights(tmp_path: Path) -> None:
@@ -104,6 +149,19 @@ def test_silent_configs_mean_what_transformers_makes_of_them(folder: Path, confi
     target = read_target(folder)
     assert target.rope == RopeSpec(1e6, Proportional(0.25)) and target.logit_cap is None
     assert target.local_rope == RopeSpec(1e4)
+
+
+@pytest.mark.parametrize("stated", [{}, None, {"0": {}, "5": {"head_dim": 16}}])
+def test_layers_that_are_all_alike(tmp_path: Path, stated: Any) -> None:
+    """Then the keys of published configs mean nothing: transformers 5 reads its own alone."""
+    folder = write_target(tmp_path / "target", "gemma4", alone=True, keys_are_values=False)
+    config = json.loads((folder / "config.json").read_text())
+    config |= {"per_layer_config": stated, "global_head_dim": 32}
+    (folder / "config.json").write_text(json.dumps(config))
+    theirs: Any = Gemma4TextConfig(**config).per_layer_config["full_attention"]
+    full = read_target_shape(folder).sizes.full_layer
+    assert full.norms_values
+    assert (full.kv_heads, full.head_dim) == (theirs.num_key_value_heads, theirs.head_dim)
 
 
 def test_heads_as_transformers_writes_them(folder: Path, config: Any) -> None:

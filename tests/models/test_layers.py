@@ -15,7 +15,9 @@ from dflash_trt.models.families import FAMILIES
 from dflash_trt.models.layers import read_windows
 from dflash_trt.models.rope import (
     Llama3Scaling,
+    Proportional,
     RopeSpec,
+    YarnScaling,
     inverse_frequencies,
     read_rope,
     tables,
@@ -30,6 +32,7 @@ LLAMA3 = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 8192,
 }
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}
 LLAMA3_SPEC = RopeSpec(500000.0, Llama3Scaling(8.0, 1.0, 4.0, 8192))
 
 
@@ -58,9 +61,11 @@ def test_llama3_in_both_spellings() -> None:
     [
         *(
             ({"rope_scaling": {"rope_type": kind}}, f'rope_scaling.rope_type = "{kind}" is not')
-            for kind in ("dynamic", "longrope", "linear", "proportional")
+            for kind in ("dynamic", "longrope", "proportional")
         ),
-        ({"rope_parameters": {"type": "linear"}}, 'rope_parameters.type = "linear" is not'),
+        ({"rope_parameters": {"type": "dynamic"}}, 'rope_parameters.type = "dynamic" is not'),
+        ({"rope_scaling": {"type": "linear", "factor": None}}, "rope_scaling.factor is missing"),
+        ({"rope_scaling": YARN | {"mscale": 0.7}}, "rope_scaling.mscale = 0.7 is not supported"),
         ({"rope_scaling": {"mrope_section": [1]}}, "rope_scaling.mrope_section"),
         ({"rope_theta": True}, "must be a number"),
     ],
@@ -71,6 +76,18 @@ def test_bad_values(config: dict[str, Any], piece: str) -> None:
         rope(**config)
 
 
+@pytest.mark.parametrize("key", ["factor", "attention_factor", "mscale", "beta_slow", "truncate"])
+def test_a_null_is_what_transformers_takes_it_for(key: str) -> None:
+    """A factor is then what the context grew by, and `truncate` is false."""
+    theirs = pytest.importorskip("transformers")
+    stated: Any = {"rope_scaling": YARN | {key: None}, "max_position_embeddings": 2048}
+    spec = rope(**stated)
+    init = theirs.modeling_rope_utils.ROPE_INIT_FUNCTIONS["yarn"]
+    wanted, gain = init(theirs.LlamaConfig(head_dim=64, **stated))
+    np.testing.assert_allclose(inverse_frequencies(spec, 64), wanted.numpy(), rtol=1e-6)
+    assert isinstance(spec.scaling, YarnScaling) and spec.scaling.attention_factor == gain
+
+
 @pytest.mark.parametrize("head_dim", [16, 80])
 @pytest.mark.parametrize(
     "spec",
@@ -79,6 +96,7 @@ def test_bad_values(config: dict[str, Any], piece: str) -> None:
         RopeSpec(1e7),
         LLAMA3_SPEC,
         RopeSpec(1e4, Llama3Scaling(32, 1, 4, 64)),
+        RopeSpec(1e6, Proportional(1.0, 2.7)),
     ],
 )
 def test_against_transformers(spec: RopeSpec, head_dim: int) -> None:
@@ -86,7 +104,10 @@ def test_against_transformers(spec: RopeSpec, head_dim: int) -> None:
     torch = pytest.importorskip("torch")
     llama = pytest.importorskip("transformers.models.llama.modeling_llama")
     parameters: dict[str, Any] = {"rope_theta": spec.theta, "rope_type": "default"}
-    if spec.scaling is not None:
+    if isinstance(spec.scaling, Proportional):
+        parameters |= {"rope_type": "linear", "factor": spec.scaling.factor}
+        assert rope(rope_scaling=parameters) == spec
+    elif spec.scaling is not None:
         parameters |= {"rope_type": "llama3", **asdict(spec.scaling)}
     config = llama.LlamaConfig(
         hidden_size=head_dim * 2,

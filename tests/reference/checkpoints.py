@@ -37,6 +37,7 @@ from .families import (
     pack_experts,
     publish_gemma4,
     publish_hybrid,
+    sighted_gemma3,
 )
 
 Family = Literal[
@@ -53,7 +54,7 @@ Family = Literal[
     "qwen3_5_moe",
 ]
 Storage = Literal["float32", "bfloat16", "float16"]
-Rope = Literal["default", "llama3", "yarn", "yarn64"]
+Rope = Literal["default", "linear", "llama3", "yarn", "yarn64"]
 RopeStyle = Literal["rope_theta", "rope_parameters"]
 
 # Llama 3.1's own factors, with an original context so short that tiny tests run past it.
@@ -73,6 +74,7 @@ YARN64_SCALING: dict[str, Any] = {
     "original_max_position_embeddings": 32,
 }
 SCALINGS: dict[Rope, dict[str, Any]] = {
+    "linear": {"rope_type": "linear", "factor": 8.0},  # Gemma 3's from 4B on
     "llama3": LLAMA3_SCALING,
     "yarn": YARN_SCALING,
     "yarn64": YARN64_SCALING,
@@ -111,6 +113,7 @@ def write_target(
     shared: int = 48,
     separate: bool = False,
     keys_are_values: bool = True,
+    alone: bool = False,
 ) -> Path:
     """Writes a random `family` target; returns its folder.
 
@@ -123,7 +126,8 @@ def write_target(
     experts lie in two tensors, as published, or `separate`, as transformers writes them again;
     `shared` is the width of the one that all rows share. With `vision` it lies as published, in a
     model that sees, beside tensors of that and of its MTP. `keys_are_values` is of a Gemma 4's
-    full layers; of its mixtures `shared` is the MLP's width.
+    full layers; of its mixtures `shared` is the MLP's width. `alone` is its text model, as
+    transformers writes it. A Gemma 3 sees with `vision`.
     """
     folder = Path(folder)
     common: dict[str, Any] = {
@@ -155,10 +159,13 @@ def write_target(
         own = {key: common[key] for key in common.keys() - {"attention_bias"}}
         model = MistralForCausalLM(MistralConfig(**own, sliding_window=window))
     elif family == "gemma3":
-        model = Gemma3ForCausalLM(_gemma_config(common, window))
+        text = _gemma_config(common, window)
+        model = sighted_gemma3(text) if vision else Gemma3ForCausalLM(text)
     elif family in ("gemma4", "gemma4_moe"):
         mixture = (experts, chosen, shared) if family == "gemma4_moe" else None
-        model = make_gemma4(common, window, keys_are_values=keys_are_values, experts=mixture)
+        model = make_gemma4(
+            common, window, keys_are_values=keys_are_values, experts=mixture, alone=alone
+        )
     elif family == "qwen3_5":
         model = make_hybrid(common, linear, vision=vision)
     elif family == "qwen3_5_moe":
@@ -183,13 +190,15 @@ def write_target(
     if family in ("qwen3_5", "qwen3_5_moe"):
         publish_hybrid(folder, config, dtype, generator)
         return folder
+    if alone:
+        return folder
     if family in ("gemma4", "gemma4_moe"):
         publish_gemma4(folder, config, dtype)
         return folder
     for key in ("rope_parameters", "rope_theta", "rope_scaling", "dtype", "torch_dtype"):
-        config.pop(key, None)
+        config.get("text_config", config).pop(key, None)
     keys = _gemma_rope_keys if family == "gemma3" else _rope_keys
-    config |= keys(rope, rope_theta, rope_style)
+    config.get("text_config", config).update(keys(rope, rope_theta, rope_style))
     config["torch_dtype" if rope_style == "rope_theta" else "dtype"] = dtype
     _write_json(folder / "config.json", config)
     if mxfp4:
@@ -304,15 +313,14 @@ def _gemma_config(common: dict[str, Any], window: int | None) -> Any:
 
 
 def _gemma_rope_keys(rope: Rope, theta: float, style: RopeStyle) -> dict[str, Any]:
-    """The layers that slide turn faster; `rope` is default."""
+    """The layers that slide turn faster; `rope` is of the others."""
     if style == "rope_theta":
-        return {"rope_theta": theta, "rope_local_base_freq": theta / 100, "rope_scaling": None}
-    kinds = {"full_attention": theta, "sliding_attention": theta / 100}
-    return {
-        "rope_parameters": {
-            kind: {"rope_type": "default", "rope_theta": base} for kind, base in kinds.items()
-        }
+        return {"rope_local_base_freq": theta / 100, **_rope_keys(rope, theta, style)}
+    kinds = {
+        "full_attention": _rope_parameters(rope, theta),
+        "sliding_attention": _rope_parameters("default", theta / 100),
     }
+    return {"rope_parameters": kinds}
 
 
 def _rope_parameters(rope: Rope, theta: float) -> dict[str, Any]:

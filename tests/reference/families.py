@@ -12,8 +12,13 @@ import numpy as np
 import torch
 from safetensors.torch import load_file, save_file
 from transformers import (
+    Gemma3Config,
+    Gemma3ForConditionalGeneration,
+    Gemma3TextConfig,
     Gemma4Config,
+    Gemma4ForCausalLM,
     Gemma4ForConditionalGeneration,
+    Gemma4TextConfig,
     GptOssConfig,
     GptOssForCausalLM,
     Qwen3_5Config,
@@ -102,6 +107,16 @@ GEMMA_VISION = {
     "head_dim": 8,
     "position_embedding_size": 16,
 }
+
+
+def sighted_gemma3(text: Gemma3TextConfig) -> Any:
+    """A Gemma 3 that sees, as those from 4B on are published."""
+    images = GEMMA_VISION | {"image_size": 28, "patch_size": 14}
+    common: Any = {"tie_word_embeddings": text.tie_word_embeddings, "mm_tokens_per_image": 4}
+    sees = Gemma3Config(text_config=text.to_dict(), vision_config=images, **common)
+    return Gemma3ForConditionalGeneration(sees)
+
+
 KINDS = ("sliding_attention", "sliding_attention", "full_attention")
 
 
@@ -111,6 +126,7 @@ def make_gemma4(
     *,
     keys_are_values: bool,
     experts: tuple[int, int, int] | None = None,
+    alone: bool = False,
 ) -> Any:
     """The model of keys that all families have. Every third layer is full, with heads of twice the
     size; where keys are values it has half as many KV heads. Scalars of layers are not 1.
@@ -149,6 +165,8 @@ def make_gemma4(
     model: Any = Gemma4ForConditionalGeneration(
         Gemma4Config(text_config=text, vision_config=GEMMA_VISION, tie_word_embeddings=tied)
     )
+    if alone:
+        model = Gemma4ForCausalLM(Gemma4TextConfig(**text))
     with torch.no_grad():
         for index, layer in enumerate(model.get_decoder().layers):
             layer.layer_scalar.fill_(0.75 + 0.125 * (index % 4))
