@@ -26,9 +26,9 @@ from dflash_trt.cli.options import FOLDER, PATH, json_option, print_json
 def command(file: Path, dtype: str, overwrite: bool, as_json: bool, output: Path) -> None:
     """Turn a GGUF file into a Hugging Face checkpoint that `build` takes as its target.
 
-    Llama, Qwen2, Qwen3 and Qwen3-MoE models with a byte-level tokenizer, in any type that holds
-    weights, from Q4_0 to F32. The tokenizer and its chat template come from the file too. What
-    cannot be kept is refused by name.
+    Llama, Qwen2, Qwen3, Qwen3-MoE and Gemma 3 models with a byte-level or a SentencePiece
+    tokenizer, in any type that holds weights, from Q4_0 to F32. The tokenizer and its chat template
+    come from the file too. What cannot be kept is refused by name.
     """
     with StageBars() as bars:
         kind = cast(ImportedType, dtype)

@@ -30,6 +30,9 @@ _LAYER_NAMES = {
     "self_attn.q_norm": "attn_q_norm",
     "self_attn.k_norm": "attn_k_norm",
     "post_attention_layernorm": "ffn_norm",
+    "post_attention_norm": "post_attention_norm",
+    "pre_feedforward_layernorm": "ffn_norm",
+    "post_feedforward_layernorm": "post_ffw_norm",
     "mlp.gate_proj": "ffn_gate",
     "mlp.up_proj": "ffn_up",
     "mlp.down_proj": "ffn_down",
@@ -59,6 +62,9 @@ def gguf_tensors(arrays: Mapping[str, Array], config: Mapping[str, Any]) -> dict
     experts: dict[str, list[Array]] = {}
     heads = {"q": config["num_attention_heads"], "k": config["num_key_value_heads"]}
     for name, array in sorted(arrays.items()):
+        if config["model_type"] == "gemma3_text":
+            array = array + np.float32("norm.weight" in name)
+            name = name.replace("post_attention_layernorm", "post_attention_norm")
         if name in _NAMES:
             tensors[_NAMES[name]] = array
             continue
@@ -83,6 +89,8 @@ def turn(array: Array, heads: int) -> Array:
 def model_keys(config: Mapping[str, Any]) -> dict[str, Any]:
     """The keys of a config.json in llama.cpp's words, without the architecture before them."""
     head_dim = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
+    ropes = config["rope_parameters"]
+    rope = ropes.get("full_attention", ropes)
     keys = {
         "block_count": config["num_hidden_layers"],
         "context_length": config["max_position_embeddings"],
@@ -93,10 +101,16 @@ def model_keys(config: Mapping[str, Any]) -> dict[str, Any]:
         "attention.key_length": head_dim,
         "attention.value_length": head_dim,
         "attention.layer_norm_rms_epsilon": float(config["rms_norm_eps"]),
-        "rope.freq_base": float(config["rope_parameters"]["rope_theta"]),
+        "rope.freq_base": float(rope["rope_theta"]),
         "rope.dimension_count": head_dim,
         "vocab_size": config["vocab_size"],
     }
+    if rope is not ropes:
+        keys |= {
+            "attention.sliding_window": config["sliding_window"],
+            "attention.sliding_window_pattern": config["layer_types"].index("full_attention") + 1,
+            "rope.freq_base_swa": float(ropes["sliding_attention"]["rope_theta"]),
+        }
     if "moe_intermediate_size" in config:
         keys |= {
             "expert_count": config["num_local_experts"],
@@ -137,7 +151,7 @@ def write_gguf(
     `keys` and `tensors` add to the file's or replace them; None drops one.
     """
     config = json.loads((checkpoint / "config.json").read_text())
-    name = {"qwen3_moe": "qwen3moe"}.get(config["model_type"], config["model_type"])
+    name = config["model_type"].removesuffix("_text").replace("3_moe", "3moe")
     fields = {f"{name}.{key}": value for key, value in model_keys(config).items()}
     fields |= {f"tokenizer.{key}": value for key, value in tokenizer_keys().items()}
     fields |= dict(keys or {})

@@ -13,6 +13,8 @@ import torch
 from gguf import GGMLQuantizationType as Kind
 from transformers import AutoModelForCausalLM
 
+from dflash_trt.building.gguf.config import make_config
+from dflash_trt.building.gguf.gguf_file import read_gguf
 from dflash_trt.building.gguf.importer import import_gguf
 from dflash_trt.building.spec import BuildSpec
 from dflash_trt.core.progress import SilentProgress
@@ -74,9 +76,10 @@ def make_source(
     # llama.cpp's Qwen2 has no windows.
     options |= {"window": None, "hidden": 128} if family == "qwen2" else {}
     write_target(folder, family, "bfloat16", vocab=VOCAB, **options)
-    if rope:
-        config = json.loads((folder / "config.json").read_text())
-        (folder / "config.json").write_text(json.dumps(config | {"rope_parameters": rope}))
+    own = {"query_pre_attn_scalar": options["head_dim"]}  # which no GGUF file says
+    own |= {"rope_parameters": rope} if rope else {}
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | own))
     return folder
 
 
@@ -89,8 +92,9 @@ def make_source(
         ("qwen3", YARN),
         ("qwen3_moe", None),
         ("qwen2", None),
+        ("gemma3", None),
     ],
-    ids=["llama", "qwen3", "llama3 factors", "yarn", "qwen3_moe", "qwen2"],
+    ids=["llama", "qwen3", "llama3 factors", "yarn", "qwen3_moe", "qwen2", "gemma3"],
 )
 def test_logits_of_a_bundle_equal_those_of_the_original_in_transformers(
     family: Any, rope: dict[str, Any] | None, tmp_path: Path
@@ -115,15 +119,17 @@ def test_logits_of_a_bundle_equal_those_of_the_original_in_transformers(
     assert built.pair.target.eos_token_ids == imported.vocabulary.ends
 
 
-@pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3", "qwen3_moe"])
+@pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3", "qwen3_moe", "gemma3"])
 def test_weights_and_config_are_those_that_transformers_reads_from_the_same_file(
     family: Any, tmp_path: Path
 ) -> None:
     """transformers' own reader of GGUF, which knows nothing of ours, is the judge."""
-    # transformers 5.23 leaves out these two sizes, and takes its own defaults.
+    # transformers 5.23 leaves out these sizes, and takes its own defaults.
     sizes = {"qwen3": {"head_dim": 128}, "qwen3_moe": {"intermediate": 768}}
+    sizes["gemma3"] = dict.fromkeys(("head_dim", "hidden", "intermediate"), 256)
     source = make_source(tmp_path / "source", family, **sizes.get(family, {}))
-    file = write_gguf(tmp_path / "model.gguf", source, Kind.Q8_0)
+    kind = Kind.Q4_K if family == "gemma3" else Kind.Q8_0
+    file = write_gguf(tmp_path / "model.gguf", source, kind)
     import_gguf(file, tmp_path / "target", SilentProgress(), dtype="fp32")
     theirs = AutoModelForCausalLM.from_pretrained(tmp_path, gguf_file=file.name, dtype="float32")
     ours = load_target(tmp_path / "target")
@@ -134,4 +140,12 @@ def test_weights_and_config_are_those_that_transformers_reads_from_the_same_file
     stated, read = theirs.config.to_dict(), ours.config.to_dict()
     assert stated.pop("rms_norm_eps") == pytest.approx(read["rms_norm_eps"], rel=1e-6)
     differ = {key for key, value in stated.items() if read.get(key) != value}
-    assert differ <= NOT_OF_THE_MODEL
+    # Neither what slides nor the second RoPE, which newer files state.
+    own = {"layer_types", "rope_parameters"} if family == "gemma3" else set()
+    assert differ <= NOT_OF_THE_MODEL | own
+
+
+def test_queries_of_a_27b_have_a_scale_of_their_own(tmp_path: Path) -> None:
+    source = make_source(tmp_path / "source", "gemma3", hidden=64)
+    file = write_gguf(tmp_path / "m.gguf", source, keys={"gemma3.block_count": 62})
+    assert make_config(read_gguf(file), "float32").values["query_pre_attn_scalar"] == 64 // 4

@@ -184,7 +184,10 @@ def test_unused_tokens_are_left_out_and_keep_their_ids_free(tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("change", "piece"),
     [
-        ({"model": "llama"}, 'its tokenizer is "llama"; only byte-level BPE'),
+        ({"model": "t5"}, 'its tokenizer is "t5"; only byte-level BPE (gpt2) is imported, and'),
+        ({"model": "llama"}, "scores must have a finite number for each of 470 tokens"),
+        ({"model": "llama", "scores": [-1e3] * 470}, "all scores are equal"),
+        ({"model": "llama", "precompiled_charsmap": [1]}, "how it normalises a text is not"),
         ({"model": None}, "only byte-level BPE"),
         ({"pre": "qwen35"}, "pre-tokenizer \"qwen35\" is not known (nearest: 'qwen2')"),
         ({"pre": None}, 'pre-tokenizer "default" is not known'),

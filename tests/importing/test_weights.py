@@ -198,7 +198,7 @@ def test_tensors(source: Path, tmp_path: Path, tensors: dict[str, Any], piece: s
 @pytest.mark.parametrize(
     ("name", "piece"),
     [
-        ("gemma3", 'architecture "gemma3" is not imported from GGUF'),
+        ("gemma2", "architecture \"gemma2\" is not imported from GGUF (nearest: 'gemma3')"),
         ("qwen3next", "(nearest: 'qwen3')"),
     ],
 )

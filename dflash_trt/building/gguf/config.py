@@ -14,6 +14,7 @@ from dflash_trt.errors import nearest
 from dflash_trt.models.config_fields import ConfigFields
 from dflash_trt.models.decoder import read_sizes
 from dflash_trt.models.families import Family, find_family
+from dflash_trt.models.layers import FULL, GEMMA_PERIOD, SLIDING
 from dflash_trt.models.moe import read_moe
 from dflash_trt.models.rope import (
     DEFAULT_THETA,
@@ -21,6 +22,7 @@ from dflash_trt.models.rope import (
     RopeSpec,
     inverse_frequencies,
     read_rope,
+    read_ropes_by_kind,
 )
 from dflash_trt.models.sizes import MAX_HEADS, MAX_LAYERS, MAX_WIDTH, DecoderSizes
 
@@ -39,6 +41,10 @@ _KEYS = frozenset(
     "rope.scaling.yarn_beta_fast rope.scaling.yarn_beta_slow tensor_data_layout".split()
 )
 _EXPERT_KEYS = frozenset(("expert_count", "expert_used_count", "expert_feed_forward_length"))
+_PERIOD, _LOCAL_THETA = "attention.sliding_window_pattern", "rope.freq_base_swa"
+_GEMMA_KEYS = frozenset(("attention.sliding_window", _PERIOD, _LOCAL_THETA))
+_LAYERS_OF_27B = 62
+"""By their number llama.cpp knows the Gemma 3 whose queries other than the head size scales."""
 
 # llama.cpp has these as numbers of its code: Llama 3.1 and 3.2 differ in the factor only.
 _LLAMA3: Mapping[str, Any] = {
@@ -55,6 +61,7 @@ ARCHITECTURES = {
     "qwen2": ("Qwen2ForCausalLM", "qwen2"),
     "qwen3": ("Qwen3ForCausalLM", "qwen3"),
     "qwen3moe": ("Qwen3MoeForCausalLM", "qwen3_moe"),
+    "gemma3": ("Gemma3ForCausalLM", "gemma3_text"),
 }
 """By general.architecture, the architecture and the model_type of a config.json."""
 
@@ -103,6 +110,7 @@ def make_config(file: GgufFile, dtype: str) -> ModelConfig:
         if key.startswith(prefix)
     }
     known = _KEYS if family.experts is None else _KEYS | _EXPERT_KEYS
+    known = known | _GEMMA_KEYS if family.is_gemma else known
     for key, value in stated.items():
         is_off = isinstance(value, int | float) and not value
         if key not in known and not is_off:
@@ -117,7 +125,7 @@ def make_config(file: GgufFile, dtype: str) -> ModelConfig:
         "max_position_embeddings": keys.integer("context_length"),
         "rms_norm_eps": keys.number("attention.layer_norm_rms_epsilon", high=1.0),
         "rope_parameters": _rope_parameters(keys),
-        "hidden_act": "silu",
+        **({} if family.is_gemma else {"hidden_act": "silu"}),
         "attention_bias": family.default_attention_bias or BIAS_PROBE in file.tensors,
         "tie_word_embeddings": HEAD not in file.tensors,
     }
@@ -132,9 +140,11 @@ def make_config(file: GgufFile, dtype: str) -> ModelConfig:
             "decoder_sparse_step": 1,
             "mlp_only_layers": [],
         }
+    if family.is_gemma:
+        values |= _gemma_values(keys, values)
     config = ConfigFields(values, file.path)
-    sizes = read_sizes(config, family.default_head_dim)
-    read_rope(config)
+    sizes = read_sizes(config, family.default_head_dim, family.activation)
+    (read_ropes_by_kind if family.is_gemma else read_rope)(config)
     moe = read_moe(config, family, sizes.hidden_size, None)
     symbols = sizes.symbols() | ({} if moe is None else moe.symbols(sizes.hidden_size))
     return ModelConfig(name, family, values, sizes, symbols)
@@ -177,6 +187,25 @@ def _dimensions(keys: ConfigFields) -> dict[str, int]:
         "num_attention_heads": heads,
         "num_key_value_heads": keys.integer("attention.head_count_kv", heads, high=MAX_HEADS),
         "head_dim": head_dim,
+    }
+
+
+def _gemma_values(keys: ConfigFields, values: Mapping[str, Any]) -> dict[str, Any]:
+    """What a Gemma 3's config says in addition, or otherwise, of which its file says a part."""
+    layers, period = values["num_hidden_layers"], keys.integer(_PERIOD, GEMMA_PERIOD)
+    scalar = values["head_dim"]
+    if layers == _LAYERS_OF_27B:
+        scalar = values["hidden_size"] // values["num_attention_heads"]
+    local = keys.number(_LOCAL_THETA, DEFAULT_THETA, low=1.0)
+    return {
+        "hidden_activation": "gelu_pytorch_tanh",
+        "query_pre_attn_scalar": scalar,
+        "sliding_window": keys.integer("attention.sliding_window"),
+        "layer_types": [SLIDING if (i + 1) % period else FULL for i in range(layers)],
+        "rope_parameters": {
+            FULL: values["rope_parameters"],
+            SLIDING: {"rope_type": "default", "rope_theta": local},
+        },
     }
 
 

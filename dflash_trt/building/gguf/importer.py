@@ -60,12 +60,14 @@ class WeightOrigin:
     """A tensor of the checkpoint and its source: the rows from `first` on.
 
     The rows of each of its heads are in llama.cpp's order where `turned_head` gives their size D.
+    The source has `offset` added to every value.
     """
 
     layout: TensorLayout
     source: GgufTensor
     first: int = 0
     turned_head: int | None = None
+    offset: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,6 +183,7 @@ def _find_origins(
         stored = (parts, *shape) if "{e}" in name else shape
         turned = architecture == "llama" and role.endswith(_TURNED)
         head = config.sizes.layer.head_dim if turned else None
+        offset = config.family.norm_offset if role.endswith("norm") else 0.0
         for i in range(layers if "{i}" in role else 1):
             plain = name.replace(".{e}", "").format(i=i)
             theirs = str(names.get_name(plain, (".weight", ".bias")))
@@ -196,10 +199,13 @@ def _find_origins(
                         source,
                         len(source.rows) // parts * e,
                         head,
+                        offset,
                     )
                     for e in range(parts)
                 )
-    used = {origin.source.name for origin in origins} | {ROPE_FACTORS}
+    used = {origin.source.name for origin in origins}
+    if not config.family.is_gemma:
+        used.add(ROPE_FACTORS)
     if not problems:  # else what is left is of no interest
         left = [one for one in file.tensors if one not in used]
         problems = [
@@ -245,6 +251,8 @@ def _read(origin: WeightOrigin) -> Iterator[Float32]:
     end = origin.first + math.prod(origin.layout.shape) // columns
     for first in range(origin.first, end, step):
         values = source.decode(first, min(first + step, end))
+        if origin.offset:
+            values = values - np.float32(origin.offset)
         if head is not None:
             # llama.cpp turns neighbours 2i and 2i + 1 of a head, Hugging Face i and i + D/2.
             pairs = values.reshape(-1, head // 2, 2, 1 if is_vector else columns)

@@ -1,8 +1,8 @@
-"""tokenizer.json and what belongs to it, from the keys of a GGUF file: byte-level BPE.
+"""tokenizer.json and what belongs to it, from the keys of a GGUF file: BPE of two kinds.
 
-A GGUF file states no pattern by which text is cut before merging: its name stands for one that a
-reader must know. Each is that of the model's own tokenizer.json, where it differs from llama.cpp's
-(Qwen normalises to NFC).
+Of a byte-level one a GGUF file states no pattern by which text is cut before merging: its name
+stands for one that a reader must know. Each is that of the model's own tokenizer.json, where it
+differs from llama.cpp's (Qwen normalises to NFC). The other kind is SentencePiece's.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from dflash_trt.building.gguf import sentencepiece
 from dflash_trt.building.gguf.config import FROM_HF
 from dflash_trt.building.gguf.gguf_file import AGAIN, GgufFile
 from dflash_trt.core.strict_json import quoted
@@ -22,8 +23,8 @@ from dflash_trt.text.tokenizer_calls import LLAMA3, QWEN2, open_tokenizer
 
 _PREFIX, _TEMPLATE = "tokenizer.ggml.", "tokenizer.chat_template"
 # Kinds of tokens: llama.cpp's LLAMA_TOKEN_TYPE_*.
-_NORMAL, _CONTROL, _USER_DEFINED, _UNUSED = 1, 3, 4, 5
-_KINDS = (_NORMAL, 2, _CONTROL, _USER_DEFINED, _UNUSED, 6)
+_NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED = 1, 2, 3, 4, 5
+_KINDS = (_NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED, 6)
 
 _BYTES = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
 _GPT2 = {**_BYTES, "use_regex": True}
@@ -48,11 +49,12 @@ _STEPS: Mapping[str, list[dict[str, Any]]] = {
 
 @dataclass(frozen=True, slots=True)
 class Vocabulary:
-    """A byte-level BPE vocabulary of `size` ids.
+    """A BPE vocabulary of `size` ids.
 
     `ids` has the tokens that are in use. `added` ids are found whole in a text, and are special
     where that is true. `special` are the ids that the file names, `ends` those of a text, a turn
-    and a message. `prefix` and `suffix` are put around every text.
+    and a message. `prefix` and `suffix` are put around every text. A space comes before each where
+    `has_space` is true, in a vocabulary of SentencePiece alone.
     """
 
     size: int
@@ -64,6 +66,7 @@ class Vocabulary:
     suffix: int | None
     pre_name: str
     template: str | None
+    has_space: bool
 
     @property
     def texts(self) -> dict[int | None, str]:
@@ -89,14 +92,17 @@ def read_vocabulary(file: GgufFile) -> Vocabulary:
     """Reads the vocabulary of `file`.
 
     Raises:
-        DflashError: it is of another kind than byte-level BPE, its pre-tokenizer is not known, or
-            tokens, merges and ids do not fit together.
+        DflashError: it is BPE of neither kind, its pre-tokenizer is not known, or tokens, merges,
+            scores and ids do not fit together.
     """
     model, pre_name = file.single(f"{_PREFIX}model"), file.single(f"{_PREFIX}pre", "default")
-    if model != "gpt2":
-        what = f"its tokenizer is {quoted(model)}; only byte-level BPE (gpt2) is imported"
-        raise file.error(what, FROM_HF)
-    if not isinstance(pre_name, str) or pre_name not in _STEPS:
+    is_scored = model == "llama"
+    if model != "gpt2" and not is_scored:
+        what = f"its tokenizer is {quoted(model)}; only byte-level BPE (gpt2) is imported, and"
+        raise file.error(f"{what} SentencePiece's (llama)", FROM_HF)
+    if is_scored:
+        pre_name = sentencepiece.NAME
+    elif not isinstance(pre_name, str) or pre_name not in _STEPS:
         hint = nearest(str(pre_name), sorted(_STEPS))
         what = f"pre-tokenizer {quoted(pre_name)} is not known{hint}"
         raise file.error(what, f"convert the model again with a newer llama.cpp, or {FROM_HF}")
@@ -110,17 +116,17 @@ def read_vocabulary(file: GgufFile) -> Vocabulary:
     if len(ids) < len(used):
         twice = next(tokens[index] for index in used if ids[tokens[index]] != index)
         raise file.error(f"token {quoted(twice)} is given twice", FROM_HF)
-    merges: list[tuple[str, str]] = []
-    for number, text in enumerate(_texts(file, "merges")):
-        # A space inside a token is written as another character: the only one parts the two.
-        left, _, right = text.partition(" ")
-        if left not in ids or right not in ids or left + right not in ids:
-            what = f"merge {number}, {quoted(text)}, does not make one token of two"
-            raise file.error(what, AGAIN)
-        merges.append((left, right))
+    if is_scored:
+        pieces = {text: index for text, index in ids.items() if kinds[index] == _NORMAL}
+        unused = [text for text, kind in zip(tokens, kinds, strict=True) if kind == _UNUSED]
+        scores = sentencepiece.read_scores(file, len(tokens))
+        merges = sentencepiece.merges_by_score(file, pieces, scores, unused)
+    else:
+        merges = _read_merges(file, ids)
     special: dict[str, int] = {}
     for name in ("bos", "eos", "eot", "eom", "unknown", "padding"):
-        value = file.single(key := f"{_PREFIX}{name}_token_id")
+        default = sentencepiece.DEFAULT_IDS.get(name) if is_scored else None
+        value = file.single(key := f"{_PREFIX}{name}_token_id", default)
         if value is None:
             continue
         if type(value) is not int or not 0 <= value < len(tokens):
@@ -131,17 +137,34 @@ def read_vocabulary(file: GgufFile) -> Vocabulary:
         not isinstance(template, str) or len(template) > MAX_TEMPLATE_CHARACTERS
     ):
         raise file.error(f"{_TEMPLATE} must be text of at most 1 MiB", AGAIN)
+    if is_scored and template is not None:
+        ends = (ids[one] for one in sentencepiece.TURN_ENDS if one in ids and one in template)
+        special.setdefault("eot", next(ends, special["eos"]))
+    whole = (_CONTROL, _USER_DEFINED, *([_UNKNOWN] if is_scored else []))
     return Vocabulary(
         size=len(tokens),
         ids=ids,
         merges=merges,
-        added={i: kinds[i] == _CONTROL for i in used if kinds[i] in (_CONTROL, _USER_DEFINED)},
+        added={i: kinds[i] != _USER_DEFINED for i in used if kinds[i] in whole},
         special=special,
-        prefix=_around(file, "bos", special, default=pre_name in _LLAMA),
+        prefix=_around(file, "bos", special, default=is_scored or pre_name in _LLAMA),
         suffix=_around(file, "eos", special, default=False),
         pre_name=pre_name,
         template=template,
+        has_space=is_scored and _flag(file, "add_space_prefix", default=True),
     )
+
+
+def _read_merges(file: GgufFile, ids: Mapping[str, int]) -> list[tuple[str, str]]:
+    merges: list[tuple[str, str]] = []
+    for number, text in enumerate(_texts(file, "merges")):
+        # A space inside a token is written as another character: the only one parts the two.
+        left, _, right = text.partition(" ")
+        if left not in ids or right not in ids or left + right not in ids:
+            what = f"merge {number}, {quoted(text)}, does not make one token of two"
+            raise file.error(what, AGAIN)
+        merges.append((left, right))
+    return merges
 
 
 def tokenizer_files(file: GgufFile, vocabulary: Vocabulary, max_positions: int) -> dict[str, str]:
@@ -185,16 +208,23 @@ def _texts(file: GgufFile, key: str) -> list[str]:
 
 def _around(file: GgufFile, name: str, special: Mapping[str, int], *, default: bool) -> int | None:
     """The token that is put before or behind every text; None where none is."""
-    is_added = file.single(key := f"{_PREFIX}add_{name}_token", default)
-    if not isinstance(is_added, bool) or (is_added and name not in special):
-        what = f"{key} is {quoted(is_added)}, and {name} is {quoted(special.get(name))}"
-        raise file.error(what, FROM_HF)
+    is_added = _flag(file, key := f"add_{name}_token", default=default)
+    if is_added and name not in special:
+        raise file.error(f"{_PREFIX}{key} is true, and {name} is null", FROM_HF)
     return special[name] if is_added else None
 
 
+def _flag(file: GgufFile, key: str, *, default: bool) -> bool:
+    value = file.single(_PREFIX + key, default)
+    if not isinstance(value, bool):
+        raise file.error(f"{_PREFIX}{key} is {quoted(value)}, neither true nor false", FROM_HF)
+    return value
+
+
 def _tokenizer_json(vocabulary: Vocabulary) -> dict[str, Any]:
-    texts, name = vocabulary.texts, vocabulary.pre_name
+    texts = vocabulary.texts
     off = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
+    steps = _steps(vocabulary)
     return {
         "version": "1.0",
         "truncation": None,
@@ -203,21 +233,37 @@ def _tokenizer_json(vocabulary: Vocabulary) -> dict[str, Any]:
             {"id": index, "content": texts[index], **off, "special": bool(is_special)}
             for index, is_special in sorted(vocabulary.added.items())
         ],
-        "normalizer": {"type": "NFC"} if name == "qwen2" else None,
-        "pre_tokenizer": {"type": "Sequence", "pretokenizers": _STEPS[name]},
+        "normalizer": steps["normalizer"],
+        "pre_tokenizer": steps["pre_tokenizer"],
         "post_processor": _post_processor(vocabulary, texts),
-        "decoder": _DECODER,
+        "decoder": steps["decoder"],
         "model": {
             "type": "BPE",
             "dropout": None,
-            "unk_token": None,
             "continuing_subword_prefix": "",
             "end_of_word_suffix": "",
+            **steps["model"],
+            "vocab": vocabulary.ids,
+            "merges": vocabulary.merges,
+        },
+    }
+
+
+def _steps(vocabulary: Vocabulary) -> dict[str, Any]:
+    """What a tokenizer.json says of how a text becomes tokens, and tokens a text."""
+    name = vocabulary.pre_name
+    if name == sentencepiece.NAME:
+        unknown = vocabulary.texts.get(vocabulary.special["unknown"])
+        return sentencepiece.steps(unknown, has_prefix=vocabulary.has_space)
+    return {
+        "normalizer": {"type": "NFC"} if name == "qwen2" else None,
+        "pre_tokenizer": {"type": "Sequence", "pretokenizers": _STEPS[name]},
+        "decoder": _DECODER,
+        "model": {
+            "unk_token": None,
             "fuse_unk": False,
             "byte_fallback": False,
             "ignore_merges": name in _LLAMA,
-            "vocab": vocabulary.ids,
-            "merges": vocabulary.merges,
         },
     }
 
