@@ -49,7 +49,7 @@ def build_draft(
         with b.scope("head"):
             _write_drafts(b, drafts)
         return b.finish()
-    x = embed(head)
+    x = embed(head, draft.own_embedding_scale)
     for index in range(draft.num_layers):
         layer = model.layer(index)
         with b.scope(f"draft_layers.{index}"):

@@ -31,6 +31,7 @@ from dflash_trt.graph.layers import embed, gated_mlp, split_heads
 from dflash_trt.graph.model_builder import LayerBuilder, ModelBuilder
 from dflash_trt.graph.rope_tables import HEAD_TOKENS
 from dflash_trt.models.draft import DraftSpec
+from dflash_trt.models.eagle import FC_NORM, INPUT_NORM
 from dflash_trt.models.safetensors_header import TensorEntry
 
 STEPS = "chain/steps"
@@ -49,7 +50,12 @@ def inject_context(
     """Writes a call's rows into the head's caches, from its taps and embeddings, [T,H] each."""
     b, rows, width = head.b, head.rows, head.spec.hidden_size
     with b.scope("injection"):
+        if head.has(FC_NORM.format(0)):
+            roles = (FC_NORM.format(at) for at in range(len(taps)))
+            taps = [head.rms_norm(tap, role, role) for tap, role in zip(taps, roles, strict=True)]
         tapped = b.node("Concat", taps, "taps", axis=1) if len(taps) > 1 else taps[0]
+        if head.has(INPUT_NORM):
+            tapped = head.rms_norm(tapped, INPUT_NORM, INPUT_NORM)
         # Single channels of a target's hidden state reach 2e4, whose sums overflow float16.
         tapped = b.widen(tapped, "fc_input")
         fused = head.linear(tapped, "fc", precision=Precision.FLOAT32)
@@ -252,7 +258,7 @@ class EagleChain:
         if HEAD_TOKENS in self.stored:
             ids = b.stored(HEAD_TOKENS, self.stored[HEAD_TOKENS])
             choice = b.node("Gather", [ids, choice], "target_token", axis=0)
-        return [choice, feature, k, v]
+        return [choice, normed if spec.hands_normed else feature, k, v]
 
 
 def _attend_on_cpu(

@@ -19,12 +19,12 @@ from dflash_trt.models.safetensors_header import TensorEntry
 from dflash_trt.models.sizes import RecurrentSizes
 
 
-def embed(model: ModelBuilder) -> str:
-    """Rows [T,H] of the call's token ids [B,S]."""
+def embed(model: ModelBuilder, scale: float | None = None) -> str:
+    """Rows [T,H] of the call's token ids [B,S], times `scale`, None for the model's own."""
     b, role = model.b, "embed_tokens"
     with b.scope("embed"):
         x = look_up(model, role, b.node("Reshape", [model.rows.ids, b.integers(-1)], "ids"))
-        factor = model.spec.embedding_scale
+        factor = model.spec.embedding_scale if scale is None else scale
         if factor == 1.0:
             return x
         wide = b.node("Constant", [], "factor_wide", value_float=factor)

@@ -72,6 +72,8 @@ def build_target(
                 settle_step(b, draft.mask_token_id)
 
     if draft is not None:
+        if draft.norms_last_tap and index in draft.target_layer_ids:
+            taps[index] = model.rms_norm(x, "norm", "injection/last_tap")
         features = [taps[layer] for layer in draft.target_layer_ids]
         rope = RopeTables(draft_tables(target, draft), tables)
         head = ModelBuilder(b, "draft", draft, rows, rope)

@@ -11,7 +11,7 @@ from dflash_trt.core.strict_json import quoted
 from dflash_trt.errors import DflashError
 from dflash_trt.models import deepspec, eagle
 from dflash_trt.models.config_fields import ConfigFields
-from dflash_trt.models.decoder import DecoderSpec, read_logit_cap, read_sizes
+from dflash_trt.models.decoder import LOGIT_CAP, DecoderSpec, read_logit_cap, read_sizes
 from dflash_trt.models.draft_kinds import TRAITS, DraftKind, DraftTraits
 from dflash_trt.models.draft_tokens import DRAFT_TOKENS_NAME, read_draft_tokens
 from dflash_trt.models.families import DRAFT_ARCHITECTURES, DRAFT_DEFAULT_HEAD_DIM, NORM_EPS
@@ -21,13 +21,14 @@ from dflash_trt.models.name_map import match_weights
 from dflash_trt.models.quantization import read_quantization, stored_formats
 from dflash_trt.models.quantized_weights import logical_shape
 from dflash_trt.models.relatives import read_architecture, refuse_relatives
-from dflash_trt.models.rope import read_rope
+from dflash_trt.models.rope import LEAST, read_rope
 from dflash_trt.models.sizes import MAX_LAYERS, DraftShape
 from dflash_trt.models.weight_names import DRAFT_WEIGHTS
 
 UNDERSTOOD_KEYS = frozenset(
-    "attention_sink_bias block_size causal mask_token_id projector_type swa_window_size "
-    "target_layer_ids use_aux_hidden_state use_swa".split()
+    "attention_sink_bias block_size causal final_logit_softcapping input_embedding_scale "
+    "mask_token_id output_multiplier projector_type swa_window_size target_layer_ids "
+    "use_aux_hidden_state use_swa".split()
 )
 """Keys of dflash_config that are known; any other may change what the draft computes."""
 
@@ -39,8 +40,11 @@ class DraftSpec(DraftShape, DecoderSpec):
     `num_target_layers` is None where the config is silent. `token_ids` are what it chooses among;
     None: everything.
     `anchor_drafts`: every slot drafts the token behind its own, the anchor's too (see deepspec.py).
+    `own_embedding_scale` multiplies rows of the target's embedding as it is stored; None: they are
+    scaled as the target's. `norms_last_tap`: of the target's last layer the final norm's output
+    is tapped.
     An EAGLE-3 head has no masks, and `target_layer_ids` only with its target where its config names
-    none; `carries_norm` as eagle.py has it.
+    none; `carries_norm` and `hands_normed` as eagle.py has them.
     """
 
     num_target_layers: int | None
@@ -48,6 +52,9 @@ class DraftSpec(DraftShape, DecoderSpec):
     anchor_drafts: bool = False
     kind: DraftKind = "DFlash"
     carries_norm: bool = False
+    hands_normed: bool = False
+    own_embedding_scale: float | None = None
+    norms_last_tap: bool = False
 
     @property
     def traits(self) -> DraftTraits:
@@ -81,7 +88,7 @@ def read_draft(folder: str | Path) -> DraftSpec:
     """
     folder = Path(folder)
     config = ConfigFields(read_config(folder), folder / CONFIG_NAME)
-    layout = eagle.LAYOUTS.get(read_architecture(config))
+    layout = eagle.find_layout(config)
     if layout is not None:
         return _read_eagle(folder, config, layout)
     is_deepspec = read_architecture(config) == deepspec.ARCHITECTURE
@@ -93,7 +100,7 @@ def read_draft(folder: str | Path) -> DraftSpec:
     shape = read_draft_config(config, num_target_layers, is_deepspec=is_deepspec)
     markov_rank, rope = shape.markov_rank, read_rope(config, default_theta=None)
 
-    checkpoint = open_checkpoint(folder)
+    inner, checkpoint = config.child("dflash_config"), open_checkpoint(folder)
     refuse_relatives(config, "DSpark" if is_deepspec else None, checkpoint.tensors)
     rules, symbols = DRAFT_WEIGHTS, shape.sizes.symbols()
     if markov_rank:
@@ -118,7 +125,9 @@ def read_draft(folder: str | Path) -> DraftSpec:
         checkpoint=checkpoint,
         token_ids=token_ids,
         anchor_drafts=is_deepspec,
-        logit_cap=read_logit_cap(config),
+        logit_cap=read_logit_cap(_either(config, inner, LOGIT_CAP)),
+        own_embedding_scale=None if is_deepspec else _read_embedding_scale(config, inner),
+        norms_last_tap=not is_deepspec,
         kind="DSpark" if markov_rank else "DFlash",
     )
 
@@ -154,7 +163,6 @@ def _read_eagle(folder: Path, config: ConfigFields, layout: eagle.EagleLayout) -
     checkpoint = open_checkpoint(folder)
     refuse_relatives(config, "EAGLE", checkpoint.tensors)
     rules, symbols = eagle.eagle_rules(checkpoint, head)
-    ignored = (eagle.D2T, eagle.T2D, eagle.EMBEDDING)
     return DraftSpec(
         kind="EAGLE-3",
         block_size=1 + eagle.MAX_DRAFTS,
@@ -163,14 +171,15 @@ def _read_eagle(folder: Path, config: ConfigFields, layout: eagle.EagleLayout) -
         num_target_layers=None,
         sizes=head.sizes,
         rms_norm_eps=head.fields.number("rms_norm_eps", NORM_EPS, high=1.0),
-        rope=read_rope(head.fields, default_theta=10_000.0),
+        rope=head.rope,
         vocab_size=head.vocab_size,
         max_position_embeddings=head.fields.integer("max_position_embeddings"),
-        weights=match_weights(checkpoint, rules, 1, symbols, ignored),
+        weights=match_weights(checkpoint, rules, 1, symbols, head.ignored),
         quantization=None,
         checkpoint=checkpoint,
         token_ids=eagle.read_draft_vocabulary(checkpoint, head),
         carries_norm=head.carries_norm,
+        hands_normed=head.hands_normed,
     )
 
 
@@ -189,6 +198,15 @@ def _read_taps(
         what = f"the default tapped layers of a {num_target_layers}-layer target are {list(ids)}"
         raise DflashError(what, where=config.where, fix="add dflash_config.target_layer_ids")
     return ids
+
+
+def _read_embedding_scale(config: ConfigFields, inner: ConfigFields) -> float | None:
+    """z-lab's factor of the rows' embedding; None where it is not stated."""
+    # No argmax depends on this one, if it is positive; its reader takes it where logits are made.
+    _either(config, inner, "output_multiplier").number("output_multiplier", 1.0)
+    key = "input_embedding_scale"
+    fields = _either(config, inner, key)
+    return fields.number(key, low=LEAST) if fields.has(key) else None
 
 
 def _refuse_variants(config: ConfigFields, is_deepspec: bool) -> None:

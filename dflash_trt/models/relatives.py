@@ -29,6 +29,13 @@ class Relative:
     keys: tuple[str, ...] = ()
     projectors: tuple[str, ...] = ()
 
+    def called(self, evidence: str) -> str:
+        return f"a {self.name} drafter ({evidence})"
+
+
+SPECULATORS_KIND = "speculators_model_type"
+"""What alone says which kind a draft in speculators' layout is."""
+SPECULATORS_EAGLE = "eagle3"
 
 RELATIVES: tuple[Relative, ...] = (
     Relative(
@@ -66,6 +73,12 @@ def refuse_relatives(
     config: ConfigFields, known: str | None = None, tensors: Iterable[str] = ()
 ) -> None:
     """Raises DflashError for a relative other than `known`, by its config or a tensor's name."""
+    if config.has(SPECULATORS_KIND):  # a config of speculators has keys of other kinds too
+        kind = config.text(SPECULATORS_KIND)
+        if kind != SPECULATORS_EAGLE:
+            evidence = f"{SPECULATORS_KIND} {quoted(kind)}"
+            raise _refusal(config, f"a draft in speculators' layout ({evidence})")
+        return
     inner = config.child("dflash_config")
     architecture = read_architecture(config)
     projector = str(inner.values.get("projector_type") or "").lower()
@@ -74,20 +87,20 @@ def refuse_relatives(
             continue
         name = relative.name.lower()
         if name in architecture.lower():
-            raise _refusal(config, relative, f"architecture {quoted(architecture)}")
+            raise _refusal(config, relative.called(f"architecture {quoted(architecture)}"))
         for key in relative.keys:
             if config.has(key) or inner.has(key):
-                raise _refusal(config, relative, f"config key {quoted(key)}")
+                raise _refusal(config, relative.called(f"config key {quoted(key)}"))
         if projector in (name, *relative.projectors):
-            raise _refusal(config, relative, f"projector_type {quoted(projector)}")
+            raise _refusal(config, relative.called(f"projector_type {quoted(projector)}"))
         for tensor in tensors:
             if any(mark in tensor.lower() for mark in relative.tensors):
-                raise _refusal(config, relative, f"tensor {quoted(tensor)}")
+                raise _refusal(config, relative.called(f"tensor {quoted(tensor)}"))
 
 
-def _refusal(config: ConfigFields, relative: Relative, evidence: str) -> DflashError:
+def _refusal(config: ConfigFields, called: str) -> DflashError:
     return DflashError(
-        f"is a {relative.name} drafter ({evidence}), which is not supported",
+        f"is {called}, which is not supported",
         where=config.where,
         fix="pass a DFlash draft (architecture DFlashDraftModel), a DSpark draft in DeepSpec's "
         "layout (Qwen3DSparkModel) or an EAGLE-3 head (LlamaForCausalLMEagle3)",

@@ -33,7 +33,8 @@ LEAST = 1e-6
 
 UNDERSTOOD_KEYS = frozenset(
     "rope_type type rope_theta partial_rotary_factor factor low_freq_factor high_freq_factor "
-    "original_max_position_embeddings beta_fast beta_slow truncate attention_factor".split()
+    "original_max_position_embeddings beta_fast beta_slow truncate attention_factor "
+    "mscale mscale_all_dim".split()
 )
 SUPPORTED = "the RoPE variants supported are default, linear, llama3 and yarn"
 
@@ -89,10 +90,16 @@ class RopeSpec:
     scaling: Llama3Scaling | YarnScaling | Proportional | None = None
 
 
-def read_rope(config: ConfigFields, default_theta: float | None = DEFAULT_THETA) -> RopeSpec:
+def read_rope(
+    config: ConfigFields,
+    default_theta: float | None = DEFAULT_THETA,
+    *,
+    zeros_count: bool = False,
+) -> RopeSpec:
     """RoPE from `rope_scaling`, `rope_parameters` (transformers 5) and `rope_theta`.
 
     `default_theta` stands in for a theta that is stated nowhere; None makes that an error.
+    `zeros_count` as in `_read_gain`.
 
     Raises:
         DflashError: a variant that is not in `SUPPORTED`, or numbers that make no sense.
@@ -135,8 +142,7 @@ def read_rope(config: ConfigFields, default_theta: float | None = DEFAULT_THETA)
     slow = scaling.number("beta_slow", 1.0, low=LEAST)
     if fast < slow:
         raise scaling.error("beta_fast", f"must not be below beta_slow ({slow:g})")
-    stretched = 0.1 * math.log(factor) + 1.0 if factor > 1 else 1.0
-    gain = scaling.number("attention_factor", stretched, low=LEAST)
+    gain = scaling.number("attention_factor", _read_gain(scaling, factor, zeros_count), low=LEAST)
     # As transformers and vLLM have it: null is false, and only a missing key is true.
     truncate = scaling.flag("truncate", "truncate" not in scaling.values)
     return RopeSpec(theta, YarnScaling(factor, original, gain, fast, slow, truncate))
@@ -221,6 +227,22 @@ def tables(spec: RopeSpec, head_dim: int, positions: int) -> tuple[FloatArray, F
         factor = np.float32(spec.scaling.attention_factor)
         return cos * factor, sin * factor
     return cos, sin
+
+
+def _read_gain(scaling: ConfigFields, factor: float, zeros_count: bool) -> float:
+    """What YaRN multiplies cos and sin by, from `mscale` and `mscale_all_dim`.
+
+    transformers obeys the two where neither is 0; SpecForge where they are stated (`zeros_count`).
+    """
+
+    def gain(scale: float) -> float:
+        return 0.1 * scale * math.log(factor) + 1.0 if factor > 1 else 1.0
+
+    # Above minus something: 0 is a value.
+    own, every = (scaling.number(one, 0.0, low=-LEAST) for one in ("mscale", "mscale_all_dim"))
+    is_stated = scaling.has("mscale") and scaling.has("mscale_all_dim")
+    is_obeyed = is_stated if zeros_count else own and every
+    return gain(own) / gain(every) if is_obeyed else gain(1.0)
 
 
 def _check_keys(scaling: ConfigFields) -> None:

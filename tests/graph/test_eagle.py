@@ -27,9 +27,19 @@ HEADS: dict[str, dict[str, Any]] = {
     "bfloat16, rope of its own": {"layout": "eagle", "dtype": "bfloat16", "rope_theta": 5e4},
     "modelopt, default taps": {"layout": "modelopt", "taps": None},
     "speculators": {"layout": "speculators", "carries_norm": True},
+    "speculators, Qwen3, 3.1": {
+        "layout": "speculators",
+        "layer": "qwen3",
+        "norms": "fc_norm",
+        "taps": (1, 2, 5),
+        "norm_output": True,
+        "architectures": ["Eagle3DraftModel"],
+        "gru_hidden_dim": 4,
+    },
+    "speculators, one norm": {"layout": "speculators", "norms": "norm_before_fc"},
     "deepspec": {"layout": "deepspec", "draft_vocab": None, "taps": (1, 2, 3, 4, 5)},
 }
-DAILY = {"bfloat16, rope of its own", "speculators"}
+DAILY = {"bfloat16, rope of its own", "speculators, Qwen3, 3.1", "speculators, one norm"}
 
 
 def eagle_pair(
@@ -58,7 +68,7 @@ def test_every_draft_is_the_published_heads(
     # Chunks begin with the last one's feature; positions behind a start are scratch.
     for first, last in chunks(CONTEXT, [17, 1, 5]):
         runner.target(ids[:, first:last], [first, first])
-    _, features = forward_with_taps(pair.reference, torch.tensor(ids), taps)
+    _, features = forward_with_taps(pair.reference, torch.tensor(ids), taps, norms_last=False)
     unsure = compared = 0
     for starts in STARTS:
         anchors = [int(ids[b, start]) for b, start in enumerate(starts)]

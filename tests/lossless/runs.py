@@ -182,7 +182,7 @@ def write_fitted_eagle(folder: Path, base: TinyPair, taps: Sequence[int], count:
     asked = make_requests(vocab, count)
     for request, one in zip(asked, run_baseline(base.open(), asked), strict=True):
         ids = torch.tensor([*request.prompt_ids, *one.token_ids])
-        _, features = forward_with_taps(base.reference, ids[None], taps)
+        _, features = forward_with_taps(base.reference, ids[None], taps, norms_last=False)
         answer = len(request.prompt_ids)  # prompts are noise
         inputs.append(head.hidden(ids[:-1], features[0, :-2])[answer - 1 :])
         wanted.append(ids[answer + 1 :])

@@ -32,12 +32,17 @@ def write_eagle(
     draft_vocab: int | None = 96,
     dtype: str = "float32",
     carries_norm: bool = False,
+    layer: Literal["llama", "qwen3"] = "llama",
+    norms: Literal["", "fc_norm", "norm_before_fc"] = "",
     rope_theta: float | None = None,
     heads: int = 4,
     seed: int = 7,
     **changes: Any,
 ) -> Path:
-    """A random head for the target in folder `target`; `changes` go to config.json."""
+    """A random head for the target in folder `target`; `changes` go to config.json.
+
+    `layer` is the kind of speculators' layer, `norms` what norms the taps before fc.
+    """
     base = json.loads((target / "config.json").read_text(encoding="utf-8"))
     hidden, vocab = base["hidden_size"], base["vocab_size"]
     kv_heads, size, inner = heads // 2, 16, 96
@@ -51,7 +56,7 @@ def write_eagle(
         return torch.rand(width) + 0.5
 
     prefix = "midlayer." if layout == "eagle" else "layers.0."
-    layer = {
+    weights = {
         "input_layernorm.weight": norm(),
         "hidden_norm.weight": norm(),
         "post_attention_layernorm.weight": norm(),
@@ -63,11 +68,15 @@ def write_eagle(
         "mlp.up_proj.weight": matrix(inner, hidden),
         "mlp.down_proj.weight": matrix(hidden, inner),
     }
-    if layout == "deepspec":
-        layer |= {f"self_attn.{kind}_norm.weight": norm(size) for kind in "qk"}
-    tensors = {prefix + name: tensor for name, tensor in layer.items()}
+    if layout == "deepspec" or layer == "qwen3":
+        weights |= {f"self_attn.{kind}_norm.weight": norm(size) for kind in "qk"}
+    tensors = {prefix + name: tensor for name, tensor in weights.items()}
     tapped = 3 if taps is None else len(taps)
     tensors["fc.weight"] = matrix(hidden, tapped * hidden)
+    if norms == "fc_norm":
+        tensors |= {f"fc_norm.{at}.weight": norm() for at in range(tapped)}
+    elif norms:
+        tensors["input_norm.weight"] = norm(tapped * hidden)
     tensors["norm.weight"] = norm()
     tensors["lm_head.weight"] = matrix(count, hidden)
     tensors = {name: tensor.to(STORED[dtype]) for name, tensor in tensors.items()}
@@ -99,6 +108,7 @@ def write_eagle(
         shift = 1
         config |= {"architectures": ["Eagle3Speculator"], "transformer_layer_config": sizes}
         config |= {"norm_before_residual": carries_norm, "speculators_model_type": "eagle3"}
+        sizes |= {"model_type": layer, "layer_types": ["full_attention"]}
     elif layout == "deepspec":
         config |= {"architectures": ["Qwen3Eagle3Model"], "ttt_length": 7, **sizes}
     else:
@@ -112,6 +122,8 @@ def write_eagle(
             "eagle_aux_hidden_state_layer_ids": list(taps),
             "use_aux_hidden_state": True,
         }
+    if norms:
+        config[norms] = True
     folder.mkdir(parents=True)
     (folder / "config.json").write_text(json.dumps(config | changes), encoding="utf-8")
     save_file(tensors, folder / "model.safetensors")
@@ -127,6 +139,7 @@ class ReferenceEagle:
     config: dict[str, Any]
     taps: tuple[int, ...]
     carries_norm: bool = False
+    hands_normed: bool = False
 
     @classmethod
     def load(cls, folder: Path, target: Any, taps: Sequence[int]) -> ReferenceEagle:
@@ -139,14 +152,15 @@ class ReferenceEagle:
         embed = module(torch.arange(module.num_embeddings)).detach().float()
         sizes = config.get("transformer_layer_config", config)
         carries = bool(config.get("norm_before_residual"))
-        return cls(weights, embed, sizes, tuple(taps), carries)
+        hands = bool(config.get("norm_output"))
+        return cls(weights, embed, sizes, tuple(taps), carries, hands)
 
     def drafts(self, ids: Tensor, features: Tensor, count: int) -> tuple[list[int], list[Tensor]]:
         """`count` tokens behind ids [n], the last of which has no feature yet.
 
         features [n - 1,taps·H]. Returns the target's ids and each step's logits.
         """
-        fused = features.float() @ self.weights["fc.weight"].T
+        fused = self._fuse(features)
         x, tokens = fused, ids[1:]
         keys: list[Tensor] = []
         values: list[Tensor] = []
@@ -162,12 +176,13 @@ class ReferenceEagle:
             found.append(choice)
             scores.append(logits)
             if step + 1 < count:
+                out = self._norm(out, "norm") if self.hands_normed else out
                 out = self._row(choice, out, len(tokens) + step, keys, values)
         return found, scores
 
     def taught(self, ids: Tensor, features: Tensor, anchor: int) -> Tensor:
         """What `lm_head` reads of a chain from `anchor` on, whose tokens are those of `ids`."""
-        fused = features.float() @ self.weights["fc.weight"].T
+        fused = self._fuse(features)
         keys: list[Tensor] = []
         values: list[Tensor] = []
         states, state = [], fused[0]
@@ -180,7 +195,7 @@ class ReferenceEagle:
 
     def hidden(self, ids: Tensor, features: Tensor) -> Tensor:
         """What `lm_head` reads [n - 1,H] of every row of ids [n] over features [n - 1,taps·H]."""
-        fused = features.float() @ self.weights["fc.weight"].T
+        fused = self._fuse(features)
         keys: list[Tensor] = []
         values: list[Tensor] = []
         rows = [
@@ -188,6 +203,16 @@ class ReferenceEagle:
             for row, token in enumerate(ids[1:])
         ]
         return self._norm(torch.stack(rows), "norm")
+
+    def _fuse(self, features: Tensor) -> Tensor:
+        """[n,taps·H] to [n,H]."""
+        taps = features.float().chunk(len(self.taps), -1)
+        if "fc_norm.0.weight" in self.weights:
+            taps = tuple(self._norm(tap, f"fc_norm.{at}") for at, tap in enumerate(taps))
+        x = torch.cat(taps, -1)
+        if "input_norm.weight" in self.weights:
+            x = self._norm(x, "input_norm")
+        return x @ self.weights["fc.weight"].T
 
     def _row(
         self, token: int, feature: Tensor, row: int, keys: list[Tensor], values: list[Tensor]

@@ -55,13 +55,14 @@ def load_target(folder: str | Path, dtype: torch.dtype = torch.float32) -> Any:
 
 @torch.no_grad()
 def forward_with_taps(
-    target: Any, ids: Tensor, layer_ids: Sequence[int], **kwargs: Any
+    target: Any, ids: Tensor, layer_ids: Sequence[int], *, norms_last: bool = True, **kwargs: Any
 ) -> tuple[Any, Tensor]:
     """Runs the target on ids [B, T]; returns its output and the taps [B, T, n*H].
 
-    A tap is the residual stream after decoder layer id: transformers' hidden_states[id + 1],
-    except for the last layer, whose entry there has the final norm applied. Hooks see it
-    before. Taps are concatenated in the order of `layer_ids`; an id may repeat.
+    A tap is transformers' hidden_states[id + 1], as z-lab's drafts take it: the residual stream
+    after decoder layer id, of the last layer with the final norm applied. EAGLE-3 heads take that
+    one as hooks see it, without (`norms_last`). Taps are concatenated in the order of `layer_ids`;
+    an id may repeat.
     """
     seen: dict[int, Tensor] = {}
 
@@ -78,6 +79,9 @@ def forward_with_taps(
     finally:
         for handle in handles:
             handle.remove()
+    last = len(layers) - 1
+    if norms_last and last in seen:
+        seen[last] = target.get_decoder().norm(seen[last])
     return output, torch.cat([seen[i] for i in layer_ids], dim=-1)
 
 

@@ -22,11 +22,18 @@ _MASK = 3
 """The input of an attention that is its mask."""
 
 
-def tap_layers(layer_ids: Sequence[int], layers: int) -> GraphEdit:
-    """Of `target.onnx`: what the draft reads are the outputs of these layers of `layers`."""
+def tap_layers(layer_ids: Sequence[int], layers: int, *, norms_last: bool = True) -> GraphEdit:
+    """Of `target.onnx`: what the draft reads are the outputs of these layers of `layers`.
+
+    `norms_last` as DraftSpec has it of last taps.
+    """
 
     def edit(model: onnx.ModelProto) -> None:
         values = [residual_after(model, layer, layers) for layer in layer_ids]
+        if norms_last and layers - 1 in layer_ids:
+            last = residual_after(model, layers - 1, layers)
+            normed = _norm_last(model, last)
+            values = [normed if value == last else value for value in values]
         if has_node(model, "injection/taps"):
             find_node(model, "injection/taps").input[:] = values
         else:
@@ -36,6 +43,17 @@ def tap_layers(layer_ids: Sequence[int], layers: int) -> GraphEdit:
                     node.input[:] = [values[0] if name == old else name for name in node.input]
 
     return edit
+
+
+def _norm_last(model: onnx.ModelProto, last: str) -> str:
+    """Adds the final norm of the last layer's rows `last`, as of all rows; its value."""
+    found = find_node(model, "head/norm")
+    node = onnx.NodeProto()
+    node.CopyFrom(found)
+    node.name = node.output[0] = "moved_tap"
+    node.input[0] = last
+    model.graph.node.insert(list(model.graph.node).index(found), node)
+    return "moved_tap"
 
 
 def rotate_draft(rope: RopeSpec, head_dim: int, positions: int) -> GraphEdit:

@@ -175,10 +175,11 @@ def _masks(bundle: Bundle) -> list[Change]:
 
 
 def _taps(bundle: Bundle) -> Iterator[Change]:
-    layers, taps = bundle.manifest.target.layers, bundle.manifest.draft.target_layer_ids
+    layers, draft = bundle.manifest.target.layers, bundle.manifest.draft
     for shift, change in ((-1, "taps one layer earlier"), (1, "taps one layer later")):
-        moved = [min(max(tap + shift, -1), layers - 1) for tap in taps]
-        yield Change(Cause.TAPS, change, Edits(target=(tap_layers(moved, layers),)))
+        moved = [min(max(tap + shift, -1), layers - 1) for tap in draft.target_layer_ids]
+        edit = tap_layers(moved, layers, norms_last=not draft.anchor_drafts)
+        yield Change(Cause.TAPS, change, Edits(target=(edit,)))
 
 
 def _ropes(bundle: Bundle) -> Iterator[Change]:
