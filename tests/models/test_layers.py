@@ -65,7 +65,7 @@ def test_llama3_in_both_spellings() -> None:
         ),
         ({"rope_parameters": {"type": "dynamic"}}, 'rope_parameters.type = "dynamic" is not'),
         ({"rope_scaling": {"type": "linear", "factor": None}}, "rope_scaling.factor is missing"),
-        ({"rope_scaling": YARN | {"mscale": 0.7}}, "rope_scaling.mscale = 0.7 is not supported"),
+        ({"rope_scaling": YARN | {"short_factor": [1]}}, "rope_scaling.short_factor = [1] is not"),
         ({"rope_scaling": {"mrope_section": [1]}}, "rope_scaling.mrope_section"),
         ({"rope_theta": True}, "must be a number"),
     ],
