@@ -128,7 +128,8 @@ class ExecutorLimits(Limits):
     each sequence's own sampling, and that calls are given it. `has_state`: the target has recurrent
     layers, so that a sequence goes on where its last call's rows end, or takes back at most
     `block_size` of them. What it has written before cannot be run again, and is shared only with a
-    copy of the state behind it, of which a StatefulExecutor has `state_copies`.
+    copy of the state behind it, of which a StatefulExecutor has `state_copies`. `longest`: the
+    positions that the pair was trained for.
     """
 
     vocab_size: int
@@ -138,6 +139,7 @@ class ExecutorLimits(Limits):
     draws: bool = False
     has_state: bool = False
     state_copies: int = 0
+    longest: int | None = None
 
     @property
     def windows(self) -> tuple[int, ...]:

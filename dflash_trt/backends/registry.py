@@ -31,6 +31,7 @@ def executor_limits(bundle: Bundle) -> ExecutorLimits:
         takes_any_chunk=manifest.engines is None,
         page_pool=manifest.page_pool,
         draws=manifest.engines is not None and manifest.engines.draws,
+        longest=manifest.longest,
         has_state=target.sizes.has_state,
         state_copies=state_copies(target.sizes, manifest.limits, manifest.page_pool),
     )

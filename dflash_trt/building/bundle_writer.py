@@ -154,10 +154,8 @@ def build_bundle(
 
 def _limits(pair: Pair, config: BuildConfig) -> Limits:
     """The bundle's limits; DflashError (usage) where the models were not made for them."""
-    check_positions(
-        config.max_seq_len,
-        min(pair.target.max_position_embeddings, pair.draft.max_position_embeddings),
-    )
+    longest = min(pair.target.max_position_embeddings, pair.draft.max_position_embeddings)
+    check_positions(config.max_seq_len, longest)
     target, draft = pair.target.sizes, pair.draft.sizes
     sizes = [target.full_layer.head_dim, draft.layer.head_dim]
     if pair.target.local_rope is not None:
@@ -173,7 +171,9 @@ def _limits(pair: Pair, config: BuildConfig) -> Limits:
     if block_size >= config.max_seq_len:
         raise DflashError(
             f"max_seq_len {config.max_seq_len} does not hold one block of {block_size} rows",
-            fix="raise --max-seq-len",
+            fix="raise --max-seq-len"
+            if config.max_seq_len < longest
+            else f"pass --block-size {longest - 1} or less: longer sequences are not trained",
             usage=True,
         )
     return Limits(

@@ -167,6 +167,7 @@ class DraftDims(ModelDims):
     """`token_count` is how many tokens the draft chooses among; None is all of them.
 
     `anchor_drafts`: the anchor's slot drafts too, as in DeepSpec's layout.
+    `max_position_embeddings` is there where it is less than the target's.
     """
 
     kind: DraftKind = "DFlash"
@@ -177,6 +178,9 @@ class DraftDims(ModelDims):
     layer_windows: list[int | None]
     layer_causal: list[bool]
     token_count: Positive | None = None
+    max_position_embeddings: Positive | None = Field(
+        default=None, exclude_if=lambda one: one is None
+    )
 
     @model_validator(mode="before")
     @classmethod
@@ -233,6 +237,7 @@ def _expert_dims(target: TargetSpec) -> ExpertDims | None:
 def draft_dims(pair: Pair) -> DraftDims:
     """The draft's part of a manifest."""
     draft, ids = pair.draft, pair.draft_token_ids
+    positions = draft.max_position_embeddings
     return DraftDims(
         **_decoder_dims(draft),
         kind=draft.kind,
@@ -243,6 +248,9 @@ def draft_dims(pair: Pair) -> DraftDims:
         layer_windows=list(draft.layer_windows),
         layer_causal=list(draft.layer_causal),
         token_count=None if ids is None else len(ids),
+        max_position_embeddings=(
+            positions if positions < pair.target.max_position_embeddings else None
+        ),
     )
 
 

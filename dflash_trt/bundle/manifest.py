@@ -115,6 +115,12 @@ class Manifest(StrictRecord):
         return (self.model_dump_json(indent=2) + "\n").encode()
 
     @property
+    def longest(self) -> int:
+        """Positions that the pair was trained for."""
+        own = self.target.max_position_embeddings
+        return min(own, self.draft.max_position_embeddings or own)
+
+    @property
     def graph_form(self) -> GraphForm:
         """The form of the bundle's graphs."""
         pool, engines = self.page_pool, self.engines

@@ -247,6 +247,14 @@ def _show_bundle(built: BuiltBundle) -> None:
             f"checkpoint's configs do not name (they name {', '.join(map(str, others)) or 'none'})",
             err=True,
         )
+    positions = manifest.draft.max_position_embeddings
+    if positions == manifest.limits.max_seq_len:
+        click.echo(
+            f"note: the context is {positions:,} positions: the draft was trained for no more "
+            "(max_position_embeddings of its config.json), the target for "
+            f"{manifest.target.max_position_embeddings:,}. Longer sequences need another draft",
+            err=True,
+        )
     if not manifest.tokenizer:
         click.echo(
             "note: the target has no tokenizer.json; the bundle takes token ids only", err=True

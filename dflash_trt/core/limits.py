@@ -121,6 +121,13 @@ def check_positions(max_seq_len: int, longest: int, where: str | None = None) ->
         )
 
 
+def advise_shorter(max_seq_len: int, longest: int | None) -> str:
+    """What helps a sequence that is too long for `max_seq_len` of `longest` trained positions."""
+    if longest is not None and longest <= max_seq_len:
+        return f"shorten it: the pair was trained for {longest} positions, and builds for no more"
+    return "shorten it, or build with a larger --max-seq-len"
+
+
 def choose_block(wanted: int | None, trained: int, where: str | None = None) -> int:
     """The block that is `wanted`, or the trained one; DflashError for a longer one (usage)."""
     if wanted is not None and wanted > trained:

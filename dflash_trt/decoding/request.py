@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Literal, TypedDict
 
 from dflash_trt.backends.base import ExecutorLimits, FloatArray
+from dflash_trt.core.limits import advise_shorter
 from dflash_trt.decoding.logprobs import (
     LOGPROBS_MODES,
     MAX_TOP_LOGPROBS,
@@ -226,7 +227,7 @@ def check_request(request: Request, limits: ExecutorLimits, has_tokenizer: bool)
             f"{length} tokens do not fit: the context of {limits.max_seq_len} holds a prompt of "
             f"at most {longest} and one output token",
             where="prompt",
-            fix="shorten it, or build with a larger --max-seq-len",
+            fix=advise_shorter(limits.max_seq_len, limits.longest),
             usage=True,
         )
     _check_ids("prompt", request.prompt_ids, limits)

@@ -42,6 +42,7 @@ _OFF = ("parallel_draft", "attention_bias", "mlp_bias")
 _AUX_IDS = "eagle_aux_hidden_state_layer_ids"
 _LLAMA, _QWEN3 = "llama", "qwen3"
 _OTHER_IDS = "aux_hidden_state_layer_ids"
+SPECULATORS_LAYER = "transformer_layer_config"
 _VERIFIERS = ("verifier_norm.weight", "verifier_lm_head.weight")
 _AMBIGUOUS = {
     False: "SpecForge up to 0.2.0 trains such a head without the norm before lm_head, all others "
@@ -73,7 +74,7 @@ class EagleLayout:
 LAYOUTS = {
     "LlamaForCausalLMEagle3": EagleLayout(zeros_count=True),
     "Eagle3Speculator": EagleLayout(
-        nested="transformer_layer_config", taps=(_AUX_IDS, 1), is_speculators=True
+        nested=SPECULATORS_LAYER, taps=(_AUX_IDS, 1), is_speculators=True
     ),
     "Qwen3Eagle3Model": EagleLayout(
         has_qk_norm=True, taps=("target_layer_ids", 0), default_head_dim=DRAFT_DEFAULT_HEAD_DIM

@@ -25,6 +25,7 @@ from dflash_trt.backends.base import (
 from dflash_trt.backends.registry import open_executor
 from dflash_trt.bundle.bundle import Bundle
 from dflash_trt.core.arrays import Float64Array
+from dflash_trt.core.limits import advise_shorter
 from dflash_trt.core.progress import Progress
 from dflash_trt.decoding import Generator, GeneratorOptions, Request, SamplingParams
 from dflash_trt.decoding.scores import sampling_input
@@ -242,13 +243,14 @@ def compare(
 
 def _requests(twins: Twins, prompts: Sequence[Sequence[int]], max_tokens: int) -> list[Request]:
     """The prompts as requests that end at the same place in either bundle."""
-    context = min(one.manifest.limits.max_seq_len for one in (twins.bundle, twins.twin))
+    manifests = (twins.bundle.manifest, twins.twin.manifest)
+    context, longest = min((one.limits.max_seq_len, one.longest) for one in manifests)
     for number, ids in enumerate(prompts, start=1):
         if len(ids) >= context:
             raise DflashError(
                 f"{len(ids)} tokens do not fit the context of {context}",
                 where=f"prompt {number}",
-                fix="shorten it, or build with a larger --max-seq-len",
+                fix=advise_shorter(context, longest),
                 usage=True,
             )
     return [

@@ -135,6 +135,8 @@ def shape_of(draft: DraftSpec, vocab_size: int, num_target_layers: int) -> Draft
         what = "has scaled rotary embeddings"
     elif any(one.is_causal for one in draft.sizes.layers):
         what = "has causal blocks"
+    elif draft.own_embedding_scale is not None:
+        what = "scales its target's embedding by itself (input_embedding_scale)"
     if what is not None:
         fix = "continue a draft in z-lab's layout (DFlashDraftModel), or DSpark's"
         what += ", which training does not know"

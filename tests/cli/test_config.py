@@ -17,6 +17,7 @@ from dflash_trt.models.build_config import load_config, target_names
 from tests.cli.bigram import write_bigram_pair
 from tests.cli.conftest import Build, Run, refusal_of
 from tests.frozen.broken_files import PAIR
+from tests.models.helpers import edit_json
 
 
 @pytest.mark.parametrize(
@@ -85,6 +86,26 @@ def test_two_folders_are_a_pair(build: Build, home: Path) -> None:
     outcome = build.run("build", *words, "-o", build.folder)
     assert outcome.code == 0, outcome.err
     assert build.manifest["name"] == "pair"  # not "target", which says nothing
+
+
+def test_a_draft_of_fewer_positions(run: Run, build: Build, home: Path) -> None:
+    """The build says what cuts the context, and nothing that is advised is then refused."""
+    edit_json(home / "draft" / "config.json", max_position_embeddings=32)
+    note = "note: the context is 32 positions: the draft was trained for no more"
+    assert (
+        note in build.well(home).err and "the target for 128" in build.well(home, "--overwrite").err
+    )
+    refusal = run("generate", build.folder, "--prompt", "a" * 40).fails(2, "40 tokens do not fit")
+    assert refusal.endswith(
+        "shorten it: the pair was trained for 32 positions, and builds for no more"
+    )
+    run.well("generate", build.folder, "--prompt", "a" * 20, "--max-tokens", 2)
+    build.well(home, "--max-seq-len", 16, "--overwrite")
+    asked = run("generate", build.folder, "--prompt", "a" * 20).fails(2, "larger --max-seq-len")
+    assert asked and note not in build.well(home, "--max-seq-len", 24, "--overwrite").err
+    edit_json(home / "draft" / "config.json", max_position_embeddings=8)
+    build(home, "--overwrite").fails(2, "pass --block-size 7 or less")
+    build.well(home, "--block-size", 7, "--overwrite")
 
 
 def test_a_folder_holds_or_names_both(home: Path, tmp_path: Path) -> None:

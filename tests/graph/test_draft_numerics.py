@@ -129,6 +129,18 @@ def test_yarn_far_past_the_original_context(make_pair: PairFactory) -> None:
     check_blocks(built, built.reference_draft, STARTS, (2, 8))
 
 
+@pytest.mark.parametrize(("family", "scale"), [("qwen3", 3.5), ("gemma3", 0.5)])
+def test_a_stated_scale_is_of_the_stored_embedding(
+    make_pair: PairFactory, family: Any, scale: float
+) -> None:
+    """As z-lab reads it; a draft that is silent takes a Gemma's embedding as the Gemma does."""
+    built = make_pair(family, None, None, dflash={"input_embedding_scale": scale})
+    reference = built.reference_draft
+    stored = built.reference.get_input_embeddings().weight.detach()
+    reference.embed = stored.to(reference.embed.dtype) * scale
+    check_blocks(built, reference, STARTS, (2, 8))
+
+
 STORED = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 RANK = 12
 

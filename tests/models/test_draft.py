@@ -145,6 +145,25 @@ def test_relatives(
         read_draft(folder)
 
 
+@pytest.mark.parametrize(
+    ("changes", "scale"),
+    [
+        ({}, None),
+        ({"input_embedding_scale": 0.5}, 0.5),
+        ({"inner": {"input_embedding_scale": 3, "output_multiplier": 0.25}}, 3.0),
+    ],
+)
+def test_a_scale_of_its_own(
+    make_draft: MakeCheckpoint, changes: dict[str, Any], scale: float | None
+) -> None:
+    """At either level, as z-lab reads it; a multiplier of logits changes no argmax."""
+    assert read_draft(make_draft(**changes)).own_embedding_scale == scale
+    with refused("dflash_config.input_embedding_scale is 2.0; it must equal the top level's 4"):
+        read_draft(make_draft({"input_embedding_scale": 2.0}, input_embedding_scale=4))
+    with refused("output_multiplier is -1; it must be a number above 0"):
+        read_draft(make_draft(output_multiplier=-1))
+
+
 def test_all_mismatches_at_once(make_target: MakeCheckpoint, make_draft: MakeCheckpoint) -> None:
     target = read_target(make_target())
     draft = read_draft(

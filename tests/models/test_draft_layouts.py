@@ -12,6 +12,7 @@ from safetensors.numpy import load_file, save_file
 from dflash_trt.models.draft import read_draft
 from dflash_trt.models.draft_tokens import write_draft_tokens
 from dflash_trt.models.pair_check import check_pair
+from dflash_trt.models.rope import YarnScaling
 from dflash_trt.models.target import read_target
 from tests.models.conftest import (
     DRAFT_CONFIG,
@@ -151,7 +152,10 @@ def test_what_is_read(make_target: MakeCheckpoint, tmp_path: Path) -> None:
     ("changes", "piece"),
     [
         ({"num_hidden_layers": 2}, "heads of one layer are"),
-        ({"norm_output": True}, "norm_output = true is not supported"),
+        ({"norm_output": True}, "servers hand the normed output to the next step, SpecForge up"),
+        ({"norm_output": False}, "trains such a head without the norm before lm_head, all others"),
+        ({"fc_norm": True, "norm_before_fc": True}, "norm_before_fc is true as well"),
+        ({"layer_types": ["sliding_attention"]}, "heads that see everything before them are"),
         ({"eagle_config": {"use_aux_hidden_state": False}}, "EAGLE-3 takes three layers"),
         ({"target_hidden_size": 32}, "heads as wide as their target are"),
         ({"quantization_config": {"quant_method": "modelopt"}}, "heads as trained are"),
@@ -167,6 +171,61 @@ def test_variants_are_refused(changes: dict[str, Any], piece: str, tmp_path: Pat
     folder = write(tmp_path / "draft", **changes)
     with refused(piece):
         read_draft(folder)
+
+
+NESTED: dict[str, Any] = {"model_type": "llama", "num_hidden_layers": 1, **SIZES}
+SPECULATORS: dict[str, Any] = {
+    "architectures": ["Eagle3DraftModel"],
+    "speculators_model_type": "eagle3",
+    "transformer_layer_config": NESTED,
+    "pure_draft_prefix_len": 2,
+}
+OTHER_LAYER = {"transformer_layer_config": NESTED | {"model_type": "qwen3_next"}}
+
+
+@pytest.mark.parametrize(
+    ("changes", "piece"),
+    [
+        ({"speculators_model_type": "dflash"}, '(speculators_model_type "dflash"), which is not'),
+        ({"speculators_model_type": "peagle"}, "is a draft in speculators' layout"),
+        ({"embed_requires_grad": True}, "heads over their target's embedding are"),
+        ({"aux_hidden_state_layer_ids": [0, 2, 4]}, "0 is the embedding"),
+        (OTHER_LAYER, 'model_type = "qwen3_next" is not supported; llama and qwen3 layers are'),
+        ({"norm_before_fc": True}, '1 missing ("input_norm.weight")'),
+    ],
+)
+def test_speculators_say_what_they_are(changes: dict[str, Any], piece: str, tmp_path: Path) -> None:
+    """By their own key alone: a config of theirs has keys of other kinds too."""
+    draft = read_draft(
+        write(tmp_path / "draft", **SPECULATORS, aux_hidden_state_layer_ids=[1, 3, 6])
+    )
+    assert (draft.kind, draft.target_layer_ids) == ("EAGLE-3", (0, 2, 5))
+    with refused(piece):
+        read_draft(write(tmp_path / "other", **SPECULATORS | changes))
+
+
+@pytest.mark.parametrize(
+    ("scales", "specforge", "transformers"),
+    [
+        ((0.707, 1.0), 0.9495609, 0.9495609),
+        ((1.0, 0.0), 1.2079442, 1.2079442),
+        ((0.5, 0.0), 1.1039721, 1.2079442),
+        ((0.0, 1.0), 0.8278528, 1.2079442),
+    ],
+)
+def test_yarn_of_each_writer(
+    scales: tuple[float, float], specforge: float, transformers: float, tmp_path: Path
+) -> None:
+    """What YaRN multiplies by: 0 is a value for SpecForge, and none for transformers."""
+    own, every = scales
+    yarn = {"rope_type": "yarn", "factor": 8.0, "original_max_position_embeddings": 32}
+    yarn |= {"mscale": own, "mscale_all_dim": every, "beta_fast": 32, "beta_slow": 1}
+    nested = SPECULATORS | {"transformer_layer_config": NESTED | {"rope_parameters": yarn}}
+    heads = write(tmp_path / "own", rope_scaling=yarn), write(tmp_path / "theirs", **nested)
+    for folder, expected in zip(heads, (specforge, transformers), strict=True):
+        scaling = read_draft(folder).rope.scaling
+        assert isinstance(scaling, YarnScaling)
+        assert scaling.attention_factor == pytest.approx(expected, abs=1e-6)
 
 
 def test_heads_of_another_target(make_target: MakeCheckpoint, tmp_path: Path) -> None:

@@ -166,8 +166,7 @@ class Replay:
             self._check_ids(answer.known_ids, f"answer {number}")
 
     def _check_ids(self, ids: Sequence[int], where: str) -> None:
-        manifest = self.bundle.manifest
-        check_ids(ids, manifest.target.vocab_size, manifest.limits.max_seq_len, where)
+        check_ids(ids, self.bundle.manifest, where)
 
 
 @dataclass(slots=True)

@@ -10,6 +10,8 @@ import numpy as np
 import numpy.typing as npt
 
 from dflash_trt.backends.base import FloatArray, Int64Array
+from dflash_trt.bundle.manifest import Manifest
+from dflash_trt.core.limits import advise_shorter
 from dflash_trt.decoding.statistics import AcceptanceStatistics, RequestStatistics, total
 from dflash_trt.errors import DflashError
 
@@ -37,8 +39,9 @@ class Answer:
         return [*self.prompt_ids, *self.token_ids]
 
 
-def check_ids(ids: Sequence[int], vocab_size: int, max_seq_len: int, where: str) -> None:
+def check_ids(ids: Sequence[int], manifest: Manifest, where: str) -> None:
     """Raises DflashError (usage) for ids that are no sequence of the target."""
+    vocab_size, max_seq_len = manifest.target.vocab_size, manifest.limits.max_seq_len
     if not len(ids):
         raise DflashError("it holds no token", where=where, usage=True)
     outside = next((one for one in ids if not 0 <= one < vocab_size), None)
@@ -49,7 +52,7 @@ def check_ids(ids: Sequence[int], vocab_size: int, max_seq_len: int, where: str)
         raise DflashError(
             f"{len(ids)} tokens exceed the bundle's max_seq_len of {max_seq_len}",
             where=where,
-            fix="build the bundle with a larger --max-seq-len, or leave the sequence out",
+            fix=f"leave it out, or {advise_shorter(max_seq_len, manifest.longest)}",
             usage=True,
         )
 
