@@ -43,7 +43,7 @@ from dflash_trt.hardware.cores import ThreadChoice, choose_threads
 from dflash_trt.sampling.token_rules import TokenRules
 from dflash_trt.text.chat import ChatRenderer, Message, as_messages
 from dflash_trt.text.grammar import Follower, GrammarCompiler
-from dflash_trt.text.thoughts import AnswerFormat, find_format, open_answer
+from dflash_trt.text.thoughts import AnswerFormat, ThoughtFormat, find_format, open_answer
 from dflash_trt.text.tokenizer import BundleTokenizer
 
 Prompt = str | Sequence[int] | Sequence[Message]
@@ -51,7 +51,6 @@ Prompt = str | Sequence[int] | Sequence[Message]
 
 
 class _TokenOptions(ContinuationOptions, total=False):
-    stop_token_ids: tuple[int, ...]
     speculate: bool
     block_size: int | None
     rules: TokenRules
@@ -307,9 +306,13 @@ class LoadedPair:
             raise DflashError(what, where="messages", usage=True)
         request = self.request(messages, sampling, **options)
         (result,) = self.run([request])
-        if self.answer_format is None:
-            return ChatAnswer(text=result.text or "", reasoning=None, result=result)
-        stream = open_answer(self.answer_format, request.stop_strings, request.prompt_ids)
+        form = self.answer_format
+        # A grammar without the mark of reasoning is the answer's alone.
+        bound = request.grammar is not None and isinstance(form, ThoughtFormat)
+        if form is None or (bound and not _has_closed(form, result)):
+            reasoning = None if form is None else ""
+            return ChatAnswer(text=result.text or "", reasoning=reasoning, result=result)
+        stream = open_answer(form, request.stop_strings, request.prompt_ids)
         piece = stream.push(result.token_ids) + stream.flush()
         return ChatAnswer(text=piece.content, reasoning=piece.reasoning, result=result)
 
@@ -353,6 +356,10 @@ class LoadedPair:
             text = self._renderer.render(messages, variables)
         # The template writes the special tokens itself.
         return self.tokenizer.encode(text, special=False)
+
+
+def _has_closed(form: AnswerFormat, result: RequestResult) -> bool:
+    return isinstance(form, ThoughtFormat) and form.closing in result.token_ids
 
 
 def load(

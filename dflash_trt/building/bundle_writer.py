@@ -36,7 +36,7 @@ from dflash_trt.models.build_config import BuildConfig
 from dflash_trt.models.pair_check import Pair
 from dflash_trt.models.quantized_weights import read_kv_scales
 from dflash_trt.models.safetensors_header import header_sha256
-from dflash_trt.text.tokenizer import BundleTokenizer
+from dflash_trt.text.tokenizer import TEMPLATE_FILES, BundleTokenizer
 from dflash_trt.version import __version__
 
 MAX_TABLE_BYTES = 1 << 30
@@ -46,7 +46,7 @@ TOKENIZER_FILES = {
     "tokenizer_config.json": FileKind.CONFIG,
     "special_tokens_map.json": FileKind.CONFIG,
     "generation_config.json": FileKind.CONFIG,
-    "chat_template.jinja": FileKind.TEMPLATE,
+    **dict.fromkeys(TEMPLATE_FILES, FileKind.TEMPLATE),
 }
 LIBRARIES = ("numpy", "onnx", "onnxruntime", "safetensors", "tokenizers")
 
@@ -219,10 +219,11 @@ def _copy_tokenizer(pair: Pair, folder: Path) -> bool:
     source = pair.target.checkpoint.path
     if not exists(source / TOKENIZER_NAME):
         return False
-    (folder / TOKENIZER_FOLDER).mkdir()
     for name, kind in TOKENIZER_FILES.items():
         if exists(source / name):
-            copy_small(source / name, folder / TOKENIZER_FOLDER / name, kind)
+            copy = folder / TOKENIZER_FOLDER / name
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            copy_small(source / name, copy, kind)
     return True
 
 

@@ -211,7 +211,8 @@ def command(
     ]
     is_templated = pair.tokenizer.chat_template is not None and not prompts.raw
     channels: list[OpenAnswer] = []
-    if is_templated and (form := pair.answer_format) is not None:
+    # What a grammar binds from its first token on is the answer.
+    if is_templated and grammar is None and (form := pair.answer_format) is not None:
         channels = [
             partial(open_answer, form, one.stop_strings, one.prompt_ids) for one in requests
         ]

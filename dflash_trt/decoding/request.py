@@ -37,6 +37,8 @@ class Continuation:
         sampling: greedy by default.
         stop_strings: texts that end the output; the text is cut before the first of them, the
             token that completed it is the last of the output's ids.
+        stop_token_ids: tokens that end the output, besides the model's end-of-sequence ids. The
+            token itself is in the output's ids but not in its text.
         ignore_eos: do not end at the model's end-of-sequence ids.
         logprobs: log-probabilities of the output's tokens are wanted, and of so many of the
             likeliest tokens at the place of each (0 … 20); None: no log-probabilities.
@@ -53,6 +55,7 @@ class Continuation:
     max_tokens: int | None = None
     sampling: SamplingParams = field(default_factory=SamplingParams)
     stop_strings: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
     logprobs: int | None = None
     logprobs_mode: LogprobsMode = "raw_logprobs"
@@ -74,6 +77,8 @@ class Continuation:
             raise DflashError(what, where="logprobs_mode", usage=True)
         object.__setattr__(self, "stop_strings", _as_texts("stop_strings", self.stop_strings))
         check_stop_strings(self.stop_strings)
+        object.__setattr__(self, "stop_token_ids", _as_ids("stop_token_ids", self.stop_token_ids))
+        check_stop_ids(self.stop_token_ids)
 
 
 class ContinuationOptions(TypedDict, total=False):
@@ -81,6 +86,7 @@ class ContinuationOptions(TypedDict, total=False):
 
     max_tokens: int | None
     stop_strings: tuple[str, ...]
+    stop_token_ids: tuple[int, ...]
     ignore_eos: bool
     logprobs: int | None
     logprobs_mode: LogprobsMode
@@ -94,8 +100,6 @@ class Request(Continuation):
 
     Args:
         prompt_ids: token ids, at least one; any sequence of integers, kept as a tuple.
-        stop_token_ids: tokens that end the output, besides the model's end-of-sequence ids. The
-            token itself is in the output's ids but not in its text.
         speculate: False decodes this request one token a step.
         block_size: rows of its verify steps, 2 … the trained block; None takes the generator's.
         rules: tokens that may not come.
@@ -103,7 +107,6 @@ class Request(Continuation):
     """
 
     prompt_ids: tuple[int, ...]
-    stop_token_ids: tuple[int, ...] = ()
     speculate: bool = True
     block_size: int | None = None
     rules: TokenRules = field(default_factory=TokenRules)
@@ -112,7 +115,6 @@ class Request(Continuation):
     def __post_init__(self) -> None:
         Continuation.__post_init__(self)  # slots leave `super()` without its class
         object.__setattr__(self, "prompt_ids", _as_ids("prompt", self.prompt_ids))
-        object.__setattr__(self, "stop_token_ids", _as_ids("stop_token_ids", self.stop_token_ids))
         if not self.prompt_ids:
             raise DflashError("it holds no token", where="prompt", usage=True)
         _check_least("block_size", self.block_size, 2)
@@ -120,7 +122,6 @@ class Request(Continuation):
         if self.grammar is not None and self.ignore_eos:
             what = "does not go with a grammar, which the end of sequence ends"
             raise DflashError(what, where="ignore_eos", usage=True)
-        check_stop_ids(self.stop_token_ids)
 
     @property
     def needs_logits(self) -> bool:

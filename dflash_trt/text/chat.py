@@ -29,22 +29,32 @@ _TAKEN = frozenset(
 class ChatRenderer:
     """Renders conversations (messages of role and content) with a Jinja template.
 
+    Those with tools take the `tool_template`, where there is one; the only one may be that.
     jinja2's own sandbox does not keep one from looping or allocating without end, so it runs in a
     process with limits, which is kept until it ends. For one thread at a time.
     """
 
-    def __init__(self, template: str, special_tokens: Mapping[str, str]) -> None:
-        self.template = template
+    def __init__(
+        self,
+        template: str | None,
+        special_tokens: Mapping[str, str],
+        tool_template: str | None = None,
+    ) -> None:
+        self._template, self._tool_template = template, tool_template
         self._special_tokens = special_tokens
         self._lost: dict[tuple[str, ...], frozenset[int]] = {}
         """Places of messages that the template drops, by roles and names of variables."""
         self._sandbox = Sandbox("template")
 
-    def knows(self, variable: str) -> bool:
-        """Whether the template uses the variable, by its name; Jinja's own are none."""
+    def find(self, *, tools: bool) -> str:
+        """The template of conversations with tools, or of others; empty without one."""
+        return (self._tool_template if tools else None) or self._template or ""
+
+    def knows(self, variable: str, *, tools: bool = False) -> bool:
+        """Whether that template uses the variable, by its name; Jinja's own are none."""
         return (
             variable not in _TAKEN
-            and re.search(rf"\b{re.escape(variable)}\b", self.template) is not None
+            and re.search(rf"\b{re.escape(variable)}\b", self.find(tools=tools)) is not None
         )
 
     def render(
@@ -52,17 +62,25 @@ class ChatRenderer:
     ) -> str:
         """The conversation's text; `variables` are the template's, beside the usual ones.
 
-        A `developer` message that the template drops becomes a `system` message.
+        A `developer` message that the template drops or refuses becomes a `system` message.
 
         Raises:
             DflashError: the template fails, exceeds a limit, refuses the conversation, or drops
                 a message of it.
         """
-        text = self._render(conversation, variables)
-        lost = self._find_lost(conversation, variables)
-        if any(conversation[at]["role"] == "developer" for at in lost):
+        told = [at for at, one in enumerate(conversation) if one["role"] == "developer"]
+        try:
+            text = self._render(conversation, variables)
+            lost = self._find_lost(conversation, variables)
+            told = [at for at in told if at in lost]
+        except SandboxLostError:
+            raise
+        except DflashError:
+            if not told:
+                raise
+        if told:
             conversation = [
-                {**one, "role": "system"} if at in lost and one["role"] == "developer" else one
+                {**one, "role": "system"} if at in told else one
                 for at, one in enumerate(conversation)
             ]
             return self.render(conversation, variables)
@@ -84,7 +102,8 @@ class ChatRenderer:
         shown = [at for at, one in enumerate(conversation) if not one.get("tool_calls")]
         calls = ["" if at in shown else "calls" for at in range(len(conversation))]
         roles = (one["role"] for one in conversation)
-        key = (*map(":".join, zip(roles, calls, strict=True)), *sorted(variables or {}))
+        named = sorted(variables or {})
+        key = (self._choose(variables), *map(":".join, zip(roles, calls, strict=True)), *named)
         if key not in self._lost:
             marks = {at: f"dflash{at}mark" for at in shown}
             marked = [
@@ -102,11 +121,18 @@ class ChatRenderer:
             self._lost[key] = frozenset(at for at, mark in marks.items() if mark not in text)
         return frozenset(at for at in self._lost[key] if conversation[at]["content"].strip())
 
+    def _choose(self, variables: Mapping[str, Any] | None) -> str:
+        template = self.find(tools=(variables or {}).get("tools") is not None)
+        if template:
+            return template
+        what = "the tokenizer has a template of chats with tools, and none of others"
+        raise DflashError(what, where="chat template", fix="offer tools")
+
     def _render(self, conversation: Sequence[Message], variables: Mapping[str, Any] | None) -> str:
         # Defined and empty, as transformers does it.
         usual = {"add_generation_prompt": True, "tools": None, "documents": None}
         job = {
-            "template": self.template,
+            "template": self._choose(variables),
             "variables": {
                 "messages": conversation,
                 **usual,

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
-from tokenizers import Tokenizer
+from tokenizers import AddedToken, Tokenizer
 
 from dflash_trt.errors import DflashError
 from dflash_trt.text.tokenizer_calls import decode
@@ -177,14 +177,30 @@ def count_begun(text: str, stop: str) -> int:
     return 0
 
 
+def _is_read_as(text: str, token: AddedToken) -> bool:
+    """Whether a tokenizer reads the text as this one token, which may take blanks beside it."""
+    text = text.lstrip() if token.lstrip else text
+    return token.content == (text.rstrip() if token.rstrip else text)
+
+
 class TextStream:
-    """A request's text: detokenised, and cut before its first stop string."""
+    """A request's text: detokenised, and cut before its first stop string.
+
+    A stop string that is a special token, which has no text, ends it where that token comes.
+    """
 
     def __init__(
         self, tokenizer: Tokenizer, stop_strings: Sequence[str], shown: Collection[int] = ()
     ) -> None:
         self._detokenizer = Detokenizer(tokenizer, shown)
         self._stop_strings = StopStrings(stop_strings)
+        added = tokenizer.get_added_tokens_decoder() if stop_strings else {}
+        self._stop_tokens = {
+            token_id: stop
+            for token_id, token in added.items()
+            for stop in stop_strings
+            if token.special and token_id not in shown and _is_read_as(stop, token)
+        }
         self.decoded = 0
         """Characters so far, whether they are certain to be shown or not."""
 
@@ -199,6 +215,10 @@ class TextStream:
         return self._stop_strings.match
 
     def push(self, token_id: int) -> str:
+        if token_id in self._stop_tokens:
+            text = self.flush()
+            self._stop_strings.match = self._stop_strings.match or self._stop_tokens[token_id]
+            return text
         text = self._detokenizer.push(token_id)
         self.decoded += len(text)
         return self._stop_strings.push(text)

@@ -16,7 +16,7 @@ from typing import Protocol
 
 from tokenizers import Tokenizer
 
-from dflash_trt.text.detokenise import AnswerPiece, TextStream
+from dflash_trt.text.detokenise import AnswerPiece, TextStream, count_begun
 from dflash_trt.text.harmony import HarmonyFormat
 from dflash_trt.text.tokenizer_calls import decode
 
@@ -83,15 +83,21 @@ class ThoughtFormat:
         return True if text.endswith(self.marks.opening) else None
 
     def open(
-        self, stop_strings: Sequence[str], prompt: str | Sequence[int], shown: Collection[int] = ()
+        self,
+        stop_strings: Sequence[str],
+        prompt: str | Sequence[int],
+        shown: Collection[int] = (),
+        *,
+        bound: bool = False,
     ) -> ThoughtStream:
         """A stream for the answer to a prompt; each part is cut before its first stop string.
 
-        `shown` are special tokens that are text beside the marks' own.
+        `shown` are special tokens that are text beside the marks' own. An answer is `bound` whose
+        grammar begins with `grammar`: its reasoning may end with the mark's text.
         """
-        return ThoughtStream(
-            self, stop_strings, self.shown | {*shown}, thinking=self.state_after(prompt) is True
-        )
+        thinking = self.state_after(prompt) is True
+        shown = self.shown | {*shown}
+        return ThoughtStream(self, stop_strings, shown, thinking=thinking, bound=bound)
 
     def grammar(self, prompt: str) -> str:
         """Rules of llguidance's Lark for what may stand before a bound answer: `thought`.
@@ -122,13 +128,15 @@ class ThoughtStream:
         shown: Collection[int],
         *,
         thinking: bool,
+        bound: bool,
     ) -> None:
-        self._form, self._shown = form, shown
+        self._form, self._shown, self._bound = form, shown, bound
         self._stop_strings = tuple(stop_strings)
         self._thinking = thinking
         self._has_thought = thinking
         self._has_said = False  # anything but blanks, in this part
         self._held = ""  # blanks, of which it is not known whether they count
+        self._begun = ""  # text of reasoning that may be the mark's that ends it
         self._label: str | None = None  # what came where a label may stand
         self._text = self._open_text()
 
@@ -155,21 +163,42 @@ class ThoughtStream:
             piece = self._turn(thinking=True)
             self._label = "" if form.marks.label else None
             return piece
-        return self._say(self._text.push(token_id))
+        return self._hear(self._text.push(token_id))
 
     def _turn(self, *, thinking: bool) -> AnswerPiece:
         piece = self._end_part()
-        self._thinking = thinking
-        self._has_thought, self._has_said, self._held = True, False, ""
+        self._begin_part(thinking=thinking)
         return piece
 
+    def _begin_part(self, *, thinking: bool) -> None:
+        self._thinking = thinking
+        self._has_thought, self._has_said, self._held = True, False, ""
+
     def _end_part(self) -> AnswerPiece:
-        piece = self._say(self._text.flush())
-        if self._label:
-            label, self._label = self._label, None
-            piece += self._say("" if label == self._form.marks.label else label)
+        piece = self._hear(self._text.flush())
+        begun, self._begun = self._begun, ""
+        piece += self._say(begun) + self._end_label()
         self._text = self._open_text()
         return piece
+
+    def _end_label(self) -> AnswerPiece:
+        label, self._label = self._label, None
+        return self._say("" if label is None or label == self._form.marks.label else label)
+
+    def _hear(self, text: str) -> AnswerPiece:
+        """New text; in reasoning of a bound answer it may be the mark that ends it."""
+        if not (self._bound and self._thinking):
+            return self._say(text)
+        mark = self._form.marks.closing
+        thought, ended, answer = (self._begun + text).partition(mark)
+        if not ended:
+            certain = len(thought) - count_begun(thought, mark)
+            self._begun = thought[certain:]
+            return self._say(thought[:certain])
+        self._begun = ""
+        piece = self._say(thought) + self._end_label()
+        self._begin_part(thinking=False)
+        return piece + self._say(answer)
 
     def _say(self, text: str) -> AnswerPiece:
         if self._label is not None:

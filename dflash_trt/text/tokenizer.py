@@ -24,6 +24,13 @@ from dflash_trt.text.tokenizer_calls import (
 )
 
 MAX_TEMPLATE_CHARACTERS = 1 << 20
+_DEFAULT, _TOOL_USE = "default", "tool_use"
+TEMPLATE_FILES = {
+    "chat_template.jinja": _DEFAULT,
+    f"additional_chat_templates/{_DEFAULT}.jinja": _DEFAULT,
+    f"additional_chat_templates/{_TOOL_USE}.jinja": _TOOL_USE,
+}
+"""Files of chat templates, by the names that choose one; a later file replaces an earlier one."""
 SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "pad_token")
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-F]{2})>")
 _TOKEN_FLAGS = ("single_word", "lstrip", "rstrip", "special")
@@ -35,6 +42,7 @@ class BundleTokenizer:
     Attributes:
         core: the tokenizer itself, for the runtime's detokenisation.
         chat_template: Jinja source, None for a base model.
+        tool_template: Jinja source of conversations with tools, where they have their own.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -53,7 +61,8 @@ class BundleTokenizer:
             self.core = load_tokenizer(data, path)
             _check_ids(self.core, missing, config_path)
         self._encoder = self.core if is_known else BoundedEncoder(data)
-        self.chat_template = _read_template(folder, self._config)
+        templates = _read_templates(folder, self._config)
+        self.chat_template, self.tool_template = map(templates.get, (_DEFAULT, _TOOL_USE))
 
     def encode(self, text: str, *, special: bool = True) -> list[int]:
         """Token ids of plain text, with the special tokens that the tokenizer adds by itself.
@@ -97,9 +106,9 @@ class BundleTokenizer:
 
     def open_renderer(self) -> ChatRenderer | None:
         """A renderer of conversations, up to the answer; None without a template."""
-        if self.chat_template is None:
+        if self.chat_template is None and self.tool_template is None:
             return None
-        return ChatRenderer(self.chat_template, self.special_texts)
+        return ChatRenderer(self.chat_template, self.special_texts, self.tool_template)
 
     def end_ids(self, named: Sequence[int]) -> tuple[int, ...]:
         """The ids that end a text: those `named` by the model's config, then the tokenizer's own.
@@ -147,21 +156,26 @@ def _check_ids(core: Tokenizer, tokens: list[dict[str, Any]], path: Path) -> Non
             raise DflashError(what, where=path, fix=fix)
 
 
-def _read_template(folder: Path, config: dict[str, Any]) -> str | None:
-    path = folder / "chat_template.jinja"
-    template = config.get("chat_template")
-    if exists(path):
-        template = read_text(path, FileKind.TEMPLATE)
-    if isinstance(template, list):  # several, by name
-        named = [item for item in template if isinstance(item, dict)]
-        template = next(
-            (one.get("template") for one in named if one.get("name") == "default"), None
-        )
-    if not isinstance(template, str):
-        return None
-    if len(template) > MAX_TEMPLATE_CHARACTERS:
+def _read_templates(folder: Path, config: dict[str, Any]) -> dict[str, str]:
+    """Chat templates by their names, as transformers has them: the config's without any file."""
+    paths = {folder / file: name for file, name in TEMPLATE_FILES.items()}
+    given: Any = {
+        name: read_text(path, FileKind.TEMPLATE) for path, name in paths.items() if exists(path)
+    }
+    given = given or config.get("chat_template")
+    if isinstance(given, list):  # several, by name
+        named = [one for one in given if isinstance(one, dict)]
+        given = {
+            one["name"]: one.get("template")
+            for one in named
+            if one.get("name") in (_DEFAULT, _TOOL_USE)
+        }
+    elif not isinstance(given, dict):
+        given = {_DEFAULT: given}
+    found = {name: one for name, one in given.items() if isinstance(one, str)}
+    if any(len(one) > MAX_TEMPLATE_CHARACTERS for one in found.values()):
         raise DflashError("its chat template is longer than 1 MiB", where=folder)
-    return template
+    return found
 
 
 def _token_text(token: Any) -> str:

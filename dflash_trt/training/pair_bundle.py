@@ -82,11 +82,12 @@ def join_target(target: TrainingTarget, folder: Path) -> Path:
         return target.folder
     if folder.exists():
         return folder
-    texts = (target.tokenizer_folder / name for name in TOKENIZER_FILES)
-    files = [*target.folder.iterdir(), *filter(exists, texts)]
+    texts = {name: target.tokenizer_folder / name for name in TOKENIZER_FILES}
+    files = {path.name: path for path in target.folder.iterdir() if not path.is_dir()}
+    files |= {name: path for name, path in texts.items() if exists(path)}
     new = folder.with_name(f".{folder.name}.new")
     shutil.rmtree(new, ignore_errors=True)
-    placed = {new / path.name: find_file(path) for path in files if not path.is_dir()}
+    placed = {new / name: find_file(path) for name, path in files.items()}
     place_files(placed, folder, "the target", SilentProgress())
     new.rename(folder)
     return folder

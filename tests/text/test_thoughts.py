@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -34,10 +36,9 @@ def find(core: Tokenizer) -> ThoughtFormat:
 
 
 def read(
-    core: Tokenizer, prompt: str, answer: str, size: int, stops: tuple[str, ...] = ()
+    core: Tokenizer, prompt: str, ids: list[int], size: int, *, bound: bool = False
 ) -> AnswerPiece:
-    ids = core.encode(answer).ids
-    stream = find(core).open(stops, prompt)
+    stream = find(core).open((), prompt, bound=bound)
     piece = AnswerPiece()
     for at in range(0, len(ids), size):
         piece += stream.push(ids[at : at + size])
@@ -78,7 +79,7 @@ def test_reasoning_is_told_apart(
 ) -> None:
     core = make_qwen() if family == "qwen" else make_gemma()
     for size in (1, 4, 400):
-        piece = read(core, prompt, answer, size)
+        piece = read(core, prompt, core.encode(answer).ids, size)
         assert (piece.reasoning, piece.content) == (reasoning, content), size
     # Of a prompt whose token ids are known, the last ones say the same.
     form = find(core)
@@ -109,6 +110,25 @@ def test_a_bound_answer_stands_behind_free_reasoning(make: object) -> None:
     assert not follows("x", f"{opening}no")
     assert follows(f"x{opening}\n\n{closing}\n\n", "yes")
     assert not follows(f"x{opening}\n\n{closing}\n\n", f"{opening}{closing}yes")
+
+
+@pytest.mark.parametrize("make", [make_qwen, make_gemma])
+def test_bound_reasoning_ends_where_its_mark_is_spelled(make: Callable[[], Tokenizer]) -> None:
+    """As the grammar reads it; tokens of several letters hold a mark's end and what follows."""
+    core = make()
+    form, marks = find(core), find(core).marks
+    core.add_tokens([AddedToken(f"{marks.closing[-1]}\n", special=False, normalized=False)])
+    answer = f"thoughtful {marks.closing[:-1]}{marks.closing}\n\nyes"
+    for prompt, lead in ((f"x{marks.opening}\n", []), ("x", [form.opening])):
+        bound = bind_answer(None, None, SCHEMA, harmony=False, thought=form.grammar(prompt))
+        follower = GrammarCompiler(core, core.get_vocab_size(), [256]).compile(bound)
+        pieces = (*answer.removesuffix(">\n\nyes"), ">\n", "\n", *"yes")
+        ids = [*lead, *(at for one in pieces for at in core.encode(one).ids)]
+        assert allows_all(follower, [*ids, 256])
+        for size in (1, 4, 400):
+            piece = read(core, prompt, ids, size, bound=True)
+            assert piece == AnswerPiece("yes", answer.rpartition(marks.closing)[0])
+            assert read(core, prompt, ids, size) == AnswerPiece("", answer), "only tokens mark it"
 
 
 FORM = HarmonyFormat.find(make_harmony())

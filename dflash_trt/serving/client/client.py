@@ -192,6 +192,7 @@ def _to_parameters(request: GenerationRequest) -> dict[str, Any]:
         "streaming_text": "delta",
         "errors_as_output": True,
         "ignore_eos": request.ignore_eos or None,
+        "stop_token_ids": json.dumps(request.stop_token_ids) if request.stop_token_ids else None,
         "prompt_ids": None if isinstance(prompt, str) else json.dumps(prompt),
         "logprobs": request.logprobs,
         "logprobs_mode": None if request.logprobs is None or mode == "raw_logprobs" else mode,

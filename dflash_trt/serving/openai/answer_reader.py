@@ -77,7 +77,8 @@ def open_reader(
     if use is not None and form is not None:
         calls, marks = form.open(use), form.hidden_marks(tokenizer)
     if answers is not None and separates:
-        return AnswerReader(answers.open(stops, asked.prompt, marks), calls)
+        bound = asked.grammar is not None
+        return AnswerReader(answers.open(stops, asked.prompt, marks, bound=bound), calls)
     marks |= answers.marks_shown if answers is not None else frozenset()
     tokens = _MarkedText(tokenizer, stops, marks) if marks else None
     return AnswerReader(tokens, calls)

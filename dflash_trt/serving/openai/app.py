@@ -82,7 +82,8 @@ class OpenAiApp:
         self.is_harmony = harmony = isinstance(self.answers, HarmonyFormat)
         self.tool_format: ToolFormat | None = None
         if renderer is not None:
-            self.tool_format = ToolFormat.find(renderer.template, tokenizer.core, harmony=harmony)
+            template = renderer.find(tools=True)
+            self.tool_format = ToolFormat.find(template, tokenizer.core, harmony=harmony)
 
     def starlette(self) -> Starlette:
         """The application."""
@@ -196,7 +197,7 @@ class OpenAiApp:
         if self.renderer is None:
             what = f"{model} has no chat template; use /v1/completions"
             raise ApiError(what, param="messages")
-        check_variables(model, self.renderer, chat.variables)
+        check_variables(model, self.renderer, chat)
         messages, use, variables = chat.messages, chat.tools, dict(chat.variables)
         if self.tool_format is not None:
             messages, tools = self.tool_format.prepare(messages, use)

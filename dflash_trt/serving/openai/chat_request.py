@@ -83,6 +83,7 @@ class _CommonBody(StructuredBody):
     presence_penalty: float = 0.0
     logit_bias: dict[TokenName, float] = Field({}, max_length=MOST_BIASED)
     # vLLM's additions that benchmarks and users send.
+    stop_token_ids: list[int] = Field([], fail_fast=True)
     top_k: TopK = None
     min_p: float = 0.0
     ignore_eos: bool = False
@@ -204,6 +205,7 @@ def _read_generation(
             max_tokens=max_tokens,
             sampling=SamplingParams(**{name: getattr(body, name) for name in _SAMPLING}),
             stop_strings=tuple(body.stop),
+            stop_token_ids=tuple(body.stop_token_ids),
             ignore_eos=body.ignore_eos,
             add_special_tokens=bool(prompts),  # a chat's template writes them itself
             streaming=body.stream,

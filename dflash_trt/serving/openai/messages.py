@@ -221,10 +221,10 @@ def _read_variables(body: TemplateBody) -> dict[str, Any]:
     return {**given, EFFORT: effort}
 
 
-def check_variables(model: str, renderer: ChatRenderer, variables: Mapping[str, Any]) -> None:
+def check_variables(model: str, renderer: ChatRenderer, chat: Conversation) -> None:
     """Raises ApiError for one that the template of `model` does not use, or that is not free."""
-    for name in variables:
-        if renderer.knows(name) and name not in _TAKEN:
+    for name in chat.variables:
+        if renderer.knows(name, tools=chat.tools is not None) and name not in _TAKEN:
             continue
         if name == EFFORT:
             raise ApiError(f"{model} reasons at no given effort", param=EFFORT)

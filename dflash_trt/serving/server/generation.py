@@ -26,6 +26,7 @@ from dflash_trt.serving.server.inputs import (
     refuse,
     shown,
 )
+from dflash_trt.text.detokenise import MAX_STOP_IDS
 from dflash_trt.text.grammar import MOST_CHARACTERS, Grammar, GrammarKind
 from dflash_trt.text.tokenizer import BundleTokenizer
 
@@ -193,6 +194,7 @@ class GenerationReader:
         end_id = given.parameter("end_id", -1)
         if type(end_id) is not int:
             raise refuse("end_id", f"{shown(end_id)} is not a token id")
+        stops = given.json("stop_token_ids", list[int], MAX_STOP_IDS + 2) or ()
         block_size = given.parameter("block_size")
         if type(block_size) is int and not self._speculation:
             raise refuse("block_size", "it needs speculation, which is off here", "leave it out")
@@ -200,7 +202,7 @@ class GenerationReader:
             prompt_ids=prompt_ids,
             max_tokens=DEFAULT_MAX_TOKENS if max_tokens is None else max_tokens,
             sampling=sampling,
-            stop_token_ids=(end_id,) if end_id >= 0 else (),  # a negative one is none
+            stop_token_ids=(*stops, end_id) if end_id >= 0 else (*stops,),  # below 0 is none
             stop_strings=tuple(filter(None, read_texts(given.tensors, f"{_SAMPLING}stop"))),
             ignore_eos=given.flag("ignore_eos"),
             block_size=block_size,

@@ -60,7 +60,7 @@ GUIDE_TYPE, GUIDE = "guided_decoding_guide_type", "guided_decoding_guide"
 READ_ELSEWHERE = frozenset({"id", "timeout_us", STOP_IDS})
 # Those of the classic contract, which are passed on.
 CLASSIC_PARAMETERS = frozenset(
-    {"id", "streaming_text", "ignore_eos", "add_special_tokens", "end_id", "block_size"}
+    "id streaming_text ignore_eos add_special_tokens end_id stop_token_ids block_size".split()
 )
 
 
