@@ -307,11 +307,12 @@ class LoadedPair:
         request = self.request(messages, sampling, **options)
         (result,) = self.run([request])
         form = self.answer_format
-        # A grammar without the mark of reasoning is the answer's alone.
-        bound = request.grammar is not None and isinstance(form, ThoughtFormat)
-        if form is None or (bound and not _has_closed(form, result)):
-            reasoning = None if form is None else ""
-            return ChatAnswer(text=result.text or "", reasoning=reasoning, result=result)
+        if form is None:
+            return ChatAnswer(text=result.text or "", reasoning=None, result=result)
+        is_bound = request.grammar is not None and isinstance(form, ThoughtFormat)
+        if is_bound and form.closing not in result.token_ids:
+            # A grammar without the mark of reasoning is the answer's alone.
+            return ChatAnswer(text=result.text or "", reasoning="", result=result)
         stream = open_answer(form, request.stop_strings, request.prompt_ids)
         piece = stream.push(result.token_ids) + stream.flush()
         return ChatAnswer(text=piece.content, reasoning=piece.reasoning, result=result)
@@ -356,10 +357,6 @@ class LoadedPair:
             text = self._renderer.render(messages, variables)
         # The template writes the special tokens itself.
         return self.tokenizer.encode(text, special=False)
-
-
-def _has_closed(form: AnswerFormat, result: RequestResult) -> bool:
-    return isinstance(form, ThoughtFormat) and form.closing in result.token_ids
 
 
 def load(

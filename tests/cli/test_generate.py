@@ -81,6 +81,9 @@ def test_stop_strings_cut_the_text(run: Run, bundle: Path) -> None:
     assert (answer["text"], answer["finish_reason"]) == ("234", "stop")
     assert answer["token_ids"] == [token(char) for char in "23456"]
     assert run("generate", bundle, "--prompt", "1", *stops).out == "234\n"
+    special = ["generate", bundle, "--prompt", "x", "--ignore-eos", "--stop", "<end>"]
+    answer = run(*special, "--json").json
+    assert (answer["text"], answer["output_tokens"], answer["finish_reason"]) == ("yz", 3, "stop")
 
 
 def test_text_on_stdout_statistics_on_stderr(run: Run, bundle: Path) -> None:

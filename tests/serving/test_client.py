@@ -48,6 +48,13 @@ def test_a_limit_beyond_any_context(served: Served) -> None:
     for one in (request, replace(request, max_tokens=2**40, sampling=sampling)):
         result = _answer(served.grpc, one).result
         assert result is not None and result.finish_reason == "stop"
+    whole = _answer(served.grpc, replace(request, stop_strings=())).result
+    assert whole is not None
+    ends = replace(request, stop_strings=(), stop_token_ids=(10**6, whole.token_ids[3]))
+    cut = _answer(served.grpc, ends).result
+    at = whole.token_ids.index(whole.token_ids[3]) + 1
+    assert cut is not None and cut.finish_reason == "stop"
+    assert cut.token_ids == whole.token_ids[:at]
 
 
 def test_nobody_there() -> None:

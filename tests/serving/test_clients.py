@@ -98,6 +98,30 @@ def test_stop_strings(addresses: ServerAddresses, generate: Generate) -> None:
     assert "".join(ask_grpc(addresses.grpc, CLASSIC, words).texts) == cut
 
 
+def test_stop_tokens(addresses: ServerAddresses, served: Served, generate: Generate) -> None:
+    """Of a special token the text, which is not shown; of any token the id."""
+    result = generate(PROMPTS[2], max_tokens=32)
+    at = result.token_ids.index(result.token_ids[9])
+    ids = {"stop_token_ids": json.dumps([result.token_ids[9]])}
+    count = "num_output_tokens"
+    for model, extra in ((LLM, {}), (CLASSIC, {f"return_{count}": True})):
+        fields = make_fields(model, PROMPTS[2], **extra)
+        assert ask_grpc(addresses.grpc, model, fields, parameters=ids).last[count] == at + 1
+    fields = make_fields(LLM, PROMPTS[2], sampling_param_stop="<|mask|>", return_stop_reason=True)
+    last = ask_grpc(addresses.grpc, LLM, fields, parameters={"logit_bias": '{"1": 100}'}).last
+    assert (last["text_output"], last[count], last["stop_reason"]) == ("", 1, "<|mask|>")
+    client = openai_client(served.openai.removesuffix("/v1"))
+    asked: dict[str, Any] = {"model": "demo", "prompt": PROMPTS[2], "max_tokens": 32}
+    stopped = {"stop": ["<|mask|>"], "logit_bias": {"1": 100}}
+    for fields in (stopped, {"extra_body": {"stop_token_ids": [result.token_ids[9]]}}):
+        whole = client.completions.create(**asked, **fields, temperature=0)
+        count_of = 1 if "stop" in fields else at + 1
+        assert whole.usage is not None and whole.usage.completion_tokens == count_of
+        assert whole.choices[0].finish_reason == "stop" and "mask" not in whole.choices[0].text
+        streamed = [*client.completions.create(**asked, **fields, temperature=0, stream=True)]
+        assert "".join(one.choices[0].text for one in streamed) == whole.choices[0].text
+
+
 def test_options_of_the_contracts(addresses: ServerAddresses, generate: Generate) -> None:
     prompt = PROMPTS[3]
     result = generate(prompt, max_tokens=48)

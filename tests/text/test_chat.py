@@ -125,12 +125,17 @@ KNOWING = """{% for m in messages %}{% if m.role in ROLES %}<{{ m.role }}>
         ("['user']", "developer user", "drops message 1, of role 'system'"),
         ("['user']", "system user", "drops message 1, of role 'system'"),
         ("['user']", "user critic user", "drops message 2, of role 'critic'"),
+        ("REFUSING", "developer user", '<system>"hi 0"<user>"hi 1"'),
     ],
 )
 def test_no_message_is_lost(known: str, roles: str, shown: str) -> None:
     """Templates pass over roles that they do not know; contents that they trim or quote show."""
     messages = [{"role": role, "content": f" hi {at}"} for at, role in enumerate(roles.split())]
-    with closing(ChatRenderer(KNOWING.replace("ROLES", known), {})) as renderer:
+    template = KNOWING.replace("ROLES", known)
+    if known == "REFUSING":
+        refuse = "{% if messages[0].role == 'developer' %}{{ raise_exception('no') }}{% endif %}"
+        template = refuse + KNOWING.replace("ROLES", "['system', 'user']")
+    with closing(ChatRenderer(template, {})) as renderer:
         for _ in range(2):  # the second time from memory
             if shown.startswith("drops"):
                 with pytest.raises(DflashError, match=shown):
@@ -182,10 +187,50 @@ NAMED = [{"name": "tool_use", "template": "t"}, {"name": "default", "template": 
 
 
 @pytest.mark.parametrize(
-    ("given", "found"), [("a", "a"), (NAMED, "d"), (NAMED[:1], None), (["d", 3], None), (3, None)]
+    ("given", "found"),
+    [
+        ("a", "a"),
+        (NAMED, "d"),
+        (NAMED[:1], None),
+        (["d", 3], None),
+        (3, None),
+        ({"default": "d"}, "d"),
+    ],
 )
 def test_where_templates_come_from(tmp_path: Path, given: object, found: str | None) -> None:
     assert _tokenizer(tmp_path).chat_template is None
     assert _tokenizer(tmp_path, chat_template=given).chat_template == found
     (tmp_path / "chat_template.jinja").write_text("file")
     assert _tokenizer(tmp_path, chat_template=given).chat_template == "file"
+
+
+@pytest.mark.parametrize("in_files", [False, True])
+@pytest.mark.parametrize("names", [("default", "tool_use", "rag"), ("tool_use",), ("default",)])
+def test_templates_are_chosen_as_transformers_does(
+    tmp_path: Path, names: tuple[str, ...], in_files: bool
+) -> None:
+    transformers = pytest.importorskip("transformers")
+    texts = {name: f"{name} {{{{ messages[0].content }}}} {{{{ tools }}}}" for name in names}
+    config: dict[str, Any] = {"tokenizer_class": "PreTrainedTokenizerFast"}
+    if in_files:
+        config["chat_template"] = "never"
+        (tmp_path / "additional_chat_templates").mkdir()
+        for name, text in texts.items():
+            folder = "" if name == "default" else "additional_chat_templates/"
+            file = "chat_template" if name == "default" else name
+            (tmp_path / f"{folder}{file}.jinja").write_text(text)
+    else:
+        config["chat_template"] = [{"name": n, "template": t} for n, t in texts.items()]
+    renderer = _tokenizer(tmp_path, **config).open_renderer()
+    theirs = transformers.AutoTokenizer.from_pretrained(tmp_path)
+    assert renderer is not None
+    with closing(renderer):
+        for tools in ([{"name": "f"}], None):
+            given = {"tools": tools}
+            try:
+                expected = theirs.apply_chat_template(HELLO, tokenize=False, **given)
+            except ValueError:
+                with pytest.raises(DflashError, match="a template of chats with tools, and none"):
+                    renderer.render(HELLO, given)
+                continue
+            assert renderer.render(HELLO, given) == expected

@@ -7,14 +7,14 @@ from functools import cache
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tokenizers import Tokenizer, decoders, models
+from tokenizers import AddedToken, Tokenizer, decoders, models
 
 from dflash_trt.decoding import Generator, Request
 from dflash_trt.decoding.state import RequestState
 from dflash_trt.decoding.statistics import StatisticsRecorder
 from dflash_trt.text.detokenise import Detokenizer, StopStrings, TextStream
 from tests.standins.executor import FakeExecutor
-from tests.text.tokenizers import make_byte_level
+from tests.text.tokenizers import make_byte_level, make_plain
 
 
 @cache
@@ -70,6 +70,32 @@ def test_stop_strings_against_their_definition(pieces: list[str], stops: list[st
         assert whole.startswith(seen)
         assert not held or any(stop.startswith(held) for stop in stops)
     assert seen + watch.flush() == whole
+
+
+@pytest.mark.parametrize(
+    ("given", "stops", "shown", "stop"),
+    [
+        ("ab|<end>|cd", ("x", "<end>"), "ab", "<end>"),
+        ("ab|<end>|cd", ("<end>", "bc"), "ab", "<end>"),
+        ("abc|<end>", ("<end>", "bc"), "a", "bc"),
+        ("ab|<end>|c", ("<turn>", "d>c"), "abc", None),
+        ("abÃ|<end>|c", ("<end>",), "ab\N{REPLACEMENT CHARACTER}", "<end>"),
+        ("ab|<turn>|c", ("<turn>\n",), "ab", "<turn>\n"),
+        ("ab|<mark>|c", ("<mark>",), "ab", "<mark>"),
+    ],
+)
+def test_special_tokens_are_stops(
+    given: str, stops: tuple[str, ...], shown: str, stop: str | None
+) -> None:
+    """They have no text, but for the mark, which is shown; one takes the blanks behind it."""
+    core = make_plain("<end>", "<mark>")
+    core.add_special_tokens([AddedToken("<turn>", rstrip=True)])
+    assert core.encode("<turn>\n").ids == [core.token_to_id("<turn>")]
+    parts = (one if one[0] == "<" else [*one] for one in given.split("|"))
+    ids = [core.token_to_id(t) for one in parts for t in ([one] if isinstance(one, str) else one)]
+    stream = TextStream(core, stops, {core.token_to_id("<mark>")})
+    text = "".join(map(stream.push, ids)) + stream.flush()
+    assert (text, stream.stop_string) == (shown, stop)
 
 
 def test_a_stop_string_completed_at_the_very_end_is_a_stop() -> None:
