@@ -54,6 +54,14 @@ YARN_KEYS = {
     "rope.scaling.factor": 4.0,
     "rope.scaling.original_context_length": 32,
 }
+LINEAR = {"rope_type": "linear", "rope_theta": 10_000.0, "factor": 8.0}
+BY_KIND = {
+    "full_attention": LINEAR,
+    "sliding_attention": {"rope_type": "default", "rope_theta": 100.0},
+}
+LINEAR_KEYS = {"rope.scaling.type": "linear", "rope.scaling.factor": 8.0}
+KEYS = [(YARN, YARN_KEYS), (BY_KIND, LINEAR_KEYS), (LINEAR, {"rope.scaling.factor": 8.0})]
+"""What llama.cpp takes for linear where a file names no type."""
 
 
 def llama3_factors(head_dim: int) -> Array:
@@ -93,8 +101,10 @@ def make_source(
         ("qwen3_moe", None),
         ("qwen2", None),
         ("gemma3", None),
+        ("gemma3", BY_KIND),
+        ("llama", LINEAR),
     ],
-    ids=["llama", "qwen3", "llama3 factors", "yarn", "qwen3_moe", "qwen2", "gemma3"],
+    ids="llama qwen3 llama3-factors yarn qwen3_moe qwen2 gemma3 gemma3-linear linear".split(),
 )
 def test_logits_of_a_bundle_equal_those_of_the_original_in_transformers(
     family: Any, rope: dict[str, Any] | None, tmp_path: Path
@@ -104,7 +114,12 @@ def test_logits_of_a_bundle_equal_those_of_the_original_in_transformers(
         tmp_path / "model.gguf",
         source,
         Kind.BF16,
-        keys={f"{family}.{key}": value for key, value in YARN_KEYS.items()} if rope is YARN else {},
+        keys={
+            f"{family}.{key}": value
+            for stated, keys in KEYS
+            if rope is stated
+            for key, value in keys.items()
+        },
         tensors={"rope_freqs.weight": llama3_factors(32)} if rope is LLAMA3 else {},
     )
     imported = import_gguf(file, tmp_path / "target", SilentProgress())

@@ -149,7 +149,8 @@ def fails(source: Path, folder: Path, *pieces: str, **changes: Any) -> None:
     [
         ({"general.type": "adapter"}, 'is of type "adapter", no language model'),
         ({"split.count": 3}, "is one of 3 parts of a model; join them first"),
-        ({"llama.rope.scaling.type": "linear"}, "llama.rope.scaling.type"),
+        ({"llama.rope.scaling.type": "longrope"}, "llama.rope.scaling.type"),
+        ({"llama.rope.scaling.factor": -8.0}, "llama.rope.scaling.factor is -8"),
         ({"llama.rope.scaling.type": "yarn"}, "llama.rope.scaling.factor is missing"),
         ({"llama.expert_count": 8}, 'key "llama.expert_count" = 8 is not known'),
         ({"llama.logit_scale": 0.5}, 'key "llama.logit_scale" = 0.5 is not known'),

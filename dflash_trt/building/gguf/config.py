@@ -210,16 +210,21 @@ def _gemma_values(keys: ConfigFields, values: Mapping[str, Any]) -> dict[str, An
 
 
 def _rope_parameters(keys: ConfigFields) -> dict[str, Any]:
-    kind = keys.text("rope.scaling.type", "none")
+    # As llama.cpp: a scaling of no type is linear, and a factor of 0 or 1 changes nothing.
+    kind, factor = keys.text("rope.scaling.type", "linear"), keys.values.get("rope.scaling.factor")
+    is_plain = kind == "none" or (kind == "linear" and factor in (None, 0, 1))
     rope: dict[str, Any] = {
-        "rope_type": "default" if kind == "none" else kind,
+        "rope_type": "default" if is_plain else kind,
         "rope_theta": keys.number("rope.freq_base", DEFAULT_THETA, low=1.0),
     }
-    if kind == "none":
+    if is_plain:
         return rope
-    if kind != "yarn":
-        raise keys.unsupported("rope.scaling.type", "none and yarn are, and Llama 3's factors")
+    if kind not in ("linear", "yarn"):
+        fix = "none, linear and yarn are, and Llama 3's factors"
+        raise keys.unsupported("rope.scaling.type", fix)
     rope["factor"] = keys.number("rope.scaling.factor")
+    if kind == "linear":
+        return rope
     original = keys.integer("rope.scaling.original_context_length")
     rope["original_max_position_embeddings"] = original
     for name in ("beta_fast", "beta_slow"):
