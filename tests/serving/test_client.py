@@ -48,10 +48,13 @@ def test_a_limit_beyond_any_context(served: Served) -> None:
     for one in (request, replace(request, max_tokens=2**40, sampling=sampling)):
         result = _answer(served.grpc, one).result
         assert result is not None and result.finish_reason == "stop"
-    whole = _answer(served.grpc, replace(request, stop_strings=())).result
+
+
+def test_stop_token_ids(served: Served) -> None:
+    request = GenerationRequest(prompt=PROMPTS[0], max_tokens=16, streaming=False)
+    whole = _answer(served.grpc, request).result
     assert whole is not None
-    ends = replace(request, stop_strings=(), stop_token_ids=(10**6, whole.token_ids[3]))
-    cut = _answer(served.grpc, ends).result
+    cut = _answer(served.grpc, replace(request, stop_token_ids=(whole.token_ids[3],))).result
     at = whole.token_ids.index(whole.token_ids[3]) + 1
     assert cut is not None and cut.finish_reason == "stop"
     assert cut.token_ids == whole.token_ids[:at]
