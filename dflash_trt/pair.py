@@ -309,8 +309,9 @@ class LoadedPair:
         form = self.answer_format
         if form is None:
             return ChatAnswer(text=result.text or "", reasoning=None, result=result)
-        is_bound = request.grammar is not None and isinstance(form, ThoughtFormat)
-        if is_bound and form.closing not in result.token_ids:
+        closing = form.closing if isinstance(form, ThoughtFormat) else None
+        is_open = closing is not None and closing not in result.token_ids
+        if is_open and request.grammar is not None:
             # A grammar without the mark of reasoning is the answer's alone.
             return ChatAnswer(text=result.text or "", reasoning="", result=result)
         stream = open_answer(form, request.stop_strings, request.prompt_ids)

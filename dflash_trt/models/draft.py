@@ -11,7 +11,7 @@ from dflash_trt.core.strict_json import quoted
 from dflash_trt.errors import DflashError
 from dflash_trt.models import deepspec, eagle
 from dflash_trt.models.config_fields import ConfigFields
-from dflash_trt.models.decoder import LOGIT_CAP, DecoderSpec, read_logit_cap, read_sizes
+from dflash_trt.models.decoder import LOGIT_CAP, DecoderSpec, read_sizes
 from dflash_trt.models.draft_kinds import TRAITS, DraftKind, DraftTraits
 from dflash_trt.models.draft_tokens import DRAFT_TOKENS_NAME, read_draft_tokens
 from dflash_trt.models.families import DRAFT_ARCHITECTURES, DRAFT_DEFAULT_HEAD_DIM, NORM_EPS
@@ -31,6 +31,10 @@ UNDERSTOOD_KEYS = frozenset(
     "use_aux_hidden_state use_swa".split()
 )
 """Keys of dflash_config that are known; any other may change what the draft computes."""
+
+
+DEFAULT_BLOCK = 16
+"""z-lab's, where the config is silent."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -125,7 +129,7 @@ def read_draft(folder: str | Path) -> DraftSpec:
         checkpoint=checkpoint,
         token_ids=token_ids,
         anchor_drafts=is_deepspec,
-        logit_cap=read_logit_cap(_either(config, inner, LOGIT_CAP)),
+        logit_cap=_read_cap(_either(config, inner, LOGIT_CAP)),
         own_embedding_scale=None if is_deepspec else _read_embedding_scale(config, inner),
         norms_last_tap=not is_deepspec,
         kind="DSpark" if markov_rank else "DFlash",
@@ -149,7 +153,7 @@ def read_draft_config(
         max_position_embeddings=max_positions,
         block_size=deepspec.read_block(config)
         if is_deepspec
-        else block.integer("block_size", low=2, high=MAX_BLOCK),
+        else block.integer("block_size", DEFAULT_BLOCK, low=2, high=MAX_BLOCK),
         markov_rank=deepspec.read_markov_rank(config) if is_deepspec else 0,
         mask_token_id=_either(config, inner, "mask_token_id").integer("mask_token_id", low=0),
         target_layer_ids=_read_taps(config, inner, num_target_layers, len(sizes.layers)),
@@ -207,6 +211,12 @@ def _read_embedding_scale(config: ConfigFields, inner: ConfigFields) -> float | 
     key = "input_embedding_scale"
     fields = _either(config, inner, key)
     return fields.number(key, low=LEAST) if fields.has(key) else None
+
+
+def _read_cap(fields: ConfigFields) -> float | None:
+    """A cap of logits; z-lab has none where it is not above 0."""
+    stated = fields.number(LOGIT_CAP, 0.0, low=-1e18)
+    return stated if stated > 0 else None
 
 
 def _refuse_variants(config: ConfigFields, is_deepspec: bool) -> None:

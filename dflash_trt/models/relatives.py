@@ -30,7 +30,8 @@ class Relative:
     projectors: tuple[str, ...] = ()
 
     def called(self, evidence: str) -> str:
-        return f"a {self.name} drafter ({evidence})"
+        article = "an" if self.name.startswith("E") else "a"
+        return f"{article} {self.name} drafter ({evidence})"
 
 
 SPECULATORS_KIND = "speculators_model_type"
@@ -55,6 +56,7 @@ RELATIVES: tuple[Relative, ...] = (
         ("causal_v5",),
     ),
     Relative("JetSpec"),
+    Relative("PEagle"),
     Relative("EAGLE", ("midlayer.", "d2t", "t2d"), ("eagle_config",)),
     Relative("PARD", (), ("pard_token",)),
     Relative("Medusa", ("medusa_head",), ("medusa_num_heads",)),

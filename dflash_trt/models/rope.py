@@ -171,6 +171,9 @@ def read_ropes_by_kind(
     is_silent = turned is not None and not kind.values
     if kind.values.get("rope_type") != PROPORTIONAL and not is_silent:
         return read_rope(ConfigFields(full, config.where), GEMMA_THETA), sliding_rope
+    if older:
+        fix = "remove it, or state rope_parameters by layer kind"
+        raise config.unsupported("rope_scaling", f"this RoPE is proportional: {fix}")
     _check_keys(kind)
     theta = kind.number("rope_theta", GEMMA_THETA, low=1.0)
     share = kind.number(PARTIAL, turned if is_silent else 1.0, high=1.0)

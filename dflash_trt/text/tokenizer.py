@@ -31,6 +31,8 @@ TEMPLATE_FILES = {
     f"additional_chat_templates/{_TOOL_USE}.jinja": _TOOL_USE,
 }
 """Files of chat templates, by the names that choose one; a later file replaces an earlier one."""
+TOKENIZER_CONFIG = "tokenizer_config.json"
+OLDER_FILES = ("special_tokens_map.json", "added_tokens.json")
 SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "pad_token")
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-F]{2})>")
 _TOKEN_FLAGS = ("single_word", "lstrip", "rstrip", "special")
@@ -46,9 +48,8 @@ class BundleTokenizer:
     """
 
     def __init__(self, folder: Path) -> None:
-        path = folder / "tokenizer.json"
-        config_path = folder / "tokenizer_config.json"
-        self._config = read_json_object(config_path) if exists(config_path) else {}
+        path, config_path = folder / "tokenizer.json", folder / TOKENIZER_CONFIG
+        self._config = _read_config(folder)
         data = read_bytes(path, FileKind.TOKENIZER)
         is_known = check_tokenizer(data, path)
         self.core = load_tokenizer(data, path)
@@ -123,6 +124,23 @@ class BundleTokenizer:
     def special_texts(self) -> dict[str, str]:
         """The special tokens that the config names, by its keys; empty texts for others."""
         return {key: _token_text(self._config.get(key)) for key in SPECIAL_TOKENS}
+
+
+def _read_config(folder: Path) -> dict[str, Any]:
+    """tokenizer_config.json; without added tokens, as older files beside it amend it."""
+    config, special, added = (
+        read_json_object(path) if exists(path) else {}
+        for path in map(folder.joinpath, (TOKENIZER_CONFIG, *OLDER_FILES))
+    )
+    if "added_tokens_decoder" in config:
+        return config
+    config |= special
+    named = [*config.values()]
+    for key in ("additional_special_tokens", "extra_special_tokens"):
+        named += config[key] if isinstance(config.get(key), list) else ()
+    texts = set(map(_token_text, named))
+    stated = {str(at): {"content": text, "special": text in texts} for text, at in added.items()}
+    return config | {"added_tokens_decoder": stated}
 
 
 def _missing_tokens(core: Tokenizer, config: dict[str, Any], path: Path) -> list[dict[str, Any]]:

@@ -181,6 +181,7 @@ def test_heads_as_transformers_writes_them(folder: Path, config: Any) -> None:
         ({"use_bidirectional_attention": "all"}, "texts must be causal"),
         ({"layer_types": ["sliding_attention"] * 6}, "must end with full_attention"),
         ({"num_global_key_value_heads": 3}, "must divide num_attention_heads (4)"),
+        ({"rope_scaling": LINEAR, "rope_parameters": None}, "this RoPE is proportional"),
         ({"attn_logit_softcapping": 50.0}, "as it is known here has none"),
         ({"hidden_activation": "gelu"}, "only gelu_pytorch_tanh is"),
     ],
@@ -197,7 +198,7 @@ def test_configs_that_say_otherwise(
 def test_a_draft_caps_logits_as_its_target_does(folder: Path, tmp_path: Path) -> None:
     target = read_target(folder)
     draft = write_draft(tmp_path / "draft", folder)
-    for stated in (None, 12.0):
+    for stated in (None, 12.0, 0, -1.0):  # z-lab's drafts have none where it is not above 0
         edit_json(draft / "config.json", final_logit_softcapping=stated)
         check_pair(target, read_draft(draft))
     edit_json(draft / "config.json", final_logit_softcapping=30.0)

@@ -169,6 +169,24 @@ def test_added_tokens_of_the_config_alone(tmp_path: Path) -> None:
     assert found.core.get_vocab_size() == len(theirs) == 260
 
 
+@pytest.mark.parametrize("stated", [{}, {"added_tokens_decoder": {}}])
+def test_older_files_of_added_tokens(tmp_path: Path, stated: dict[str, Any]) -> None:
+    """They count where the config has no added tokens, as in transformers."""
+    transformers = pytest.importorskip("transformers")
+    named = {"eos_token": {"content": "<|im_end|>"}, "additional_special_tokens": ["<end>"]}
+    added = {"<end>": 256, "<|im_end|>": 257, "<B>": 258}
+    for name, value in (("special_tokens_map", named), ("added_tokens", added)):
+        (tmp_path / f"{name}.json").write_text(json.dumps(value))
+    config = {"eos_token": "b", "tokenizer_class": "PreTrainedTokenizerFast"}
+    found = _tokenizer(tmp_path, **config, **stated)
+    theirs = transformers.AutoTokenizer.from_pretrained(tmp_path)
+    ids = found.encode("hi<|im_end|><B><end>")
+    assert ids == theirs.encode("hi<|im_end|><B><end>", add_special_tokens=False)
+    assert found.core.decode(ids) == theirs.decode(ids, skip_special_tokens=True)
+    assert found.end_ids([2]) == (2, theirs.eos_token_id)
+    assert len(ids) == (16 if stated else 5)
+
+
 @pytest.mark.parametrize(
     ("stated", "piece"),
     [
