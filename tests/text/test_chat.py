@@ -169,6 +169,45 @@ def test_added_tokens_of_the_config_alone(tmp_path: Path) -> None:
     assert found.core.get_vocab_size() == len(theirs) == 260
 
 
+FLAGS = "special lstrip rstrip normalized single_word".split()
+END = {"eos_token": "<end>"}
+
+
+@pytest.mark.parametrize(
+    ("config", "older", "added"),
+    [
+        ({}, END, None),
+        ({"eos_token": "a"}, {"eos_token": {"content": "<end>", "lstrip": False}}, None),
+        ({**END, "added_tokens_decoder": {}}, {"eos_token": "a"}, {"<b>": 257}),
+        (END, None, {"<end>": 256, "<b>": 257, "<c>": 258}),
+        ({}, {"eos_token": "<b>"}, {"<b>": 257}),
+        # Flags of the config stand, but for a named token's.
+        ({"added_tokens_decoder": {"256": {"content": "<end>", "rstrip": True}}}, None, None),
+        ({**END, "added_tokens_decoder": {"3": {"content": "<end>", "lstrip": True}}}, None, None),
+    ],
+)
+def test_older_files_and_flags_are_read_as_transformers_does(
+    tmp_path: Path,
+    config: dict[str, Any],
+    older: dict[str, Any] | None,
+    added: dict[str, Any] | None,
+) -> None:
+    transformers = pytest.importorskip("transformers")
+    for name, content in (("special_tokens_map", older), ("added_tokens", added)):
+        if content is not None:
+            (tmp_path / f"{name}.json").write_text(json.dumps(content))
+    found = _tokenizer(tmp_path, tokenizer_class="PreTrainedTokenizerFast", **config)
+    theirs = transformers.AutoTokenizer.from_pretrained(tmp_path)
+    assert found.special_texts["eos_token"] == (theirs.eos_token or "")
+    assert [*found.end_ids(())] == [at for at in [theirs.eos_token_id] if at is not None]
+    assert found.encode("a <end> b<b> <c>") == theirs.encode("a <end> b<b> <c>")
+    ours, known = found.core.get_added_tokens_decoder(), theirs.added_tokens_decoder
+    for at in ours.keys() | (known.keys() - {64}):  # an end that is a letter stays one
+        assert [getattr(ours[at], flag) for flag in FLAGS] == [
+            getattr(known[at], flag) for flag in FLAGS
+        ]
+
+
 @pytest.mark.parametrize(
     ("stated", "piece"),
     [
