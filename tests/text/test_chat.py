@@ -169,22 +169,45 @@ def test_added_tokens_of_the_config_alone(tmp_path: Path) -> None:
     assert found.core.get_vocab_size() == len(theirs) == 260
 
 
-@pytest.mark.parametrize("stated", [{}, {"added_tokens_decoder": {}}])
-def test_older_files_of_added_tokens(tmp_path: Path, stated: dict[str, Any]) -> None:
-    """They count where the config has no added tokens, as in transformers."""
+FLAGS = "special lstrip rstrip normalized single_word".split()
+END = {"eos_token": "<end>"}
+
+
+@pytest.mark.parametrize(
+    ("config", "older", "added"),
+    [
+        ({}, END, None),
+        ({"eos_token": "a"}, {"eos_token": {"content": "<end>", "lstrip": False}}, None),
+        ({**END, "added_tokens_decoder": {}}, {"eos_token": "a"}, {"<b>": 257}),
+        (END, None, {"<end>": 256, "<b>": 257, "<c>": 258}),
+        ({}, {"eos_token": "<b>"}, {"<b>": 257}),
+        ({}, {"additional_special_tokens": ["<b>"]}, {"<b>": 257, "<c>": 258}),
+        ({}, {"extra_special_tokens": [{"content": "<b>"}]}, {"<b>": 257, "<c>": 258}),
+        # Flags of the config stand, but for a named token's.
+        ({"added_tokens_decoder": {"256": {"content": "<end>", "rstrip": True}}}, None, None),
+        ({**END, "added_tokens_decoder": {"3": {"content": "<end>", "lstrip": True}}}, None, None),
+    ],
+)
+def test_older_files_and_flags_are_read_as_transformers_does(
+    tmp_path: Path,
+    config: dict[str, Any],
+    older: dict[str, Any] | None,
+    added: dict[str, Any] | None,
+) -> None:
     transformers = pytest.importorskip("transformers")
-    named = {"eos_token": {"content": "<|im_end|>"}, "additional_special_tokens": ["<end>"]}
-    added = {"<end>": 256, "<|im_end|>": 257, "<B>": 258}
-    for name, value in (("special_tokens_map", named), ("added_tokens", added)):
-        (tmp_path / f"{name}.json").write_text(json.dumps(value))
-    config = {"eos_token": "b", "tokenizer_class": "PreTrainedTokenizerFast"}
-    found = _tokenizer(tmp_path, **config, **stated)
+    for name, content in (("special_tokens_map", older), ("added_tokens", added)):
+        if content is not None:
+            (tmp_path / f"{name}.json").write_text(json.dumps(content))
+    found = _tokenizer(tmp_path, tokenizer_class="PreTrainedTokenizerFast", **config)
     theirs = transformers.AutoTokenizer.from_pretrained(tmp_path)
-    ids = found.encode("hi<|im_end|><B><end>")
-    assert ids == theirs.encode("hi<|im_end|><B><end>", add_special_tokens=False)
-    assert found.core.decode(ids) == theirs.decode(ids, skip_special_tokens=True)
-    assert found.end_ids([2]) == (2, theirs.eos_token_id)
-    assert len(ids) == (16 if stated else 5)
+    assert found.special_texts["eos_token"] == (theirs.eos_token or "")
+    assert [*found.end_ids(())] == [at for at in [theirs.eos_token_id] if at is not None]
+    assert found.encode("a <end> b<b> <c>") == theirs.encode("a <end> b<b> <c>")
+    ours, known = found.core.get_added_tokens_decoder(), theirs.added_tokens_decoder
+    for at in ours.keys() | (known.keys() - {64}):  # an end that is a letter stays one
+        assert [getattr(ours[at], flag) for flag in FLAGS] == [
+            getattr(known[at], flag) for flag in FLAGS
+        ]
 
 
 @pytest.mark.parametrize(
