@@ -210,6 +210,18 @@ def test_older_files_and_flags_are_read_as_transformers_does(
         ]
 
 
+def test_what_a_template_drops_depends_on_values() -> None:
+    kept = (
+        "{% for m in messages if m.role == 'user' or not quiet %}{{ m.content|upper }}{% endfor %}"
+    )
+    messages = [{"role": role, "content": role} for role in ("system", "user")]
+    with closing(ChatRenderer(kept, {})) as renderer:
+        for _ in range(2):
+            assert renderer.render(messages, {"quiet": False}) == "SYSTEMUSER"
+            with pytest.raises(DflashError, match="drops message 1"):
+                renderer.render(messages, {"quiet": True})
+
+
 @pytest.mark.parametrize(
     ("stated", "piece"),
     [
