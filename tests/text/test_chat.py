@@ -150,25 +150,12 @@ def _tokenizer(folder: Path, **config: Any) -> BundleTokenizer:
     return BundleTokenizer(folder)
 
 
-def test_added_tokens_of_the_config_alone(tmp_path: Path) -> None:
-    """As transformers reads them, flags and order too."""
-    transformers = pytest.importorskip("transformers")
-    stated = {
-        "258": {"content": "<b>", "special": False, "lstrip": True, "normalized": True},
-        "257": {"content": "<|im_start|>", "special": True},
-        "256": {"content": "<end>", "special": True},
-        "259": {"content": "<end>b", "special": False, "single_word": True},
-    }
-    found = _tokenizer(
-        tmp_path, added_tokens_decoder=stated, tokenizer_class="PreTrainedTokenizerFast"
-    )
-    theirs = transformers.AutoTokenizer.from_pretrained(tmp_path)
-    for text in ("<|im_start|>user\nhi  <b>!<end>bx<end>b", "<end>b <|im_start|><|im_end|>"):
-        assert found.encode(text) == theirs.encode(text, add_special_tokens=False)
-        assert 257 in found.encode(text)
-    assert found.core.get_vocab_size() == len(theirs) == 260
-
-
+STATED = {
+    "258": {"content": "<b>", "special": False, "lstrip": True, "normalized": True},
+    "257": {"content": "<|im_start|>", "special": True},
+    "256": {"content": "<end>", "special": True},
+    "259": {"content": "<end>b", "special": False, "single_word": True},
+}
 FLAGS = "special lstrip rstrip normalized single_word".split()
 END = {"eos_token": "<end>"}
 
@@ -176,6 +163,7 @@ END = {"eos_token": "<end>"}
 @pytest.mark.parametrize(
     ("config", "older", "added"),
     [
+        ({"added_tokens_decoder": STATED}, None, None),
         ({}, END, None),
         ({"eos_token": "a"}, {"eos_token": {"content": "<end>", "lstrip": False}}, None),
         ({**END, "added_tokens_decoder": {}}, {"eos_token": "a"}, {"<b>": 257}),
@@ -188,7 +176,7 @@ END = {"eos_token": "<end>"}
         ({**END, "added_tokens_decoder": {"3": {"content": "<end>", "lstrip": True}}}, None, None),
     ],
 )
-def test_older_files_and_flags_are_read_as_transformers_does(
+def test_added_tokens_are_those_of_transformers(
     tmp_path: Path,
     config: dict[str, Any],
     older: dict[str, Any] | None,
@@ -202,7 +190,8 @@ def test_older_files_and_flags_are_read_as_transformers_does(
     theirs = transformers.AutoTokenizer.from_pretrained(tmp_path)
     assert found.special_texts["eos_token"] == (theirs.eos_token or "")
     assert [*found.end_ids(())] == [at for at in [theirs.eos_token_id] if at is not None]
-    assert found.encode("a <end> b<b> <c>") == theirs.encode("a <end> b<b> <c>")
+    for text in ("a <end> b<b> <c>", "<|im_start|>user\nhi  <b>!<end>bx<end>b <|im_end|>"):
+        assert found.encode(text) == theirs.encode(text)
     ours, known = found.core.get_added_tokens_decoder(), theirs.added_tokens_decoder
     for at in ours.keys() | (known.keys() - {64}):  # an end that is a letter stays one
         assert [getattr(ours[at], flag) for flag in FLAGS] == [
