@@ -66,8 +66,9 @@ def test_schemas() -> None:
     assert allowed(follow(start.fork(), '{"state":"ok"}')) == {""}
     anything = compiler().compile(Grammar("json_object"))
     assert allowed(follow(anything.fork(), '{"a": [1, {"b": null}]}')) == {""}
-    blanks = follow(start.fork(), "{" + " " * 20)
-    assert allowed(blanks) == {'"'}, "blanks have an end"
+    assert allowed(start) == {"{"} and allowed(follow(start.fork(), "{")) == {" ", '"'}
+    for one, after in ((start, "{ "), (anything, '{ "a": 1, "b":[ ')):
+        assert not allowed(follow(one.fork(), after)) & {*" \n\t"}, "one blank, no line breaks"
 
 
 def test_choices_and_rules() -> None:
