@@ -30,8 +30,7 @@ _GOOD_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}", re.ASCII)
 class AccessRecord:
     """A request, as it is written down: neither its text nor its key, but that one's name.
 
-    It has no status where the client left before an answer, and tokens of ended outputs alone;
-    `warnings` count keywords of schemas that are not enforced.
+    It has no status where the client left before an answer, and tokens of ended outputs alone.
     """
 
     time: str
@@ -43,7 +42,7 @@ class AccessRecord:
     seconds: float = 0.0
     prompt_tokens: int | None = None
     output_tokens: int | None = None
-    warnings: int | None = None
+    warnings: int | None = None  # keywords of schemas that are not enforced
 
 
 class Gate:

@@ -129,15 +129,14 @@ class _ChatBody(_CommonBody, TemplateBody):
 class CompletionRequest:
     """What both kinds of request ask for: `prompts` of a completion, one or more, or a `chat`.
 
-    A chat's prompt is empty in `generation`, until its template has run. `warnings` say what of its
-    schemas is not enforced.
+    A chat's prompt is empty in `generation`, until its template has run.
     """
 
     body: _CompletionBody | _ChatBody
     generation: GenerationRequest
     prompts: tuple[Prompt, ...] = ()
     chat: Conversation | None = None
-    warnings: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()  # of schemas: what is not enforced
 
     @property
     def include_usage(self) -> bool:

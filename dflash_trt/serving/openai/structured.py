@@ -89,29 +89,25 @@ def find_warnings(body: StructuredBody, use: ToolUse | None) -> tuple[str, ...]:
     """What of a request's schemas is not enforced: of its format, and of functions it binds.
 
     Raises:
-        ApiError: one of them, or its function, is `strict`, which allows nothing of it.
+        ApiError: the schema or its function is `strict`, which allows nothing of it.
     """
     bound: list[tuple[str, Any, bool]] = []
-    is_wrapped = isinstance(body.response_format, _SchemaFormat)
     if isinstance(body.response_format, _SchemaFormat):
-        wrapped = body.response_format.json_schema
-        where = "response_format.json_schema.schema"
-        bound.append((where, wrapped.schema_, wrapped.strict is True))
+        form = body.response_format.json_schema
+        bound.append(("response_format.json_schema.schema", form.schema_, form.strict is True))
     if body.structured_outputs is not None:
         bound.append(("structured_outputs.json", body.structured_outputs.json_, False))
     for place, one in enumerate(() if use is None else use.tools):
-        if use is not None and one in use.callable and (use.must or one.strict or is_wrapped):
+        if use is not None and one in use.callable and (use.must or one.strict):
             bound.append((f"tools[{place}].function.parameters", one.schema, one.strict))
     warnings: list[str] = []
     for where, schema, is_strict in bound:
         text = schema if isinstance(schema, str) else schema_text(schema)
         try:
-            _, relaxed = enforce_schema(text if len(text) <= MOST_CHARACTERS else "")
+            _, relaxed = enforce_schema(text[: MOST_CHARACTERS + 1])
         except DflashError:
             continue  # which is told when it compiles
         if is_strict and relaxed:
             raise ApiError(f'{relaxed[0]}, and "strict" asks for all of it', param=where)
-        warnings += [f"{where}: {one}" for one in relaxed]
-    if more := len(warnings) - MOST_WARNINGS:
-        warnings[MOST_WARNINGS:] = [f"and {more} more"] if more > 0 else []
-    return tuple(warnings)
+        warnings += (f"{where}: {one}" for one in relaxed)
+    return tuple(warnings[:MOST_WARNINGS])
