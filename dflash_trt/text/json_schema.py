@@ -23,8 +23,9 @@ _NOT_DONE = (
     "dependentRequired dependentSchemas unevaluatedItems unevaluatedProperties "
     "$dynamicRef $dynamicAnchor $recursiveRef $recursiveAnchor"
 ).split()
+_COMPARED = "enum type required".split()
 _LARGEST = 2**62  # a bound beyond it, as of a float32, is none that a model reaches
-_MOST_COMPARED, _DEEPEST = 4096, 8
+_MOST_COMPARED, _DEEPEST = 20_000, 8
 # Patterns that look ahead, of pydantic's Decimal and zod's mail, and the same without.
 _SAME = {
     r"^(?!^[-+.]*$)[+-]?0*\d*\.?\d*$": r"^[+-]?(?:\d+\.?\d*|\.\d+)$",
@@ -32,7 +33,7 @@ _SAME = {
     r"@([A-Za-z0-9][A-Za-z0-9\-]*\.)+[A-Za-z]{2,}$": r"^(?:[A-Za-z0-9_'+\-]+\.)*"
     r"[A-Za-z0-9_'+\-]*[A-Za-z0-9_+-]@(?:[A-Za-z0-9][A-Za-z0-9\-]*\.)+[A-Za-z]{2,}$",
 }
-_PIECE = re.compile(r"\\.|\[(?:\\.|[^\]\\])*\]|\(\?<?[=!]|.", re.DOTALL)
+_PIECE = re.compile(r"\\.|\[(?:\\.|[^\]\\])*\]?|\(\?<?[=!]|.", re.DOTALL)
 _FOREIGN = re.compile(r"\\[1-9k]|\(\?>|\(\?P[=>]")  # references to groups, and atomic ones
 T = TypeVar("T")
 
@@ -93,8 +94,9 @@ class _Reader:
         name = str(_get(schema, "discriminator", dict).get("propertyName"))
         each = [self._resolve(one) for one in _get(schema, "oneOf", list)]
         for one in each:
-            if name in _get(one, "properties", dict):  # it may have a default, and be left out
-                one["required"] = sorted({*_required(one), name})
+            needed = _get(one, "required", list)
+            if name in _get(one, "properties", dict) and name not in needed:  # it has a default
+                one["required"] = [*needed, name]
         pairs = ((one, other) for place, one in enumerate(each) for other in each[:place])
         if not all(self._are_disjoint(*pair) for pair in pairs):
             self._relax("oneOf", at, 'is enforced as "anyOf": its branches may overlap')
@@ -134,9 +136,10 @@ class _Reader:
             if left_out:
                 without = f"is enforced without {', '.join(left_out)}"
                 self._relax("pattern", at, without if kept else "is not enforced")
-            if kept:
+            if not left_out:
                 # It says in full what a format beside it stands for; both may allow nothing.
                 schema.pop("format", None)
+            if kept:
                 *also, schema["pattern"] = kept
                 if also:
                     schema["allOf"] = _get(schema, "allOf", list) + [
@@ -158,19 +161,25 @@ class _Reader:
 
     def _are_disjoint(self, one: Any, other: Any, depth: int = 0) -> bool:
         """Whether nothing can be both, as far as is easily seen."""
-        self._left -= 1
         one, other = self._resolve(one), self._resolve(other)
+        lists = (_get(each, name, list) for each in (one, other) for name in _COMPARED)
+        self._left -= 1 + sum(map(len, lists))
+        if self._left < 0 or depth > _DEEPEST:
+            return False
         values, others = _values(one), _values(other)
         if values and others:
             return not values & others
         kinds, also = _kinds(one), _kinds(other)
         if kinds and also and not kinds & also:
             return True
-        if kinds | also != {"object"} or self._left < 0 or depth > _DEEPEST:
+        if kinds | also != {"object"}:
             return False
         mine, theirs = _get(one, "properties", dict), _get(other, "properties", dict)
-        shared = _required(one) & _required(other) & {*mine} & {*theirs}
-        return any(self._are_disjoint(mine[name], theirs[name], depth + 1) for name in shared)
+        return any(
+            self._are_disjoint(mine[name], theirs[name], depth + 1)
+            for name in _required(one) & _required(other)
+            if name in mine and name in theirs
+        )
 
 
 def read_pattern(pattern: str) -> tuple[list[str], list[str]]:
