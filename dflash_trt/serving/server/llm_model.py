@@ -13,6 +13,7 @@ from typing import Any, Literal
 from pydantic import NonNegativeInt, PositiveInt
 
 from dflash_trt.bundle.bundle import bound_memory, open_bundle
+from dflash_trt.core.publish import hold_folder
 from dflash_trt.decoding import RequestStatistics, TokenEvent
 from dflash_trt.decoding.drafter_kinds import DrafterKind
 from dflash_trt.decoding.jobs import Failure, Job, Outcome
@@ -122,6 +123,7 @@ class TritonPythonModel:
         settings = ModelSettings(args)
         speculation = settings.read("speculation", bool)
         follows = speculation and settings.read("block_schedule", bool)
+        hold_folder(settings.version_folder.parents[1])  # `package` asks
         bundle = open_bundle(settings.version_folder / "bundle")
         bound_memory(bundle)
         pair = LoadedPair(
