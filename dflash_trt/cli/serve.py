@@ -206,7 +206,9 @@ async def _serve(
                 bound,
                 front_options,
                 # The server of now: it may be another.
-                FrontFigures(lambda: supervisor.server.read_metrics(), lambda: supervisor.failures),
+                FrontFigures(
+                    lambda: supervisor.server.read_metrics(), lambda: supervisor.failures, name
+                ),
                 defaults,
             )
             address = client_address(options.host, bound.getsockname()[1])

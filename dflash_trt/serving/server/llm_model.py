@@ -145,7 +145,8 @@ class TritonPythonModel:
         self._worker = GeneratorWorker(pair.open_runner, capacity, on_phase=beat)
         self._request_seconds = settings.read("request_seconds", NonNegativeInt)
         self._worker.start()
-        self._metrics = Metrics(utils, lambda: self._worker.load, limits.max_batch, queue)
+        name = pair.bundle.manifest.name
+        self._metrics = Metrics(utils, self._worker, name, limits.max_batch, queue)
         self._compiling = CompilingQueue(pair.grammars, capacity, self._worker, self._metrics)
         self._replies = ThreadPoolExecutor(_REPLY_THREADS, "reply")
         self._watch = CancellationWatch()
