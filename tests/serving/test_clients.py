@@ -298,6 +298,15 @@ def test_response_format(client: openai.OpenAI, served: Served, addresses: Serve
     assert "is none of json" in ask_grpc(addresses.grpc, CLASSIC, refused).failure
 
 
+def test_a_message_in_the_template(addresses: ServerAddresses, generate: Generate) -> None:
+    """Where a client of gRPC asks for it."""
+    expected = generate([{"role": "user", "content": PROMPTS[0]}], max_tokens=24)
+    fields = make_fields(LLM, PROMPTS[0], max_tokens=24)
+    answer = ask_grpc(addresses.grpc, LLM, fields, parameters={"apply_chat_template": True})
+    assert answer.texts == [expected.text]
+    assert answer.last["num_input_tokens"] == expected.statistics.prompt_tokens
+
+
 @pytest.mark.parametrize("model", [LLM, CLASSIC])
 def test_block_size_of_a_request(
     addresses: ServerAddresses, generate: Generate, model: str
