@@ -22,7 +22,7 @@ from dflash_trt.cli.package import packaging_options, refuse_packaging
 from dflash_trt.core.limits import MAX_COUNT
 from dflash_trt.core.machine import allow_more_files
 from dflash_trt.core.publish import hold_folder
-from dflash_trt.errors import DflashError, one_line, refuse_options
+from dflash_trt.errors import DflashError, install_extra, one_line, refuse_options
 from dflash_trt.hardware.cores import choose_threads
 from dflash_trt.serving.openai.figures import FrontFigures
 from dflash_trt.serving.openai.front_options import (
@@ -174,7 +174,7 @@ async def _serve(
             except ImportError as error:
                 raise DflashError(
                     f"the OpenAI front needs starlette and uvicorn ({one_line(error)})",
-                    fix="pip install 'dflash-trt[serve]'",
+                    fix=install_extra("serve"),
                 ) from error
             bundle = open_bundle(options.repository / BUNDLE_FOLDER)
             tokenizer = load_tokenizer(bundle)

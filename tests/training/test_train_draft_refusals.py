@@ -156,4 +156,4 @@ def test_without_pytorch_one_line_says_what_to_install(
 ) -> None:
     monkeypatch.setitem(sys.modules, "torch", None)
     options = ("--target", "x", "--prompts", "y.jsonl", "--hours", "1", "-o", tmp_path / "draft")
-    run("train-draft", *options).fails(1, "training needs torch", "dflash-trt[train]")
+    run("train-draft", *options).fails(1, "training needs torch", "pip install -e '.[train]'")
