@@ -31,6 +31,7 @@ from dflash_trt.serving.openai.front_options import (
     GenerationConfig,
     LogFormat,
 )
+from dflash_trt.serving.openai.json_log import wrap_stderr
 from dflash_trt.serving.server.launcher import LOOPBACK, ServerOptions, bind_port, client_address
 from dflash_trt.serving.server.repository import BUNDLE_FOLDER, RepositoryOptions, write_repository
 from dflash_trt.serving.server.supervisor import MAX_RESTARTS, WINDOW_S, Service, Supervisor
@@ -82,7 +83,8 @@ _FRONT_ONLY = {
         "--log-format",
         type=click.Choice(get_args(LogFormat)),
         default=FrontOptions().log_format,
-        help="A line on stderr for each request to the OpenAI port, without its text.",
+        help="json: a line on stderr for each request to the OpenAI port, without its text, and "
+        "whatever else is written there in JSON too.",
     ),
     click.option(
         "--generation-config",
@@ -126,6 +128,8 @@ def command(
     Runs until SIGINT, SIGTERM or SIGHUP, after which requests in flight may end (a second signal
     cuts them off), and exits with the server's code. A server that fails is started again.
     """
+    if front.log_format == "json":
+        wrap_stderr()
     ports = {
         "--grpc-port": (host, grpc_port),
         "--http-port": (host if expose_http else LOOPBACK, http_port),
