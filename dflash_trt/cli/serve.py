@@ -22,7 +22,7 @@ from dflash_trt.cli.package import packaging_options, refuse_packaging
 from dflash_trt.core.limits import MAX_COUNT
 from dflash_trt.core.machine import allow_more_files
 from dflash_trt.core.publish import hold_folder
-from dflash_trt.errors import DflashError, one_line, refuse_options
+from dflash_trt.errors import DflashError, install_extra, one_line, refuse_options
 from dflash_trt.hardware.cores import choose_threads
 from dflash_trt.serving.openai.figures import FrontFigures
 from dflash_trt.serving.openai.front_options import (
@@ -31,6 +31,7 @@ from dflash_trt.serving.openai.front_options import (
     GenerationConfig,
     LogFormat,
 )
+from dflash_trt.serving.openai.json_log import wrap_stderr
 from dflash_trt.serving.server.launcher import LOOPBACK, ServerOptions, bind_port, client_address
 from dflash_trt.serving.server.repository import BUNDLE_FOLDER, RepositoryOptions, write_repository
 from dflash_trt.serving.server.supervisor import MAX_RESTARTS, WINDOW_S, Service, Supervisor
@@ -82,7 +83,8 @@ _FRONT_ONLY = {
         "--log-format",
         type=click.Choice(get_args(LogFormat)),
         default=FrontOptions().log_format,
-        help="A line on stderr for each request to the OpenAI port, without its text.",
+        help="json: a line on stderr for each request to the OpenAI port, without its text, and "
+        "whatever else is written there in JSON too.",
     ),
     click.option(
         "--generation-config",
@@ -126,6 +128,8 @@ def command(
     Runs until SIGINT, SIGTERM or SIGHUP, after which requests in flight may end (a second signal
     cuts them off), and exits with the server's code. A server that fails is started again.
     """
+    if front.log_format == "json":
+        wrap_stderr()
     ports = {
         "--grpc-port": (host, grpc_port),
         "--http-port": (host if expose_http else LOOPBACK, http_port),
@@ -174,7 +178,7 @@ async def _serve(
             except ImportError as error:
                 raise DflashError(
                     f"the OpenAI front needs starlette and uvicorn ({one_line(error)})",
-                    fix="pip install 'dflash-trt[serve]'",
+                    fix=install_extra("serve"),
                 ) from error
             bundle = open_bundle(options.repository / BUNDLE_FOLDER)
             tokenizer = load_tokenizer(bundle)

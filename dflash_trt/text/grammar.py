@@ -20,7 +20,7 @@ from tokenizers import Tokenizer
 
 from dflash_trt.core.masks import TokenMask
 from dflash_trt.core.strict_json import parse_json
-from dflash_trt.errors import DflashError, one_line
+from dflash_trt.errors import DflashError, install_extra, one_line
 from dflash_trt.text.json_schema import enforce_schema
 from dflash_trt.text.sandbox import Held, Sandbox, SandboxLimits, SandboxLostError
 
@@ -327,7 +327,7 @@ def _library() -> Any:
         raise DflashError(
             "grammars need llguidance, which is not installed",
             where="grammar",
-            fix="pip install 'dflash-trt[serve]'",
+            fix=install_extra("serve"),
             usage=True,
         ) from error
     return llguidance

@@ -318,7 +318,7 @@ def test_a_missing_extra_is_one_line(
 ) -> None:
     found = extra.find_spec
     monkeypatch.setattr(extra, "find_spec", lambda name: None if name == module else found(name))
-    sweep(*arguments).fails(1, f"needs {module}", "pip install 'dflash-trt[perf]'")
+    sweep(*arguments).fails(1, f"needs {module}", "pip install -e '.[perf]'")
 
 
 def test_an_interruption_keeps_what_is_finished(stub: Stub, prompts: Path, tmp_path: Path) -> None:

@@ -157,6 +157,18 @@ def test_a_server_that_fails_again_and_again(start: Serve) -> None:
     assert f"failed 2 times in 10 minutes, the last time: {why}" in given_up
 
 
+def test_every_line_is_json(start: Serve) -> None:
+    """The server's own, where its log goes there too, and the error that ends it all."""
+    process = start(
+        "dies", "--max-restarts", 0, "--log-format", "json", "--log-file", "/dev/stderr"
+    )
+    err = process.communicate(timeout=PATIENCE_S)[1]
+    messages = [json.loads(line)["message"] for line in err.splitlines()]
+    assert process.returncode == 3 and messages[0].startswith("starting ")
+    assert messages[-1].startswith("error: ") and "ended by itself" in messages[-1]
+    assert any("the last words" in one for one in messages[1:-1])
+
+
 def test_another_bundle_in_its_place_is_not_served(
     fake: Fake, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

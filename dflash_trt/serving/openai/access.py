@@ -11,7 +11,6 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
-from datetime import UTC, datetime
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.responses import JSONResponse
@@ -20,6 +19,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from dflash_trt.serving.openai.errors import ApiError
 from dflash_trt.serving.openai.figures import FrontFigures
 from dflash_trt.serving.openai.front_options import FrontOptions
+from dflash_trt.serving.openai.json_log import now
 
 REQUEST_ID = "X-Request-Id"
 _GUARDED = ("/v1/", "/tokenize", "/detokenize")
@@ -59,7 +59,7 @@ class Gate:
         started, headers = time.perf_counter(), Headers(scope=scope)
         given = headers.get(REQUEST_ID, "")
         record = AccessRecord(
-            time=datetime.now(UTC).isoformat(timespec="milliseconds"),
+            time=now(),
             request_id=given if _GOOD_ID.fullmatch(given) else uuid.uuid4().hex,
             method=scope["method"],
             path=scope["path"],
