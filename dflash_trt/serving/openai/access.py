@@ -23,7 +23,7 @@ from dflash_trt.serving.openai.front_options import FrontOptions
 
 REQUEST_ID = "X-Request-Id"
 _GUARDED = ("/v1/", "/tokenize", "/detokenize")
-_GOOD_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}", re.ASCII)
+GOOD_ID = "^[A-Za-z0-9._:-]{1,128}$"
 
 
 @dataclass(slots=True)
@@ -59,7 +59,7 @@ class Gate:
         given = headers.get(REQUEST_ID, "")
         record = AccessRecord(
             time=datetime.now(UTC).isoformat(timespec="milliseconds"),
-            request_id=given if _GOOD_ID.fullmatch(given) else uuid.uuid4().hex,
+            request_id=given if re.fullmatch(GOOD_ID, given) else uuid.uuid4().hex,
             method=scope["method"],
             path=scope["path"],
         )
