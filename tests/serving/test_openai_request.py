@@ -83,6 +83,9 @@ def test_everything_that_is_supported() -> None:
         stream=True,
         stream_options={"include_usage": True, "include_obfuscation": True},
         ignore_eos=True,
+        min_tokens=0,
+        include_stop_str_in_output=True,
+        skip_special_tokens=False,
         user="u",
     )
     assert asked.include_usage
@@ -93,10 +96,13 @@ def test_everything_that_is_supported() -> None:
         stop_strings=("a", "b", "c", "d"),
         stop_token_ids=(7, 2),
         ignore_eos=True,
+        include_stop_str_in_output=True,
+        skip_special_tokens=False,
         streaming=True,
     )
     assert _completion(stop="a").generation.stop_strings == ("a",)
     assert not _completion(add_special_tokens=False).generation.add_special_tokens
+    assert _completion(min_tokens=3).generation.min_tokens == 3
     assert _completion(logprobs=20).generation.logprobs == 20
     assert _completion(max_tokens=0, echo=True).generation.max_tokens == 1
     for seed, kept in ((-(2**63), 2**63), (-2, 2**64 - 2), (2**63, 2**63)):
@@ -189,6 +195,9 @@ BOTH: list[tuple[dict[str, Any], str | None, str]] = [
     ({"max_tokens": True}, "max_tokens", "integer"),
     ({"stop": ["a"] * 65}, "stop", "65 stop strings are more than 64"),
     ({"seed": -(2**63) - 1}, "seed", "2^64"),
+    ({"min_tokens": -1}, "min_tokens", "at least 0"),
+    ({"min_tokens": 9, "max_tokens": 8}, "min_tokens", "9 is more than max_tokens, 8"),
+    ({"min_tokens": 9, "stop": "a"}, "min_tokens", "does not go with stop strings"),
     ({"priority": 1}, "priority", "0, not 1"),
     ({"request_id": "a b"}, "request_id", "match pattern"),
     ({"length_penalty": 0.5}, "length_penalty", "1, not 0.5"),

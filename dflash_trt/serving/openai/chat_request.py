@@ -98,6 +98,9 @@ class _CommonBody(StructuredBody):
     top_k: TopK = None
     min_p: float = 0.0
     ignore_eos: bool = False
+    min_tokens: int = 0
+    include_stop_str_in_output: bool = False
+    skip_special_tokens: bool = True
     repetition_penalty: float = 1.0
     bad_words: list[Text] = Field([], max_length=MOST_BAD)
     allowed_token_ids: list[int] | None = Field(None, fail_fast=True)
@@ -239,6 +242,9 @@ def _read_generation(
             stop_strings=tuple(body.stop),
             stop_token_ids=tuple(body.stop_token_ids),
             ignore_eos=body.ignore_eos,
+            min_tokens=body.min_tokens,
+            include_stop_str_in_output=body.include_stop_str_in_output,
+            skip_special_tokens=body.skip_special_tokens,
             add_special_tokens=body.add_special_tokens,
             streaming=body.stream,
             logprobs=logprobs,
