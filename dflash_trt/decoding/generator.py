@@ -41,7 +41,7 @@ from dflash_trt.decoding.scores import (
 from dflash_trt.decoding.state import RequestState
 from dflash_trt.decoding.statistics import RunningTotals, StatisticsRecorder, Stopwatch
 from dflash_trt.sampling.acceptance import accept_block
-from dflash_trt.text.detokenise import TextStream
+from dflash_trt.text.detokenise import TextStream, special_ids
 
 
 class Generator:
@@ -158,7 +158,12 @@ class Generator:
         room = self._limits.max_seq_len - len(request.prompt_ids)
         eos_token_ids = frozenset[int]() if request.ignore_eos else self._eos_token_ids
         tokenizer = self._tokenizer
-        stream = None if tokenizer is None else TextStream(tokenizer, request.stop_strings)
+        stream = None
+        if tokenizer is not None:
+            shown = () if request.skip_special_tokens else special_ids(tokenizer)
+            keeps = request.include_stop_str_in_output
+            stream = TextStream(tokenizer, request.stop_strings, shown, keeps_stop=keeps)
+        masks = request.holds_ends or not request.rules.is_neutral
         state = RequestState(
             request_id=request_id,
             request=request,
@@ -173,7 +178,7 @@ class Generator:
             ),
             follower=None if request.grammar is None else request.grammar.fork(),
             penalties=open_penalties(request),
-            mask=None if request.rules.is_neutral else request.rules.mask(self._limits.vocab_size),
+            mask=request.rules.mask(self._limits.vocab_size) if masks else None,
         )
         self._live[request_id] = state
         self._scheduler.add(state)

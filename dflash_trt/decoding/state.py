@@ -207,7 +207,8 @@ class RequestState:
         if self.request.logprobs is not None and self.stream is not None:
             self.starts.append(self.stream.decoded)
         if token_id in self.stop_ids:
-            self.pieces.append("")
+            shows = self.stream is not None and self.request.include_stop_str_in_output
+            self.pieces.append(self.stream.push(token_id) if self.stream and shows else "")
             self.finish_reason = "stop"
             return
         if self.stream is not None:

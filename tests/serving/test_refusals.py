@@ -78,6 +78,8 @@ def test_parameters_are_checked(addresses: ServerAddresses) -> None:
         ("streaming_text", "words", ""),
         ("ignore_eos", "maybe", ""),
         ("add_special_tokens", 3, ""),
+        ("skip_special_tokens", "maybe", ""),
+        ("min_tokens", True, "True is not an integer"),
         ("end_id", "two", ""),
         ("timeout_us", "soon", ""),
         ("timeout_us", -1, ""),

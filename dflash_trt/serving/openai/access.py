@@ -23,7 +23,7 @@ from dflash_trt.serving.openai.json_log import now
 
 REQUEST_ID = "X-Request-Id"
 _GUARDED = ("/v1/", "/tokenize", "/detokenize")
-_GOOD_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}", re.ASCII)
+GOOD_ID = "^[A-Za-z0-9._:-]{1,128}$"
 
 
 @dataclass(slots=True)
@@ -60,7 +60,7 @@ class Gate:
         given = headers.get(REQUEST_ID, "")
         record = AccessRecord(
             time=now(),
-            request_id=given if _GOOD_ID.fullmatch(given) else uuid.uuid4().hex,
+            request_id=given if re.fullmatch(GOOD_ID, given) else uuid.uuid4().hex,
             method=scope["method"],
             path=scope["path"],
         )

@@ -26,7 +26,8 @@ class ApiError(DflashError):
         self, what: str, *, status: int = 400, param: str | None = None, code: str | None = None
     ) -> None:
         super().__init__(what, where=param)
-        self.status, self.param, self.code = status, param, code
+        self.status, self.param = status, param
+        self.code = "invalid_value" if code is None and param and status == 400 else code
 
     @property
     def headers(self) -> dict[str, str]:

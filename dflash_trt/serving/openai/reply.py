@@ -7,6 +7,7 @@ import math
 import secrets
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from itertools import accumulate
 from typing import Any
 
@@ -58,7 +59,7 @@ class ReplyWriter:
             ("chatcmpl", "chat.completion") if self._is_chat else ("cmpl", "text_completion")
         )
         self._head: dict[str, Any] = {
-            "id": f"{prefix}-{secrets.token_hex(12)}",
+            "id": f"{prefix}-{asked.body.request_id or secrets.token_hex(12)}",
             "created": int(time.time()),
             "model": asked.body.model,
         }
@@ -98,6 +99,8 @@ class ReplyWriter:
         return chunks + b"data: [DONE]\n\n"
 
     def _take(self, index: int, one: RequestStatistics) -> None:
+        if self._asked.echoes_only:
+            one = replace(one, output_tokens=0)
         self._statistics[index], record = one, self._record
         record.output_tokens = (record.output_tokens or 0) + one.output_tokens
         if index % self._asked.body.n == 0:  # a prompt counts once
@@ -160,6 +163,7 @@ class _Choice:
     ) -> None:
         self._index, self._reader, self._lead, self._reasons = index, reader, lead, reasons
         self._is_chat, self._echoes = asked.chat is not None, asked.body.echo
+        self._echoes_only = asked.echoes_only
         self._describe_prompt = describe_prompt
         self._has_called = False
         # A completion's begins when its prompt's log-probabilities are there.
@@ -176,9 +180,9 @@ class _Choice:
             message = {"role": "assistant", **self._message(result), "refusal": None}
             shown: dict[str, Any] = {"message": message}
         else:
-            text = self._lead + (result.text or "")
+            text = self._lead + ("" if self._echoes_only else result.text or "")
             shown = {"text": text, **self._begin_text(result.prompt_logprobs)}
-        self._untold += result.logprobs or ()
+        self._untold += () if self._echoes_only else result.logprobs or ()
         return self._show(shown, self._reason(result))
 
     def open(self) -> list[dict[str, Any]]:
@@ -194,8 +198,9 @@ class _Choice:
             self._waits = False
             shown = self._begin_text(delta.prompt_logprobs)
             chunks.append({**self.chunk({"content": self._lead}), **shown})
-        self._untold += delta.logprobs
-        chunks += self._chunks(self._reader.push(delta.text, delta.token_ids))
+        if not self._echoes_only:
+            self._untold += delta.logprobs
+            chunks += self._chunks(self._reader.push(delta.text, delta.token_ids))
         if delta.result is None:
             return chunks
         chunks += self._chunks(self._reader.flush())

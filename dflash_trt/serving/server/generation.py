@@ -213,6 +213,9 @@ class GenerationReader:
             stop_token_ids=(*stops, end_id) if end_id >= 0 else (*stops,),  # below 0 is none
             stop_strings=tuple(filter(None, read_texts(given.tensors, f"{_SAMPLING}stop"))),
             ignore_eos=given.flag("ignore_eos"),
+            min_tokens=given.parameter("min_tokens", 0),
+            include_stop_str_in_output=given.flag("include_stop_str_in_output"),
+            skip_special_tokens=given.flag("skip_special_tokens", default=True),
             block_size=block_size,
             penalties=_read_penalties(given, sampling),
             rules=self._read_rules(given),
