@@ -17,7 +17,7 @@ _TEXTS = {
 }
 _PATHS = (
     *("/health", "/metrics", "/v1/models", "/v1/completions", "/v1/chat/completions"),
-    *("/tokenize", "/detokenize"),
+    *("/v1/responses", "/tokenize", "/detokenize"),
 )
 
 

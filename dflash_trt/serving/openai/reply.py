@@ -94,6 +94,10 @@ class ReplyWriter:
             chunks += self._event(None, usage=self._describe_usage())
         return chunks + b"data: [DONE]\n\n"
 
+    def fail(self, error: DflashError) -> bytes:
+        """An error after the status line has gone: the stream ends with it, without [DONE]."""
+        return to_event(as_api_error(error).to_json())
+
     def _take(self, index: int, one: RequestStatistics) -> None:
         self._statistics[index], record = one, self._record
         record.output_tokens = (record.output_tokens or 0) + one.output_tokens
@@ -109,7 +113,7 @@ class ReplyWriter:
             "object": "chat.completion.chunk" if self._is_chat else self._object,
             "choices": [] if choice is None else [choice],
         }
-        return _to_event(body | ({"usage": usage} if self._asked.include_usage else {}))
+        return to_event(body | ({"usage": usage} if self._asked.include_usage else {}))
 
     def _describe_usage(self) -> dict[str, Any]:
         """Token counts of the choices, of which samples of one prompt count it once.
@@ -262,15 +266,10 @@ def _open_call() -> dict[str, str]:
     return {"id": f"call_{secrets.token_hex(12)}", "type": "function"}
 
 
-def _to_event(body: Mapping[str, Any]) -> bytes:
-    """One server-sent event."""
+def to_event(body: Mapping[str, Any]) -> bytes:
+    """Writes one server-sent event."""
     # ASCII: some readers of event streams take U+2028 for the end of a line.
     return b"data: " + json.dumps(body, separators=(",", ":")).encode() + b"\n\n"
-
-
-def error_event(error: DflashError) -> bytes:
-    """An error after the status line has gone: the stream ends with it, without [DONE]."""
-    return _to_event(as_api_error(error).to_json())
 
 
 # JSON has no infinity; OpenAI's own value for a token that cannot come.
