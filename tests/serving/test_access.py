@@ -123,7 +123,9 @@ def test_a_key_has_its_share_of_requests(front: Front, log: Log) -> None:
     assert refused["status"] == 429 and not any(line["output_tokens"] for line in cut)
     assert ask(front(ScriptedModel()), ONE).usage.total_tokens == TOKENS
     (line,) = log(1)
-    assert line["prompt_tokens"] + line["output_tokens"] == TOKENS
+    assert line["prompt_tokens"] + line["output_tokens"] == TOKENS and line["warnings"] is None
+    ask(url, ONE, extra_body={"structured_outputs": {"json": {"contains": {"type": "null"}}}})
+    assert log(1)[0]["warnings"] == 1
 
 
 def test_keys_change_while_it_runs(

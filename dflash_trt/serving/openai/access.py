@@ -42,6 +42,7 @@ class AccessRecord:
     seconds: float = 0.0
     prompt_tokens: int | None = None
     output_tokens: int | None = None
+    warnings: int | None = None  # keywords of schemas that are not enforced
 
 
 class Gate:

@@ -52,6 +52,8 @@ class ReplyWriter:
             for index, (reader, lead) in enumerate(zip(readers, leads, strict=True))
         ]
         self._statistics: dict[int, RequestStatistics] = {}
+        self._warnings = {"warnings": [*asked.warnings]} if asked.warnings else {}
+        record.warnings = len(asked.warnings) or None
         prefix, self._object = (
             ("chatcmpl", "chat.completion") if self._is_chat else ("cmpl", "text_completion")
         )
@@ -73,6 +75,7 @@ class ReplyWriter:
             **(self._describe_prompt(results[0].prompt_logprobs) if self._is_chat else {}),
             "choices": choices,
             "usage": self._describe_usage(),
+            **self._warnings,
         }
 
     def opening(self) -> bytes:
@@ -112,6 +115,7 @@ class ReplyWriter:
             **shown,
             "object": "chat.completion.chunk" if self._is_chat else self._object,
             "choices": [] if choice is None else [choice],
+            **(self._warnings if choice is not None and choice["finish_reason"] else {}),
         }
         return to_event(body | ({"usage": usage} if self._asked.include_usage else {}))
 
