@@ -13,11 +13,11 @@ from dflash_trt.serving.openai.errors import as_api_error
 from dflash_trt.serving.openai.reply import ReplyWriter, to_event
 
 Event = tuple[str, dict[str, Any]]
-# Of a kind of items: what ids begin with, what events are called, and where its text lies.
-_KINDS = {
-    "message": ("msg", "output_text", "text"),
-    "reasoning": ("rs", "reasoning_text", "text"),
-    "function_call": ("fc", "function_call_arguments", "arguments"),
+# Of a kind of items: what ids begin with, what its events are called, and what it begins as.
+_KINDS: dict[str, tuple[str, str, dict[str, Any]]] = {
+    "message": ("msg", "output_text", {"role": "assistant", "content": []}),
+    "reasoning": ("rs", "reasoning_text", {"summary": [], "content": []}),
+    "function_call": ("fc", "function_call_arguments", {"arguments": ""}),
 }
 
 
@@ -114,17 +114,17 @@ class ResponseWriter(ReplyWriter):
             "status": status,
             "incomplete_details": {"reason": "max_output_tokens"} if is_cut else None,
             "usage": _rename_usage(self._describe_usage()),
+            **self._warnings,
         }
         yield f"response.{status}", {"response": self._response}
 
     def _open(self, kind: str, **named: str) -> Iterator[Event]:
         """Begins an item, after the end of the one before."""
         yield from self._close()
-        prefix = _KINDS[kind][0]
+        prefix, _, begun = _KINDS[kind]
         self._texts, self._logprobs = [], []
-        self._item = {"type": kind, "id": _new_id(prefix), "status": "in_progress", **named}
-        self._item |= {"message": {"role": "assistant"}, "reasoning": {"summary": []}}.get(kind, {})
-        self._item |= {"arguments": ""} if kind == "function_call" else {"content": []}
+        self._item = {"type": kind, "id": _new_id(prefix), "status": "in_progress", **begun}
+        self._item |= named
         yield "response.output_item.added", {**self._place(), "item": self._item}
         if kind != "function_call":
             yield "response.content_part.added", {**self._place_text(), "part": self._part("")}
@@ -147,11 +147,10 @@ class ResponseWriter(ReplyWriter):
         """Ends the item, if there is one."""
         if not (item := self._item):
             return
-        text, (_, name, key) = "".join(self._texts), _KINDS[item["type"]]
-        is_call = item["type"] == "function_call"
-        more = {"name": item["name"]} if is_call else {}
-        more = {"logprobs": self._logprobs} if item["type"] == "message" else more
-        yield f"response.{name}.done", {**self._place_text(), key: text, **more}
+        text, is_call = "".join(self._texts), item["type"] == "function_call"
+        said = {"arguments": text, "name": item["name"]} if is_call else {"text": text}
+        shown = {"logprobs": self._logprobs} if item["type"] == "message" else {}
+        yield f"response.{_KINDS[item['type']][1]}.done", {**self._place_text(), **said, **shown}
         if is_call:
             item["arguments"] = text
         else:

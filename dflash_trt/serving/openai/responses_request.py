@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any, Literal
+
+from pydantic import Field
 
 from dflash_trt.bundle.sampling_defaults import SamplingDefaults
 from dflash_trt.core.strict_json import quoted
@@ -35,7 +37,7 @@ _NAMES = {
 
 
 class _TextBody(Body):
-    format: dict[str, Any] = {"type": "text"}
+    format: dict[str, Any] = Field(default={"type": "text"})
     verbosity: Literal["medium"] = "medium"
 
 
@@ -55,11 +57,13 @@ class _ResponseBody(Body):
 
     input: str | list[dict[str, Any]]
     instructions: AnyText | None = None
-    tools: list[dict[str, Any]] = []
+    tools: list[dict[str, Any]] = Field([])
     tool_choice: Any = "auto"
     text: _TextBody = _TextBody()
     reasoning: _ReasoningBody = _ReasoningBody()
-    include: list[Literal["reasoning.encrypted_content", "message.output_text.logprobs"]] = []
+    include: list[Literal["reasoning.encrypted_content", "message.output_text.logprobs"]] = Field(
+        []
+    )
     max_output_tokens: Count | None = None
     top_logprobs: Any = 0
     truncation: Literal["disabled"] = "disabled"
@@ -114,19 +118,23 @@ def read_response(raw: Any, defaults: SamplingDefaults | None = None) -> Respons
         chat = read_chat(asked, defaults)
     except ApiError as error:
         raise rename(error, messages.places) from error
+    chat = replace(chat, warnings=tuple(map(_name_here, chat.warnings)))
     return ResponseRequest(chat=chat, about=_repeat(body, chat, given))
 
 
 def rename(error: ApiError, places: Mapping[str, str] = MappingProxyType({})) -> ApiError:
     """A chat's error by the names that a response's request has; `places` are of its messages."""
-    param, known = error.param or "", {**_NAMES, **places}
-    found = [old for old in known if re.match(rf"{re.escape(old)}([.\[]|$)", param)]
-    if found:
+    param = None if error.param is None else _name_here(error.param, places)
+    return ApiError(error.what, status=error.status, param=param, code=error.code)
+
+
+def _name_here(text: str, places: Mapping[str, str] = MappingProxyType({})) -> str:
+    """A text that begins with a chat's parameter, with the name that it has here."""
+    known = {**_NAMES, **places}
+    if found := [old for old in known if re.match(rf"{re.escape(old)}([.\[:]|$)", text)]:
         old = max(found, key=len)
-        param = known[old] + param.removeprefix(old)
-    if param.startswith("tools["):
-        param = param.replace(".function", "", 1)
-    return ApiError(error.what, status=error.status, param=param or None, code=error.code)
+        return known[old] + text.removeprefix(old)
+    return text.replace(".function", "", 1) if text.startswith("tools[") else text
 
 
 @dataclass(slots=True)
