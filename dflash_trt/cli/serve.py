@@ -21,6 +21,7 @@ from dflash_trt.cli.options import FILE, FOLDER, name_threads, option_group, sho
 from dflash_trt.cli.package import packaging_options, refuse_packaging
 from dflash_trt.core.limits import MAX_COUNT
 from dflash_trt.core.machine import allow_more_files
+from dflash_trt.core.publish import hold_folder
 from dflash_trt.errors import DflashError, one_line, refuse_options
 from dflash_trt.hardware.cores import choose_threads
 from dflash_trt.serving.openai.figures import FrontFigures
@@ -205,7 +206,9 @@ async def _serve(
                 bound,
                 front_options,
                 # The server of now: it may be another.
-                FrontFigures(lambda: supervisor.server.read_metrics(), lambda: supervisor.failures),
+                FrontFigures(
+                    lambda: supervisor.server.read_metrics(), lambda: supervisor.failures, name
+                ),
                 defaults,
             )
             address = client_address(options.host, bound.getsockname()[1])
@@ -232,7 +235,11 @@ def _open_repository(source: Path, packaging: RepositoryOptions) -> Generator[Pa
                 usage=True,
             )
         refuse_packaging(packaging)
-        yield source
+        held = hold_folder(source)  # between two servers too
+        try:
+            yield source
+        finally:
+            os.close(held)
         return
     # Beside the bundle its files can be linked instead of copied.
     beside = source.absolute().parent

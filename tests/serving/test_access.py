@@ -45,7 +45,9 @@ def front(folder: Path) -> Iterator[Front]:
         key_requests=2,
         log_format="json",
     )
-    with switching_front(folder, options, figures=FrontFigures(lambda: METRICS)) as front:
+    with switching_front(
+        folder, options, figures=FrontFigures(lambda: METRICS, model='a"b')
+    ) as front:
         yield front
 
 
@@ -98,13 +100,13 @@ def test_only_a_good_key_is_let_in(front: Front, log: Log) -> None:
     assert text.endswith(METRICS)
     for name, kind in FRONT_KINDS.items():
         assert f"# TYPE {name} {kind}\n".encode() in text and f"# HELP {name} ".encode() in text
-    counted = f'{ANSWERS}{{path="/v1/completions",code="401"}} 4\n'
-    assert counted.encode() in text and b"dflash_ready 1\n" in text
+    counted = f'{ANSWERS}{{model="a\\"b",path="/v1/completions",code="401"}} 4\n'
+    assert counted.encode() in text and b'dflash_ready{model="a\\"b"} 1\n' in text
     lines = log(11)
     assert [line["status"] for line in lines] == [401] * 8 + [200] * 3
     assert not any(key in json.dumps(lines) for key in (ONE, TWO))
     with urllib.request.urlopen(f"{front(ScriptedModel(ready=False))}/metrics") as metrics:
-        assert b"dflash_ready 0\n" in metrics.read()
+        assert b'dflash_ready{model="a\\"b"} 0\n' in metrics.read()
     log(1)
 
 
@@ -141,9 +143,10 @@ def test_keys_change_while_it_runs(
     new.write_text(f"{TWO}\n")
     new.replace(file)
     assert ring.find(ONE) is None and ring.find(TWO) and ring.find("f" * 16)
-    file.write_text("short\n")
-    assert ring.find(TWO) and ring.find(TWO)
-    assert capsys.readouterr().err.count("keys stay as they were") == 1
+    for none in ("short\n", "", "# nobody\n"):
+        file.write_text(none)
+        assert ring.find(TWO) and ring.find(TWO)
+        assert capsys.readouterr().err.count("keys stay as they were") == 1
     file.write_text(f"{ONE}\n")
     assert ring.find(ONE) and ring.find(TWO) is None
 

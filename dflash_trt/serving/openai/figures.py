@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -23,10 +24,14 @@ _PATHS = (
 
 @dataclass(frozen=True, slots=True)
 class FrontFigures:
-    """Counts answers, and adds the server's own figures and how often it has failed."""
+    """Counts answers, and adds the server's own figures and how often it has failed.
+
+    `model` is in every label.
+    """
 
     read_server: Callable[[], bytes] = bytes
     count_failures: Callable[[], int] = lambda: 0
+    model: str = ""
     _answers: Counter[tuple[str, str]] = field(default_factory=Counter)
 
     def count(self, path: str, status: int | None) -> None:
@@ -36,11 +41,12 @@ class FrontFigures:
 
     def text(self, *, ready: bool) -> bytes:
         """All figures in Prometheus's text format, the server's after ours."""
-        lines = []
+        lines, model = [], f"model={json.dumps(self.model, ensure_ascii=False)}"
         for name, kind in FRONT_KINDS.items():
             lines += [f"# HELP {name} {_TEXTS[name]}", f"# TYPE {name} {kind}"]
             if name != ANSWERS:
-                lines.append(f"{name} {int(ready) if name == READY else self.count_failures()}")
+                value = int(ready) if name == READY else self.count_failures()
+                lines.append(f"{name}{{{model}}} {value}")
         for (path, code), count in sorted(self._answers.items()):
-            lines.append(f'{ANSWERS}{{path="{path}",code="{code}"}} {count}')
+            lines.append(f'{ANSWERS}{{{model},path="{path}",code="{code}"}} {count}')
         return "\n".join([*lines, ""]).encode() + self.read_server()

@@ -23,8 +23,8 @@ _NAME_DIGITS = 8
 class KeyRing:
     """The keys that are good now: hashes, so that no key lies in memory.
 
-    `file` has a key a line and is read again when it changes; while what it says is no list of
-    keys, the last good ones stay. `variable` has keys with blanks or commas between.
+    `file` has a key a line and is read again when it changes; while it holds none, or what is no
+    key, the last good ones stay. `variable` has keys with blanks or commas between.
     """
 
     def __init__(self, file: Path | None, variable: str | None) -> None:
@@ -48,7 +48,10 @@ class KeyRing:
         try:
             text = read_text(file, FileKind.KEYS, named=True)
             if text != self._text:
-                self._read = _hash_keys(text.splitlines(), file)
+                read = _hash_keys(text.splitlines(), file)
+                if not read:  # one that is being written, say; it would shut everyone out
+                    raise DflashError("holds no key", where=file)
+                self._read = read
         except DflashError as error:
             if text != self._text:  # said once for each mistake
                 print(f"keys stay as they were: {error.message}", file=sys.stderr)
