@@ -31,6 +31,7 @@ from dflash_trt.serving.openai.responses_request import read_response, rename
 from dflash_trt.serving.openai.streams import EventStream, finish, merge, unless_gone
 from dflash_trt.serving.openai.tokenization import (
     DetokenizeRequest,
+    describe_tokenizer,
     detokenize,
     read_tokenize,
     tokenize,
@@ -42,6 +43,7 @@ from dflash_trt.text.tokenizer import BundleTokenizer, TokenBytes
 from dflash_trt.text.tokenizer_calls import decode
 from dflash_trt.text.tool_grammars import bind_answer
 from dflash_trt.text.tools import ToolFormat, ToolUse
+from dflash_trt.version import __version__
 
 T = TypeVar("T")
 Writing = Callable[..., ReplyWriter]
@@ -94,7 +96,11 @@ class OpenAiApp:
         return Starlette(
             routes=[
                 Route("/health", self.health),
+                Route("/ping", self.health, methods=["GET", "POST"]),
                 Route("/metrics", self.show_metrics),
+                Route("/version", self.show_version),
+                Route("/load", self.show_load),
+                Route("/tokenizer_info", self.show_tokenizer),
                 Route("/v1/models", self.list_models),
                 Route("/v1/models/{model:path}", self.list_models),
                 Route("/v1/completions", self.complete, methods=["POST"]),
@@ -118,6 +124,7 @@ class OpenAiApp:
         if not await self.upstream.is_ready():
             raise ApiError("the model is not ready", status=503, code="unavailable")
         about = {"object": "model", "created": self.created, "owned_by": "dflash-trt"}
+        about |= {"max_model_len": self.max_seq_len}
         listed = [{"id": name, **about} for name in names]
         return JSONResponse({"object": "list", "data": listed} if asked is None else listed[0])
 
@@ -125,6 +132,15 @@ class OpenAiApp:
         ready = await self.upstream.is_ready()
         text = await asyncio.to_thread(self.figures.text, ready=ready)
         return Response(text, media_type="text/plain; version=0.0.4")
+
+    async def show_version(self, request: Request) -> Response:
+        return JSONResponse({"version": __version__})
+
+    async def show_load(self, request: Request) -> Response:
+        return JSONResponse({"server_load": self.figures.load})
+
+    async def show_tokenizer(self, request: Request) -> Response:
+        return JSONResponse(describe_tokenizer(self.tokenizer))
 
     async def complete(self, request: Request) -> Response:
         asked = await self.bodies.read(request, self._read_completion)
