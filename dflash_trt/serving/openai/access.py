@@ -22,7 +22,7 @@ from dflash_trt.serving.openai.front_options import FrontOptions
 from dflash_trt.serving.openai.json_log import now
 
 REQUEST_ID = "X-Request-Id"
-_GUARDED = ("/v1/", "/tokenize", "/detokenize")
+_GUARDED = ("/v1/", "/tokenize", "/detokenize", "/version", "/load")
 GOOD_ID = "^[A-Za-z0-9._:-]{1,128}$"
 
 
@@ -57,6 +57,8 @@ class Gate:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         started, headers = time.perf_counter(), Headers(scope=scope)
+        # With a slash at its end a path is the same one: clients do not post again elsewhere.
+        scope["path"] = scope["path"].rstrip("/") or "/"
         given = headers.get(REQUEST_ID, "")
         record = AccessRecord(
             time=now(),
@@ -65,6 +67,7 @@ class Gate:
             path=scope["path"],
         )
         scope.setdefault("state", {})["record"] = record
+        self._figures.begin(record.path)
 
         async def mark(message: Message) -> None:
             if message["type"] == "http.response.start":

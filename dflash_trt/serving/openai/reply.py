@@ -98,6 +98,10 @@ class ReplyWriter:
             chunks += self._event(None, usage=self._describe_usage())
         return chunks + b"data: [DONE]\n\n"
 
+    def fail(self, error: DflashError) -> bytes:
+        """An error after the status line has gone: the stream ends with it, without [DONE]."""
+        return to_event(as_api_error(error).to_json())
+
     def _take(self, index: int, one: RequestStatistics) -> None:
         if self._asked.echoes_only:
             one = replace(one, output_tokens=0)
@@ -116,7 +120,7 @@ class ReplyWriter:
             "choices": [] if choice is None else [choice],
             **(self._warnings if choice is not None and choice["finish_reason"] else {}),
         }
-        return _to_event(body | ({"usage": usage} if self._asked.include_usage else {}))
+        return to_event(body | ({"usage": usage} if self._asked.include_usage else {}))
 
     def _describe_usage(self) -> dict[str, Any]:
         """Token counts of the choices, of which samples of one prompt count it once.
@@ -271,15 +275,10 @@ def _open_call() -> dict[str, str]:
     return {"id": f"call_{secrets.token_hex(12)}", "type": "function"}
 
 
-def _to_event(body: Mapping[str, Any]) -> bytes:
-    """One server-sent event."""
+def to_event(body: Mapping[str, Any]) -> bytes:
+    """Writes one server-sent event."""
     # ASCII: some readers of event streams take U+2028 for the end of a line.
     return b"data: " + json.dumps(body, separators=(",", ":")).encode() + b"\n\n"
-
-
-def error_event(error: DflashError) -> bytes:
-    """An error after the status line has gone: the stream ends with it, without [DONE]."""
-    return _to_event(as_api_error(error).to_json())
 
 
 # JSON has no infinity; OpenAI's own value for a token that cannot come.
