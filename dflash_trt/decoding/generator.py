@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 
 import numpy as np
 from tokenizers import Tokenizer
@@ -144,10 +144,13 @@ class Generator:
         """Raises DflashError (usage) when this generator cannot run `request`."""
         check_request(request, self._limits, self._tokenizer is not None)
 
-    def submit(self, request: Request, submitted_at: float | None = None) -> int:
+    def submit(
+        self, request: Request, submitted_at: float | None = None, flow: Hashable = None
+    ) -> int:
         """Queues `request` and returns its id, which its events carry.
 
-        `submitted_at` is the clock's time that its statistics count from; None is now.
+        `submitted_at` is the clock's time that its statistics count from; None is now. Requests of
+        one `flow` share the slots with other flows as one would; None makes it one of its own.
 
         Raises DflashError: this generator cannot run it (see `check`).
         """
@@ -176,6 +179,7 @@ class Generator:
                 self.totals,
                 grammar_s=None if request.grammar is None else 0.0,
             ),
+            flow=request_id if flow is None else flow,
             follower=None if request.grammar is None else request.grammar.fork(),
             penalties=open_penalties(request),
             mask=request.rules.mask(self._limits.vocab_size) if masks else None,

@@ -178,9 +178,10 @@ class CompletionRequest:
         """What is asked of the model: of one prompt after the other its samples.
 
         A sample's seed is one more than that of the sample before it, so that each can be had
-        again alone. The prompt of a chat is looked at once.
+        again alone. The prompt of a chat is looked at once. Together they are one flow.
         """
-        generation, seed = self.generation, self.generation.sampling.seed
+        generation = replace(self.generation, flow=secrets.token_hex(8))
+        seed = generation.sampling.seed
         asked = [
             replace(generation, prompt=prompt, sampling=replace(generation.sampling, seed=one))
             for prompt in self.prompts or (generation.prompt,)
