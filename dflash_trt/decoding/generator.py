@@ -160,13 +160,14 @@ class Generator:
         block_size = request.block_size or self._options.block_size or self._limits.block_size
         room = self._limits.max_seq_len - len(request.prompt_ids)
         eos_token_ids = frozenset[int]() if request.ignore_eos else self._eos_token_ids
-        tokenizer = self._tokenizer
         stream = None
-        if tokenizer is not None:
+        if (tokenizer := self._tokenizer) is not None:
             shown = () if request.skip_special_tokens else special_ids(tokenizer)
             keeps = request.include_stop_str_in_output
             stream = TextStream(tokenizer, request.stop_strings, shown, keeps_stop=keeps)
         masks = request.holds_ends or not request.rules.is_neutral
+        grammar = request.grammar
+        now = self._clock() if submitted_at is None else submitted_at
         state = RequestState(
             request_id=request_id,
             request=request,
@@ -175,12 +176,10 @@ class Generator:
             stop_ids=eos_token_ids.union(request.stop_token_ids),
             stream=stream,
             recorder=StatisticsRecorder(
-                self._clock() if submitted_at is None else submitted_at,
-                self.totals,
-                grammar_s=None if request.grammar is None else 0.0,
+                now, self.totals, grammar_s=None if grammar is None else 0.0
             ),
             flow=request_id if flow is None else flow,
-            follower=None if request.grammar is None else request.grammar.fork(),
+            follower=None if grammar is None else grammar.fork(),
             penalties=open_penalties(request),
             mask=request.rules.mask(self._limits.vocab_size) if masks else None,
         )
