@@ -238,6 +238,11 @@ def test_a_model_without_a_template_does_not_chat(tmp_path: Path) -> None:
     ("error", "status", "kind"),
     [
         (ServedModelError("top_k: wrong", "refused"), 400, "invalid_request_error"),
+        (
+            ServedModelError("prompt: 70 tokens do not fit: the context of 64", "refused"),
+            400,
+            "invalid_request_error",
+        ),
         (ServedModelError("the queue is full", "unavailable", where="h:1"), 503, "server_error"),
         (ServedModelError("the deadline has passed", "overdue", where="h:1"), 504, "server_error"),
         (ServedModelError("the executor failed", "failed", where="h:1"), 500, "server_error"),
@@ -251,6 +256,7 @@ def test_what_the_model_says_no_to(
     got, answer, headers = post(url, "/v1/completions", PROMPT | {"stream": streaming})
     told = json.loads(answer)["error"]
     assert (got, told["type"], told["message"]) == (status, kind, error.what)
+    assert (told["code"] == "context_length_exceeded") == ("do not fit" in error.what)
     assert ("retry-after" in headers) == (status == 503)
     assert headers.get("x-should-retry") == ("false" if status == 504 else None)
 

@@ -52,6 +52,7 @@ class ReplyWriter:
             _Choice(index, asked, reader, lead, tokens, describe_prompt, reasons=reasons)
             for index, (reader, lead) in enumerate(zip(readers, leads, strict=True))
         ]
+        self._readers = readers
         self._statistics: dict[int, RequestStatistics] = {}
         prefix, self._object = (
             ("chatcmpl", "chat.completion") if self._is_chat else ("cmpl", "text_completion")
@@ -135,6 +136,7 @@ class ReplyWriter:
             "total_tokens": prompt + output,
             **({"prompt_tokens_details": {"cached_tokens": sum(cached)}} if cached else {}),
             "completion_tokens_details": {
+                "reasoning_tokens": sum(one.reasoning_tokens for one in self._readers),
                 "accepted_prediction_tokens": accepted,
                 "rejected_prediction_tokens": sum(one.drafted_tokens for one in each) - accepted,
                 "num_verify_steps": sum(one.steps for one in each),
