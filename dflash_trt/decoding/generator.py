@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 
 import numpy as np
 from tokenizers import Tokenizer
@@ -39,7 +39,7 @@ from dflash_trt.decoding.scores import (
     sampling_input,
 )
 from dflash_trt.decoding.state import RequestState
-from dflash_trt.decoding.statistics import StatisticsRecorder, Stopwatch
+from dflash_trt.decoding.statistics import RunningTotals, StatisticsRecorder, Stopwatch
 from dflash_trt.sampling.acceptance import accept_block
 from dflash_trt.text.detokenise import TextStream, special_ids
 
@@ -56,6 +56,8 @@ class Generator:
         tokenizer: for text and stop strings; without it events have no text.
         eos_token_ids: the model's end-of-sequence ids.
         clock: seconds, monotonic.
+
+    `totals` has what all requests have done by now.
 
     Raises DflashError (usage): options outside the executor's limits.
     """
@@ -97,6 +99,7 @@ class Generator:
         self._live: dict[int, RequestState] = {}
         self._next_id = 0
         self._events: list[TokenEvent] = []
+        self.totals = RunningTotals()
 
     @property
     def step_seconds(self) -> float:
@@ -141,10 +144,13 @@ class Generator:
         """Raises DflashError (usage) when this generator cannot run `request`."""
         check_request(request, self._limits, self._tokenizer is not None)
 
-    def submit(self, request: Request, submitted_at: float | None = None) -> int:
+    def submit(
+        self, request: Request, submitted_at: float | None = None, flow: Hashable = None
+    ) -> int:
         """Queues `request` and returns its id, which its events carry.
 
-        `submitted_at` is the clock's time that its statistics count from; None is now.
+        `submitted_at` is the clock's time that its statistics count from; None is now. Requests of
+        one `flow` share the slots with other flows as one would; None makes it one of its own.
 
         Raises DflashError: this generator cannot run it (see `check`).
         """
@@ -168,7 +174,12 @@ class Generator:
             rows=block_size if drafts else 1,
             stop_ids=eos_token_ids.union(request.stop_token_ids),
             stream=stream,
-            recorder=StatisticsRecorder(self._clock() if submitted_at is None else submitted_at),
+            recorder=StatisticsRecorder(
+                self._clock() if submitted_at is None else submitted_at,
+                self.totals,
+                grammar_s=None if request.grammar is None else 0.0,
+            ),
+            flow=request_id if flow is None else flow,
             follower=None if request.grammar is None else request.grammar.fork(),
             penalties=open_penalties(request),
             mask=request.rules.mask(self._limits.vocab_size) if masks else None,
@@ -311,14 +322,14 @@ class Generator:
             state.score_prompt(known.logits)
             known = known.last_row()
         if not chooses:
-            state.prefilled += length
+            state.advance_prefill(length)
             if chunk.is_last:
                 self._start_decoding()
             return
         with blaming(state.request_id):
             token = make_chooser(state, known)(0)
             self._take(state, [token], known)
-        state.prefilled += length
+        state.advance_prefill(length)
         state.recorder.first_token_at = self._clock()
         self._emit(state, 1, 0)
         if state.finish_reason is None:

@@ -71,6 +71,33 @@ def test_long_prompts_do_not_starve_running_requests() -> None:
         assert {event.request_id for event in generator.step()} >= {first}
 
 
+@pytest.mark.parametrize("paged", [False, True])
+def test_one_flow_of_many_leaves_others_their_share(paged: bool) -> None:
+    """Twelve samples fill four slots; strangers get theirs at once, and end in the usual time."""
+    executor = FakeExecutor(max_batch=4)
+    if paged:
+        executor = PagedFakeExecutor(PagePool(page_size=4, pages=16), max_batch=4)
+    generator = Generator(executor, options=GeneratorOptions(prefill_chunk=8, block_size=2))
+    steps, requests = Steps(generator, executor), {}
+
+    def submit(first: int, count: int, tokens: int, flow: str | None) -> list[int]:
+        asked = [Request(prompt_ids=(first, one), max_tokens=tokens) for one in range(count)]
+        ids = [generator.submit(one, flow=flow) for one in asked]
+        requests.update(zip(ids, asked, strict=True))
+        return ids
+
+    many = submit(1, 12, 12, "many")
+    for _ in range(6):
+        steps.step()
+    strangers = [*submit(2, 1, 4, None), *submit(3, 2, 4, "few")]
+    for _ in range(8):
+        steps.step()
+    assert steps.results.keys() >= {*strangers}, "a prompt's step each, and four tokens"
+    for one, result in steps.finish().items():
+        assert_plain(result, requests[one], executor)
+    assert [one for one in steps.results if one in many[4:]] == many[4:], "in their own order"
+
+
 def test_cancellation_while_queued_prefilling_and_decoding() -> None:
     executor = FakeExecutor(max_batch=2)
     generator = Generator(executor, options=GeneratorOptions(prefill_chunk=2))
@@ -213,7 +240,8 @@ def test_every_output_is_the_plain_one(
         cancelled: set[int] = set()
         for action in actions:
             if isinstance(action, Request):
-                submitted[generator.submit(action)] = action
+                flow = f"{len(action.prompt_ids) % 4}"
+                submitted[generator.submit(action, flow=flow)] = action
             elif action == "step":
                 steps.step()
             elif generator.cancel(int(action)):

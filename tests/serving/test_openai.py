@@ -19,6 +19,7 @@ from dflash_trt.serving.client.errors import ServedModelError
 from dflash_trt.serving.openai.body import MAX_BODY_BYTES, MAX_VALUES
 from dflash_trt.serving.openai.tokenization import MAX_CHARACTERS
 from dflash_trt.text.sandbox import Sandbox, SandboxLostError
+from dflash_trt.version import __version__
 from tests.cli.bigram import write_tokenizer
 from tests.serving.fronts import Front, ScriptedModel, openai_client, post, switching_front
 from tests.serving.served import fetch
@@ -162,13 +163,35 @@ def test_models_and_health(front: Front) -> None:
     url = front(model)
     client = openai_client(url)
     assert [one.id for one in client.models.list()] == ["demo"]
-    assert client.models.retrieve("demo").owned_by == "dflash-trt"
+    assert client.models.retrieve("demo").to_dict()["max_model_len"] == 512
     with pytest.raises(openai.NotFoundError):
         client.models.retrieve("a/b")
     for ready, status in ((False, 503), (True, 200)):
         model.ready = ready
-        for path in ("/health", "/v1/models", "/v1/models/demo"):
+        for path in ("/health", "/ping/", "/v1/models/", "/v1/models/demo"):
             assert fetch(urlsplit(url).netloc, path, method="GET")[0] == status, path
+
+
+def test_what_tools_ask_of_a_server(front: Front) -> None:
+    """As vLLM answers it, with a slash at the end of a path and without."""
+
+    def get(path: str) -> Any:
+        return json.loads(fetch(urlsplit(url).netloc, path, method="GET")[1])
+
+    model = ScriptedModel(endless=True)
+    url = front(model)
+    assert get("/version") == {"version": __version__}
+    tokenizer = get("/tokenizer_info/")
+    assert tokenizer["chat_template"] == TEMPLATE and tokenizer["eos_token"] == "<end>"
+    assert tokenizer["bos_token"] is None
+    wait_until(lambda: get("/load/") == {"server_load": 0})
+    with openai_client(url).completions.create(**PROMPT, stream=True) as stream:
+        next(iter(stream))
+        assert get("/load") == {"server_load": 1}
+    assert model.wait_finished() == "cancelled"
+    wait_until(lambda: get("/load") == {"server_load": 0})
+    status, _, _ = post(front(ScriptedModel()), "/v1/chat/completions/", CHAT)
+    assert status == 200
 
 
 TOOL = {"type": "function", "function": {"name": "f"}}

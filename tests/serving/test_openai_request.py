@@ -118,6 +118,7 @@ def test_prompts_and_samples() -> None:
     got = [(one.prompt, one.sampling.seed) for one in asked.outputs()]
     seeds = [2**64 - 2, 2**64 - 1, 0]
     assert got == [(prompt, seed) for prompt in ("a", (5, 6)) for seed in seeds]
+    assert len({one.flow for one in asked.outputs()}) == 1, "they take turns as one"
     assert [one.prompt for one in _chat(n=2).outputs()] == ["", ""]
     with pytest.raises(ApiError, match="9 prompts of 8 outputs are more than 64"):
         _completion(prompt=["a"] * 9, n=8)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from dflash_trt.errors import DflashError, one_line
+from dflash_trt.errors import DflashError, install_extra, one_line
 from dflash_trt.serving.client.errors import ServedModelError, explain
 
 if TYPE_CHECKING:
@@ -36,6 +36,8 @@ FIGURES = {
     "forced_tokens": "forced_tokens",
 }
 """Outputs of the last response, and the fields of RequestStatistics that they have."""
+FLOW = "flow"
+"""Parameter of requests that take turns with others as one."""
 _INTEGERS = {"INT32": "<i4", "INT64": "<i8", "UINT32": "<u4", "UINT64": "<u8"}
 # Of the questions about the model; requests have no limit here.
 _TIMEOUT_S = 10.0
@@ -252,7 +254,7 @@ def _connect(address: str) -> InferenceServerClient:
     except ImportError as error:
         raise DflashError(
             f"a client needs tritonclient ({one_line(error)})",
-            fix="pip install 'dflash-trt[serve]'",
+            fix=install_extra("serve"),
         ) from error
     # A pool of its own: gRPC would lay channels of one address on one connection.
     options = [

@@ -26,9 +26,12 @@ from dflash_trt.serving.openai.errors import ApiError, as_api_error
 from dflash_trt.serving.openai.figures import FrontFigures
 from dflash_trt.serving.openai.messages import Conversation, check_variables, read_conversation
 from dflash_trt.serving.openai.reply import ReplyWriter
+from dflash_trt.serving.openai.responses_reply import ResponseWriter
+from dflash_trt.serving.openai.responses_request import read_response, rename
 from dflash_trt.serving.openai.streams import EventStream, finish, merge, unless_gone
 from dflash_trt.serving.openai.tokenization import (
     DetokenizeRequest,
+    describe_tokenizer,
     detokenize,
     read_tokenize,
     tokenize,
@@ -40,8 +43,10 @@ from dflash_trt.text.tokenizer import BundleTokenizer, TokenBytes
 from dflash_trt.text.tokenizer_calls import decode
 from dflash_trt.text.tool_grammars import bind_answer
 from dflash_trt.text.tools import ToolFormat, ToolUse
+from dflash_trt.version import __version__
 
 T = TypeVar("T")
+Writing = Callable[..., ReplyWriter]
 
 
 class Upstream(Protocol):
@@ -70,6 +75,7 @@ class OpenAiApp:
     ) -> None:
         self._read_completion = partial(read_completion, defaults=defaults)
         self._read_chat = partial(read_chat, defaults=defaults)
+        self._read_response = partial(read_response, defaults=defaults)
         self.models, self.upstream, self.figures = models, upstream, figures
         self.tokenizer, self.max_seq_len = tokenizer, max_seq_len
         self.renderer = renderer = tokenizer.open_renderer()
@@ -90,11 +96,16 @@ class OpenAiApp:
         return Starlette(
             routes=[
                 Route("/health", self.health),
+                Route("/ping", self.health, methods=["GET", "POST"]),
                 Route("/metrics", self.show_metrics),
+                Route("/version", self.show_version),
+                Route("/load", self.show_load),
+                Route("/tokenizer_info", self.show_tokenizer),
                 Route("/v1/models", self.list_models),
                 Route("/v1/models/{model:path}", self.list_models),
                 Route("/v1/completions", self.complete, methods=["POST"]),
                 Route("/v1/chat/completions", self.chat, methods=["POST"]),
+                Route("/v1/responses", self.respond, methods=["POST"]),
                 Route("/tokenize", self.tokenize, methods=["POST"]),
                 Route("/detokenize", self.detokenize, methods=["POST"]),
             ],
@@ -113,6 +124,7 @@ class OpenAiApp:
         if not await self.upstream.is_ready():
             raise ApiError("the model is not ready", status=503, code="unavailable")
         about = {"object": "model", "created": self.created, "owned_by": "dflash-trt"}
+        about |= {"max_model_len": self.max_seq_len}
         listed = [{"id": name, **about} for name in names]
         return JSONResponse({"object": "list", "data": listed} if asked is None else listed[0])
 
@@ -121,13 +133,34 @@ class OpenAiApp:
         text = await asyncio.to_thread(self.figures.text, ready=ready)
         return Response(text, media_type="text/plain; version=0.0.4")
 
+    async def show_version(self, request: Request) -> Response:
+        return JSONResponse({"version": __version__})
+
+    async def show_load(self, request: Request) -> Response:
+        return JSONResponse({"server_load": self.figures.load})
+
+    async def show_tokenizer(self, request: Request) -> Response:
+        return JSONResponse(describe_tokenizer(self.tokenizer))
+
     async def complete(self, request: Request) -> Response:
         asked = await self.bodies.read(request, self._read_completion)
         self._check_model(asked.body.model)
         return await self._answer(request, asked)
 
     async def chat(self, request: Request) -> Response:
-        asked = await self.bodies.read(request, self._read_chat)
+        return await self._converse(request, await self.bodies.read(request, self._read_chat))
+
+    async def respond(self, request: Request) -> Response:
+        asked = await self.bodies.read(request, self._read_response)
+        try:
+            writing = partial(ResponseWriter, asked.about)
+            return await self._converse(request, asked.chat, writing)
+        except ApiError as error:
+            raise rename(error) from error
+
+    async def _converse(
+        self, request: Request, asked: CompletionRequest, writing: Writing = ReplyWriter
+    ) -> Response:
         self._check_model(asked.body.model)
         if self.is_harmony and not asked.body.separate_reasoning:
             raise ApiError("channels are always told apart", param="separate_reasoning")
@@ -135,7 +168,7 @@ class OpenAiApp:
         prompt = await unless_gone(request, self._render(asked.body.model, asked.chat))
         grammar = self._bind(asked.chat.tools, asked.generation.grammar, prompt)
         generation = replace(asked.generation, prompt=prompt, grammar=grammar)
-        return await self._answer(request, replace(asked, generation=generation))
+        return await self._answer(request, replace(asked, generation=generation), writing)
 
     async def tokenize(self, request: Request) -> Response:
         asked = await self.bodies.read(request, read_tokenize)
@@ -155,7 +188,9 @@ class OpenAiApp:
     async def _with_tokens(self, work: Callable[..., T], *given: Any) -> T:
         return await asyncio.get_running_loop().run_in_executor(self.token_thread, work, *given)
 
-    async def _answer(self, request: Request, asked: CompletionRequest) -> Response:
+    async def _answer(
+        self, request: Request, asked: CompletionRequest, writing: Writing = ReplyWriter
+    ) -> Response:
         outputs, core, separates = (
             asked.outputs(),
             self.tokenizer.core,
@@ -167,7 +202,7 @@ class OpenAiApp:
             given = (core, asked.generation, self.answers, self.tool_format, chat.tools)
             readers = [open_reader(*given, separates=separates) for _ in outputs]
         reasons, record = separates and self.answers is not None, request.state.record
-        writer = ReplyWriter(asked, readers, leads, self.token_bytes, record, reasons=reasons)
+        writer = writing(asked, readers, leads, self.token_bytes, record, reasons=reasons)
         deltas = merge([self.upstream.stream(one) for one in outputs])
         if not asked.generation.streaming:
             results = await unless_gone(request, finish(deltas, len(outputs)))

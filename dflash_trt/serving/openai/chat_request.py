@@ -24,7 +24,7 @@ from dflash_trt.serving.openai.messages import (
     TemplateBody,
     read_conversation,
 )
-from dflash_trt.serving.openai.structured import StructuredBody, read_structure
+from dflash_trt.serving.openai.structured import StructuredBody, find_warnings, read_structure
 
 DEFAULT_COMPLETION_TOKENS = 16  # OpenAI's; a chat's default is the end of the context
 _SAMPLING = [one.name for one in fields(SamplingParams)]
@@ -162,6 +162,7 @@ class CompletionRequest:
     generation: GenerationRequest
     prompts: tuple[Prompt, ...] = ()
     chat: Conversation | None = None
+    warnings: tuple[str, ...] = ()  # of schemas: what is not enforced
 
     @property
     def include_usage(self) -> bool:
@@ -177,9 +178,10 @@ class CompletionRequest:
         """What is asked of the model: of one prompt after the other its samples.
 
         A sample's seed is one more than that of the sample before it, so that each can be had
-        again alone. The prompt of a chat is looked at once.
+        again alone. The prompt of a chat is looked at once. Together they are one flow.
         """
-        generation, seed = self.generation, self.generation.sampling.seed
+        generation = replace(self.generation, flow=secrets.token_hex(8))
+        seed = generation.sampling.seed
         asked = [
             replace(generation, prompt=prompt, sampling=replace(generation.sampling, seed=one))
             for prompt in self.prompts or (generation.prompt,)
@@ -201,7 +203,8 @@ def read_completion(raw: Any, defaults: SamplingDefaults | None = None) -> Compl
     if body.echo and body.logprobs is not None:
         of_prompt = max(body.logprobs, body.prompt_logprobs or 0)
         generation = replace(generation, prompt_logprobs=of_prompt)
-    return CompletionRequest(body=body, generation=generation, prompts=prompts)
+    told = find_warnings(body, None)
+    return CompletionRequest(body=body, generation=generation, prompts=prompts, warnings=told)
 
 
 def read_chat(raw: Any, defaults: SamplingDefaults | None = None) -> CompletionRequest:
@@ -216,7 +219,8 @@ def read_chat(raw: Any, defaults: SamplingDefaults | None = None) -> CompletionR
     generation = _read_generation(body, (), most, body.top_logprobs if body.logprobs else None)
     parallel = body.parallel_tool_calls
     chat = read_conversation(body.messages, body, body.tool_choice, parallel=parallel)
-    return CompletionRequest(body=body, generation=generation, chat=chat)
+    told = find_warnings(body, chat.tools)
+    return CompletionRequest(body=body, generation=generation, chat=chat, warnings=told)
 
 
 def _read_generation(

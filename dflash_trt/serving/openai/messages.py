@@ -105,7 +105,7 @@ def _find_form(content: Any) -> str:
 
 
 class _Part(Body, extra="ignore"):
-    type: Literal["text"]
+    type: Literal["text", "input_text", "output_text"]  # the latter two in /v1/responses
     text: AnyText
 
 

@@ -54,6 +54,8 @@ class ReplyWriter:
         ]
         self._readers = readers
         self._statistics: dict[int, RequestStatistics] = {}
+        self._warnings = {"warnings": [*asked.warnings]} if asked.warnings else {}
+        record.warnings = len(asked.warnings) or None
         prefix, self._object = (
             ("chatcmpl", "chat.completion") if self._is_chat else ("cmpl", "text_completion")
         )
@@ -75,6 +77,7 @@ class ReplyWriter:
             **(self._describe_prompt(results[0].prompt_logprobs) if self._is_chat else {}),
             "choices": choices,
             "usage": self._describe_usage(),
+            **self._warnings,
         }
 
     def opening(self) -> bytes:
@@ -96,6 +99,10 @@ class ReplyWriter:
             chunks += self._event(None, usage=self._describe_usage())
         return chunks + b"data: [DONE]\n\n"
 
+    def fail(self, error: DflashError) -> bytes:
+        """An error after the status line has gone: the stream ends with it, without [DONE]."""
+        return to_event(as_api_error(error).to_json())
+
     def _take(self, index: int, one: RequestStatistics) -> None:
         if self._asked.echoes_only:
             one = replace(one, output_tokens=0)
@@ -112,8 +119,9 @@ class ReplyWriter:
             **shown,
             "object": "chat.completion.chunk" if self._is_chat else self._object,
             "choices": [] if choice is None else [choice],
+            **(self._warnings if choice is not None and choice["finish_reason"] else {}),
         }
-        return _to_event(body | ({"usage": usage} if self._asked.include_usage else {}))
+        return to_event(body | ({"usage": usage} if self._asked.include_usage else {}))
 
     def _describe_usage(self) -> dict[str, Any]:
         """Token counts of the choices, of which samples of one prompt count it once.
@@ -269,15 +277,10 @@ def _open_call() -> dict[str, str]:
     return {"id": f"call_{secrets.token_hex(12)}", "type": "function"}
 
 
-def _to_event(body: Mapping[str, Any]) -> bytes:
-    """One server-sent event."""
+def to_event(body: Mapping[str, Any]) -> bytes:
+    """Writes one server-sent event."""
     # ASCII: some readers of event streams take U+2028 for the end of a line.
     return b"data: " + json.dumps(body, separators=(",", ":")).encode() + b"\n\n"
-
-
-def error_event(error: DflashError) -> bytes:
-    """An error after the status line has gone: the stream ends with it, without [DONE]."""
-    return _to_event(as_api_error(error).to_json())
 
 
 # JSON has no infinity; OpenAI's own value for a token that cannot come.

@@ -75,3 +75,9 @@ def detokenize(tokenizer: BundleTokenizer, asked: DetokenizeRequest) -> dict[str
         if not 0 <= token < 1 << 32 or tokenizer.core.id_to_token(token) is None:
             raise ApiError("is no token of this model", param=f"tokens[{place}]")
     return {"prompt": decode(tokenizer.core, asked.tokens)}
+
+
+def describe_tokenizer(tokenizer: BundleTokenizer) -> dict[str, Any]:
+    """Returns what vLLM's /tokenizer_info tells: its config, and its tokens as texts."""
+    tokens = {name: text or None for name, text in tokenizer.special_texts.items()}
+    return {**tokenizer.config, **tokens, "chat_template": tokenizer.chat_template}
