@@ -27,7 +27,8 @@ from tests.waiting import PATIENCE_S, wait_until
 
 TEMPLATE = (
     "{% for m in messages %}{% if m.role == 'system' %}{{ raise_exception('no system') }}"
-    "{% endif %}<{{ m.role }}>{{ m.content }}{{ eos_token }}{% endfor %}<answer>"
+    "{% endif %}<{{ m.role }}>{{ m.content }}{{ eos_token }}{% endfor %}"
+    "{% if add_generation_prompt %}<answer>{% endif %}"
 )
 PROMPT: dict[str, Any] = {"model": "demo", "prompt": "count"}
 CHAT: dict[str, Any] = {"model": "demo", "messages": [{"role": "user", "content": "count"}]}
@@ -119,6 +120,14 @@ def test_chat(front: Front) -> None:
     assert choice.finish_reason == "length" and choice.message.tool_calls is None
     (asked,) = model.asked
     assert asked.prompt == "<user>count<end><answer>" and not asked.add_special_tokens
+    begun = [*CHAT["messages"], {"role": "assistant", "content": "one, "}]
+    for fields, behind in (
+        ({"messages": begun}, "<assistant>one, <end><answer>"),
+        ({"messages": begun, "add_generation_prompt": False}, "<assistant>one, <end>"),
+        ({"messages": begun, "continue_final_message": True}, "<assistant>one, "),
+    ):
+        assert post(front(model), "/v1/chat/completions", CHAT | fields)[0] == 200
+        assert model.asked[-1].prompt == "<user>count<end>" + behind
 
 
 def test_a_template_whose_process_is_killed_is_not_the_clients_fault(
@@ -227,7 +236,7 @@ NO_SYSTEM = {"messages": [{"role": "system", "content": "x"}]}
                 ({}, "prompt"),
                 ({"prompt": "a", "messages": CHAT["messages"]}, "prompt"),
                 ({"prompt": "a", "tools": [TOOL]}, "tools"),
-                ({"prompt": "a", "add_generation_prompt": False}, "add_generation_prompt"),
+                ({"prompt": "a", "continue_final_message": True}, "continue_final_message"),
                 ({"prompt": "a" * (MAX_CHARACTERS + 1)}, "prompt"),
             )
         ),

@@ -240,9 +240,12 @@ class OpenAiApp:
         elif use is not None:
             what = f"the chat template of {model} has calls in no form that is known here"
             raise ApiError(what, param="tools")
+        if not chat.opens:
+            variables["add_generation_prompt"] = False
         prompt = await asyncio.get_running_loop().run_in_executor(
             self.render_thread, self.renderer.render, messages, variables
         )
+        prompt = chat.cut(prompt)
         if not prompt:
             raise ApiError("the chat template makes no text of them", param="messages")
         return prompt
