@@ -17,6 +17,7 @@ _ANSWERS: dict[Problem, tuple[int, str | None]] = {
     "overdue": (504, "timeout"),
 }
 _FAILED = (500, "failed")
+TOO_LONG_CODE = "context_length_exceeded"
 RETRY_AFTER_S = 1
 
 
@@ -60,7 +61,7 @@ def as_api_error(error: Exception) -> ApiError:
     if isinstance(error, ServedModelError):
         status, told = _ANSWERS.get(error.problem, _FAILED)
         if error.problem == "refused" and TOO_LONG in error.what:
-            told = "context_length_exceeded"
+            told = TOO_LONG_CODE
         return ApiError(error.what, status=status, code=told)
     if not isinstance(error, DflashError):
         return ApiError("internal error", status=500)

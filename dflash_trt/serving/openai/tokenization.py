@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from pydantic import Field
 
+from dflash_trt.serving.client.client import Prompt
 from dflash_trt.serving.openai.body import AnyText, Body, read_body
-from dflash_trt.serving.openai.errors import ApiError
+from dflash_trt.serving.openai.errors import TOO_LONG_CODE, ApiError
 from dflash_trt.serving.openai.messages import (
     CONTINUES,
     EFFORT,
@@ -49,6 +51,20 @@ def read_tokenize(raw: Any) -> TokenizeRequest:
         if asked.messages is None and getattr(asked, name):
             raise ApiError("goes with messages only", param=name)
     return asked
+
+
+def encode_prompts(
+    tokenizer: BundleTokenizer, prompts: Sequence[Prompt], *, special: bool
+) -> list[tuple[int, ...]]:
+    """Token ids of prompts, those that are ids already as they are."""
+    for one in prompts:
+        if len(one) > MAX_CHARACTERS:
+            what = f"a prompt of {len(one):,} characters; {MAX_CHARACTERS:,} are the most"
+            raise ApiError(what, code=TOO_LONG_CODE)
+    return [
+        tuple(tokenizer.encode(one, special=special)) if isinstance(one, str) else one
+        for one in prompts
+    ]
 
 
 def tokenize(
