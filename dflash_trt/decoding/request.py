@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Literal, TypedDict
 
 from dflash_trt.backends.base import ExecutorLimits, FloatArray
-from dflash_trt.core.limits import advise_shorter
+from dflash_trt.core.limits import TOO_LONG, advise_shorter
 from dflash_trt.decoding.logprobs import (
     LOGPROBS_MODES,
     MAX_TOP_LOGPROBS,
@@ -249,7 +249,7 @@ def check_request(request: Request, limits: ExecutorLimits, has_tokenizer: bool)
     length, longest = len(request.prompt_ids), limits.max_seq_len - 1
     if length > longest:
         raise DflashError(
-            f"{length} tokens do not fit: the context of {limits.max_seq_len} holds a prompt of "
+            f"{length} tokens do {TOO_LONG} of {limits.max_seq_len} holds a prompt of "
             f"at most {longest} and one output token",
             where="prompt",
             fix=advise_shorter(limits.max_seq_len, limits.longest),

@@ -292,7 +292,9 @@ def thoughts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Put]:
 def _say(client: openai.OpenAI, **fields: Any) -> tuple[str | None, str | None]:
     """Content and reasoning of an answer, which must be the same whole and streamed."""
     asked = client.chat.completions
-    message = asked.create(**QUESTION | fields).choices[0].message
+    whole = asked.create(**QUESTION | fields)
+    message, details = whole.choices[0].message, whole.usage.completion_tokens_details
+    assert bool(details.reasoning_tokens) == bool(getattr(message, "reasoning_content", None))
     deltas = [one.choices[0].delta for one in asked.create(**QUESTION | fields, stream=True)]
     shown = [getattr(one, "reasoning_content", None) or "" for one in deltas]
     assert "".join(one.content or "" for one in deltas) == message.content

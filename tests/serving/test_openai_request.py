@@ -267,6 +267,8 @@ CHATS: dict[str, list[dict[str, Any]]] = {
     "prompt": [{"prompt": "x"}],
     "max_tokens": [{"max_tokens": 3, "max_completion_tokens": 4}],
     "tools": [{"tools": [_function(name=f"f{at}") for at in range(129)]}],
+    "continue_final_message": [{"continue_final_message": True}],
+    "add_generation_prompt": [{"continue_final_message": True, "add_generation_prompt": True}],
     "tools[1].function.name": [{"tools": [_function(), _function()]}],
 }
 CALL = {"id": "c", "type": "function", "function": {"name": "f", "arguments": '{"a": 1}'}}

@@ -22,6 +22,11 @@ class AnswerReader:
         self._tokens, self._calls = tokens, calls
         self._has_tokens = False
 
+    @property
+    def reasoning_tokens(self) -> int:
+        """Tokens of reasoning so far, where it is told apart."""
+        return 0 if self._tokens is None else self._tokens.reasoning_tokens
+
     def push(self, text: str, token_ids: Sequence[int]) -> AnswerPiece:
         """What is certain after these tokens, whose text this is; may be empty."""
         if self._tokens is None or not token_ids:
@@ -49,6 +54,7 @@ class _MarkedText:
         self, tokenizer: Tokenizer, stop_strings: Sequence[str], marks: Collection[int]
     ) -> None:
         self._text = TextStream(tokenizer, stop_strings, marks)
+        self.reasoning_tokens = 0
 
     def push(self, token_ids: Sequence[int]) -> AnswerPiece:
         return AnswerPiece("".join(map(self._text.push, token_ids)))

@@ -33,6 +33,7 @@ from dflash_trt.serving.openai.tokenization import (
     DetokenizeRequest,
     describe_tokenizer,
     detokenize,
+    encode_prompts,
     read_tokenize,
     tokenize,
 )
@@ -191,12 +192,17 @@ class OpenAiApp:
     async def _answer(
         self, request: Request, asked: CompletionRequest, writing: Writing = ReplyWriter
     ) -> Response:
+        shown = asked
+        if asked.needs_ids:
+            asked = await self._with_ids(asked)
+            shown = shown if asked.body.truncate_prompt_tokens is None else asked
         outputs, core, separates = (
             asked.outputs(),
             self.tokenizer.core,
             asked.body.separate_reasoning,
         )
-        leads = [await self._read_prompt(one.prompt) if asked.body.echo else "" for one in outputs]
+        echoed = shown.outputs() if asked.body.echo else []
+        leads = [await self._read_prompt(one.prompt) for one in echoed] or [""] * len(outputs)
         readers = [AnswerReader() for _ in outputs]
         if (chat := asked.chat) is not None:
             given = (core, asked.generation, self.answers, self.tool_format, chat.tools)
@@ -222,6 +228,13 @@ class OpenAiApp:
             param = "response_format" if use is None else "tools"
             raise ApiError(error.what, param=param) from error
 
+    async def _with_ids(self, asked: CompletionRequest) -> CompletionRequest:
+        """The request with token ids as its prompts."""
+        given = asked.prompts or (asked.generation.prompt,)
+        encode = partial(encode_prompts, special=asked.generation.add_special_tokens)
+        ids = await self._with_tokens(encode, self.tokenizer, given)
+        return asked.with_ids(ids, self.max_seq_len)
+
     async def _read_prompt(self, prompt: Prompt) -> str:
         """The text of a prompt."""
         if isinstance(prompt, str):
@@ -240,9 +253,12 @@ class OpenAiApp:
         elif use is not None:
             what = f"the chat template of {model} has calls in no form that is known here"
             raise ApiError(what, param="tools")
+        if not chat.opens:
+            variables["add_generation_prompt"] = False
         prompt = await asyncio.get_running_loop().run_in_executor(
             self.render_thread, self.renderer.render, messages, variables
         )
+        prompt = chat.cut(prompt)
         if not prompt:
             raise ApiError("the chat template makes no text of them", param="messages")
         return prompt

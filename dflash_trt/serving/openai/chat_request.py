@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -72,8 +73,15 @@ def _draw_seed() -> int:
     return secrets.randbits(63)
 
 
+def _check_cut(given: int) -> int:
+    if given == 0 or given < -1:
+        raise ValueError("must be at least 1, or -1 for what fits")
+    return given
+
+
 class _StreamOptions(Body):
     include_usage: bool = False
+    continuous_usage_stats: bool = False
     # It hides lengths from who listens on the wire, and adds nothing that is shown.
     include_obfuscation: Any = None
 
@@ -106,6 +114,8 @@ class _CommonBody(StructuredBody):
     allowed_token_ids: list[int] | None = Field(None, fail_fast=True)
     logprobs_mode: LogprobsMode = "raw_logprobs"
     prompt_logprobs: int | None = None
+    truncate_prompt_tokens: Annotated[int, AfterValidator(_check_cut)] | None = None
+    return_token_ids: bool = False
     request_id: Annotated[str, Field(pattern=GOOD_ID)] | None = None
     # They change nothing about an answer.
     user: Any = None
@@ -168,6 +178,26 @@ class CompletionRequest:
     def include_usage(self) -> bool:
         """Whether a stream ends with the token counts."""
         return self.body.stream_options is not None and self.body.stream_options.include_usage
+
+    @property
+    def counts_always(self) -> bool:
+        """Whether each chunk of a stream has the token counts so far."""
+        options = self.body.stream_options
+        return options is not None and options.include_usage and options.continuous_usage_stats
+
+    @property
+    def needs_ids(self) -> bool:
+        """Whether its prompts have to be token ids before they are sent."""
+        cuts = self.body.truncate_prompt_tokens is not None
+        return cuts or self.body.return_token_ids or self.counts_always
+
+    def with_ids(self, prompts: Sequence[tuple[int, ...]], max_seq_len: int) -> CompletionRequest:
+        """The request of token ids, of which the last are kept that it asks for."""
+        most = self.body.truncate_prompt_tokens
+        if most == -1:
+            most = max(max_seq_len - (self.generation.max_tokens or 1), 1)
+        kept = tuple(one if most is None else one[-most:] for one in prompts)
+        return replace(self, prompts=kept, generation=replace(self.generation, prompt=kept[0]))
 
     @property
     def echoes_only(self) -> bool:

@@ -72,6 +72,8 @@ def read_tools(
 
 
 VARIABLES, EFFORT = "chat_template_kwargs", "reasoning_effort"
+CONTINUES = "continue_final_message"
+_TAG = "DFLASH_CONTINUES_HERE "
 MOST_VARIABLES = 32
 _TAKEN = {"messages", "tools", "documents", "add_generation_prompt", *SPECIAL_TOKENS}
 
@@ -173,8 +175,13 @@ Messages = Annotated[list[Said], Field(min_length=1, fail_fast=True)]
 
 
 class TemplateBody(Body):
-    """What a request gives a chat's template beside messages."""
+    """What a request gives a chat's template beside messages, and what it wants behind them.
 
+    A final message that goes on excludes the beginning of another.
+    """
+
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool = False
     tools: Tools = Field([])
     chat_template_kwargs: dict[str, Any] = Field({}, max_length=MOST_VARIABLES)
     reasoning_effort: Literal["low", "medium", "high"] | None = None
@@ -182,11 +189,28 @@ class TemplateBody(Body):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Conversation:
-    """What a chat's template makes a prompt of; its variables have the effort too."""
+    """What a chat's template makes a prompt of; its variables have the effort too.
+
+    The prompt `opens` an answer behind the messages, or `continues` the last of them.
+    """
 
     messages: tuple[Message, ...]
     variables: Mapping[str, Any]
     tools: ToolUse | None
+    opens: bool = True
+    continues: bool = False
+
+    def cut(self, text: str) -> str:
+        """The rendered `text`, up to the end of the message that it continues.
+
+        As transformers cuts it: by a tag, of whose blank it is known whether contents are trimmed.
+        """
+        if not self.continues:
+            return text
+        begun, tag, rest = text.rpartition(_TAG.rstrip())
+        if not tag:
+            raise ApiError("the chat template does not show the last message", param=CONTINUES)
+        return begun if rest.startswith(_TAG[-1]) else begun.rstrip()
 
 
 def read_conversation(
@@ -220,8 +244,20 @@ def read_conversation(
                 waiting[each.id] = each.function
         read.append(message)
     _check_answered(waiting, "messages")
-    tools = read_tools(body.tools, choice, parallel=parallel)
-    return Conversation(messages=tuple(read), variables=_read_variables(body), tools=tools)
+    continues = body.continue_final_message
+    if continues and body.add_generation_prompt:
+        raise ApiError(f"does not go with {CONTINUES}", param="add_generation_prompt")
+    if continues and (read[-1]["role"] != "assistant" or not read[-1]["content"].strip()):
+        raise ApiError("the last message is no text of the assistant", param=CONTINUES)
+    if continues:
+        read[-1] = {**read[-1], "content": read[-1]["content"] + _TAG}
+    return Conversation(
+        messages=tuple(read),
+        variables=_read_variables(body),
+        tools=read_tools(body.tools, choice, parallel=parallel),
+        opens=not continues and body.add_generation_prompt is not False,
+        continues=continues,
+    )
 
 
 def _check_answered(waiting: dict[str, _Called], where: str) -> None:

@@ -52,6 +52,9 @@ class ReplyWriter:
             _Choice(index, asked, reader, lead, tokens, describe_prompt, reasons=reasons)
             for index, (reader, lead) in enumerate(zip(readers, leads, strict=True))
         ]
+        self._readers, self._told = readers, 0
+        tells = self._is_chat and asked.body.return_token_ids
+        self._prompt_ids = {"prompt_token_ids": asked.prompts[0]} if tells else {}
         self._statistics: dict[int, RequestStatistics] = {}
         self._warnings = {"warnings": [*asked.warnings]} if asked.warnings else {}
         record.warnings = len(asked.warnings) or None
@@ -73,6 +76,7 @@ class ReplyWriter:
         return {
             **self._head,
             "object": self._object,
+            **self._prompt_ids,
             **(self._describe_prompt(results[0].prompt_logprobs) if self._is_chat else {}),
             "choices": choices,
             "usage": self._describe_usage(),
@@ -81,11 +85,13 @@ class ReplyWriter:
 
     def opening(self) -> bytes:
         """What a stream begins with: who speaks in a chat, an echo without log-probabilities."""
-        return b"".join(self._event(one) for choice in self._choices for one in choice.open())
+        opened = [one for choice in self._choices for one in choice.open()]
+        return b"".join(self._event(one, **self._prompt_ids) for one in opened)
 
     def piece(self, index: int, delta: TextDelta) -> bytes:
         """The chunks of a choice's delta; none while there is nothing to show yet."""
         choice = self._choices[index]
+        self._told += 0 if self._asked.echoes_only else len(delta.token_ids)
         chunks = b"".join(map(self._event, choice.continue_by(delta)))
         if self._is_chat and (shown := self._describe_prompt(delta.prompt_logprobs)):
             chunks = self._event(choice.chunk({}), **shown) + chunks
@@ -120,6 +126,10 @@ class ReplyWriter:
             "choices": [] if choice is None else [choice],
             **(self._warnings if choice is not None and choice["finish_reason"] else {}),
         }
+        if usage is None and self._asked.counts_always:
+            prompt = sum(map(len, self._asked.prompts))
+            usage = {"prompt_tokens": prompt, "completion_tokens": self._told}
+            usage["total_tokens"] = prompt + self._told
         return to_event(body | ({"usage": usage} if self._asked.include_usage else {}))
 
     def _describe_usage(self) -> dict[str, Any]:
@@ -143,6 +153,7 @@ class ReplyWriter:
             "total_tokens": prompt + output,
             **({"prompt_tokens_details": {"cached_tokens": sum(cached)}} if cached else {}),
             "completion_tokens_details": {
+                "reasoning_tokens": sum(one.reasoning_tokens for one in self._readers),
                 "accepted_prediction_tokens": accepted,
                 "rejected_prediction_tokens": sum(one.drafted_tokens for one in each) - accepted,
                 "num_verify_steps": sum(one.steps for one in each),
@@ -177,6 +188,10 @@ class _Choice:
             None if top is None else LogprobsWriter(tokens, chat=self._is_chat, top=top)
         )
         self._untold: list[TokenLogprob] = []
+        self._ids: dict[str, list[int]] = {"token_ids": []} if asked.body.return_token_ids else {}
+        self._prompt_ids: dict[str, Any] = {}
+        if self._ids and not self._is_chat:
+            self._prompt_ids["prompt_token_ids"] = asked.prompts[index // asked.body.n]
 
     def whole(self, result: RequestResult) -> dict[str, Any]:
         """The choice of a reply that does not stream."""
@@ -186,7 +201,7 @@ class _Choice:
         else:
             text = self._lead + ("" if self._echoes_only else result.text or "")
             shown = {"text": text, **self._begin_text(result.prompt_logprobs)}
-        self._untold += () if self._echoes_only else result.logprobs or ()
+        self._hear(result.token_ids, result.logprobs or ())
         return self._show(shown, self._reason(result))
 
     def open(self) -> list[dict[str, Any]]:
@@ -202,8 +217,8 @@ class _Choice:
             self._waits = False
             shown = self._begin_text(delta.prompt_logprobs)
             chunks.append({**self.chunk({"content": self._lead}), **shown})
+        self._hear(delta.token_ids, delta.logprobs)
         if not self._echoes_only:
-            self._untold += delta.logprobs
             chunks += self._chunks(self._reader.push(delta.text, delta.token_ids))
         if delta.result is None:
             return chunks
@@ -214,6 +229,13 @@ class _Choice:
         """A piece of its stream, which adds `delta`."""
         shown = {"delta": delta} if self._is_chat else {"text": delta.get("content", "")}
         return self._show(shown, reason)
+
+    def _hear(self, token_ids: Sequence[int], logprobs: Sequence[TokenLogprob]) -> None:
+        """Keeps what the next chunk tells, unless only the prompt is echoed."""
+        if not self._echoes_only:
+            self._untold += logprobs
+            for known in self._ids.values():
+                known += token_ids
 
     def _begin_text(self, logprobs: Sequence[TokenLogprob] | None) -> dict[str, Any]:
         """What a completion says of its prompt; of an echo its tokens come first."""
@@ -251,7 +273,12 @@ class _Choice:
         logprobs = None
         if self._logprobs is not None and (self._untold or reason is not None):
             logprobs, self._untold = self._logprobs.write(self._untold), []
-        return {"index": self._index, **shown, "logprobs": logprobs, "finish_reason": reason}
+        told = {**self._prompt_ids, **{name: [*ids] for name, ids in self._ids.items()}}
+        self._prompt_ids = {}
+        for known in self._ids.values():
+            known.clear()
+        ending = {"logprobs": logprobs, "finish_reason": reason}
+        return {"index": self._index, **shown, **ending, **told}
 
 
 def _describe_call(call: CallPiece) -> dict[str, Any]:
