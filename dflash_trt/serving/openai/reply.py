@@ -54,7 +54,7 @@ class ReplyWriter:
         ]
         self._readers, self._told = readers, 0
         tells = self._is_chat and asked.body.return_token_ids
-        self._prompt_ids = {"prompt_token_ids": asked.prompts[0]} if tells else {}
+        self._prompt_ids: dict[str, Any] = {"prompt_token_ids": asked.prompts[0]} if tells else {}
         self._statistics: dict[int, RequestStatistics] = {}
         self._warnings = {"warnings": [*asked.warnings]} if asked.warnings else {}
         record.warnings = len(asked.warnings) or None
