@@ -113,6 +113,7 @@ def test_a_stop_string_completed_at_the_very_end_is_a_stop() -> None:
         stop_ids=frozenset(),
         stream=TextStream(tokenizer, ["!"]),
         recorder=StatisticsRecorder(0.0),
+        flow=0,
     )
     assert state.append_tokens([tokenizer.token_to_id("a"), tokenizer.token_to_id("<0x21>")]) == 2
     event = state.to_event(taken=2, accepted_tokens=1, now=1.0)
