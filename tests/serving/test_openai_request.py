@@ -147,7 +147,8 @@ def test_neutral_values_ask_for_nothing() -> None:
     neutral |= {"frequency_penalty": 0, "presence_penalty": 0.0, "priority": 0}
     neutral |= {"length_penalty": 1.0, "spaces_between_special_tokens": True, "detokenize": True}
     neutral |= {"use_beam_search": False, "lora_path": "", "documents": [], "vllm_xargs": {}}
-    _completion(**neutral, best_of=1, suffix="")
+    neutral |= {"mirostat": 0, "xtc_probability": 0.0, "best_of": 2, "n": 2}
+    _completion(**neutral, suffix="")
     _chat(
         **neutral,
         tools=[],
@@ -202,7 +203,7 @@ BOTH: list[tuple[dict[str, Any], str | None, str]] = [
     ({"priority": 1}, "priority", "0, not 1"),
     ({"request_id": "a b"}, "request_id", "match pattern"),
     ({"length_penalty": 0.5}, "length_penalty", "1, not 0.5"),
-    ({"frobnicate": 0}, "frobnicate", "not supported"),
+    ({"best_of": 3, "n": 2}, "best_of", "must be n, 2, not 3"),
     ({"stop": ["a" * 2000] * 3}, "stop", "6,000 characters of stop strings are more than 4,096"),
     ({"stop": [""]}, "stop[0]", "empty"),
     ({"stop": "\ud800"}, "stop", "not Unicode"),
@@ -251,7 +252,6 @@ COMPLETIONS: dict[str, list[dict[str, Any]]] = {
     "prompt[1]": [{"prompt": one} for one in ([[1], []], ["a", ""])],
     "prompt[0][1]": [{"prompt": [[1, -1]]}],
     "logprobs": [{"logprobs": 21}],
-    "best_of": [{"best_of": 3}],
     "suffix": [{"suffix": "end"}],
     "messages": [{"messages": HELLO}],
 }

@@ -93,6 +93,7 @@ class _CommonBody(StructuredBody):
     stream: bool = False
     stream_options: _StreamOptions | None = None
     n: Count = 1
+    best_of: int | None = None
     max_tokens: int | None = None
     temperature: float = 1.0
     top_p: float = 1.0
@@ -137,7 +138,6 @@ class _CompletionBody(_CommonBody):
     logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
     echo: bool = False
     add_special_tokens: bool = True
-    best_of: Literal[1] = 1
     suffix: Literal[""] = ""
     separate_reasoning: ClassVar[bool] = False
 
@@ -265,6 +265,8 @@ def _read_generation(
         of = f"{body.n:,}" if count == 1 else f"{count:,} prompts of {body.n:,}"
         what = f"{of} outputs are more than {MOST_CHOICES} in one request"
         raise ApiError(what, param="n" if body.n > 1 else "prompt")
+    if body.best_of not in (None, body.n):
+        raise ApiError(f"must be n, {body.n}, not {body.best_of}", param="best_of")
     if body.stream_options not in (None, _StreamOptions()) and not body.stream:
         raise ApiError("goes with stream: true only", param="stream_options")
     grammar, allowed = read_structure(body), body.allowed_token_ids

@@ -52,7 +52,7 @@ class ReplyWriter:
             _Choice(index, asked, reader, lead, tokens, describe_prompt, reasons=reasons)
             for index, (reader, lead) in enumerate(zip(readers, leads, strict=True))
         ]
-        self._readers, self._told = readers, 0
+        self._readers, self._told = readers, [0] * len(readers)
         tells = self._is_chat and asked.body.return_token_ids
         self._prompt_ids: dict[str, Any] = {"prompt_token_ids": asked.prompts[0]} if tells else {}
         self._statistics: dict[int, RequestStatistics] = {}
@@ -91,7 +91,7 @@ class ReplyWriter:
     def piece(self, index: int, delta: TextDelta) -> bytes:
         """The chunks of a choice's delta; none while there is nothing to show yet."""
         choice = self._choices[index]
-        self._told += 0 if self._asked.echoes_only else len(delta.token_ids)
+        self._told[index] += 0 if self._asked.echoes_only else len(delta.token_ids)
         chunks = b"".join(map(self._event, choice.continue_by(delta)))
         if self._is_chat and (shown := self._describe_prompt(delta.prompt_logprobs)):
             chunks = self._event(choice.chunk({}), **shown) + chunks
@@ -126,10 +126,11 @@ class ReplyWriter:
             "choices": [] if choice is None else [choice],
             **(self._warnings if choice is not None and choice["finish_reason"] else {}),
         }
-        if usage is None and self._asked.counts_always:
-            prompt = sum(map(len, self._asked.prompts))
-            usage = {"prompt_tokens": prompt, "completion_tokens": self._told}
-            usage["total_tokens"] = prompt + self._told
+        if choice is not None and self._asked.counts_always:
+            told = self._told[choice["index"]]
+            prompt = len(self._asked.prompts[choice["index"] // self._asked.body.n])
+            usage = {"prompt_tokens": prompt, "completion_tokens": told}
+            usage["total_tokens"] = prompt + told
         return to_event(body | ({"usage": usage} if self._asked.include_usage else {}))
 
     def _describe_usage(self) -> dict[str, Any]:
