@@ -338,9 +338,8 @@ def test_calls_and_their_results() -> None:
     assert read[1]["tool_calls"][1]["id"] == "d"
     assert read[2] == {"role": "tool", "content": "d", "tool_call_id": "d", "name": "f"}
     for messages, param in (
-        ([asks, *results[:1]], "messages"),
-        ([asks, *results[:1], *HELLO], "messages[2]"),
         ([asks, *results, results[0]], "messages[3].tool_call_id"),
+        ([asks, *HELLO, *results], "messages[2].tool_call_id"),
         ([*results], "messages[0].tool_call_id"),
     ):
         assert _refuse(_chat, {"messages": messages}).param == param
@@ -355,10 +354,11 @@ def test_calls_and_their_results() -> None:
         ('{"a": 1 "b"}', {"a": 1}),
         ("no JSON", {"arguments": "no JSON"}),
         ("[1]", {"arguments": "[1]"}),
+        ('{"a": 1}', {"a": 1}),
     ],
 )
 def test_a_call_that_was_cut_comes_back(arguments: str, shown: dict[str, Any]) -> None:
-    """With its result or without, whatever the model wrote."""
+    """With its result or without, whatever the model wrote; and one that is whole."""
     cut = {**CALL, "function": {"name": "f", "arguments": arguments}}
     asks = {"role": "assistant", "content": None, "tool_calls": [cut]}
     result = {"role": "tool", "content": "no JSON", "tool_call_id": "c", "name": "f"}
