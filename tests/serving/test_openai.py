@@ -130,12 +130,14 @@ def test_token_ids_of_prompts_that_are_cut(front: Front, folder: Path, stream: b
     texts, url = ("count", "<user>count<end><answer>"), front(model)
     cut, of_chat = (core.encode(one, add_special_tokens=False).ids[-2:] for one in texts)
     asked = {"stream": stream, "return_token_ids": True, "truncate_prompt_tokens": 2, "n": 2}
+    asked |= {"request_id": "r-1"}
     body = PROMPT | asked | {"prompt": ["count", [3, 5, 7]], "echo": True}
     _, choices = _ask(url, "/v1/completions", body)
     told = {one["index"]: one["prompt_token_ids"] for one in choices if "prompt_token_ids" in one}
     assert told == {0: cut, 1: cut, 2: [5, 7], 3: [5, 7]}
     assert {one.prompt for one in model.asked} == {tuple(cut), (5, 7)}
     replies, chats = _ask(url, "/v1/chat/completions", CHAT | asked)
+    assert {one["id"] for one in replies} == {"chatcmpl-r-1"}
     assert replies[0]["prompt_token_ids"] == of_chat and model.asked[-1].prompt == tuple(of_chat)
     for some, count in ((choices, 4), (chats, 2)):
         for index in range(count):
@@ -164,9 +166,12 @@ def test_usage_of_each_chunk(front: Front) -> None:
 
 def test_where_a_message_goes_on() -> None:
     """Behind its text, with its blanks where the template keeps them."""
+    goes_on = {"model": "demo", "continue_final_message": True}
     begun = [*CHAT["messages"], {"role": "assistant", "content": "one, "}]
-    chat = read_chat(CHAT | {"messages": begun, "continue_final_message": True}).chat
+    chat = read_chat(goes_on | {"messages": begun}).chat
     assert chat is not None and not chat.opens
+    with pytest.raises(ApiError, match="the last message has no text"):
+        read_chat(goes_on | {"messages": [{"role": "user", "content": " "}]})
     said = chat.messages[-1]["content"]
     assert chat.cut(f"<a>{said}</a>") == "<a>one, "
     assert chat.cut(f"<a>{said.strip()}</a>") == "<a>one,"

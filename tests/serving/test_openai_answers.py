@@ -139,7 +139,7 @@ def test_an_answer_that_is_cut_comes_back(
     """Wherever that is: marked, streamed as it is whole, and with results or without."""
     with templated_front(tmp_path / "model", template, core) as front:
         whole = script_tokens(core, text, 1)
-        for count in range(1, len(whole.pieces), 7):
+        for count in range(1, len(whole.pieces), 13):
             model = ScriptedModel(whole.pieces[:count], whole.token_ids[:count])
             client = openai_client(front(model))
             choice = client.chat.completions.create(**CHAT).choices[0]

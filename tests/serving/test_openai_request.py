@@ -131,7 +131,7 @@ def test_messages() -> None:
             {"role": "system", "content": "s"},
             {"role": "developer", "content": ""},
             {"role": "user", "content": parts},
-            {"role": "assistant", "content": "x", "refusal": None, "tool_calls": []},
+            {"role": "assistant", "content": "x", "parsed": {"a": 1}, "tool_calls": []},
             {"type": "message", "role": "user", "name": "ana", "content": "y", "audio": None},
             {"role": "assistant", "content": None, "name": "bot", "annotations": [{"url": "u"}]},
         ]
@@ -139,7 +139,7 @@ def test_messages() -> None:
     read = asked.chat.messages
     assert [one["content"] for one in read] == ["s", "", "ab", "x", "y", ""]
     assert [one.get("name") for one in read[3:]] == [None, "ana", "bot"]
-    assert not any({"type", "annotations"} & one.keys() for one in read)
+    assert not any({"type", "annotations", "parsed"} & one.keys() for one in read)
 
 
 def test_neutral_values_ask_for_nothing() -> None:
@@ -267,7 +267,6 @@ CHATS: dict[str, list[dict[str, Any]]] = {
     "prompt": [{"prompt": "x"}],
     "max_tokens": [{"max_tokens": 3, "max_completion_tokens": 4}],
     "tools": [{"tools": [_function(name=f"f{at}") for at in range(129)]}],
-    "continue_final_message": [{"continue_final_message": True}],
     "add_generation_prompt": [{"continue_final_message": True, "add_generation_prompt": True}],
     "tools[1].function.name": [{"tools": [_function(), _function()]}],
 }

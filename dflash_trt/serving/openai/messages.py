@@ -151,6 +151,7 @@ class _Answered(_Said):
     reasoning_details: Any = None
     thinking_blocks: Any = None
     annotations: Any = None
+    parsed: Any = None
     provider_specific_fields: Any = None
     tool_calls: list[_Call] = Field([])
 
@@ -242,8 +243,8 @@ def read_conversation(
     continues = body.continue_final_message
     if continues and body.add_generation_prompt:
         raise ApiError(f"does not go with {CONTINUES}", param="add_generation_prompt")
-    if continues and (read[-1]["role"] != "assistant" or not read[-1]["content"].strip()):
-        raise ApiError("the last message is no text of the assistant", param=CONTINUES)
+    if continues and not read[-1]["content"].strip():
+        raise ApiError("the last message has no text", param=CONTINUES)
     if continues:
         read[-1] = {**read[-1], "content": read[-1]["content"] + _TAG}
     return Conversation(
