@@ -29,6 +29,10 @@ from dflash_trt.serving.openai.structured import StructuredBody, find_warnings, 
 
 DEFAULT_COMPLETION_TOKENS = 16  # OpenAI's; a chat's default is the end of the context
 _SAMPLING = [one.name for one in fields(SamplingParams)]
+_AS_GIVEN = (
+    *("ignore_eos", "min_tokens", "include_stop_str_in_output", "skip_special_tokens"),
+    *("add_special_tokens", "logprobs_mode", "prompt_logprobs"),
+)
 MOST_CHOICES = 64
 """Outputs of one request; each takes a place of the served model."""
 
@@ -91,7 +95,7 @@ class _CommonBody(StructuredBody):
 
     model: str
     stream: bool = False
-    stream_options: _StreamOptions | None = None
+    stream_options: _StreamOptions = _StreamOptions()
     n: Count = 1
     best_of: int | None = None
     max_tokens: int | None = None
@@ -175,15 +179,10 @@ class CompletionRequest:
     warnings: tuple[str, ...] = ()  # of schemas: what is not enforced
 
     @property
-    def include_usage(self) -> bool:
-        """Whether a stream ends with the token counts."""
-        return self.body.stream_options is not None and self.body.stream_options.include_usage
-
-    @property
     def counts_always(self) -> bool:
         """Whether each chunk of a stream has the token counts so far."""
         options = self.body.stream_options
-        return options is not None and options.include_usage and options.continuous_usage_stats
+        return options.include_usage and options.continuous_usage_stats
 
     @property
     def needs_ids(self) -> bool:
@@ -267,7 +266,7 @@ def _read_generation(
         raise ApiError(what, param="n" if body.n > 1 else "prompt")
     if body.best_of not in (None, body.n):
         raise ApiError(f"must be n, {body.n}, not {body.best_of}", param="best_of")
-    if body.stream_options not in (None, _StreamOptions()) and not body.stream:
+    if body.stream_options != _StreamOptions() and not body.stream:
         raise ApiError("goes with stream: true only", param="stream_options")
     grammar, allowed = read_structure(body), body.allowed_token_ids
     try:
@@ -277,15 +276,8 @@ def _read_generation(
             sampling=SamplingParams(**{name: getattr(body, name) for name in _SAMPLING}),
             stop_strings=tuple(body.stop),
             stop_token_ids=tuple(body.stop_token_ids),
-            ignore_eos=body.ignore_eos,
-            min_tokens=body.min_tokens,
-            include_stop_str_in_output=body.include_stop_str_in_output,
-            skip_special_tokens=body.skip_special_tokens,
-            add_special_tokens=body.add_special_tokens,
             streaming=body.stream,
             logprobs=logprobs,
-            logprobs_mode=body.logprobs_mode,
-            prompt_logprobs=body.prompt_logprobs,
             penalties=Penalties(
                 frequency=body.frequency_penalty,
                 presence=body.presence_penalty,
@@ -295,6 +287,7 @@ def _read_generation(
             allowed_token_ids=allowed if allowed is None else tuple(allowed),
             bad_words=tuple(body.bad_words),
             grammar=grammar,
+            **{name: getattr(body, name) for name in _AS_GIVEN},
         )
     except DflashError as error:
         param = "stop" if error.where == "stop_strings" else error.where

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, Discriminator, Field, Tag, model_validator
+from pydantic import AfterValidator, Discriminator, Field, Tag
 from pydantic_core import from_json
 
 from dflash_trt.core.strict_json import parse_json, quoted
@@ -145,6 +145,7 @@ class _Told(_Said):
 
 class _Answered(_Said):
     role: Literal["assistant"]
+    content: MessageText = ""
     # A conversation goes on from answers, not from what led to them.
     reasoning_content: Any = None
     reasoning: Any = None
@@ -154,12 +155,6 @@ class _Answered(_Said):
     parsed: Any = None
     provider_specific_fields: Any = None
     tool_calls: list[_Call] = Field([])
-
-    @model_validator(mode="before")
-    @classmethod
-    def _fill_content(cls, raw: Any) -> Any:
-        says_nothing = isinstance(raw, dict) and raw.get("content") is None
-        return {**raw, "content": ""} if says_nothing else raw
 
 
 class _Result(_Said):

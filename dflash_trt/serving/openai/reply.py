@@ -100,7 +100,7 @@ class ReplyWriter:
         self._take(index, delta.result.statistics)
         if len(self._statistics) < len(self._choices):
             return chunks
-        if self._asked.include_usage:
+        if self._asked.body.stream_options.include_usage:
             chunks += self._event(None, usage=self._describe_usage())
         return chunks + b"data: [DONE]\n\n"
 
@@ -131,7 +131,9 @@ class ReplyWriter:
             prompt = len(self._asked.prompts[choice["index"] // self._asked.body.n])
             usage = {"prompt_tokens": prompt, "completion_tokens": told}
             usage["total_tokens"] = prompt + told
-        return to_event(body | ({"usage": usage} if self._asked.include_usage else {}))
+        return to_event(
+            body | ({"usage": usage} if self._asked.body.stream_options.include_usage else {})
+        )
 
     def _describe_usage(self) -> dict[str, Any]:
         """Token counts of the choices, of which samples of one prompt count it once.
@@ -189,10 +191,9 @@ class _Choice:
             None if top is None else LogprobsWriter(tokens, chat=self._is_chat, top=top)
         )
         self._untold: list[TokenLogprob] = []
-        self._ids: dict[str, list[int]] = {"token_ids": []} if asked.body.return_token_ids else {}
-        self._prompt_ids: dict[str, Any] = {}
+        self._ids: dict[str, Any] = {"token_ids": []} if asked.body.return_token_ids else {}
         if self._ids and not self._is_chat:
-            self._prompt_ids["prompt_token_ids"] = asked.prompts[index // asked.body.n]
+            self._ids["prompt_token_ids"] = asked.prompts[index // asked.body.n]
 
     def whole(self, result: RequestResult) -> dict[str, Any]:
         """The choice of a reply that does not stream."""
@@ -235,8 +236,8 @@ class _Choice:
         """Keeps what the next chunk tells, unless only the prompt is echoed."""
         if not self._echoes_only:
             self._untold += logprobs
-            for known in self._ids.values():
-                known += token_ids
+            if self._ids:
+                self._ids["token_ids"] += token_ids
 
     def _begin_text(self, logprobs: Sequence[TokenLogprob] | None) -> dict[str, Any]:
         """What a completion says of its prompt; of an echo its tokens come first."""
@@ -274,10 +275,7 @@ class _Choice:
         logprobs = None
         if self._logprobs is not None and (self._untold or reason is not None):
             logprobs, self._untold = self._logprobs.write(self._untold), []
-        told = {**self._prompt_ids, **{name: [*ids] for name, ids in self._ids.items()}}
-        self._prompt_ids = {}
-        for known in self._ids.values():
-            known.clear()
+        told, self._ids = self._ids, {"token_ids": []} if self._ids else {}
         ending = {"logprobs": logprobs, "finish_reason": reason}
         return {"index": self._index, **shown, **ending, **told}
 
