@@ -33,7 +33,7 @@ def test_defaults_are_openais() -> None:
     expected = GenerationRequest(
         prompt="hello", max_tokens=16, sampling=sampling, streaming=False, add_special_tokens=True
     )
-    assert asked.generation == expected and not asked.body.stream_options.include_usage
+    assert asked.generation == expected and not asked.include_usage
     assert seed != _completion().generation.sampling.seed  # one of its own for each
     assert (chat.generation.max_tokens, chat.chat.messages) == (None, tuple(HELLO))
 
@@ -88,7 +88,7 @@ def test_everything_that_is_supported() -> None:
         skip_special_tokens=False,
         user="u",
     )
-    assert asked.body.stream_options.include_usage
+    assert asked.include_usage
     assert asked.generation == GenerationRequest(
         prompt="only one",
         max_tokens=5,

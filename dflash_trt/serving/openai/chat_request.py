@@ -179,6 +179,11 @@ class CompletionRequest:
     warnings: tuple[str, ...] = ()  # of schemas: what is not enforced
 
     @property
+    def include_usage(self) -> bool:
+        """Whether a stream ends with the token counts."""
+        return self.body.stream_options.include_usage
+
+    @property
     def counts_always(self) -> bool:
         """Whether each chunk of a stream has the token counts so far."""
         options = self.body.stream_options

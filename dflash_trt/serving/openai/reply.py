@@ -100,7 +100,7 @@ class ReplyWriter:
         self._take(index, delta.result.statistics)
         if len(self._statistics) < len(self._choices):
             return chunks
-        if self._asked.body.stream_options.include_usage:
+        if self._asked.include_usage:
             chunks += self._event(None, usage=self._describe_usage())
         return chunks + b"data: [DONE]\n\n"
 
@@ -131,9 +131,7 @@ class ReplyWriter:
             prompt = len(self._asked.prompts[choice["index"] // self._asked.body.n])
             usage = {"prompt_tokens": prompt, "completion_tokens": told}
             usage["total_tokens"] = prompt + told
-        return to_event(
-            body | ({"usage": usage} if self._asked.body.stream_options.include_usage else {})
-        )
+        return to_event(body | ({"usage": usage} if self._asked.include_usage else {}))
 
     def _describe_usage(self) -> dict[str, Any]:
         """Token counts of the choices, of which samples of one prompt count it once.
