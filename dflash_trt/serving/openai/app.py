@@ -24,9 +24,10 @@ from dflash_trt.serving.openai.body import BodyReader, read_body
 from dflash_trt.serving.openai.chat_request import CompletionRequest, read_chat, read_completion
 from dflash_trt.serving.openai.errors import ApiError, as_api_error
 from dflash_trt.serving.openai.figures import FrontFigures
+from dflash_trt.serving.openai.large import ReplyDesk, check_size
 from dflash_trt.serving.openai.messages import Conversation, check_variables, read_conversation
 from dflash_trt.serving.openai.reply import ReplyWriter
-from dflash_trt.serving.openai.streams import EventStream, finish, merge, unless_gone
+from dflash_trt.serving.openai.streams import EventStream, merge, unless_gone, write_whole
 from dflash_trt.serving.openai.tokenization import (
     DetokenizeRequest,
     detokenize,
@@ -77,7 +78,7 @@ class OpenAiApp:
         # A hostile template holds up no tokens, nor the other way round.
         self.render_thread = ThreadPoolExecutor(1, thread_name_prefix="chat-template")
         self.token_thread = ThreadPoolExecutor(1, thread_name_prefix="tokenize")
-        self.bodies, self.created = BodyReader(), int(time.time())
+        self.bodies, self.desk, self.created = BodyReader(), ReplyDesk(), int(time.time())
         self.token_bytes = TokenBytes(tokenizer.core)
         self.is_harmony = harmony = isinstance(self.answers, HarmonyFormat)
         self.tool_format: ToolFormat | None = None
@@ -161,6 +162,8 @@ class OpenAiApp:
             self.tokenizer.core,
             asked.body.separate_reasoning,
         )
+        check_size(outputs)
+        request.state.take_places(len(outputs))
         leads = [await self._read_prompt(one.prompt) if asked.body.echo else "" for one in outputs]
         readers = [AnswerReader() for _ in outputs]
         if (chat := asked.chat) is not None:
@@ -168,13 +171,14 @@ class OpenAiApp:
             readers = [open_reader(*given, separates=separates) for _ in outputs]
         reasons, record = separates and self.answers is not None, request.state.record
         writer = ReplyWriter(asked, readers, leads, self.token_bytes, record, reasons=reasons)
-        deltas = merge([self.upstream.stream(one) for one in outputs])
-        if not asked.generation.streaming:
-            results = await unless_gone(request, finish(deltas, len(outputs)))
-            return JSONResponse(writer.whole(results))
-        # Not before the first answer is it known which status the reply has.
+        streams, streaming = map(self.upstream.stream, outputs), asked.generation.streaming
+        deltas = merge([*streams], waits=streaming)
+        if not streaming:
+            answer = write_whole(deltas, len(outputs), writer, self.desk)
+            return await unless_gone(request, answer)
+        # A refusal has a status; what has been quiet for a while is none.
         first = await unless_gone(request, anext(deltas))
-        return EventStream(first, deltas, writer)
+        return EventStream(first, deltas, writer, self.desk)
 
     def _bind(self, use: ToolUse | None, answer: Grammar | None, prompt: str) -> Grammar | None:
         """The grammar of a chat's answer, which stands behind its reasoning."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import secrets
 import time
@@ -17,6 +16,7 @@ from dflash_trt.serving.openai.access import AccessRecord
 from dflash_trt.serving.openai.answer_reader import AnswerReader
 from dflash_trt.serving.openai.chat_request import CompletionRequest
 from dflash_trt.serving.openai.errors import as_api_error
+from dflash_trt.serving.openai.large import EVENT, is_large, write_pieces
 from dflash_trt.text.detokenise import AnswerPiece, CallPiece
 from dflash_trt.text.tokenizer import TokenBytes
 
@@ -52,6 +52,7 @@ class ReplyWriter:
             for index, (reader, lead) in enumerate(zip(readers, leads, strict=True))
         ]
         self._statistics: dict[int, RequestStatistics] = {}
+        self._is_large = False
         prefix, self._object = (
             ("chatcmpl", "chat.completion") if self._is_chat else ("cmpl", "text_completion")
         )
@@ -61,17 +62,23 @@ class ReplyWriter:
             "model": asked.body.model,
         }
 
-    def whole(self, results: Sequence[RequestResult]) -> dict[str, Any]:
-        """The reply to a request that does not stream, of each choice's result."""
-        choices = []
-        for index, result in enumerate(results):
-            self._take(index, result.statistics)
-            choices.append(self._choices[index].whole(result))
+    def choice(self, index: int, result: RequestResult) -> dict[str, Any]:
+        """A choice of a reply that does not stream."""
+        self._take(index, result.statistics)
+        return self._choices[index].whole(result)
+
+    def places(self, result: RequestResult) -> Any:
+        """The `prompt_logprobs` of a chat; None where there are none."""
+        shown = self._describe_prompt(result.prompt_logprobs) if self._is_chat else {}
+        return shown.get("prompt_logprobs")
+
+    def whole(self, choices: Sequence[Any], places: Any) -> dict[str, Any]:
+        """The reply to a request that does not stream, of all its choices."""
         return {
             **self._head,
             "object": self._object,
-            **(self._describe_prompt(results[0].prompt_logprobs) if self._is_chat else {}),
-            "choices": choices,
+            **({} if places is None else {"prompt_logprobs": places}),
+            "choices": [*choices],
             "usage": self._describe_usage(),
         }
 
@@ -81,7 +88,7 @@ class ReplyWriter:
 
     def piece(self, index: int, delta: TextDelta) -> bytes:
         """The chunks of a choice's delta; none while there is nothing to show yet."""
-        choice = self._choices[index]
+        choice, self._is_large = self._choices[index], is_large(delta)
         chunks = b"".join(map(self._event, choice.continue_by(delta)))
         if self._is_chat and (shown := self._describe_prompt(delta.prompt_logprobs)):
             chunks = self._event(choice.chunk({}), **shown) + chunks
@@ -109,7 +116,10 @@ class ReplyWriter:
             "object": "chat.completion.chunk" if self._is_chat else self._object,
             "choices": [] if choice is None else [choice],
         }
-        return _to_event(body | ({"usage": usage} if self._asked.include_usage else {}))
+        body |= {"usage": usage} if self._asked.include_usage else {}
+        if self._is_large:
+            return b"".join([b"data: ", *write_pieces(body, EVENT), b"\n\n"])
+        return _to_event(body)
 
     def _describe_usage(self) -> dict[str, Any]:
         """Token counts of the choices, of which samples of one prompt count it once.
@@ -264,8 +274,7 @@ def _open_call() -> dict[str, str]:
 
 def _to_event(body: Mapping[str, Any]) -> bytes:
     """One server-sent event."""
-    # ASCII: some readers of event streams take U+2028 for the end of a line.
-    return b"data: " + json.dumps(body, separators=(",", ":")).encode() + b"\n\n"
+    return b"data: " + EVENT.encode(body).encode() + b"\n\n"
 
 
 def error_event(error: DflashError) -> bytes:

@@ -5,34 +5,50 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Coroutine, Sequence
 from contextlib import aclosing, suppress
+from enum import Enum, auto
+from functools import partial
 from typing import Any, TypeVar
 
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import StreamingResponse
+from starlette.responses import Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
-from dflash_trt.decoding import RequestResult
 from dflash_trt.errors import DflashError
 from dflash_trt.serving.client.client import TextDelta
+from dflash_trt.serving.openai.large import PIECE_BYTES, ReplyDesk, is_large
 from dflash_trt.serving.openai.reply import ReplyWriter, error_event
 
 _MOST_WAITING = 16
 """Deltas that a slow client lets wait here; the others wait in the served model."""
+HEAD_S = 1.0
+"""What has no answer by then is not refused: a stream's head goes out."""
+COMMENT_S = 5.0
+_COMMENT = b": waiting\n\n"
+
+
+class _Sign(Enum):
+    """What goes between deltas: a stream's end, and that there was none for a while."""
+
+    END = auto()
+    WAIT = auto()
+
 
 T = TypeVar("T")
 Deltas = AsyncGenerator[TextDelta, None]
-ChoiceDeltas = AsyncGenerator[tuple[int, TextDelta], None]
+ChoiceDeltas = AsyncGenerator[tuple[int, TextDelta] | None, None]
 
 
-async def merge(streams: Sequence[Deltas]) -> ChoiceDeltas:
+async def merge(streams: Sequence[Deltas], *, waits: bool = False) -> ChoiceDeltas:
     """Yields the deltas of all, each with its stream's index, as they come.
 
-    The first error of one ends all of them.
+    With `waits`, None after HEAD_S without one, and after every COMMENT_S more. The first error of
+    one ends all of them.
     """
-    waiting: asyncio.Queue[tuple[int, TextDelta] | Exception | None] = asyncio.Queue(_MOST_WAITING)
+    waiting: asyncio.Queue[tuple[int, TextDelta] | Exception | _Sign] = asyncio.Queue(_MOST_WAITING)
+    taken = 0
 
     async def read(index: int, stream: Deltas) -> None:
-        ending: Exception | None = None
+        ending: Exception | _Sign = _Sign.END
         try:
             async with aclosing(stream):
                 async for delta in stream:
@@ -41,17 +57,29 @@ async def merge(streams: Sequence[Deltas]) -> ChoiceDeltas:
             ending = error
         await waiting.put(ending)
 
+    async def tick() -> None:
+        pause = HEAD_S
+        while True:
+            before = taken
+            await asyncio.sleep(pause)
+            if taken == before and waiting.empty():
+                waiting.put_nowait(_Sign.WAIT)
+            pause = COMMENT_S
+
     reading = [asyncio.create_task(read(index, one)) for index, one in enumerate(streams)]
+    if waits:
+        reading.append(asyncio.create_task(tick()))
     try:
         left = len(streams)
         while left:
             item = await waiting.get()
+            taken += 1
             if isinstance(item, Exception):
                 raise item
-            if item is None:
+            if item is _Sign.END:
                 left -= 1
             else:
-                yield item
+                yield None if isinstance(item, _Sign) else item
     finally:
         for task in reading:
             task.cancel()
@@ -64,9 +92,13 @@ class EventStream(StreamingResponse):
     media_type = "text/event-stream"
 
     def __init__(
-        self, first: tuple[int, TextDelta], deltas: ChoiceDeltas, writer: ReplyWriter
+        self,
+        first: tuple[int, TextDelta] | None,
+        deltas: ChoiceDeltas,
+        writer: ReplyWriter,
+        desk: ReplyDesk,
     ) -> None:
-        events = _write_events(first, deltas, writer)
+        events = _write_events(first, deltas, writer, desk)
         super().__init__(events, headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
         self._deltas, self._events = deltas, events
 
@@ -76,25 +108,56 @@ class EventStream(StreamingResponse):
 
 
 async def _write_events(
-    first: tuple[int, TextDelta], deltas: ChoiceDeltas, writer: ReplyWriter
+    first: tuple[int, TextDelta] | None,
+    deltas: ChoiceDeltas,
+    writer: ReplyWriter,
+    desk: ReplyDesk,
 ) -> AsyncGenerator[bytes, None]:
     """The reply's events; an error after the first of them is an event too."""
-    yield writer.opening() + writer.piece(*first)
+    opening, item = writer.opening(), first
     try:
-        async for index, delta in deltas:
-            yield writer.piece(index, delta)
+        while True:
+            if item is None:
+                yield _COMMENT
+            else:
+                large = is_large(item[1])
+                piece = opening + await desk.write(partial(writer.piece, *item), large=large)
+                opening = b""
+                for start in range(0, max(len(piece), 1), PIECE_BYTES):
+                    yield piece[start : start + PIECE_BYTES]
+                    if large:
+                        await asyncio.sleep(0)  # others' turn, even where nothing waits
+            item = await anext(deltas)
+    except StopAsyncIteration:
+        return
     except DflashError as error:
         yield error_event(error)
 
 
-async def finish(deltas: ChoiceDeltas, count: int) -> list[RequestResult]:
-    """The results of all outputs, in order."""
-    results: dict[int, RequestResult] = {}
-    async with aclosing(deltas):
-        async for index, delta in deltas:
-            if delta.result is not None:
-                results[index] = delta.result
-    return [results[index] for index in range(count)]  # whole, or the stream had raised
+async def write_whole(
+    deltas: ChoiceDeltas, count: int, writer: ReplyWriter, desk: ReplyDesk
+) -> Response:
+    """The reply to a request that does not stream; each output is written as it ends."""
+    choices: dict[int, Any] = {}
+    places: Any = None
+    held = desk.open()
+    try:
+        async with aclosing(deltas):
+            async for item in deltas:
+                if item is None or item[1].result is None:
+                    continue
+                index, delta = item
+                large, result = is_large(delta), item[1].result
+                choices[index] = await held.write(
+                    partial(writer.choice, index, result), large=large
+                )
+                if index == 0:
+                    places = await held.write(partial(writer.places, result), large=large)
+        # Whole, or the stream had raised.
+        return held.respond(writer.whole([choices[index] for index in range(count)], places))
+    except BaseException:
+        held.close()
+        raise
 
 
 async def unless_gone(request: Request, work: Coroutine[Any, Any, T]) -> T:
