@@ -49,6 +49,11 @@ class DflashError(Exception):
         return EXIT_USAGE if self.usage else EXIT_FAILED
 
 
+def install_extra(extra: str) -> str:
+    """What installs the packages of an extra: the project's name is not on the package index."""
+    return f"pip install -e '.[{extra}]' in a checkout of dflash-trt"
+
+
 def refuse_options(given: Mapping[str, object], what: str, fix: str | None = None) -> None:
     """Raises DflashError (usage) for the first option of `given` that has a value."""
     for option, value in given.items():

@@ -1,6 +1,6 @@
 """Stream answers from a served model, and stop one early: closing a stream frees its slot.
 
-Needs a server, and the client's extra (pip install 'dflash-trt[serve]'):
+Needs a server, and the client's extra (pip install -e '.[serve]'):
     dflash-trt serve demo-bundle
 Run it: python examples/stream_from_server.py localhost:8001
 """

@@ -1,6 +1,6 @@
 """Measure a served model under rising load, and draw throughput against interactivity.
 
-Needs a server and the perf extra (pip install 'dflash-trt[serve,perf]'):
+Needs a server and the perf extra (pip install -e '.[serve,perf]'):
     dflash-trt serve demo-bundle
 Run it: python examples/sweep_and_plot.py localhost:8001 demo_pair/prompts.jsonl build/sweep
 The results stay in the folder: run it again and it goes on where it stopped.

@@ -21,7 +21,8 @@ from dflash_trt.cli.options import FILE, FOLDER, name_threads, option_group, sho
 from dflash_trt.cli.package import packaging_options, refuse_packaging
 from dflash_trt.core.limits import MAX_COUNT
 from dflash_trt.core.machine import allow_more_files
-from dflash_trt.errors import DflashError, one_line, refuse_options
+from dflash_trt.core.publish import hold_folder
+from dflash_trt.errors import DflashError, install_extra, one_line, refuse_options
 from dflash_trt.hardware.cores import choose_threads
 from dflash_trt.serving.openai.figures import FrontFigures
 from dflash_trt.serving.openai.front_options import (
@@ -30,6 +31,7 @@ from dflash_trt.serving.openai.front_options import (
     GenerationConfig,
     LogFormat,
 )
+from dflash_trt.serving.openai.json_log import wrap_stderr
 from dflash_trt.serving.server.launcher import LOOPBACK, ServerOptions, bind_port, client_address
 from dflash_trt.serving.server.repository import BUNDLE_FOLDER, RepositoryOptions, write_repository
 from dflash_trt.serving.server.supervisor import MAX_RESTARTS, WINDOW_S, Service, Supervisor
@@ -42,6 +44,7 @@ _FRONT_ONLY = {
     "--key-requests": "key_requests",
     "--tls-cert": "tls_cert",
     "--tls-key": "tls_key",
+    "--allow-origin": "origins",
 }
 
 
@@ -73,15 +76,24 @@ _FRONT_ONLY = {
         f"${KEYS_VARIABLE}, else everyone may ask]",
     ),
     click.option(
-        "--key-requests", type=COUNT, help="Requests in flight of one API key.  [default: any]"
+        "--key-requests", type=COUNT, help="Outputs in flight of one API key.  [default: any]"
     ),
     click.option("--tls-cert", type=FILE, help="The OpenAI port speaks TLS by this PEM file..."),
     click.option("--tls-key", type=FILE, help="... and its key."),
     click.option(
+        "--allow-origin",
+        "origins",
+        metavar="ORIGIN",
+        multiple=True,
+        help="Web pages of ORIGIN (https://host, or * for all) may ask the OpenAI port; "
+        "repeatable.  [default: none]",
+    ),
+    click.option(
         "--log-format",
         type=click.Choice(get_args(LogFormat)),
         default=FrontOptions().log_format,
-        help="A line on stderr for each request to the OpenAI port, without its text.",
+        help="json: a line on stderr for each request to the OpenAI port, without its text, and "
+        "whatever else is written there in JSON too.",
     ),
     click.option(
         "--generation-config",
@@ -125,6 +137,8 @@ def command(
     Runs until SIGINT, SIGTERM or SIGHUP, after which requests in flight may end (a second signal
     cuts them off), and exits with the server's code. A server that fails is started again.
     """
+    if front.log_format == "json":
+        wrap_stderr()
     ports = {
         "--grpc-port": (host, grpc_port),
         "--http-port": (host if expose_http else LOOPBACK, http_port),
@@ -173,13 +187,14 @@ async def _serve(
             except ImportError as error:
                 raise DflashError(
                     f"the OpenAI front needs starlette and uvicorn ({one_line(error)})",
-                    fix="pip install 'dflash-trt[serve]'",
+                    fix=install_extra("serve"),
                 ) from error
             bundle = open_bundle(options.repository / BUNDLE_FOLDER)
             tokenizer = load_tokenizer(bundle)
             takes = front_options.generation_config == "auto"
             defaults = read_sampling_defaults(bundle) if takes else {}
             front_options.check_tls()
+            front_options.check_origins()
             front_options.open_keys()
             bound = stack.enter_context(bind_port(options.host, openai_port, "--openai-port"))
         service = stack.enter_context(Service())
@@ -205,7 +220,9 @@ async def _serve(
                 bound,
                 front_options,
                 # The server of now: it may be another.
-                FrontFigures(lambda: supervisor.server.read_metrics(), lambda: supervisor.failures),
+                FrontFigures(
+                    lambda: supervisor.server.read_metrics(), lambda: supervisor.failures, name
+                ),
                 defaults,
             )
             address = client_address(options.host, bound.getsockname()[1])
@@ -232,7 +249,11 @@ def _open_repository(source: Path, packaging: RepositoryOptions) -> Generator[Pa
                 usage=True,
             )
         refuse_packaging(packaging)
-        yield source
+        held = hold_folder(source)  # between two servers too
+        try:
+            yield source
+        finally:
+            os.close(held)
         return
     # Beside the bundle its files can be linked instead of copied.
     beside = source.absolute().parent

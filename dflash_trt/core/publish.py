@@ -52,6 +52,26 @@ def check_destination(destination: Path, *, overwrite: bool, kind: StagedKind = 
     if not (destination / kind.marker).is_file():
         what = f"exists and is not a {kind.name}; it is not overwritten"
         raise DflashError(what, where=destination, usage=True)
+    with suppress(OSError):  # a filesystem without locks tells nothing
+        folder = os.open(destination, os.O_RDONLY)
+        try:
+            fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            fix = "choose another -o, or end the server first"
+            raise DflashError("is being served", where=destination, fix=fix, usage=True) from error
+        finally:
+            os.close(folder)
+
+
+def hold_folder(folder: Path) -> int:
+    """Keeps `folder` from being overwritten until the descriptor is closed or the process ends.
+
+    Several processes may hold it, and they need not be allowed to write there.
+    """
+    held = os.open(folder, os.O_RDONLY)
+    with suppress(OSError):
+        fcntl.flock(held, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    return held
 
 
 @contextmanager

@@ -39,9 +39,9 @@ from dflash_trt.decoding.scores import (
     sampling_input,
 )
 from dflash_trt.decoding.state import RequestState
-from dflash_trt.decoding.statistics import StatisticsRecorder, Stopwatch
+from dflash_trt.decoding.statistics import RunningTotals, StatisticsRecorder, Stopwatch
 from dflash_trt.sampling.acceptance import accept_block
-from dflash_trt.text.detokenise import TextStream
+from dflash_trt.text.detokenise import TextStream, special_ids
 
 
 class Generator:
@@ -56,6 +56,8 @@ class Generator:
         tokenizer: for text and stop strings; without it events have no text.
         eos_token_ids: the model's end-of-sequence ids.
         clock: seconds, monotonic.
+
+    `totals` has what all requests have done by now.
 
     Raises DflashError (usage): options outside the executor's limits.
     """
@@ -97,6 +99,7 @@ class Generator:
         self._live: dict[int, RequestState] = {}
         self._next_id = 0
         self._events: list[TokenEvent] = []
+        self.totals = RunningTotals()
 
     @property
     def step_seconds(self) -> float:
@@ -157,8 +160,14 @@ class Generator:
         block_size = request.block_size or self._options.block_size or self._limits.block_size
         room = self._limits.max_seq_len - len(request.prompt_ids)
         eos_token_ids = frozenset[int]() if request.ignore_eos else self._eos_token_ids
-        tokenizer = self._tokenizer
-        stream = None if tokenizer is None else TextStream(tokenizer, request.stop_strings)
+        stream = None
+        if (tokenizer := self._tokenizer) is not None:
+            shown = () if request.skip_special_tokens else special_ids(tokenizer)
+            keeps = request.include_stop_str_in_output
+            stream = TextStream(tokenizer, request.stop_strings, shown, keeps_stop=keeps)
+        masks = request.holds_ends or not request.rules.is_neutral
+        grammar = request.grammar
+        now = self._clock() if submitted_at is None else submitted_at
         state = RequestState(
             request_id=request_id,
             request=request,
@@ -166,11 +175,13 @@ class Generator:
             rows=block_size if drafts else 1,
             stop_ids=eos_token_ids.union(request.stop_token_ids),
             stream=stream,
-            recorder=StatisticsRecorder(self._clock() if submitted_at is None else submitted_at),
+            recorder=StatisticsRecorder(
+                now, self.totals, grammar_s=None if grammar is None else 0.0
+            ),
             flow=request_id if flow is None else flow,
-            follower=None if request.grammar is None else request.grammar.fork(),
+            follower=None if grammar is None else grammar.fork(),
             penalties=open_penalties(request),
-            mask=None if request.rules.is_neutral else request.rules.mask(self._limits.vocab_size),
+            mask=request.rules.mask(self._limits.vocab_size) if masks else None,
         )
         self._live[request_id] = state
         self._scheduler.add(state)
@@ -310,14 +321,14 @@ class Generator:
             state.score_prompt(known.logits)
             known = known.last_row()
         if not chooses:
-            state.prefilled += length
+            state.advance_prefill(length)
             if chunk.is_last:
                 self._start_decoding()
             return
         with blaming(state.request_id):
             token = make_chooser(state, known)(0)
             self._take(state, [token], known)
-        state.prefilled += length
+        state.advance_prefill(length)
         state.recorder.first_token_at = self._clock()
         self._emit(state, 1, 0)
         if state.finish_reason is None:

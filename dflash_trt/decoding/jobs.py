@@ -10,6 +10,7 @@ from enum import StrEnum
 from dflash_trt.backends.base import Executor
 from dflash_trt.decoding.generator import Generator
 from dflash_trt.decoding.request import Request, RequestFailedError, TokenEvent
+from dflash_trt.decoding.statistics import RunningTotals
 from dflash_trt.errors import DflashError
 
 
@@ -152,6 +153,7 @@ class JobRunner:
         try:
             self.generator.warm_up()
             self.generator.generate([Request(prompt_ids=(0, 0), max_tokens=2, ignore_eos=True)])
+            self.generator.totals = RunningTotals()  # nobody asked for these
         except BaseException:
             self.executor.close()
             raise

@@ -102,14 +102,18 @@ class RequestState:
     def begin_prefill(self, shared: int) -> None:
         """Starts with the first `shared` tokens in the cache, which other requests computed."""
         self.prefilled = shared
-        if self.recorder.cached_prompt_tokens is None:
-            self.recorder.cached_prompt_tokens = shared
+        self.recorder.record_shared(shared)
+
+    def advance_prefill(self, length: int) -> None:
+        """The next `length` tokens are in the cache."""
+        self.prefilled += length
+        self.recorder.record_prompt(min(self.prefilled, len(self.request.prompt_ids)))
 
     def preempt(self) -> None:
         """Forgets what is cached; the output stays, and is computed again without a choice."""
         self.prefilled = 0
         self.recomputed = max(len(self.token_ids) - 1, 0)
-        self.recorder.preemptions += 1
+        self.recorder.record_preemption()
 
     def append_tokens(self, token_ids: Iterable[int]) -> int:
         """Takes tokens up to the one that ends the output; returns how many it took."""
@@ -119,10 +123,13 @@ class RequestState:
             taken += 1
             if self.finish_reason is not None:
                 break
+        self.recorder.totals.output_tokens += taken
         return taken
 
     def to_event(self, taken: int, accepted_tokens: int, now: float) -> TokenEvent:
         """The event for the newest `taken` tokens; the last one, at `now`, if it has finished."""
+        if self.follower is not None:
+            self.recorder.record_grammar(self.follower.seconds)
         newest = slice(len(self.token_ids) - taken, None)
         is_first = 0 < taken == len(self.token_ids)
         pieces = self.pieces[newest] if self.stream is not None else []
@@ -179,7 +186,6 @@ class RequestState:
             statistics=self.recorder.freeze(
                 len(self.request.prompt_ids),
                 len(self.token_ids),
-                None if self.follower is None else self.follower.seconds,
             ),
             stop_reason=self._stop_reason(),
             logits=np.stack(self.logits) if self.logits else None,
@@ -203,7 +209,8 @@ class RequestState:
         if self.request.logprobs is not None and self.stream is not None:
             self.starts.append(self.stream.decoded)
         if token_id in self.stop_ids:
-            self.pieces.append("")
+            shows = self.stream is not None and self.request.include_stop_str_in_output
+            self.pieces.append(self.stream.push(token_id) if self.stream and shows else "")
             self.finish_reason = "stop"
             return
         if self.stream is not None:

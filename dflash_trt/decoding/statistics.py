@@ -213,10 +213,39 @@ class Stopwatch:
 
 
 @dataclass(slots=True)
+class RunningTotals:
+    """Counts what all requests of a generator have done by now; the names are a request's.
+
+    Prompt tokens are those whose rows are in the caches, once each; `position_accepts` are as
+    a request has them. One thread writes, others may read.
+    """
+
+    prompt_tokens: int = 0
+    cached_prompt_tokens: int = 0
+    preemptions: int = 0
+    output_tokens: int = 0
+    steps: int = 0
+    step_tokens: int = 0
+    drafted_tokens: int = 0
+    accepted_tokens: int = 0
+    constrained_steps: int = 0
+    constrained_step_tokens: int = 0
+    forced_tokens: int = 0
+    grammar_s: float = 0.0
+    position_accepts: list[int] = field(default_factory=list)
+
+
+@dataclass(slots=True)
 class StatisticsRecorder:
-    """Counts one request's steps as they happen; all times come from one monotonic clock."""
+    """Counts one request's steps as they happen, and adds them to `totals`.
+
+    All times come from one monotonic clock; `grammar_s` is None where it has no grammar.
+    """
 
     submitted_at: float
+    totals: RunningTotals = field(default_factory=RunningTotals)
+    prompt_tokens: int = 0
+    grammar_s: float | None = None
     forced_tokens: int = 0
     started_at: float | None = None
     first_token_at: float | None = None
@@ -229,6 +258,33 @@ class StatisticsRecorder:
     acceptance_histogram: list[int] = field(default_factory=list)
     position_trials: list[int] = field(default_factory=list)
     position_accepts: list[int] = field(default_factory=list)
+
+    def record_prompt(self, cached: int) -> None:
+        """Counts the prompt's tokens, of which so many are in the cache; again is not counted."""
+        self.totals.prompt_tokens += max(cached - self.prompt_tokens, 0)
+        self.prompt_tokens = max(cached, self.prompt_tokens)
+
+    def record_shared(self, cached: int) -> None:
+        """Counts the tokens that it begins with, and other requests had computed."""
+        if self.cached_prompt_tokens is None:
+            self.cached_prompt_tokens = cached
+            self.totals.cached_prompt_tokens += cached
+            self.record_prompt(cached)
+
+    def record_preemption(self) -> None:
+        """Counts the loss of its pages."""
+        self.preemptions += 1
+        self.totals.preemptions += 1
+
+    def record_forced(self, count: int) -> None:
+        """Counts drafts that a grammar put in."""
+        self.forced_tokens += count
+        self.totals.forced_tokens += count
+
+    def record_grammar(self, seconds: float) -> None:
+        """Counts processor time in the grammar: all of the request's until now."""
+        self.totals.grammar_s += seconds - (self.grammar_s or 0.0)
+        self.grammar_s = seconds
 
     def record_step(self, rows: int, verified: int, emitted: int) -> tuple[int, int]:
         """Counts one decode step; returns how many drafts were reached, and how many emitted.
@@ -252,13 +308,25 @@ class StatisticsRecorder:
             self.position_trials[position] += 1
         for position in range(accepted):
             self.position_accepts[position] += 1
+        self._add_step(rows - 1, accepted, emitted)
         return trials, accepted
 
-    def freeze(
-        self, prompt_tokens: int, output_tokens: int, grammar_s: float | None = None
-    ) -> RequestStatistics:
-        """The statistics; `grammar_s` where the request had a grammar."""
-        constrained = grammar_s is not None
+    def _add_step(self, drafted: int, accepted: int, emitted: int) -> None:
+        totals = self.totals
+        totals.steps += 1
+        totals.step_tokens += emitted
+        totals.drafted_tokens += drafted
+        totals.accepted_tokens += accepted
+        totals.position_accepts += [0] * (drafted - len(totals.position_accepts))
+        for position in range(accepted):
+            totals.position_accepts[position] += 1
+        if self.grammar_s is not None:
+            totals.constrained_steps += 1
+            totals.constrained_step_tokens += emitted
+
+    def freeze(self, prompt_tokens: int, output_tokens: int) -> RequestStatistics:
+        """The statistics."""
+        constrained = self.grammar_s is not None
         step_tokens = sum(at * count for at, count in enumerate(self.acceptance_histogram, start=1))
 
         def since_submission(moment: float | None) -> float | None:
@@ -272,7 +340,7 @@ class StatisticsRecorder:
             constrained_steps=self.steps if constrained else 0,
             constrained_step_tokens=step_tokens if constrained else 0,
             forced_tokens=self.forced_tokens if constrained else None,
-            grammar_s=grammar_s,
+            grammar_s=self.grammar_s,
             steps=self.steps,
             drafted_tokens=self.drafted_tokens,
             accepted_tokens=self.accepted_tokens,

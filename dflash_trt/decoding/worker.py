@@ -10,6 +10,7 @@ from enum import Enum
 
 from dflash_trt.decoding.jobs import Failure, Job, JobRunner, Load, Outcome
 from dflash_trt.decoding.request import Request
+from dflash_trt.decoding.statistics import RunningTotals
 from dflash_trt.errors import DflashError, one_line
 
 _log = logging.getLogger(__name__)
@@ -57,6 +58,7 @@ class GeneratorWorker:
         self._runner: JobRunner | None = None
         self._thread = threading.Thread(target=self._run, name="generator", daemon=True)
         self.load = Load()
+        self.totals = RunningTotals()  # of the generator that is open, and no other's
 
     def start(self) -> None:
         """Opens the generator, warms it up unless it runs already, then takes jobs.
@@ -177,4 +179,5 @@ class GeneratorWorker:
         runner = self._open_runner()
         if not runner.live:
             runner.warm_up()
+        self.totals = runner.generator.totals
         return runner

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 
 from dflash_trt.core.machine import installed_version
-from dflash_trt.errors import DflashError, one_line
+from dflash_trt.errors import DflashError, install_extra, one_line
 from dflash_trt.hardware.chosen_gpu import Card, find_card
 from dflash_trt.hardware.device import driver_cuda, has_driver
 from dflash_trt.models.build_config import data_folder
@@ -142,7 +142,7 @@ def _serve() -> str:
     server = find_tritonserver()
     missing = [name for name in SERVE_MODULES if find_spec(name) is None]
     if missing:
-        raise DflashError(f"{', '.join(missing)} missing", fix="pip install 'dflash-trt[serve]'")
+        raise DflashError(f"{', '.join(missing)} missing", fix=install_extra("serve"))
     source = (
         "tritonserver" if server.wheel is None else f"nvidia-pytriton {_version('nvidia-pytriton')}"
     )
@@ -165,7 +165,7 @@ def _gguf() -> str:
 def _train() -> str:
     missing = [package for module, package in TRAIN_MODULES.items() if find_spec(module) is None]
     if missing:
-        raise DflashError(f"{', '.join(missing)} missing", fix="pip install 'dflash-trt[train]'")
+        raise DflashError(f"{', '.join(missing)} missing", fix=install_extra("train"))
     return ", ".join(f"{package} {_version(package)}" for package in TRAIN_MODULES.values())
 
 
@@ -177,7 +177,7 @@ def _tensorrt_llm() -> str:
         found = "is not installed" if version is None else f"{version} is installed"
         raise DflashError(
             f"tensorrt_llm {found}; deployments are written without it, for {', '.join(VERSIONS)}",
-            fix="serve from NVIDIA's container; 'dflash-trt[trtllm]' brings what measures them",
+            fix="serve from NVIDIA's container; the extra trtllm brings what measures them",
         )
     return f"tensorrt_llm {version}; deployments have not been run by this project"
 

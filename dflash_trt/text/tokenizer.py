@@ -44,6 +44,7 @@ class BundleTokenizer:
 
     Attributes:
         core: the tokenizer itself, for the runtime's detokenisation.
+        config: tokenizer_config.json, with what older files had beside it.
         chat_template: Jinja source, None for a base model.
         tool_template: Jinja source of conversations with tools, where they have their own.
     """
@@ -51,11 +52,11 @@ class BundleTokenizer:
     def __init__(self, folder: Path) -> None:
         path = folder / "tokenizer.json"
         config_path = folder / CONFIG_NAME
-        self._config = _read_config(folder)
+        self.config = _read_config(folder)
         data = read_bytes(path, FileKind.TOKENIZER)
         is_known = check_tokenizer(data, path)
         self.core = load_tokenizer(data, path)
-        stated = _stated_tokens(self.core, self._config, config_path)
+        stated = _stated_tokens(self.core, self.config, config_path)
         if stated:
             root = json.loads(data)
             own = {one["content"]: one for one in root.get("added_tokens") or ()}
@@ -65,7 +66,7 @@ class BundleTokenizer:
             self.core = load_tokenizer(data, path)
             _check_ids(self.core, stated, config_path)
         self._encoder = self.core if is_known else BoundedEncoder(data)
-        templates = _read_templates(folder, self._config)
+        templates = _read_templates(folder, self.config)
         self.chat_template, self.tool_template = map(templates.get, (_DEFAULT, _TOOL_USE))
 
     def encode(self, text: str, *, special: bool = True) -> list[int]:
@@ -126,7 +127,7 @@ class BundleTokenizer:
     @property
     def special_texts(self) -> dict[str, str]:
         """The special tokens that the config names, by its keys; empty texts for others."""
-        return {key: _token_text(self._config.get(key)) for key in SPECIAL_TOKENS}
+        return {key: _token_text(self.config.get(key)) for key in SPECIAL_TOKENS}
 
 
 def _read_config(folder: Path) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Self
 
 import numpy as np
@@ -19,6 +19,7 @@ from dflash_trt.pair import LoadedPair
 from dflash_trt.sampling.params import SamplingParams
 from dflash_trt.training.endpoint import AnswerOptions, AnswerServer
 from dflash_trt.training.features import TokenRow
+from dflash_trt.training.hours_plan import check_hours
 from dflash_trt.training.observer import TrainingWatch
 from dflash_trt.training.preparation import Preparation
 from dflash_trt.training.rows import RenderedRow, RenderedRows
@@ -32,16 +33,21 @@ DOUBTED_AGREEMENT = 0.9
 """Below, answers are called a stranger's; sampled ones are compared with half of it."""
 LEAST_MEASURED = 8
 """Held-out answers without a loop: with fewer, those with one are measured as well."""
+JUDGED_S = 40.0
+"""After so long the hours are judged by the answers that have begun…"""
+LIKELY_SHARE = 0.5
+"""…which are taken to fill so much of their room."""
 _ROUND = 4
 """Requests a slot that are submitted together: enough that slots stay full while some end."""
 
 
 @dataclass(frozen=True, slots=True)
 class LocalAnswerer:
-    """The bundle in this process."""
+    """The bundle in this process; `on_step` hears of all tokens so far, and answers that ended."""
 
     pair: LoadedPair
     options: AnswerOptions
+    on_step: Callable[[int, int], None] = lambda tokens, ended: None
 
     @property
     def round_rows(self) -> int:
@@ -62,13 +68,16 @@ class LocalAnswerer:
             )
             for row in rows
         ]
-        looked_at = [0] * len(rows)
+        looked_at, counts = [0] * len(rows), [0, 0]
         said: list[list[int]] = [[] for _ in rows]
 
         def hear(index: int, event: TokenEvent) -> bool:
             """Keeps an answer; ends one that repeats itself, as no more is learned from it."""
             ids = said[index]
             ids += event.token_ids
+            counts[0] += len(event.token_ids)
+            counts[1] += event.result is not None
+            self.on_step(*counts)
             if event.result is not None:
                 on_answer(index, event.result.token_ids)
                 return False
@@ -196,16 +205,30 @@ class AnswerStage:
         """Answers the first prompts that have no answer; returns the seconds that one takes.
 
         Raises:
-            DflashError: what answers is not the target.
+            DflashError: what answers is not the target, or the hours will not do.
         """
         batch = self._pair.bundle.manifest.limits.max_batch
         count = max(batch, self._preparation.settings.rows)
         missing = [row for row in self._rows if row not in self.store][:count]
         if not missing:
             return 0.0
-        self._open()
-        started = time.perf_counter()
+        answerer, started = self._open(), time.perf_counter()
+        rooms = [self._preparation.answers.room(row) for row in missing]
+
+        def judge(tokens: int, ended: int) -> None:
+            """Gives up early: whoever gave too few hours need not wait for all answers."""
+            seconds, count = time.perf_counter() - started, len(missing)
+            if seconds < JUDGED_S:
+                return
+            row_s = seconds / count  # at least
+            if tokens and ended < count / 4:  # those that end first are the short ones
+                row_s = max(row_s, LIKELY_SHARE * sum(rooms) / count * seconds / tokens)
+            check_hours(self._request, row_s)
+
+        if isinstance(answerer, LocalAnswerer):
+            self._answerer = replace(answerer, on_step=judge)
         self.answer(missing, lambda: True)
+        self._answerer = answerer
         return (time.perf_counter() - started) / len(missing)
 
     def answer(self, rows: Sequence[RenderedRow], has_time: Callable[[], bool]) -> int:

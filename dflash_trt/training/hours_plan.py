@@ -63,6 +63,22 @@ class Plan:
         return {**asdict(self), "epochs": self.epochs}
 
 
+def check_hours(request: TrainRequest, row_s: float = 0.0, step_s: float = 0.0) -> None:
+    """Raises DflashError where the hours pay for nothing; says how many would do.
+
+    `row_s` and `step_s` are seconds of a prompt and of a step, as far as they are known.
+    """
+    least_rows = (LEAST_ROWS + LEAST_HELD_OUT) * row_s / ANSWER_SHARE
+    needed, hours = max(least_rows, LEAST_STEPS * step_s / TRAINING_SHARE) / 3600, request.hours
+    if request.rows is None and request.steps is None and needed > hours:
+        raise DflashError(
+            f"{hours:g} h are too few on this machine: {LEAST_ROWS} prompts and {LEAST_STEPS} "
+            f"steps would take {needed:.2g} h",
+            where="--hours",
+            fix="give more, or --set answer-tokens lower, or rows and steps yourself",
+        )
+
+
 def make_plan(
     request: TrainRequest, rates: Rates | None, available: int, held_out: int, batch_rows: int
 ) -> Plan:
@@ -77,16 +93,8 @@ def make_plan(
     """
     hours, rows, steps = request.hours, request.rows, request.steps
     budget = hours * 3600
-    if rates is not None and rows is None and steps is None:
-        least_rows = (LEAST_ROWS + LEAST_HELD_OUT) * rates.row_s / ANSWER_SHARE
-        needed = max(least_rows, LEAST_STEPS * rates.step_s / TRAINING_SHARE) / 3600
-        if needed > hours:
-            raise DflashError(
-                f"{hours:g} h are too few on this machine: {LEAST_ROWS} prompts and {LEAST_STEPS} "
-                f"steps would take {needed:.2g} h",
-                where="--hours",
-                fix="give more, or --set answer-tokens lower, or rows and steps yourself",
-            )
+    if rates is not None:
+        check_hours(request, rates.row_s, rates.step_s)
     answered = rows or available
     if rows is None and rates is not None:
         answered = min(int(ANSWER_SHARE * budget / rates.row_s), available + held_out)

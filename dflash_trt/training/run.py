@@ -32,7 +32,7 @@ from dflash_trt.training.features import (
     uses_teacher,
 )
 from dflash_trt.training.finish import TrainedPair, finish
-from dflash_trt.training.hours_plan import ANSWER_SHARE, Plan, Rates, make_plan
+from dflash_trt.training.hours_plan import ANSWER_SHARE, Plan, Rates, check_hours, make_plan
 from dflash_trt.training.observer import TrainedDraft, TrainingWatch
 from dflash_trt.training.pair_bundle import PairBuilder
 from dflash_trt.training.preparation import Preparation, check_outputs, prepare
@@ -156,7 +156,10 @@ class _Run:
                 store = capture(some, self._shape.feature_width, compute, Path(name))
                 features_s = (time.perf_counter() - started) / len(some)
             trainer = self._trainer(store, _WARM_STEPS + _TIMED_STEPS)
-            trainer.train(_WARM_STEPS)
+            for step in range(1, _WARM_STEPS + 1):
+                started = time.perf_counter()
+                trainer.train(step)
+            check_hours(self._request, features_s, time.perf_counter() - started)
             started = time.perf_counter()
             trainer.train(_WARM_STEPS + _TIMED_STEPS)
         return Rates(

@@ -8,7 +8,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from dflash_trt.errors import DflashError
+from dflash_trt.errors import DflashError, install_extra
 
 
 def training_module(name: str) -> Any:
@@ -18,7 +18,7 @@ def training_module(name: str) -> Any:
     except ImportError as error:
         raise DflashError(
             f"training needs {name}, which cannot be imported ({error})",
-            fix="pip install 'dflash-trt[train]'",
+            fix=install_extra("train"),
         ) from error
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from importlib.util import find_spec
 
-from dflash_trt.errors import DflashError
+from dflash_trt.errors import DflashError, install_extra
 
 
 def require(purpose: str, *modules: str) -> None:
@@ -13,5 +13,5 @@ def require(purpose: str, *modules: str) -> None:
         if find_spec(module) is None:
             raise DflashError(
                 f"{purpose} needs {module}, which is not installed",
-                fix="pip install 'dflash-trt[perf]'",
+                fix=install_extra("perf"),
             )

@@ -25,10 +25,10 @@ from dflash_plugins.operation import Case, KernelSpec
 from dflash_plugins.ptx import drop_scratch_pointers, name_entry, ptx_version
 from dflash_plugins.table import load_kernel, main_cases
 from dflash_trt.core.user_cache import read_cache, write_cache
-from dflash_trt.errors import DflashError, one_line
+from dflash_trt.errors import DflashError, install_extra, one_line
 from dflash_trt.hardware.kernels import kernel_arches
 
-INSTALL = "pip install 'dflash-trt[plugins]'"
+INSTALL = install_extra("plugins")
 WARP = 32
 
 

@@ -35,11 +35,11 @@ def test_missing_library(
     run: Run, build: Build, small: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "tensorrt_rtx", None)
-    pieces = ("TensorRT-RTX is not installed", "pip install 'dflash-trt[rtx]'")
+    pieces = ("TensorRT-RTX is not installed", "pip install -e '.[rtx]'")
     assert "head size" not in build(small, *RTX).fails(1, *pieces)
     said = {one["capability"]: one for one in run("doctor", "--json").json}
     finding = said["build TensorRT-RTX engines"]
-    assert finding["ready"] is False and "dflash-trt[rtx]" in finding["detail"]
+    assert finding["ready"] is False and "'.[rtx]'" in finding["detail"]
 
 
 def _refuse(monkeypatch: pytest.MonkeyPatch) -> None:

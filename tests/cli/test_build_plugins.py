@@ -139,7 +139,7 @@ def test_what_plugins_need_is_asked_for_before_anything_is_written(
         build(engine_config, *PLUGINS).fails(2, *pieces)
     with monkeypatch.context() as patch:
         patch.setitem(sys.modules, "triton", None)
-        pieces = ("Triton language is not installed", "dflash-trt[plugins]")
+        pieces = ("Triton language is not installed", "'.[plugins]'")
         build(engine_config, *PLUGINS).fails(1, *pieces)
     with monkeypatch.context() as patch:
         patch.setitem(sys.modules, "tensorrt.plugin", None)

@@ -188,19 +188,19 @@ def _without_kernel(patch: Patch, tmp_path: Path) -> None:
             lambda patch, _: patch.setitem(sys.modules, "triton", None),
             0,
             "compile kernels",
-            ["Triton language is not installed", "pip install 'dflash-trt[plugins]'"],
+            ["Triton language is not installed", "pip install -e '.[plugins]'"],
         ),
         (
             lambda patch, _: patch.setitem(sys.modules, "tensorrt", None),
             0,
             "build TensorRT engines",
-            ["NVIDIA's package index", "'dflash-trt[tensorrt]' brings cuda-python alone"],
+            ["NVIDIA's package index", "the extra tensorrt brings cuda-python alone"],
         ),
         (
             lambda patch, _: patch.setattr(doctor, "installed_version", lambda name: None),
             0,
             "run TensorRT-LLM deployments",
-            ["NVIDIA's container", "'dflash-trt[trtllm]' brings what measures them"],
+            ["NVIDIA's container", "the extra trtllm brings what measures them"],
         ),
         (
             lambda patch, _: patch.setattr("onnx.defs.onnx_opset_version", lambda: 22),
@@ -245,8 +245,14 @@ def test_extras_that_are_named_exist() -> None:
     named = {
         name
         for path in texts
-        for name in re.findall(r"dflash-trt\[(\w+)\]", path.read_text(encoding="utf-8"))
+        for pair in re.findall(
+            r"(?:dflash-trt|'\.)\[(\w+)\]|install_extra\(['\"](\w+)",
+            path.read_text(encoding="utf-8"),
+        )
+        for name in filter(None, pair)
     }
     assert {"tensorrt", "trtllm"} <= named <= extras.keys()
+    # The name is not this project's on the package index.
+    assert not any("pip install 'dflash" in path.read_text(encoding="utf-8") for path in texts)
     assert [one.partition(">")[0] for one in extras["tensorrt"]] == ["cuda-python"]
     assert extras["trtllm"] == ["dflash-trt[perf]"]

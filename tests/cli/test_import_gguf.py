@@ -59,4 +59,4 @@ def test_without_the_package(
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "gguf", None)
     shown = run("import-gguf", model, "-o", tmp_path / "out").fails(1, "needs the package gguf")
-    assert shown.endswith("pip install 'dflash-trt[gguf]'")
+    assert shown.endswith("pip install -e '.[gguf]' in a checkout of dflash-trt")

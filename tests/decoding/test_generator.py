@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from typing import Any
 from unittest.mock import patch
 
 import numpy as np
@@ -126,6 +127,9 @@ def test_cancellation_while_queued_prefilling_and_decoding() -> None:
         ({"prompt_ids": (-1,)}, "prompt: token id -1 is outside"),
         ({"stop_token_ids": (99,)}, "stop_token_ids: token id 99 is outside"),
         ({"max_tokens": 0}, "max_tokens: 0 is not an integer of at least 1"),
+        ({"min_tokens": -1}, "min_tokens: -1 is not an integer of at least 0"),
+        ({"min_tokens": 3, "max_tokens": 2}, "min_tokens: 3 is more than max_tokens, 2"),
+        ({"min_tokens": 3, "stop_strings": ("a",)}, "min_tokens: does not go with stop strings"),
         ({"block_size": 9}, "block_size: 9 is not between 2 and 8"),
         ({"block_size": 1}, "block_size: 1 is not an integer of at least 2"),
         ({"block_size": float("nan")}, "block_size: nan is not an integer"),
@@ -156,8 +160,16 @@ prompts = st.lists(token_ids, min_size=1, max_size=MAX_SEQ_LEN - 1) | st.builds(
     st.sampled_from([0, 3, 4, 5, 8, 12, 16, 17, 31]),
     st.lists(token_ids, min_size=1, max_size=5),
 )
+
+
+def make_request(least: int, max_tokens: int | None, **fields: Any) -> Request:
+    least = min(least, max_tokens or least)
+    return Request(min_tokens=least, max_tokens=max_tokens, **fields)
+
+
 requests = st.builds(
-    Request,
+    make_request,
+    least=st.sampled_from([0, 0, 1, 9]),
     prompt_ids=prompts,
     max_tokens=st.none() | st.integers(1, 30),
     sampling=st.builds(

@@ -193,7 +193,7 @@ def test_names_follow_the_conventions() -> None:
     for name, kind in ALL.items():
         assert re.fullmatch(r"dflash(_[a-z]+)+", name)
         assert (kind == "counter") == name.endswith("_total"), name
-        assert kind != "histogram" or name.endswith("_seconds"), name
+        assert kind != "histogram" or name.endswith(("_seconds", "_tokens")), name
         assert not re.search(r"_(ms|millis\w*|us|minutes|kb|mb|percent)\b", name), name
 
 

@@ -180,6 +180,22 @@ def test_failed_requests_are_counted_and_shown(sweep: Sweep, tmp_path: Path) -> 
     assert (point["requests"], point["failed"]) == (9, 3)
 
 
+def test_a_chat_model_is_asked_chats(sweep: Sweep, stub: Stub, tmp_path: Path) -> None:
+    """As its template writes them; answers that end at once are told, and no result."""
+    assert sweep("--model", "chatting").code == 0
+    assert {one.output_tokens for one in _records(tmp_path / "results")} == {OSL}
+    (tmp_path / "raw.yaml").write_text(
+        f"repeats: 1\nrequest_count: 3\nconfigurations:\n- {{name: raw, model: chatting, "
+        f"url: '{stub.grpc}', parameters: {{apply_chat_template: false}}}}\n"
+    )
+    prompts = data_folder("demo_pair") / "prompts.jsonl"
+    outcome = sweep_yaml(
+        ["--config", tmp_path / "raw.yaml", "--prompts", prompts], tmp_path / "raw"
+    )
+    outcome.fails(1, "every answer of a load was empty or ended after one token")
+    assert "concurrency 1: 3 of 3 answers were empty or ended after one token" in outcome.err
+
+
 def test_an_interrupted_sweep_goes_on(sweep: Sweep, tmp_path: Path) -> None:
     options = ["--concurrency", "1,2", "--model", "mortal"]
     with run_stub(tmp_path / "truth.jsonl") as dying:
@@ -302,7 +318,7 @@ def test_a_missing_extra_is_one_line(
 ) -> None:
     found = extra.find_spec
     monkeypatch.setattr(extra, "find_spec", lambda name: None if name == module else found(name))
-    sweep(*arguments).fails(1, f"needs {module}", "pip install 'dflash-trt[perf]'")
+    sweep(*arguments).fails(1, f"needs {module}", "pip install -e '.[perf]'")
 
 
 def test_an_interruption_keeps_what_is_finished(stub: Stub, prompts: Path, tmp_path: Path) -> None:

@@ -18,21 +18,26 @@ from dflash_trt.serving.server.launcher import ServerAddresses
 from dflash_trt.serving.server.metrics import KINDS
 from dflash_trt.text.grammar import Grammar
 from dflash_trt.version import __version__
-from tests.serving.conftest import Generate, counting, wait_idle
+from tests.serving.conftest import Generate, count_ended, counting, wait_idle
 from tests.serving.fronts import openai_client
 from tests.serving.served import (
     CLASSIC,
+    ENDLESS,
     GREEDY,
     LLM,
     PROMPTS,
     QUEUE,
     SAMPLINGS,
     Served,
+    StreamClient,
     ask_grpc,
     fetch,
+    long_fields,
     make_fields,
     post,
+    read_metrics,
 )
+from tests.waiting import wait_until
 
 GBNF = 'root ::= "n" two\ntwo ::= [0-9] [0-9]'
 GREEDY_CHOICES: dict[str, Any] = {"top_k": 1, "top_p": 0.0, "temperature": 1.0}
@@ -169,6 +174,13 @@ def test_metrics_count(addresses: ServerAddresses, generate: Generate) -> None:
         "dflash_queue_seconds_count": 1,
         "dflash_time_to_first_token_seconds_count": 1,
         "dflash_time_per_output_token_seconds_count": 1,
+        "dflash_request_seconds_count": 1,
+        "dflash_request_prompt_tokens_sum": statistics.prompt_tokens,
+        "dflash_request_output_tokens_sum": 48,
+        **{
+            f'dflash_accepted_draft_tokens_by_position_total{{position="{place}"}}': accepted
+            for place, accepted in enumerate(statistics.position_accepts, start=1)
+        },
     }
     assert {name: grown[name] for name in expected} == expected
     figures = wait_idle(addresses)
@@ -179,7 +191,27 @@ def test_metrics_count(addresses: ServerAddresses, generate: Generate) -> None:
     said = {line for line in text.splitlines() if line.startswith("# TYPE dflash_")}
     assert said == {f"# TYPE {name} {kind}" for name, kind in KINDS.items()}
     assert text.count("# HELP dflash_") == len(KINDS)
-    assert f'dflash_build_info{{version="{__version__}"}} 1\n' in text
+    assert f'dflash_build_info{{model="demo",version="{__version__}"}} 1\n' in text
+
+
+def test_counters_move_while_a_request_runs(addresses: ServerAddresses) -> None:
+    """And what it has done counts, though it has no result."""
+    moving = ("output_tokens", "verify_steps", "accepted_draft_tokens")
+
+    def read() -> list[float]:
+        figures = read_metrics(addresses.metrics)
+        assert count_ended(figures) == count_ended(before)
+        return [figures[f"dflash_{one}_total"] - before[f"dflash_{one}_total"] for one in moving]
+
+    before = wait_idle(addresses)
+    with counting(addresses, 1) as grown, StreamClient(addresses.grpc) as client:
+        client.send(LLM, long_fields(LLM, PROMPTS[0]), parameters=ENDLESS)
+        next(client.receive())
+        wait_until(lambda: all(one > 0 for one in read()), "counters that move")
+        told = read()
+        wait_until(lambda: all(now > one for now, one in zip(read(), told, strict=True)))
+        client.close(cancel=True)
+    assert grown["dflash_output_tokens_total"] > told[0]
 
 
 @pytest.fixture
@@ -264,6 +296,15 @@ def test_response_format(client: openai.OpenAI, served: Served, addresses: Serve
     assert re.fullmatch("n[0-9]{2}", answer.texts[-1])
     refused = {**fields, **rules, "guided_decoding_guide_type": "structural_tag"}
     assert "is none of json" in ask_grpc(addresses.grpc, CLASSIC, refused).failure
+
+
+def test_a_message_in_the_template(addresses: ServerAddresses, generate: Generate) -> None:
+    """Where a client of gRPC asks for it."""
+    expected = generate([{"role": "user", "content": PROMPTS[0]}], max_tokens=24)
+    fields = make_fields(LLM, PROMPTS[0], max_tokens=24)
+    answer = ask_grpc(addresses.grpc, LLM, fields, parameters={"apply_chat_template": True})
+    assert answer.texts == [expected.text]
+    assert answer.last["num_input_tokens"] == expected.statistics.prompt_tokens
 
 
 @pytest.mark.parametrize("model", [LLM, CLASSIC])

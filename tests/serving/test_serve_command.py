@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import resource
+import shutil
 import signal
 import socket
 import subprocess
@@ -22,6 +23,7 @@ import pytest
 from dflash_trt.models.build_config import data_folder
 from dflash_trt.serving.openai.server import OpenAiServer
 from dflash_trt.serving.server.launcher import ServerOptions, bind_port
+from dflash_trt.serving.server.repository import BUNDLE_FOLDER
 from dflash_trt.serving.server.supervisor import Service, Supervisor
 from dflash_trt.text.tokenizer import BundleTokenizer
 from tests.cli.bigram import write_bigram_pair
@@ -153,6 +155,41 @@ def test_a_server_that_fails_again_and_again(start: Serve) -> None:
     assert failed == f"{why}; starting again in 0 s (1 of 1)"
     assert again.startswith("ready again after ")
     assert f"failed 2 times in 10 minutes, the last time: {why}" in given_up
+
+
+def test_every_line_is_json(start: Serve) -> None:
+    """The server's own, where its log goes there too, and the error that ends it all."""
+    process = start(
+        "dies", "--max-restarts", 0, "--log-format", "json", "--log-file", "/dev/stderr"
+    )
+    err = process.communicate(timeout=PATIENCE_S)[1]
+    messages = [json.loads(line)["message"] for line in err.splitlines()]
+    assert process.returncode == 3 and messages[0].startswith("starting ")
+    assert messages[-1].startswith("error: ") and "ended by itself" in messages[-1]
+    assert any("the last words" in one for one in messages[1:-1])
+
+
+def test_another_bundle_in_its_place_is_not_served(
+    fake: Fake, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Under the name of the first; and `package` does not put one there."""
+    fake("dies")
+    pair, first, second = write_bigram_pair(tmp_path / "pair"), tmp_path / "one", tmp_path / "two"
+    run.well("build", "--target", pair, "-o", tmp_path / "bundle")
+    run.well("package", tmp_path / "bundle", "-o", first)
+    shutil.copytree(first, second)
+    for file in (second / BUNDLE_FOLDER / "weights").rglob("*.safetensors"):
+        os.utime(file, (0, 0))  # trained again: its header is the same
+    with starting(first, *SERVER_PORTS) as process:
+        wait_ready(process, 3)
+        refused = run("package", tmp_path / "bundle", "-o", first, "--overwrite")
+        refused.fails(2, f"{first}: is being served; choose another -o, or end the server first")
+        first.rename(tmp_path / "former")
+        second.rename(first)
+        err = process.communicate(timeout=PATIENCE_S)[1]
+    assert process.returncode == 1 and "starting again" in err
+    assert f"{first} holds another bundle than the one that was served" in err.splitlines()[-1]
+    run.well("package", tmp_path / "bundle", "-o", first, "--overwrite")
 
 
 def test_ports(run: Run, repository: Path) -> None:

@@ -58,7 +58,7 @@ def find_server(serve_pid: int) -> int:
 
 def _count_failures(address: str) -> int:
     figures = fetch(address, "/metrics", b"", "GET")[1].decode()
-    return int(figures.partition("\ndflash_server_failures_total ")[2].split()[0])
+    return int(figures.partition('\ndflash_server_failures_total{model="demo"} ')[2].split()[0])
 
 
 def test_a_lost_model_is_told_and_replaced(served: Served, generate: Generate) -> None:
@@ -94,7 +94,8 @@ def test_a_lost_model_is_told_and_replaced(served: Served, generate: Generate) -
     assert text == generate(PROMPTS[0], max_tokens=32, ignore_eos=True).text
     assert find_server(served.pid) != server
     figures = fetch(address, "/metrics", b"", "GET")[1]
-    assert b"\ndflash_ready 1\n" in figures and b"\ndflash_slots 8\n" in figures
+    assert b'\ndflash_ready{model="demo"} 1\n' in figures
+    assert b'\ndflash_slots{model="demo"} 8\n' in figures
     assert _count_failures(address) == failures + 1
 
 

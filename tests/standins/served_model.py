@@ -48,6 +48,7 @@ class Behaviour:
     hangs: bool = False
     eos_at: int = 0  # the output ends there, unless the request's parameter says ignore_eos
     heeds: bool = True  # …and whether it heeds that
+    is_chat: bool = False  # it has a chat template, without which the output ends after a token
 
 
 MODELS = {
@@ -66,6 +67,7 @@ MODELS = {
     "mortal": Behaviour(dies_at=12),
     "stopping": Behaviour(eos_at=9, heeds=False),
     "parameters": Behaviour(eos_at=9),
+    "chatting": Behaviour(is_chat=True),
     "hanging": Behaviour(hangs=True),
 }
 _INPUTS = {
@@ -153,6 +155,8 @@ class Model(service_pb2_grpc.GRPCInferenceServiceServicer):
         config = model_config_pb2.ModelConfig(name=request.name)
         if behaviour.streaming_text is not None:
             config.parameters["streaming_text"].string_value = behaviour.streaming_text
+        if behaviour.is_chat:
+            config.parameters["chat_template"].string_value = "true"
         return service_pb2.ModelConfigResponse(config=config)
 
     async def ModelStreamInfer(self, requests: Any, context: Any) -> AsyncIterator[Any]:  # noqa: N802
@@ -176,6 +180,8 @@ class Model(service_pb2_grpc.GRPCInferenceServiceServicer):
             ignores = request.parameters["ignore_eos"].bool_param and behaviour.heeds
             if behaviour.eos_at and not ignores:
                 wanted = min(wanted, behaviour.eos_at)
+            if behaviour.is_chat and not request.parameters["apply_chat_template"].bool_param:
+                wanted = 1
             answer = Answer.plan(behaviour, inputs["seed"], wanted, came_at)
             sent: list[float] = []
             async for before, count, final in answer.play():
@@ -226,7 +232,7 @@ def _to_response(request: Any, answer: Answer, start: int, count: int, final: bo
             "total_accepted_draft_tokens": [accepted],
             "acceptance_histogram": answer.histogram,
         }
-    reason = "length" if final else ""
+    reason = ("stop" if behaviour.is_chat and count == 1 else "length") if final else ""
     texts = {"text_output": _make_text(start, count), "finish_reason": reason}
     response = service_pb2.ModelInferResponse(model_name=request.model_name)
     for name, text in texts.items():

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import shutil
 import sys
 from pathlib import Path
 from unittest import mock
+from unittest.mock import Mock
 
 import pytest
 
@@ -121,6 +123,18 @@ def test_a_tokenizer_without_a_token_to_spare(tmp_path: Path, prompts: Path) -> 
     refused(tmp_path, words, 2, "--set mask-token-id", "no reserved or unused token")
 
 
+@pytest.mark.parametrize(("told", "seconds"), [("0.2 h", 50.0), ("5 h", 500.0)])
+def test_too_few_hours_are_told_before_the_answers_end(
+    tmp_path: Path, prompts: Path, told: str, seconds: float
+) -> None:
+    """On a machine whose clock moves so much between two looks."""
+    clock = itertools.count(0.0, seconds)
+    with mock.patch("dflash_trt.training.answers.time", Mock(perf_counter=lambda: next(clock))):
+        words = command(prompts, tmp_path / "draft", "--hours", told.split()[0], steps=None)
+        run(*words).fails(1, f"--hours: {told} are too few on this machine: 8 prompts and 20 steps")
+    assert next(clock) <= 10 * seconds
+
+
 def test_a_disk_that_is_too_small(tmp_path: Path, prompts: Path) -> None:
     usage = shutil._ntuple_diskusage(1 << 20, 1 << 20, 4096)  # type: ignore[attr-defined]
     with mock.patch("dflash_trt.training.features.shutil.disk_usage", return_value=usage):
@@ -156,4 +170,4 @@ def test_without_pytorch_one_line_says_what_to_install(
 ) -> None:
     monkeypatch.setitem(sys.modules, "torch", None)
     options = ("--target", "x", "--prompts", "y.jsonl", "--hours", "1", "-o", tmp_path / "draft")
-    run("train-draft", *options).fails(1, "training needs torch", "dflash-trt[train]")
+    run("train-draft", *options).fails(1, "training needs torch", "pip install -e '.[train]'")

@@ -10,7 +10,7 @@ import importlib
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from dflash_trt.errors import DflashError, closest, one_line
+from dflash_trt.errors import DflashError, closest, install_extra, one_line
 from dflash_trt.hardware.gpus import Arch, arches
 
 EngineExecutor = Literal["tensorrt-rtx", "tensorrt"]
@@ -38,15 +38,13 @@ class Library:
         return self.executor == "tensorrt-rtx"
 
 
-TENSORRT_RTX = Library(
-    "tensorrt-rtx", "TensorRT-RTX", "tensorrt_rtx", "pip install 'dflash-trt[rtx]'", (1, 7)
-)
+TENSORRT_RTX = Library("tensorrt-rtx", "TensorRT-RTX", "tensorrt_rtx", install_extra("rtx"), (1, 7))
 TENSORRT = Library(
     "tensorrt",
     "TensorRT",
     "tensorrt",
     "install the tensorrt wheel of NVIDIA's package index (the one on PyPI is a placeholder); "
-    "'dflash-trt[tensorrt]' brings cuda-python alone, which engines run with",
+    "the extra tensorrt brings cuda-python alone, which engines run with",
     (11, 1),
 )
 LIBRARIES: dict[str, Library] = {library.executor: library for library in (TENSORRT_RTX, TENSORRT)}

@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from dflash_trt.core.files import open_file
 from dflash_trt.core.strict_json import quoted
-from dflash_trt.errors import DflashError, one_line
+from dflash_trt.errors import DflashError, install_extra, one_line
 from dflash_trt.quantization.codecs import Float32
 
 MAX_HEADER_BYTES = 32 << 20
@@ -129,7 +129,7 @@ def gguf_package() -> Any:
         return import_module("gguf")
     except ImportError as error:
         what = f"reading GGUF needs the package gguf, which cannot be imported ({error})"
-        raise DflashError(what, fix="pip install 'dflash-trt[gguf]'") from error
+        raise DflashError(what, fix=install_extra("gguf")) from error
 
 
 def _value(field: Any) -> Value:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from dflash_trt.errors import DflashError, one_line
+from dflash_trt.errors import DflashError, install_extra, one_line
 from dflash_trt.serving.client.errors import ServedModelError, explain
 
 if TYPE_CHECKING:
@@ -254,7 +254,7 @@ def _connect(address: str) -> InferenceServerClient:
     except ImportError as error:
         raise DflashError(
             f"a client needs tritonclient ({one_line(error)})",
-            fix="pip install 'dflash-trt[serve]'",
+            fix=install_extra("serve"),
         ) from error
     # A pool of its own: gRPC would lay channels of one address on one connection.
     options = [

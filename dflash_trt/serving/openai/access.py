@@ -11,7 +11,6 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
-from datetime import UTC, datetime
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.responses import JSONResponse
@@ -20,10 +19,11 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from dflash_trt.serving.openai.errors import ApiError
 from dflash_trt.serving.openai.figures import FrontFigures
 from dflash_trt.serving.openai.front_options import FrontOptions
+from dflash_trt.serving.openai.json_log import now
 
 REQUEST_ID = "X-Request-Id"
-_GUARDED = ("/v1/", "/tokenize", "/detokenize")
-_GOOD_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}", re.ASCII)
+_GUARDED = ("/v1/", "/tokenize", "/detokenize", "/version", "/load")
+GOOD_ID = "^[A-Za-z0-9._:-]{1,128}$"
 
 
 @dataclass(slots=True)
@@ -42,6 +42,7 @@ class AccessRecord:
     seconds: float = 0.0
     prompt_tokens: int | None = None
     output_tokens: int | None = None
+    warnings: int | None = None  # keywords of schemas that are not enforced
 
 
 class Gate:
@@ -56,14 +57,17 @@ class Gate:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         started, headers = time.perf_counter(), Headers(scope=scope)
+        # With a slash at its end a path is the same one: clients do not post again elsewhere.
+        scope["path"] = scope["path"].rstrip("/") or "/"
         given = headers.get(REQUEST_ID, "")
         record = AccessRecord(
-            time=datetime.now(UTC).isoformat(timespec="milliseconds"),
-            request_id=given if _GOOD_ID.fullmatch(given) else uuid.uuid4().hex,
+            time=now(),
+            request_id=given if re.fullmatch(GOOD_ID, given) else uuid.uuid4().hex,
             method=scope["method"],
             path=scope["path"],
         )
         scope.setdefault("state", {})["record"] = record
+        self._figures.begin(record.path)
 
         async def mark(message: Message) -> None:
             if message["type"] == "http.response.start":
@@ -99,24 +103,20 @@ class Gate:
             what = "no good API key in the header Authorization: Bearer KEY"
             raise ApiError(what, status=401, code="invalid_api_key")
         record.key = key
-        most, running = self._options.key_requests, self._running[key]
-        if most is not None and running >= most:
-            what = f"{running} requests of this key are in flight, and no more may be"
-            raise ApiError(what, status=429, code="rate_limit_exceeded")
-        held = 1
+        most, held = self._options.key_requests, 0
 
         def take_places(count: int) -> None:
             nonlocal held
+            others = self._running[key] - held
             if most is not None and count > most:
                 what = f"{count} outputs are more than the {most} in flight that this key may have"
                 raise ApiError(what, param="n")
-            others = self._running[key] - held
             if most is not None and others + count > most:
                 what = f"{others} outputs of this key are in flight, and no more than {most} may be"
                 raise ApiError(what, status=429, code="rate_limit_exceeded")
             self._running[key], held = others + count, count
 
-        self._running[key] += held
+        take_places(1)
         try:
             yield take_places
         finally:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -17,30 +18,51 @@ _TEXTS = {
 }
 _PATHS = (
     *("/health", "/metrics", "/v1/models", "/v1/completions", "/v1/chat/completions"),
-    *("/tokenize", "/detokenize"),
+    *("/v1/responses", "/tokenize", "/detokenize"),
 )
+_GENERATING = ("/v1/completions", "/v1/chat/completions", "/v1/responses")
 
 
 @dataclass(frozen=True, slots=True)
 class FrontFigures:
-    """Counts answers, and adds the server's own figures and how often it has failed."""
+    """Counts answers, and adds the server's own figures and how often it has failed.
+
+    `model` is in every label.
+    """
 
     read_server: Callable[[], bytes] = bytes
     count_failures: Callable[[], int] = lambda: 0
+    model: str = ""
     _answers: Counter[tuple[str, str]] = field(default_factory=Counter)
+    _running: Counter[str] = field(default_factory=Counter)
+
+    @property
+    def load(self) -> int:
+        """How many requests for text are in flight."""
+        return sum(self._running[path] for path in _GENERATING)
+
+    def begin(self, path: str) -> None:
+        """Counts a request that `count` follows."""
+        self._running[_known(path)] += 1
 
     def count(self, path: str, status: int | None) -> None:
         """Counts a request that has ended."""
-        known = path if path in _PATHS else "other"  # clients choose paths, and no labels
+        known = _known(path)
+        self._running[known] -= 1
         self._answers[known, "none" if status is None else str(status)] += 1
 
     def text(self, *, ready: bool) -> bytes:
         """All figures in Prometheus's text format, the server's after ours."""
-        lines = []
+        lines, model = [], f"model={json.dumps(self.model, ensure_ascii=False)}"
         for name, kind in FRONT_KINDS.items():
             lines += [f"# HELP {name} {_TEXTS[name]}", f"# TYPE {name} {kind}"]
             if name != ANSWERS:
-                lines.append(f"{name} {int(ready) if name == READY else self.count_failures()}")
+                value = int(ready) if name == READY else self.count_failures()
+                lines.append(f"{name}{{{model}}} {value}")
         for (path, code), count in sorted(self._answers.items()):
-            lines.append(f'{ANSWERS}{{path="{path}",code="{code}"}} {count}')
+            lines.append(f'{ANSWERS}{{{model},path="{path}",code="{code}"}} {count}')
         return "\n".join([*lines, ""]).encode() + self.read_server()
+
+
+def _known(path: str) -> str:
+    return path if path in _PATHS else "other"  # clients choose paths, and no labels

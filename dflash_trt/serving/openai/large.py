@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from json import JSONEncoder
-from typing import Any, TypeVar
-
-from starlette.responses import StreamingResponse
-from starlette.types import Receive, Scope, Send
+from typing import Any
+from weakref import WeakSet
 
 from dflash_trt.decoding import TokenLogprob
 from dflash_trt.serving.client.client import GenerationRequest, TextDelta
@@ -28,56 +25,53 @@ WHOLE = JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"))
 # ASCII: some readers of event streams take U+2028 for the end of a line.
 EVENT = JSONEncoder(separators=(",", ":"))
 
-T = TypeVar("T")
 
-
-@dataclass(frozen=True, slots=True)
 class Written:
-    """A value whose JSON there is already, piece by piece."""
+    """Text that is written already, in pieces of some size."""
 
-    pieces: Sequence[bytes]
+    def __init__(self, parts: Iterable[bytes]) -> None:
+        self.pieces: list[bytes] = []
+        self.size = 0
+        for piece in _join(parts):
+            self.pieces.append(piece)
+            self.size += len(piece)
+            check_size(self.size)
 
-    def __len__(self) -> int:
-        return sum(map(len, self.pieces))
 
-
-def write_pieces(value: Any, encoder: JSONEncoder) -> Iterator[bytes]:
-    """Yields JSON in pieces of some size; other threads go on between parts of a piece.
-
-    Lists of many elements must have small ones.
-    """
-    parts: list[bytes] = []
+def _join(parts: Iterable[bytes]) -> Iterator[bytes]:
+    joined: list[bytes] = []
     size = 0
-    for part in _walk(value, encoder):
-        if size + len(part) > PIECE_BYTES and parts:
-            yield b"".join(parts)
-            parts, size = [], 0
-        parts.append(part)
+    for part in parts:
+        if size + len(part) > PIECE_BYTES and joined:
+            yield b"".join(joined)
+            joined, size = [], 0
+        joined.append(part)
         size += len(part)
-    yield b"".join(parts)
+    yield b"".join(joined)
 
 
-def _walk(value: Any, encoder: JSONEncoder) -> Iterator[bytes]:
+def write_json(value: Any, encoder: JSONEncoder) -> Iterator[bytes]:
+    """Yields parts of the JSON of a value; other threads go on between them.
+
+    What is `Written` stands for itself. The elements of long lists must be small.
+    """
     if isinstance(value, Written):
         yield from value.pieces
-    elif isinstance(value, dict) and value:
-        mark = "{"
-        for name, one in value.items():
-            yield f"{mark}{encoder.encode(name)}:".encode()
-            yield from _walk(one, encoder)
-            mark = ","
+    elif isinstance(value, dict):
+        yield b"{"
+        for place, (name, one) in enumerate(value.items()):
+            yield f"{',' if place else ''}{encoder.encode(name)}:".encode()
+            yield from write_json(one, encoder)
         yield b"}"
-    elif isinstance(value, list) and len(value) > _AT_ONCE:
-        for start in range(0, len(value), _AT_ONCE):
-            part = encoder.encode(value[start : start + _AT_ONCE])
-            yield f"{',' if start else '['}{part[1:-1]}".encode()
-        yield b"]"
-    elif isinstance(value, list) and value:
-        mark = "["
-        for one in value:
-            yield mark.encode()
-            yield from _walk(one, encoder)
-            mark = ","
+    elif isinstance(value, list):
+        step = _AT_ONCE if len(value) > _AT_ONCE else 1
+        yield b"["
+        for start in range(0, len(value), step):
+            yield b"," if start else b""
+            if step == 1:
+                yield from write_json(value[start], encoder)
+            else:
+                yield encoder.encode(value[start : start + step])[1:-1].encode()
         yield b"]"
     else:
         yield encoder.encode(value).encode()
@@ -96,100 +90,56 @@ def _count_values(logprobs: Sequence[TokenLogprob] | None) -> int:
     return len(logprobs) * (2 + len(logprobs[-1].top_ids)) if logprobs else 0
 
 
-def check_size(outputs: Sequence[GenerationRequest]) -> None:
-    """Raises ApiError where the prompts' log-probabilities alone must make a reply too large.
+def check_size(size: int) -> None:
+    """Raises ApiError where a reply of so many bytes is too large."""
+    if size > MAX_REPLY_BYTES:
+        what = f"the answer is larger than {MAX_REPLY_BYTES >> 20} MiB; ask for less at a time"
+        raise ApiError(what, param="logprobs")
+
+
+def check_places(outputs: Sequence[GenerationRequest], top: int | None) -> None:
+    """Raises ApiError where `top` log-probabilities a token of the prompts must be too many.
 
     How many tokens a text has is not known yet: its reply is measured as it is written.
     """
-    least = sum(
-        (len(one.prompt) - 1) * max(one.prompt_logprobs, 1) * _LEAST_PLACE
-        for one in outputs
-        if one.prompt_logprobs is not None and not isinstance(one.prompt, str)
-    )
-    if least > MAX_REPLY_BYTES and not outputs[0].streaming:
-        raise _too_large(f"of at least {least >> 20:,} MiB")
-
-
-def _too_large(size: str = "") -> ApiError:
-    most = MAX_REPLY_BYTES >> 20
-    what = f"an answer {size} is more than {most} MiB" if size else f"it is more than {most} MiB"
-    return ApiError(f"{what}; ask for less at a time, or stream", param="logprobs")
+    places = sum(len(one.prompt) - 1 for one in outputs if not isinstance(one.prompt, str))
+    if not outputs[0].streaming:
+        check_size(places * (top or 0) * _LEAST_PLACE)
 
 
 class ReplyDesk:
-    """Where a front's replies are written: small ones at once, parts of large ones in turn."""
+    """Where a front's replies are written: small ones at once, large ones beside the event loop."""
 
     def __init__(self) -> None:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="reply")
-        self._held = 0
+        self._held: WeakSet[Written] = WeakSet()
 
-    async def write(self, work: Callable[[], T], *, large: bool) -> T:
-        """What `work` returns, which runs beside the event loop where it is `large`."""
-        if not large:
-            return work()
-        return await asyncio.get_running_loop().run_in_executor(self._thread, work)
-
-    def open(self) -> HeldReply:
-        """An empty reply."""
-        return HeldReply(self)
-
-    def take(self, count: int) -> None:
-        """Counts bytes that are held from now on, or fewer; ApiError where there is no room."""
-        if self._held + count > MAX_HELD_BYTES:
-            raise ApiError("too many large answers are being written", status=503)
-        self._held += count
-
-
-class HeldReply:
-    """The parts of a reply that is being written, counted until it is sent."""
-
-    def __init__(self, desk: ReplyDesk) -> None:
-        self._desk, self._size = desk, 0
-
-    async def write(self, work: Callable[[], Any], *, large: bool) -> Any:
-        """The JSON value that `work` returns; of a large one what is written already.
+    async def write(
+        self,
+        parts: Callable[[], Iterable[bytes]],
+        *,
+        large: bool,
+        within: Iterable[Written] = (),
+    ) -> Written:
+        """What `parts` yields, which may have what is written already `within` it.
 
         Raises:
-            ApiError: the reply, or all of them, are too large.
+            ApiError: the reply, or all that are in memory, are too large.
         """
         if not large:
-            return work()
-        made = await self._desk.write(lambda: Written([*write_pieces(work(), WHOLE)]), large=True)
-        self._desk.take(len(made))
-        self._size += len(made)
-        if self._size > MAX_REPLY_BYTES:
-            raise _too_large()
+            return Written(parts())
+        loop = asyncio.get_running_loop()
+        made = await loop.run_in_executor(self._thread, lambda: Written(parts()))
+        self._held.difference_update(within)
+        if sum(one.size for one in self._held) + made.size > MAX_HELD_BYTES:
+            raise ApiError("too many large answers are being written", status=503)
+        self._held.add(made)
         return made
 
-    def respond(self, value: Any) -> StreamingResponse:
-        """The response that has `value` for its body."""
-        return _PiecedResponse([*write_pieces(value, WHOLE)], self)
 
-    def close(self) -> None:
-        """Lets its bytes go."""
-        self._desk.take(-self._size)
-        self._size = 0
-
-
-class _PiecedResponse(StreamingResponse):
-    """JSON that is sent as fast as the client takes it, with others' turns between its pieces."""
-
-    media_type = "application/json"
-
-    def __init__(self, pieces: Sequence[bytes], held: HeldReply) -> None:
-        length = sum(map(len, pieces))
-        super().__init__(hand_out(pieces), headers={"Content-Length": str(length)})
-        self._held = held
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        try:
-            await super().__call__(scope, receive, send)
-        finally:
-            self._held.close()
-
-
-async def hand_out(pieces: Sequence[bytes]) -> AsyncGenerator[bytes, None]:
-    """Yields pieces; the event loop goes on between them, even where nothing waits."""
-    for piece in pieces:
+async def hand_out(written: Written) -> AsyncGenerator[bytes, None]:
+    """Yields the pieces; the event loop goes on between them, even where nothing waits."""
+    for place, piece in enumerate(written.pieces):
+        if place:
+            await asyncio.sleep(0)
         yield piece
-        await asyncio.sleep(0)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 import secrets
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from itertools import accumulate
 from typing import Any
 
@@ -16,7 +17,7 @@ from dflash_trt.serving.openai.access import AccessRecord
 from dflash_trt.serving.openai.answer_reader import AnswerReader
 from dflash_trt.serving.openai.chat_request import CompletionRequest
 from dflash_trt.serving.openai.errors import as_api_error
-from dflash_trt.serving.openai.large import EVENT, is_large, write_pieces
+from dflash_trt.serving.openai.large import EVENT, WHOLE, Written, is_large, write_json
 from dflash_trt.text.detokenise import AnswerPiece, CallPiece
 from dflash_trt.text.tokenizer import TokenBytes
 
@@ -51,57 +52,72 @@ class ReplyWriter:
             _Choice(index, asked, reader, lead, tokens, describe_prompt, reasons=reasons)
             for index, (reader, lead) in enumerate(zip(readers, leads, strict=True))
         ]
+        self._readers, self._told = readers, 0
+        tells = self._is_chat and asked.body.return_token_ids
+        self._prompt_ids: dict[str, Any] = {"prompt_token_ids": asked.prompts[0]} if tells else {}
         self._statistics: dict[int, RequestStatistics] = {}
+        self._prompt_logprobs: Sequence[TokenLogprob] | None = None
         self._is_large = False
+        self._warnings = {"warnings": [*asked.warnings]} if asked.warnings else {}
+        record.warnings = len(asked.warnings) or None
         prefix, self._object = (
             ("chatcmpl", "chat.completion") if self._is_chat else ("cmpl", "text_completion")
         )
         self._head: dict[str, Any] = {
-            "id": f"{prefix}-{secrets.token_hex(12)}",
+            "id": f"{prefix}-{asked.body.request_id or secrets.token_hex(12)}",
             "created": int(time.time()),
             "model": asked.body.model,
         }
 
-    def choice(self, index: int, result: RequestResult) -> dict[str, Any]:
-        """A choice of a reply that does not stream."""
+    def choice(self, index: int, result: RequestResult) -> Iterator[bytes]:
+        """Yields the JSON of a choice of a reply that does not stream."""
         self._take(index, result.statistics)
-        return self._choices[index].whole(result)
+        if self._is_chat:  # says it once
+            self._prompt_logprobs = self._prompt_logprobs or result.prompt_logprobs
+        yield from write_json(self._choices[index].whole(result), WHOLE)
 
-    def places(self, result: RequestResult) -> Any:
-        """The `prompt_logprobs` of a chat; None where there are none."""
-        shown = self._describe_prompt(result.prompt_logprobs) if self._is_chat else {}
-        return shown.get("prompt_logprobs")
-
-    def whole(self, choices: Sequence[Any], places: Any) -> dict[str, Any]:
-        """The reply to a request that does not stream, of all its choices."""
-        return {
+    def whole(self, choices: Sequence[Written]) -> Iterator[bytes]:
+        """Yields the JSON of a reply that does not stream, of all its choices."""
+        reply = {
             **self._head,
             "object": self._object,
-            **({} if places is None else {"prompt_logprobs": places}),
-            "choices": [*choices],
+            **self._prompt_ids,
+            **self._describe_prompt(self._prompt_logprobs),
+            "choices": choices,
             "usage": self._describe_usage(),
+            **self._warnings,
         }
+        yield from write_json(reply, WHOLE)
 
     def opening(self) -> bytes:
         """What a stream begins with: who speaks in a chat, an echo without log-probabilities."""
-        return b"".join(self._event(one) for choice in self._choices for one in choice.open())
+        opened = [one for choice in self._choices for one in choice.open()]
+        return b"".join(part for one in opened for part in self._event(one, **self._prompt_ids))
 
-    def piece(self, index: int, delta: TextDelta) -> bytes:
-        """The chunks of a choice's delta; none while there is nothing to show yet."""
+    def piece(self, index: int, delta: TextDelta) -> Iterator[bytes]:
+        """Yields the chunks of a choice's delta; none while there is nothing to show yet."""
         choice, self._is_large = self._choices[index], is_large(delta)
-        chunks = b"".join(map(self._event, choice.continue_by(delta)))
+        self._told += 0 if self._asked.echoes_only else len(delta.token_ids)
+        chunks = choice.continue_by(delta)
         if self._is_chat and (shown := self._describe_prompt(delta.prompt_logprobs)):
-            chunks = self._event(choice.chunk({}), **shown) + chunks
+            yield from self._event(choice.chunk({}), **shown)
+        for chunk in chunks:
+            yield from self._event(chunk)
         if delta.result is None:
-            return chunks
+            return
         self._take(index, delta.result.statistics)
-        if len(self._statistics) < len(self._choices):
-            return chunks
-        if self._asked.include_usage:
-            chunks += self._event(None, usage=self._describe_usage())
-        return chunks + b"data: [DONE]\n\n"
+        if len(self._statistics) == len(self._choices):
+            if self._asked.include_usage:
+                yield from self._event(None, usage=self._describe_usage())
+            yield b"data: [DONE]\n\n"
+
+    def fail(self, error: DflashError) -> bytes:
+        """An error after the status line has gone: the stream ends with it, without [DONE]."""
+        return b"".join(self._to_event(as_api_error(error).to_json()))
 
     def _take(self, index: int, one: RequestStatistics) -> None:
+        if self._asked.echoes_only:
+            one = replace(one, output_tokens=0)
         self._statistics[index], record = one, self._record
         record.output_tokens = (record.output_tokens or 0) + one.output_tokens
         if index % self._asked.body.n == 0:  # a prompt counts once
@@ -109,17 +125,25 @@ class ReplyWriter:
 
     def _event(
         self, choice: dict[str, Any] | None, *, usage: dict[str, Any] | None = None, **shown: Any
-    ) -> bytes:
+    ) -> Iterator[bytes]:
         body: dict[str, Any] = {
             **self._head,
             **shown,
             "object": "chat.completion.chunk" if self._is_chat else self._object,
             "choices": [] if choice is None else [choice],
+            **(self._warnings if choice is not None and choice["finish_reason"] else {}),
         }
-        body |= {"usage": usage} if self._asked.include_usage else {}
-        if self._is_large:
-            return b"".join([b"data: ", *write_pieces(body, EVENT), b"\n\n"])
-        return _to_event(body)
+        if usage is None and self._asked.counts_always:
+            prompt = sum(map(len, self._asked.prompts))
+            usage = {"prompt_tokens": prompt, "completion_tokens": self._told}
+            usage["total_tokens"] = prompt + self._told
+        return self._to_event(body | ({"usage": usage} if self._asked.include_usage else {}))
+
+    def _to_event(self, body: Mapping[str, Any]) -> Iterator[bytes]:
+        """The parts of one server-sent event."""
+        yield b"data: "
+        yield from write_json(body, EVENT) if self._is_large else [EVENT.encode(body).encode()]
+        yield b"\n\n"
 
     def _describe_usage(self) -> dict[str, Any]:
         """Token counts of the choices, of which samples of one prompt count it once.
@@ -142,6 +166,7 @@ class ReplyWriter:
             "total_tokens": prompt + output,
             **({"prompt_tokens_details": {"cached_tokens": sum(cached)}} if cached else {}),
             "completion_tokens_details": {
+                "reasoning_tokens": sum(one.reasoning_tokens for one in self._readers),
                 "accepted_prediction_tokens": accepted,
                 "rejected_prediction_tokens": sum(one.drafted_tokens for one in each) - accepted,
                 "num_verify_steps": sum(one.steps for one in each),
@@ -166,6 +191,7 @@ class _Choice:
     ) -> None:
         self._index, self._reader, self._lead, self._reasons = index, reader, lead, reasons
         self._is_chat, self._echoes = asked.chat is not None, asked.body.echo
+        self._echoes_only = asked.echoes_only
         self._describe_prompt = describe_prompt
         self._has_called = False
         # A completion's begins when its prompt's log-probabilities are there.
@@ -175,6 +201,10 @@ class _Choice:
             None if top is None else LogprobsWriter(tokens, chat=self._is_chat, top=top)
         )
         self._untold: list[TokenLogprob] = []
+        self._ids: dict[str, list[int]] = {"token_ids": []} if asked.body.return_token_ids else {}
+        self._prompt_ids: dict[str, Any] = {}
+        if self._ids and not self._is_chat:
+            self._prompt_ids["prompt_token_ids"] = asked.prompts[index // asked.body.n]
 
     def whole(self, result: RequestResult) -> dict[str, Any]:
         """The choice of a reply that does not stream."""
@@ -182,9 +212,9 @@ class _Choice:
             message = {"role": "assistant", **self._message(result), "refusal": None}
             shown: dict[str, Any] = {"message": message}
         else:
-            text = self._lead + (result.text or "")
+            text = self._lead + ("" if self._echoes_only else result.text or "")
             shown = {"text": text, **self._begin_text(result.prompt_logprobs)}
-        self._untold += result.logprobs or ()
+        self._hear(result.token_ids, result.logprobs or ())
         return self._show(shown, self._reason(result))
 
     def open(self) -> list[dict[str, Any]]:
@@ -200,8 +230,9 @@ class _Choice:
             self._waits = False
             shown = self._begin_text(delta.prompt_logprobs)
             chunks.append({**self.chunk({"content": self._lead}), **shown})
-        self._untold += delta.logprobs
-        chunks += self._chunks(self._reader.push(delta.text, delta.token_ids))
+        self._hear(delta.token_ids, delta.logprobs)
+        if not self._echoes_only:
+            chunks += self._chunks(self._reader.push(delta.text, delta.token_ids))
         if delta.result is None:
             return chunks
         chunks += self._chunks(self._reader.flush())
@@ -211,6 +242,13 @@ class _Choice:
         """A piece of its stream, which adds `delta`."""
         shown = {"delta": delta} if self._is_chat else {"text": delta.get("content", "")}
         return self._show(shown, reason)
+
+    def _hear(self, token_ids: Sequence[int], logprobs: Sequence[TokenLogprob]) -> None:
+        """Keeps what the next chunk tells, unless only the prompt is echoed."""
+        if not self._echoes_only:
+            self._untold += logprobs
+            for known in self._ids.values():
+                known += token_ids
 
     def _begin_text(self, logprobs: Sequence[TokenLogprob] | None) -> dict[str, Any]:
         """What a completion says of its prompt; of an echo its tokens come first."""
@@ -248,7 +286,12 @@ class _Choice:
         logprobs = None
         if self._logprobs is not None and (self._untold or reason is not None):
             logprobs, self._untold = self._logprobs.write(self._untold), []
-        return {"index": self._index, **shown, "logprobs": logprobs, "finish_reason": reason}
+        told = {**self._prompt_ids, **{name: [*ids] for name, ids in self._ids.items()}}
+        self._prompt_ids = {}
+        for known in self._ids.values():
+            known.clear()
+        ending = {"logprobs": logprobs, "finish_reason": reason}
+        return {"index": self._index, **shown, **ending, **told}
 
 
 def _describe_call(call: CallPiece) -> dict[str, Any]:
@@ -270,16 +313,6 @@ def _join_calls(pieces: Sequence[CallPiece]) -> list[dict[str, Any]]:
 
 def _open_call() -> dict[str, str]:
     return {"id": f"call_{secrets.token_hex(12)}", "type": "function"}
-
-
-def _to_event(body: Mapping[str, Any]) -> bytes:
-    """One server-sent event."""
-    return b"data: " + EVENT.encode(body).encode() + b"\n\n"
-
-
-def error_event(error: DflashError) -> bytes:
-    """An error after the status line has gone: the stream ends with it, without [DONE]."""
-    return _to_event(as_api_error(error).to_json())
 
 
 # JSON has no infinity; OpenAI's own value for a token that cannot come.

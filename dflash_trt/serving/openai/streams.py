@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Coroutine, Sequence
 from contextlib import aclosing, suppress
-from enum import Enum, auto
 from functools import partial
 from typing import Any, TypeVar
 
@@ -15,8 +14,14 @@ from starlette.types import Receive, Scope, Send
 
 from dflash_trt.errors import DflashError
 from dflash_trt.serving.client.client import TextDelta
-from dflash_trt.serving.openai.large import PIECE_BYTES, ReplyDesk, is_large
-from dflash_trt.serving.openai.reply import ReplyWriter, error_event
+from dflash_trt.serving.openai.large import (
+    ReplyDesk,
+    Written,
+    check_size,
+    hand_out,
+    is_large,
+)
+from dflash_trt.serving.openai.reply import ReplyWriter
 
 _MOST_WAITING = 16
 """Deltas that a slow client lets wait here; the others wait in the served model."""
@@ -25,30 +30,22 @@ HEAD_S = 1.0
 COMMENT_S = 5.0
 _COMMENT = b": waiting\n\n"
 
-
-class _Sign(Enum):
-    """What goes between deltas: a stream's end, and that there was none for a while."""
-
-    END = auto()
-    WAIT = auto()
-
-
 T = TypeVar("T")
 Deltas = AsyncGenerator[TextDelta, None]
-ChoiceDeltas = AsyncGenerator[tuple[int, TextDelta] | None, None]
+ChoiceDelta = tuple[int, TextDelta] | None  # None: there was none for a while
+ChoiceDeltas = AsyncGenerator[ChoiceDelta, None]
 
 
-async def merge(streams: Sequence[Deltas], *, waits: bool = False) -> ChoiceDeltas:
+async def merge(streams: Sequence[Deltas]) -> ChoiceDeltas:
     """Yields the deltas of all, each with its stream's index, as they come.
 
-    With `waits`, None after HEAD_S without one, and after every COMMENT_S more. The first error of
+    None comes after HEAD_S without any, and after every COMMENT_S without one. The first error of
     one ends all of them.
     """
-    waiting: asyncio.Queue[tuple[int, TextDelta] | Exception | _Sign] = asyncio.Queue(_MOST_WAITING)
-    taken = 0
+    waiting: asyncio.Queue[tuple[int, TextDelta] | Exception | None] = asyncio.Queue(_MOST_WAITING)
 
     async def read(index: int, stream: Deltas) -> None:
-        ending: Exception | _Sign = _Sign.END
+        ending: Exception | None = None
         try:
             async with aclosing(stream):
                 async for delta in stream:
@@ -57,29 +54,24 @@ async def merge(streams: Sequence[Deltas], *, waits: bool = False) -> ChoiceDelt
             ending = error
         await waiting.put(ending)
 
-    async def tick() -> None:
-        pause = HEAD_S
-        while True:
-            before = taken
-            await asyncio.sleep(pause)
-            if taken == before and waiting.empty():
-                waiting.put_nowait(_Sign.WAIT)
-            pause = COMMENT_S
-
     reading = [asyncio.create_task(read(index, one)) for index, one in enumerate(streams)]
-    if waits:
-        reading.append(asyncio.create_task(tick()))
     try:
-        left = len(streams)
+        left, patience = len(streams), HEAD_S
         while left:
-            item = await waiting.get()
-            taken += 1
+            try:
+                async with asyncio.timeout(patience):
+                    item = await waiting.get()
+            except TimeoutError:
+                yield None
+                continue
+            finally:
+                patience = COMMENT_S
             if isinstance(item, Exception):
                 raise item
-            if item is _Sign.END:
+            if item is None:
                 left -= 1
             else:
-                yield None if isinstance(item, _Sign) else item
+                yield item
     finally:
         for task in reading:
             task.cancel()
@@ -92,11 +84,7 @@ class EventStream(StreamingResponse):
     media_type = "text/event-stream"
 
     def __init__(
-        self,
-        first: tuple[int, TextDelta] | None,
-        deltas: ChoiceDeltas,
-        writer: ReplyWriter,
-        desk: ReplyDesk,
+        self, first: ChoiceDelta, deltas: ChoiceDeltas, writer: ReplyWriter, desk: ReplyDesk
     ) -> None:
         events = _write_events(first, deltas, writer, desk)
         super().__init__(events, headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
@@ -108,56 +96,44 @@ class EventStream(StreamingResponse):
 
 
 async def _write_events(
-    first: tuple[int, TextDelta] | None,
-    deltas: ChoiceDeltas,
-    writer: ReplyWriter,
-    desk: ReplyDesk,
+    item: ChoiceDelta, deltas: ChoiceDeltas, writer: ReplyWriter, desk: ReplyDesk
 ) -> AsyncGenerator[bytes, None]:
-    """The reply's events; an error after the first of them is an event too."""
-    opening, item = writer.opening(), first
+    """The reply's events, `item` first; an error after the first of them is an event too."""
+    yield writer.opening()
     try:
         while True:
             if item is None:
                 yield _COMMENT
             else:
-                large = is_large(item[1])
-                piece = opening + await desk.write(partial(writer.piece, *item), large=large)
-                opening = b""
-                for start in range(0, max(len(piece), 1), PIECE_BYTES):
-                    yield piece[start : start + PIECE_BYTES]
-                    if large:
-                        await asyncio.sleep(0)  # others' turn, even where nothing waits
+                parts = partial(writer.piece, *item)
+                async for piece in hand_out(await desk.write(parts, large=is_large(item[1]))):
+                    yield piece
             item = await anext(deltas)
     except StopAsyncIteration:
-        return
+        pass
     except DflashError as error:
-        yield error_event(error)
+        yield writer.fail(error)
 
 
 async def write_whole(
     deltas: ChoiceDeltas, count: int, writer: ReplyWriter, desk: ReplyDesk
 ) -> Response:
     """The reply to a request that does not stream; each output is written as it ends."""
-    choices: dict[int, Any] = {}
-    places: Any = None
-    held = desk.open()
-    try:
-        async with aclosing(deltas):
-            async for item in deltas:
-                if item is None or item[1].result is None:
-                    continue
-                index, delta = item
-                large, result = is_large(delta), item[1].result
-                choices[index] = await held.write(
-                    partial(writer.choice, index, result), large=large
-                )
-                if index == 0:
-                    places = await held.write(partial(writer.places, result), large=large)
-        # Whole, or the stream had raised.
-        return held.respond(writer.whole([choices[index] for index in range(count)], places))
-    except BaseException:
-        held.close()
-        raise
+    choices: dict[int, Written] = {}
+    any_large = False
+    async with aclosing(deltas):
+        async for item in deltas:
+            if item is None or (result := item[1].result) is None:
+                continue
+            any_large |= (large := is_large(item[1]))
+            parts = partial(writer.choice, item[0], result)
+            choices[item[0]] = await desk.write(parts, large=large)
+            check_size(sum(one.size for one in choices.values()))
+    listed = [choices[index] for index in range(count)]  # whole, or the stream had raised
+    parts = partial(writer.whole, listed)
+    whole = await desk.write(parts, large=any_large, within=listed)
+    length = {"Content-Length": str(whole.size)}
+    return StreamingResponse(hand_out(whole), headers=length, media_type="application/json")
 
 
 async def unless_gone(request: Request, work: Coroutine[Any, Any, T]) -> T:

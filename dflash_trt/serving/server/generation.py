@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
 
+from dflash_trt.core.limits import TOO_LONG
 from dflash_trt.core.strict_json import parse_json
 from dflash_trt.core.validation import check_value
 from dflash_trt.decoding import Request, SamplingParams
@@ -14,6 +15,7 @@ from dflash_trt.errors import DflashError
 from dflash_trt.sampling.penalties import MOST_BIASED, Penalties, TokenName
 from dflash_trt.sampling.token_rules import MOST_ALLOWED, TokenRules
 from dflash_trt.serving.server.inputs import (
+    APPLY_TEMPLATE,
     GUIDE,
     GUIDE_TYPE,
     LLM_NAMES,
@@ -26,6 +28,7 @@ from dflash_trt.serving.server.inputs import (
     refuse,
     shown,
 )
+from dflash_trt.text.chat import ChatRenderer
 from dflash_trt.text.detokenise import MAX_STOP_IDS
 from dflash_trt.text.grammar import MOST_CHARACTERS, Grammar, GrammarKind
 from dflash_trt.text.tokenizer import BundleTokenizer
@@ -155,11 +158,17 @@ class GenerationReader:
         speculation: bool,
     ) -> None:
         self._tokenizer = tokenizer
+        self._renderer: ChatRenderer | None = None
         self._speculation = speculation
         self._streaming_text = streaming_text
         # A text longer than this cannot fit, and need not be tokenised to know it.
         longest = max(map(len, tokenizer.core.get_vocab(with_added_tokens=True)))
         self._max_characters, self._max_seq_len = max_seq_len * longest, max_seq_len
+
+    def close(self) -> None:
+        """Ends the process of the chat template."""
+        if self._renderer is not None:
+            self._renderer.close()
 
     def read(self, tensors: Tensors, parameters: Mapping[str, Any]) -> Generation:
         """Raises DflashError (usage) naming the first input that cannot be served."""
@@ -205,6 +214,9 @@ class GenerationReader:
             stop_token_ids=(*stops, end_id) if end_id >= 0 else (*stops,),  # below 0 is none
             stop_strings=tuple(filter(None, read_texts(given.tensors, f"{_SAMPLING}stop"))),
             ignore_eos=given.flag("ignore_eos"),
+            min_tokens=given.parameter("min_tokens", 0),
+            include_stop_str_in_output=given.flag("include_stop_str_in_output"),
+            skip_special_tokens=given.flag("skip_special_tokens", default=True),
             block_size=block_size,
             penalties=_read_penalties(given, sampling),
             rules=self._read_rules(given),
@@ -226,9 +238,20 @@ class GenerationReader:
         (text,) = texts
         if not text:
             raise refuse("text_input", "the prompt is empty")
+        if given.flag(APPLY_TEMPLATE):
+            text, special = self._render(text), False
         if len(text) > self._max_characters:
-            raise refuse("text_input", f"{len(text):,} characters cannot fit the model's context")
+            what = f"{len(text):,} characters do {TOO_LONG} of {self._max_seq_len} holds fewer"
+            raise refuse("text_input", what)
         return text, tuple(self._tokenizer.encode(text, special=special))
+
+    def _render(self, text: str) -> str:
+        """The text of a chat of this one message; requests are read one after the other."""
+        if self._renderer is None:
+            self._renderer = self._tokenizer.open_renderer()
+        if self._renderer is None:
+            raise refuse(APPLY_TEMPLATE, "the model has no chat template", "leave it out")
+        return self._renderer.render([{"role": "user", "content": text}])
 
     def _read_rules(self, given: _Given) -> TokenRules:
         """Tokens that may not come.

@@ -57,6 +57,8 @@ CLASSIC_NAMES: Mapping[str, str] = {
 
 # TensorRT-LLM's guided decoding: inputs of the classic contract, parameters of the other one.
 GUIDE_TYPE, GUIDE = "guided_decoding_guide_type", "guided_decoding_guide"
+# A parameter, true: `text_input` is a user's message, which stands in the chat template.
+APPLY_TEMPLATE = "apply_chat_template"
 # Parameters that `llm_model.py` reads itself; the request's id comes as one too.
 READ_ELSEWHERE = frozenset({"id", "timeout_us", STOP_IDS, FLOW})
 # Those of the classic contract, which are passed on.

@@ -181,7 +181,7 @@ class TritonServer:
             stack.callback(guard.kill)  # before its input closes
             # Appended to: what a former server said last is why there is another.
             with self.log_file.open("ab") as log:
-                self._log_start = log.tell()
+                self._log_start = log.tell() if log.seekable() else None  # /dev/stderr, say
                 self._process = subprocess.Popen(
                     command,
                     stdin=subprocess.DEVNULL,
@@ -294,6 +294,8 @@ class TritonServer:
 
     def last_error(self) -> str:
         """What the log gives as the reason: a model's, else the server's, else its last line."""
+        if self._log_start is None:
+            return f"{self.log_file} says why"
         try:
             with self.log_file.open(encoding="utf-8", errors="replace") as log:
                 log.seek(self._log_start)

@@ -13,6 +13,7 @@ from typing import Any, Literal
 from pydantic import NonNegativeInt, PositiveInt
 
 from dflash_trt.bundle.bundle import bound_memory, open_bundle
+from dflash_trt.core.publish import hold_folder
 from dflash_trt.decoding import RequestStatistics, TokenEvent
 from dflash_trt.decoding.drafter_kinds import DrafterKind
 from dflash_trt.decoding.jobs import Failure, Job, Outcome
@@ -123,6 +124,7 @@ class TritonPythonModel:
         settings = ModelSettings(args)
         speculation = settings.read("speculation", bool)
         follows = speculation and settings.read("block_schedule", bool)
+        hold_folder(settings.version_folder.parents[1])  # `package` asks
         bundle = open_bundle(settings.version_folder / "bundle")
         bound_memory(bundle)
         pair = LoadedPair(
@@ -144,7 +146,8 @@ class TritonPythonModel:
         self._worker = GeneratorWorker(pair.open_runner, capacity, on_phase=beat)
         self._request_seconds = settings.read("request_seconds", NonNegativeInt)
         self._worker.start()
-        self._metrics = Metrics(utils, lambda: self._worker.load, limits.max_batch, queue)
+        name = pair.bundle.manifest.name
+        self._metrics = Metrics(utils, self._worker, name, limits.max_batch, queue)
         self._compiling = CompilingQueue(pair.grammars, capacity, self._worker, self._metrics)
         self._replies = ThreadPoolExecutor(_REPLY_THREADS, "reply")
         self._watch = CancellationWatch()
@@ -166,6 +169,7 @@ class TritonPythonModel:
         """Ends what is still running."""
         self._compiling.close()
         self._worker.close()
+        self._reader.close()
         self._replies.shutdown()
         self._watch.close()
         self._metrics.close()

@@ -3,30 +3,36 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
 from functools import partial
 from queue import Empty, SimpleQueue
 from typing import Any
 
 from dflash_trt.decoding import RequestStatistics
-from dflash_trt.decoding.jobs import Load, Outcome
+from dflash_trt.decoding.jobs import Outcome
+from dflash_trt.decoding.statistics import RunningTotals
+from dflash_trt.decoding.worker import GeneratorWorker
 from dflash_trt.version import __version__
 
 SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
+LONG_SECONDS = (*SECONDS[4:], 60.0, 120.0, 300.0, 600.0)
 TOKEN_SECONDS = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25)
+TOKENS = tuple(float(1 << power) for power in range(18))
 _GAUGE_PERIOD_S = 0.1
+_COUNTER_PERIOD_S = 0.5  # there are more of them
 
-# Families by name: what they tell; of counters and histograms, first the field of
-# RequestStatistics that they add up.
+# Families by name: what they tell; of counters first the field of RunningTotals that they show, of
+# histograms the field of RequestStatistics, and their buckets.
 _LABELLED = {
     "dflash_requests_total": "Requests by outcome.",
     "dflash_grammars_total": "Requests with a grammar, by whether it could be used.",
 }
 _COUNTERS = {
-    "dflash_prompt_tokens_total": ("prompt_tokens", "Prompt tokens of requests with a result."),
+    "dflash_prompt_tokens_total": ("prompt_tokens", "Prompt tokens in the caches."),
     "dflash_cached_prompt_tokens_total": ("cached_prompt_tokens", "Those from the prefix cache."),
     "dflash_preemptions_total": ("preemptions", "Times a request lost its pages."),
-    "dflash_output_tokens_total": ("output_tokens", "Output tokens of requests with a result."),
+    "dflash_output_tokens_total": ("output_tokens", "Output tokens."),
     "dflash_verify_steps_total": ("steps", "Verify steps of the target, counted per request."),
     "dflash_step_tokens_total": ("step_tokens", "Tokens that verify steps emitted."),
     "dflash_draft_tokens_total": ("drafted_tokens", "Draft tokens verified."),
@@ -36,16 +42,24 @@ _COUNTERS = {
     "dflash_forced_draft_tokens_total": ("forced_tokens", "Draft tokens that a grammar put in."),
     "dflash_grammar_seconds_total": ("grammar_s", "Processor time in grammars, while decoding."),
 }
+_POSITIONS = {
+    "dflash_accepted_draft_tokens_by_position_total": "Accepted, by place in the block, from 1.",
+}
 _HISTOGRAMS = {
-    "dflash_queue_seconds": ("queue_s", "From arrival to the first prefill pass."),
+    "dflash_queue_seconds": ("queue_s", "From arrival to the first prefill pass.", SECONDS),
     "dflash_time_to_first_token_seconds": (
         "time_to_first_token_s",
         "From arrival to the first token.",
+        SECONDS,
     ),
     "dflash_time_per_output_token_seconds": (
         "time_per_output_token_s",
         "(end - first token) / (output tokens - 1), by request.",
+        TOKEN_SECONDS,
     ),
+    "dflash_request_seconds": ("end_to_end_s", "From arrival to the end.", LONG_SECONDS),
+    "dflash_request_prompt_tokens": ("prompt_tokens", "Of a prompt.", TOKENS),
+    "dflash_request_output_tokens": ("output_tokens", "Of an output.", TOKENS),
 }
 _GAUGES = {
     "dflash_build_info": "1, with the version of dflash-trt that serves.",
@@ -58,7 +72,7 @@ _GAUGES = {
     "dflash_acceptance_length": "Tokens per verify step (tau) since the start.",
 }
 KINDS = {
-    **dict.fromkeys((*_LABELLED, *_COUNTERS), "counter"),
+    **dict.fromkeys((*_LABELLED, *_COUNTERS, *_POSITIONS), "counter"),
     **dict.fromkeys(_HISTOGRAMS, "histogram"),
     **dict.fromkeys(_GAUGES, "gauge"),
 }
@@ -66,40 +80,44 @@ KINDS = {
 
 
 class Metrics:
-    """Counts what ends, and shows the generator's `load` ten times a second, in its own thread.
+    """Shows what `worker` does while it does it, and counts what ends, in its own thread.
 
     Every figure is a message to the server and takes it about 0.2 ms. `utils` is the module
-    `triton_python_backend_utils`; `slots` requests run at a time, and `queue` may wait.
+    `triton_python_backend_utils`; `model` is in every label, `slots` requests run at a time, and
+    `queue` may wait.
     """
 
-    def __init__(self, utils: Any, load: Callable[[], Load], slots: int, queue: int) -> None:
-        self._load, self._utils = load, utils
+    def __init__(
+        self, utils: Any, worker: GeneratorWorker, model: str, slots: int, queue: int
+    ) -> None:
+        self._worker, self._utils, self._model = worker, utils, model
         self._families: list[Any] = []  # a family must outlive its metrics
         requests, grammars = (self._family(*one) for one in _LABELLED.items())
         # What ends, by outcome, and grammars, by whether they could be used.
-        self._ends = {one: requests.Metric(labels={"outcome": one.value}) for one in Outcome}
+        self._ends = {one: self._metric(requests, {"outcome": one.value}) for one in Outcome}
         self._grammars = {
-            usable: grammars.Metric(labels={"outcome": outcome})
+            usable: self._metric(grammars, {"outcome": outcome})
             for usable, outcome in ((True, "compiled"), (False, "refused"))
         }
-        self._counters = {
-            field: self._family(name, text).Metric(labels={})
+        self._counters: dict[str | int, Any] = {
+            field: self._metric(self._family(name, text))
             for name, (field, text) in _COUNTERS.items()
         }
+        (self._positions,) = (self._family(*one) for one in _POSITIONS.items())
         self._gauges: dict[str, Any] = {}
         for name, text in _GAUGES.items():
             labels = {"version": __version__} if name == "dflash_build_info" else {}
-            self._gauges[name] = self._family(name, text).Metric(labels=labels)
+            self._gauges[name] = self._metric(self._family(name, text), labels)
         self._histograms = {
-            field: self._family(name, text).Metric(
-                labels={}, buckets=list(TOKEN_SECONDS if "per_output" in name else SECONDS)
-            )
-            for name, (field, text) in _HISTOGRAMS.items()
+            field: self._metric(self._family(name, text), buckets=list(buckets))
+            for name, (field, text, buckets) in _HISTOGRAMS.items()
         }
         self._shown: dict[str, float] = {}
         limits = {"dflash_slots": slots, "dflash_waiting_requests_limit": queue}
         self._show({"dflash_build_info": 1, **limits})
-        self._steps = self._step_tokens = 0
+        self._totals, self._told = worker.totals, dict[str | int, float]()
+        self._told_at = 0.0
+        self._steps = self._step_tokens = 0.0
         self._ended: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="metrics", daemon=True)
         self._thread.start()
@@ -127,6 +145,9 @@ class Metrics:
         self._families.append(family)
         return family
 
+    def _metric(self, family: Any, labels: dict[str, str] | None = None, **more: Any) -> Any:
+        return family.Metric(labels={"model": self._model, **(labels or {})}, **more)
+
     def _run(self) -> None:
         while True:
             try:
@@ -136,23 +157,42 @@ class Metrics:
                 count()
             except Empty:
                 pass
+            if time.monotonic() - self._told_at >= _COUNTER_PERIOD_S:
+                self._tell_totals()
             self._show_load()
 
+    def _tell_totals(self) -> None:
+        """Lets the counters follow; a generator that was opened anew begins at 0."""
+        totals = self._worker.totals
+        self._add(self._totals)
+        if totals is not self._totals:
+            self._totals, self._told = totals, {}
+            self._add(totals)
+        self._told_at = time.monotonic()
+
+    def _add(self, totals: RunningTotals) -> None:
+        told = self._told
+        found: dict[str | int, float] = {f: getattr(totals, f) for f, _ in _COUNTERS.values()}
+        found |= dict(enumerate(totals.position_accepts, start=1))
+        for field, value in found.items():
+            if field not in self._counters:
+                self._counters[field] = self._metric(self._positions, {"position": str(field)})
+            if (more := value - told.get(field, 0)) > 0:
+                self._counters[field].increment(more)
+        self._steps += found["steps"] - told.get("steps", 0)
+        self._step_tokens += found["step_tokens"] - told.get("step_tokens", 0)
+        self._told = found
+
     def _count(self, outcome: Outcome, one: RequestStatistics | None) -> None:
-        if one is not None:
-            self._steps += one.steps
-            self._step_tokens += one.step_tokens
-            for field, counter in self._counters.items():
-                if value := getattr(one, field):
-                    counter.increment(value)
-            for field, histogram in self._histograms.items():
-                if (seconds := getattr(one, field)) is not None:
-                    histogram.observe(seconds)
+        self._tell_totals()
+        for field, histogram in self._histograms.items() if one is not None else ():
+            if (value := getattr(one, field)) is not None:
+                histogram.observe(value)
         # The outcome last: whoever sees it sees all figures of that request.
         self._ends[outcome].increment(1)
 
     def _show_load(self) -> None:
-        load = self._load()
+        load = self._worker.load
         figures: dict[str, float] = {
             "dflash_active_slots": load.active,
             "dflash_waiting_requests": load.waiting,

@@ -9,12 +9,13 @@ from string import Template
 
 from dflash_trt.backends.registry import check_runnable
 from dflash_trt.bundle.bundle import Bundle, load_tokenizer, open_bundle
-from dflash_trt.bundle.manifest import MANIFEST_NAME
+from dflash_trt.bundle.manifest import MANIFEST_NAME, read_manifest
+from dflash_trt.core.files import exists
 from dflash_trt.core.links import place_files
 from dflash_trt.core.progress import Progress
 from dflash_trt.core.publish import StagedKind, staged_folder
-from dflash_trt.decoding.drafter_kinds import DFLASH, NOBODY, Drafting
-from dflash_trt.decoding.schedule import BlockSchedule
+from dflash_trt.decoding.drafter_kinds import DFLASH, DRAFTERS, NOBODY, Drafting
+from dflash_trt.decoding.schedule import BlockSchedule, schedule_name
 from dflash_trt.decoding.tuning.bundle_schedule import (
     AUTO,
     NONE,
@@ -33,6 +34,29 @@ BUNDLE_FOLDER = Path(LLM_MODEL, "1", "bundle")
 REPOSITORY = StagedKind("model repository", f"{LLM_MODEL}/config.pbtxt")
 
 MAX_QUEUE_SIZE = 64
+
+
+def identify_bundle(repository: Path) -> frozenset[tuple[str, object]]:
+    """What tells the repository's bundle from any other; nothing where it has none.
+
+    Weights, whose content nobody has hashed, count by when they were written.
+
+    Raises:
+        DflashError: the bundle has no good manifest, or lacks a file.
+    """
+    folder = repository / BUNDLE_FOLDER
+    if not exists(folder / MANIFEST_NAME):
+        return frozenset()
+    bundle = Bundle(folder, read_manifest(folder))
+    rest = bundle.manifest.model_copy(update={"files": []})
+    found: set[tuple[str, object]] = {("", rest.encode())}
+    for file in bundle.manifest.files:
+        known: object = file.sha256
+        if file.header_sha256 is not None:
+            known = bundle.find(file.path).stat().st_mtime_ns
+        if file.path not in map(schedule_name, DRAFTERS):  # `tune` may write it meanwhile
+            found.add((file.path, known))
+    return frozenset(found)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

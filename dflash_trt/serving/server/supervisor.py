@@ -17,6 +17,7 @@ from dflash_trt.serving.client.client import GenerationRequest, ServedModel, Tex
 from dflash_trt.serving.client.errors import ServedModelError
 from dflash_trt.serving.server.heartbeat import SilenceWatch, find_models, read_heartbeat, runs
 from dflash_trt.serving.server.launcher import ServerOptions, TritonServer
+from dflash_trt.serving.server.repository import identify_bundle
 
 if TYPE_CHECKING:  # the front is an extra
     from dflash_trt.serving.openai.server import OpenAiServer
@@ -59,6 +60,7 @@ class Supervisor:
         on_event: Callable[[str], None] = lambda _: None,
         max_restarts: int = MAX_RESTARTS,
     ) -> None:
+        self._bundle = identify_bundle(options.repository)
         self.server = TritonServer(options)
         self._max_restarts, self._on_event = max_restarts, on_event
         self._options = replace(options, **self.server.ports)
@@ -89,6 +91,7 @@ class Supervisor:
     async def start(self) -> None:
         """Returns when the first server is ready."""
         await asyncio.to_thread(self.server.wait_ready)
+        self._check_bundle()
         if not self._ending.is_set():
             self._model = ServedModel(self.server.addresses.grpc)
 
@@ -152,14 +155,27 @@ class Supervisor:
             return None
         started = time.monotonic()
         try:
+            self._check_bundle()
             self.server = await asyncio.to_thread(TritonServer, self._options)
             if self._ending.is_set():
                 self.kill()
             await self.start()
+        except ServerFailedError:
+            raise
         except DflashError as error:
             return error.message
         self._on_event(f"ready again after {time.monotonic() - started:.1f} s")
         return None
+
+    def _check_bundle(self) -> None:
+        """Raises ServerFailedError where another bundle lies in the place of the one served.
+
+        The front has the name, the tokenizer and the limits of that one.
+        """
+        place = self._options.repository
+        if place.is_dir() and identify_bundle(place) != self._bundle:
+            what = f"{place} holds another bundle than the one that was served"
+            raise ServerFailedError(f"{what}: start `serve` again for it", self.server, None)
 
     async def _watch(self) -> str | None:
         """Returns what is wrong with the server, once something is; None when it is to end."""

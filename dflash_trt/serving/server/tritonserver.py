@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 
-from dflash_trt.errors import DflashError
+from dflash_trt.errors import DflashError, install_extra
 
 NGC_BINARY = Path("/opt/tritonserver/bin/tritonserver")
 STUB_NAME = "triton_python_backend_stub"
@@ -42,7 +42,7 @@ def find_tritonserver() -> TritonServerBinary:
         return TritonServerBinary(binary, wheel)
     raise DflashError(
         "there is no tritonserver: not in PATH, not in NGC's place, not in the environment",
-        fix="pip install 'dflash-trt[serve]' (Python below 3.13), or use NGC's container",
+        fix=f"{install_extra('serve')} (Python below 3.13), or use NGC's container",
     )
 
 

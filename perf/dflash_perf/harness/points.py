@@ -99,6 +99,7 @@ class RunSummary(RunPlan):
         values: run metrics by tag; those without data are missing.
         distributions: request metrics by tag, as from `describe`.
         ended_early: requests with fewer output tokens than `exact_tokens`.
+        short: answers that were empty or ended after a token, of their own accord.
         sets: figures of each named set, then of all requests.
     """
 
@@ -111,6 +112,7 @@ class RunSummary(RunPlan):
     acceptance: AcceptanceProfile | None
     ended_early: int
     sets: tuple[SetSummary, ...] = ()
+    short: int = 0
 
     @staticmethod
     def of(plan: RunPlan, run: RunRecord, exact_tokens: int | None = None) -> RunSummary:
@@ -135,6 +137,7 @@ class RunSummary(RunPlan):
             acceptance=AcceptanceProfile.of(completed),
             ended_early=sum((one.output_tokens or 0) < exact for one in completed),
             sets=summarize_sets(run),
+            short=sum(one.is_short for one in completed),
         )
 
     def to_json(self) -> dict[str, Any]:
@@ -205,6 +208,11 @@ class SweepPoint:
         return self.value("output_throughput_per_gpu") or self.value("output_throughput")
 
     @property
+    def short(self) -> int:
+        """Answers that were empty or ended after a token."""
+        return sum(run.short for run in self.runs)
+
+    @property
     def notes(self) -> list[str]:
         """Reasons to trust the figures less, as sentences for the report."""
         notes: list[str] = []
@@ -219,6 +227,9 @@ class SweepPoint:
             notes.append(f"the client used {busiest:.0%} of a core: it may be the bottleneck")
         if early := sum(run.ended_early for run in self.runs):
             notes.append(f"{early} requests ended early: the server does not ignore eos")
+        if self.short:
+            what = f"{self.short} of {self.requests} answers were empty or ended after one token"
+            notes.append(f"{what}: without a TPOT they count for nothing")
         if looping := sum(one.looping or 0 for one in self.of_set(ALL)):
             others = self.set_value(ALL, "acceptance_length")
             without = "" if others is None else f", which is {others.mean:.2f} without them"

@@ -67,6 +67,13 @@ class RequestRecord(ServerCounts):
     def completed(self) -> bool:
         return self.error is None
 
+    @property
+    def is_short(self) -> bool:
+        """Whether the answer was empty or ended after a token, and not by the length asked for."""
+        tokens = self.output_tokens
+        nothing = self.ttft_s is None if tokens is None else tokens < 2
+        return nothing and self.finish_reason != "length"
+
     def to_json(self) -> dict[str, Any]:
         """The fields that are not at their defaults; times to the microsecond."""
         shown: dict[str, Any] = {}

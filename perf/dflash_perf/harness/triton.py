@@ -14,11 +14,13 @@ from dflash_perf.harness.sweep_config import Configuration, SweepConfig
 from dflash_trt.errors import DflashError, nearest
 from dflash_trt.serving.client.errors import ServedModelError
 from dflash_trt.serving.client.wire import Response, WireClient, make_input
+from dflash_trt.serving.server.inputs import APPLY_TEMPLATE
 
 STREAMS_PER_CONNECTION = 32
 # An input of the model where it has one, else a parameter of the request.
 _IGNORE_EOS = "ignore_eos"
 _EOS_INPUTS = ("sampling_param_ignore_eos", _IGNORE_EOS)
+_CHAT_TEMPLATE = "chat_template"
 _COUNTS = {
     "num_input_tokens": "input_tokens",
     "num_output_tokens": "output_tokens",
@@ -79,6 +81,8 @@ class TritonEndpoint:
         self._sends_seed = "sampling_param_seed" in inputs
         wanted = ["text_output", "output_ids", "finish_reason", *_COUNTS, *_LISTS]
         self._outputs = [InferRequestedOutput(one) for one in wanted if one in offered]
+        if model.parameters.get(_CHAT_TEMPLATE) == "true":  # our own model's word
+            self._parameters.setdefault(APPLY_TEMPLATE, True)
         told = model.parameters.get("streaming_text")
         self._streaming = cast(Streaming, told) if told in get_args(Streaming) else None
         return {"server": model.server, "model": name, "parameters": model.parameters}
