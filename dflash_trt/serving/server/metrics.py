@@ -28,6 +28,7 @@ _COUNTER_PERIOD_S = 0.5  # there are more of them
 _LABELLED = {
     "dflash_requests_total": "Requests by outcome.",
     "dflash_grammars_total": "Requests with a grammar, by whether it could be used.",
+    "dflash_accepted_draft_tokens_by_position_total": "Accepted, by place in the block, from 1.",
 }
 _COUNTERS = {
     "dflash_prompt_tokens_total": ("prompt_tokens", "Prompt tokens in the caches."),
@@ -43,9 +44,6 @@ _COUNTERS = {
     "dflash_constrained_step_tokens_total": ("constrained_step_tokens", "Tokens of these steps."),
     "dflash_forced_draft_tokens_total": ("forced_tokens", "Draft tokens that a grammar put in."),
     "dflash_grammar_seconds_total": ("grammar_s", "Processor time in grammars, while decoding."),
-}
-_POSITIONS = {
-    "dflash_accepted_draft_tokens_by_position_total": "Accepted, by place in the block, from 1.",
 }
 _HISTOGRAMS = {
     "dflash_queue_seconds": ("queue_s", "From arrival to the first prefill pass.", SECONDS),
@@ -74,7 +72,7 @@ _GAUGES = {
     "dflash_acceptance_length": "Tokens per verify step (tau) since the start.",
 }
 KINDS = {
-    **dict.fromkeys((*_LABELLED, *_COUNTERS, *_POSITIONS), "counter"),
+    **dict.fromkeys((*_LABELLED, *_COUNTERS), "counter"),
     **dict.fromkeys(_HISTOGRAMS, "histogram"),
     **dict.fromkeys(_GAUGES, "gauge"),
 }
@@ -102,7 +100,7 @@ class Metrics:
     ) -> None:
         self._worker, self._utils, self._model = worker, utils, model
         self._families: list[Any] = []  # a family must outlive its metrics
-        requests, grammars = (self._family(*one) for one in _LABELLED.items())
+        requests, grammars, self._positions = (self._family(*one) for one in _LABELLED.items())
         # What ends, by outcome, and grammars, by whether they could be used.
         self._ends = {one: self._metric(requests, {"outcome": one.value}) for one in Outcome}
         self._grammars = {
@@ -113,7 +111,6 @@ class Metrics:
             field: self._metric(self._family(name, text))
             for name, (field, text) in _COUNTERS.items()
         }
-        (self._positions,) = (self._family(*one) for one in _POSITIONS.items())
         self._gauges: dict[str, Any] = {}
         for name, text in _GAUGES.items():
             labels = {"version": __version__} if name == "dflash_build_info" else {}
