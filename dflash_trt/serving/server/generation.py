@@ -164,11 +164,6 @@ class GenerationReader:
         longest = max(map(len, tokenizer.core.get_vocab(with_added_tokens=True)))
         self._max_characters, self._max_seq_len = max_seq_len * longest, max_seq_len
 
-    def close(self) -> None:
-        """Ends the process of the chat template."""
-        if self._renderer is not None:
-            self._renderer.close()
-
     def read(self, tensors: Tensors, parameters: Mapping[str, Any]) -> Generation:
         """Raises DflashError (usage) naming the first input that cannot be served."""
         check_inputs(tensors, UNIMPLEMENTED)
