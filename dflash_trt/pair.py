@@ -43,7 +43,8 @@ from dflash_trt.hardware.cores import ThreadChoice, choose_threads
 from dflash_trt.sampling.token_rules import TokenRules
 from dflash_trt.text.chat import ChatRenderer, Message, as_messages
 from dflash_trt.text.grammar import Follower, GrammarCompiler
-from dflash_trt.text.thoughts import AnswerFormat, ThoughtFormat, find_format, open_answer
+from dflash_trt.text.harmony import HarmonyFormat
+from dflash_trt.text.thoughts import AnswerFormat, find_format, open_answer
 from dflash_trt.text.tokenizer import BundleTokenizer
 
 Prompt = str | Sequence[int] | Sequence[Message]
@@ -309,9 +310,8 @@ class LoadedPair:
         form = self.answer_format
         if form is None:
             return ChatAnswer(text=result.text or "", reasoning=None, result=result)
-        closing = form.closing if isinstance(form, ThoughtFormat) else None
-        is_open = closing is not None and closing not in result.token_ids
-        if is_open and request.grammar is not None:
+        is_marked = isinstance(form, HarmonyFormat) or form.closing in result.token_ids
+        if request.grammar is not None and not is_marked:
             # A grammar without the mark of reasoning is the answer's alone.
             return ChatAnswer(text=result.text or "", reasoning="", result=result)
         stream = open_answer(form, request.stop_strings, request.prompt_ids)

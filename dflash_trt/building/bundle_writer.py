@@ -36,14 +36,15 @@ from dflash_trt.models.build_config import BuildConfig
 from dflash_trt.models.pair_check import Pair
 from dflash_trt.models.quantized_weights import read_kv_scales
 from dflash_trt.models.safetensors_header import header_sha256
-from dflash_trt.text.tokenizer import OLDER_FILES, TEMPLATE_FILES, TOKENIZER_CONFIG, BundleTokenizer
+from dflash_trt.text.tokenizer import OLDER_FILES, TEMPLATE_FILES, BundleTokenizer
 from dflash_trt.version import __version__
 
 MAX_TABLE_BYTES = 1 << 30
 TOKENIZER_NAME = "tokenizer.json"
 TOKENIZER_FILES = {
     TOKENIZER_NAME: FileKind.TOKENIZER,
-    **dict.fromkeys((TOKENIZER_CONFIG, *OLDER_FILES), FileKind.CONFIG),
+    "tokenizer_config.json": FileKind.CONFIG,
+    **dict.fromkeys(OLDER_FILES, FileKind.CONFIG),
     "generation_config.json": FileKind.CONFIG,
     **dict.fromkeys(TEMPLATE_FILES, FileKind.TEMPLATE),
 }

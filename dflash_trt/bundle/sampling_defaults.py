@@ -40,7 +40,7 @@ def read_sampling_defaults(bundle: Bundle) -> SamplingDefaults:
     names = (*_SAMPLING, _REPETITION, MAX_NEW_TOKENS)
     given = {name: stated[name] for name in names if stated.get(name) is not None}
     sampling = {name: given[name] for name in _SAMPLING if name in given}
-    if sampling.get("top_k") in ALL_TOKENS:
+    if type(sampling.get("top_k")) is int and sampling["top_k"] in ALL_TOKENS:
         del sampling["top_k"]
     try:
         SamplingParams(**sampling)
@@ -58,4 +58,4 @@ def read_sampling_defaults(bundle: Bundle) -> SamplingDefaults:
 
 def describe_defaults(defaults: SamplingDefaults) -> str:
     """The values in words, as in "temperature 0.6, top_k 20"."""
-    return ", ".join(f"{name} {value:g}" for name, value in defaults.items())
+    return ", ".join(f"{name} {value}" for name, value in defaults.items())

@@ -48,6 +48,7 @@ _FRONT_ONLY = {
     "--key-requests": "key_requests",
     "--tls-cert": "tls_cert",
     "--tls-key": "tls_key",
+    "--allow-origin": "origins",
 }
 
 
@@ -83,6 +84,14 @@ _FRONT_ONLY = {
     ),
     click.option("--tls-cert", type=FILE, help="The OpenAI port speaks TLS by this PEM file..."),
     click.option("--tls-key", type=FILE, help="... and its key."),
+    click.option(
+        "--allow-origin",
+        "origins",
+        metavar="ORIGIN",
+        multiple=True,
+        help="Web pages of ORIGIN (https://host, or * for all) may ask the OpenAI port; "
+        "repeatable.  [default: none]",
+    ),
     click.option(
         "--log-format",
         type=click.Choice(get_args(LogFormat)),
@@ -189,6 +198,7 @@ async def _serve(
             takes = front_options.generation_config == "auto"
             defaults = read_sampling_defaults(bundle) if takes else {}
             front_options.check_tls()
+            front_options.check_origins()
             front_options.open_keys()
             bound = stack.enter_context(bind_port(options.host, openai_port, "--openai-port"))
         service = stack.enter_context(Service())

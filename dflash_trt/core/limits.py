@@ -20,6 +20,9 @@ PAGE_SIZES = tuple(1 << power for power in range(3, 11))
 Count = Annotated[int, Field(ge=1, le=MAX_COUNT, strict=True)]
 Threads = Annotated[int, Field(ge=1, le=MAX_THREADS)]
 
+TOO_LONG = "not fit: the context"
+"""What every error about a prompt's length says, by which clients of any port can tell it."""
+
 _SIZES = f"a power of two from {PAGE_SIZES[0]} to {PAGE_SIZES[-1]}"
 
 

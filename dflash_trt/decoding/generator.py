@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 
 import numpy as np
 from tokenizers import Tokenizer
@@ -41,7 +41,7 @@ from dflash_trt.decoding.scores import (
 from dflash_trt.decoding.state import RequestState
 from dflash_trt.decoding.statistics import RunningTotals, StatisticsRecorder, Stopwatch
 from dflash_trt.sampling.acceptance import accept_block
-from dflash_trt.text.detokenise import TextStream
+from dflash_trt.text.detokenise import TextStream, special_ids
 
 
 class Generator:
@@ -144,10 +144,13 @@ class Generator:
         """Raises DflashError (usage) when this generator cannot run `request`."""
         check_request(request, self._limits, self._tokenizer is not None)
 
-    def submit(self, request: Request, submitted_at: float | None = None) -> int:
+    def submit(
+        self, request: Request, submitted_at: float | None = None, flow: Hashable = None
+    ) -> int:
         """Queues `request` and returns its id, which its events carry.
 
-        `submitted_at` is the clock's time that its statistics count from; None is now.
+        `submitted_at` is the clock's time that its statistics count from; None is now. Requests of
+        one `flow` share the slots with other flows as one would; None makes it one of its own.
 
         Raises DflashError: this generator cannot run it (see `check`).
         """
@@ -157,8 +160,14 @@ class Generator:
         block_size = request.block_size or self._options.block_size or self._limits.block_size
         room = self._limits.max_seq_len - len(request.prompt_ids)
         eos_token_ids = frozenset[int]() if request.ignore_eos else self._eos_token_ids
-        tokenizer = self._tokenizer
-        stream = None if tokenizer is None else TextStream(tokenizer, request.stop_strings)
+        stream = None
+        if (tokenizer := self._tokenizer) is not None:
+            shown = () if request.skip_special_tokens else special_ids(tokenizer)
+            keeps = request.include_stop_str_in_output
+            stream = TextStream(tokenizer, request.stop_strings, shown, keeps_stop=keeps)
+        masks = request.holds_ends or not request.rules.is_neutral
+        grammar = request.grammar
+        now = self._clock() if submitted_at is None else submitted_at
         state = RequestState(
             request_id=request_id,
             request=request,
@@ -167,13 +176,12 @@ class Generator:
             stop_ids=eos_token_ids.union(request.stop_token_ids),
             stream=stream,
             recorder=StatisticsRecorder(
-                self._clock() if submitted_at is None else submitted_at,
-                self.totals,
-                grammar_s=None if request.grammar is None else 0.0,
+                now, self.totals, grammar_s=None if grammar is None else 0.0
             ),
-            follower=None if request.grammar is None else request.grammar.fork(),
+            flow=request_id if flow is None else flow,
+            follower=None if grammar is None else grammar.fork(),
             penalties=open_penalties(request),
-            mask=None if request.rules.is_neutral else request.rules.mask(self._limits.vocab_size),
+            mask=request.rules.mask(self._limits.vocab_size) if masks else None,
         )
         self._live[request_id] = state
         self._scheduler.add(state)

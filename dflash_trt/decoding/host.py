@@ -71,7 +71,10 @@ class GeneratorHost:
         def listen(index: int) -> Callable[[TokenEvent | Failure], None]:
             return lambda event: heard.put((index, event))
 
-        jobs = [Job(request=one, listener=listen(index)) for index, one in enumerate(requests)]
+        jobs = [
+            Job(request=one, listener=listen(index), flow=heard)
+            for index, one in enumerate(requests)
+        ]
         left = len(jobs)
         try:
             for job in jobs:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 from enum import StrEnum
 
@@ -42,6 +42,7 @@ class Job:
         listener: hears every event, on the worker's thread, and must not block it. The last thing
             it hears is an event with a result, or a Failure; after that nothing.
         deadline: moment of `time.perf_counter` after which it is ended; None is never.
+        flow: what it takes turns with others as part of; itself where None is given.
 
     `cancelled` may be set by any thread; the generator's next step frees the slot.
     """
@@ -49,8 +50,12 @@ class Job:
     request: Request
     listener: Callable[[TokenEvent | Failure], None]
     deadline: float | None = None
+    flow: Hashable = None
     arrived_at: float = field(default_factory=time.perf_counter)
     cancelled: bool = False
+
+    def __post_init__(self) -> None:
+        self.flow = id(self) if self.flow is None else self.flow
 
     @property
     def overdue(self) -> bool:
@@ -86,6 +91,11 @@ class JobRunner:
         return len(self._live)
 
     @property
+    def flows(self) -> list[Hashable]:
+        """The flow of each live job; any thread may ask."""
+        return [job.flow for job in tuple(self._live.values())]
+
+    @property
     def load(self) -> Load:
         """What the generator holds now."""
         used = self.generator.used_slots
@@ -99,7 +109,7 @@ class JobRunner:
     def add(self, job: Job) -> None:
         """Submits a job; its listener hears all that follows, a refusal too."""
         try:
-            self._live[self.generator.submit(job.request, job.arrived_at)] = job
+            self._live[self.generator.submit(job.request, job.arrived_at, job.flow)] = job
         except DflashError as error:
             job.listener(Failure(Outcome.REFUSED, error))
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Literal, TypedDict
 
 from dflash_trt.backends.base import ExecutorLimits, FloatArray
-from dflash_trt.core.limits import advise_shorter
+from dflash_trt.core.limits import TOO_LONG, advise_shorter
 from dflash_trt.decoding.logprobs import (
     LOGPROBS_MODES,
     MAX_TOP_LOGPROBS,
@@ -40,6 +40,9 @@ class Continuation:
         stop_token_ids: tokens that end the output, besides the model's end-of-sequence ids. The
             token itself is in the output's ids but not in its text.
         ignore_eos: do not end at the model's end-of-sequence ids.
+        min_tokens: before so many output tokens none that would end the output may come.
+        include_stop_str_in_output: the text has the stop string, or the stop token's text, too.
+        skip_special_tokens: False shows special tokens in the text, but for one that ends it.
         logprobs: log-probabilities of the output's tokens are wanted, and of so many of the
             likeliest tokens at the place of each (0 … 20); None: no log-probabilities.
         logprobs_mode: "raw_logprobs", of the target's own rows, or "processed_logprobs", of those
@@ -57,6 +60,9 @@ class Continuation:
     stop_strings: tuple[str, ...] = ()
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
+    min_tokens: int = 0
+    include_stop_str_in_output: bool = False
+    skip_special_tokens: bool = True
     logprobs: int | None = None
     logprobs_mode: LogprobsMode = "raw_logprobs"
     prompt_logprobs: int | None = None
@@ -67,6 +73,13 @@ class Continuation:
         _check_kind("sampling", self.sampling, SamplingParams)
         _check_kind("penalties", self.penalties, Penalties)
         _check_least("max_tokens", self.max_tokens, 1)
+        _check_least("min_tokens", self.min_tokens, 0)
+        if self.max_tokens is not None and self.min_tokens > self.max_tokens:
+            what = f"{self.min_tokens} is more than max_tokens, {self.max_tokens}"
+            raise DflashError(what, where="min_tokens", usage=True)
+        if self.min_tokens and self.stop_strings:
+            what = "does not go with stop strings, which may come anywhere"
+            raise DflashError(what, where="min_tokens", usage=True)
         for name in ("logprobs", "prompt_logprobs"):
             top = getattr(self, name)
             if top is not None and (type(top) is not int or not 0 <= top <= MAX_TOP_LOGPROBS):
@@ -88,6 +101,9 @@ class ContinuationOptions(TypedDict, total=False):
     stop_strings: tuple[str, ...]
     stop_token_ids: tuple[int, ...]
     ignore_eos: bool
+    min_tokens: int
+    include_stop_str_in_output: bool
+    skip_special_tokens: bool
     logprobs: int | None
     logprobs_mode: LogprobsMode
     prompt_logprobs: int | None
@@ -122,6 +138,9 @@ class Request(Continuation):
         if self.grammar is not None and self.ignore_eos:
             what = "does not go with a grammar, which the end of sequence ends"
             raise DflashError(what, where="ignore_eos", usage=True)
+        if self.grammar is not None and self.min_tokens:
+            what = "does not go with a grammar, which says when the output may end"
+            raise DflashError(what, where="min_tokens", usage=True)
 
     @property
     def needs_logits(self) -> bool:
@@ -146,7 +165,12 @@ class Request(Continuation):
     @property
     def is_bound(self) -> bool:
         """Whether some tokens may not come."""
-        return self.grammar is not None or not self.rules.is_neutral
+        return self.grammar is not None or not self.rules.is_neutral or self.holds_ends
+
+    @property
+    def holds_ends(self) -> bool:
+        """Whether tokens that would end the output may not come at first."""
+        return self.min_tokens > 0 and (not self.ignore_eos or bool(self.stop_token_ids))
 
     @property
     def is_hosts(self) -> bool:
@@ -225,7 +249,7 @@ def check_request(request: Request, limits: ExecutorLimits, has_tokenizer: bool)
     length, longest = len(request.prompt_ids), limits.max_seq_len - 1
     if length > longest:
         raise DflashError(
-            f"{length} tokens do not fit: the context of {limits.max_seq_len} holds a prompt of "
+            f"{length} tokens do {TOO_LONG} of {limits.max_seq_len} holds a prompt of "
             f"at most {longest} and one output token",
             where="prompt",
             fix=advise_shorter(limits.max_seq_len, limits.longest),

@@ -1,8 +1,7 @@
-"""Who runs next: first come, first served into slots; decode passes between prompt chunks."""
+"""Who runs next: flows take turns at slots (`turns.py`); decode passes between prompt chunks."""
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import groupby
@@ -12,6 +11,7 @@ import numpy as np
 
 from dflash_trt.decoding.paging import PageTables
 from dflash_trt.decoding.state import RequestState
+from dflash_trt.decoding.turns import WaitingLine, find_yielding, find_youngest
 
 MoveSlot = Callable[[int, int, int], None]
 
@@ -144,7 +144,7 @@ class Scheduler:
     ) -> None:
         self._max_seq_len = max_seq_len
         self._prefill_chunk = prefill_chunk
-        self._waiting: deque[RequestState] = deque()
+        self._waiting = WaitingLine()
         self.slots = SlotTable(slots, move_slot)
         self._paging = paging
         self._looks_ahead = looks_ahead
@@ -158,12 +158,16 @@ class Scheduler:
 
     @property
     def will_prefill(self) -> bool:
-        """Whether a prompt is being prefilled, or can start because a slot is free."""
-        is_placed = self.slots.prefilling is not None
-        return is_placed or (bool(self._waiting) and self.slots.can_place())
+        """Whether a prompt is being prefilled, or can start in a slot that is free or yielded."""
+        if self.slots.prefilling is not None:
+            return True
+        state = self._waiting.find_next(self.running)
+        if state is None:
+            return False
+        return self.slots.can_place() or find_yielding(state, self.running) is not None
 
     def add(self, state: RequestState) -> None:
-        self._waiting.append(state)
+        self._waiting.add(state)
 
     def plan_decode(self, most_rows: int | None = None) -> list[DecodeBatch]:
         """One decode step of every decoding request, in as few passes as their blocks allow.
@@ -171,7 +175,7 @@ class Scheduler:
         Requests whose blocks differ cannot share a pass: each run of equal neighbours is one. They
         differ by a request's own size, and at the end of the context. With an executor that looks
         ahead, those whose rows the host reads are passes of their own, so that the others go on
-        ahead. `most_rows` bounds all. Where pages run out, the youngest requests wait again.
+        ahead. `most_rows` bounds all. Where pages run out, the youngest of larger flows wait again.
         """
         if self._paging is not None:
             self._make_room(self._paging)
@@ -189,15 +193,12 @@ class Scheduler:
         return batches
 
     def plan_prefill(self) -> PrefillChunk | None:
-        """The next chunk of the oldest unfinished prompt; None when no slot or prompt is left.
+        """The next chunk of the prompt whose turn it is; None when no slot or prompt is left.
 
-        The oldest prompt waits, and all behind it, where pages are too few for it and one block.
-        One that has begun waits where windowed layers have too few for its next chunk.
+        It waits, and all behind it, where pages are too few for it and one block and no flow yields
+        more. One that has begun waits where windowed layers have too few for its next chunk.
         """
-        if self._waiting and self.slots.can_place() and self._has_pages(self._waiting[0]):
-            self.slots.place(self._waiting.popleft())
-            if self._copies_prefix:
-                self.slots.copy_prefix()
+        self._place_next()
         state = self.slots.prefilling
         if state is None:
             return None
@@ -223,6 +224,27 @@ class Scheduler:
         if not self.slots.release(state):
             self._waiting.remove(state)
 
+    def _place_next(self) -> None:
+        """Gives whoever's turn it is a slot, where one is free or a larger flow yields it.
+
+        Waiting for a neighbour's end would take as long as that one's answer; what it has computed
+        is computed again, which takes a prompt's time.
+        """
+        state = None
+        if self.slots.prefilling is None:
+            state = self._waiting.find_next(self.running)
+        if state is None:
+            return
+        while not (self.slots.can_place() and self._has_pages(state)):
+            yielding = find_yielding(state, self.running)
+            if yielding is None:
+                return
+            self._preempt(yielding, is_next=False)
+        self._waiting.take(state)
+        self.slots.place(state)
+        if self._copies_prefix:
+            self.slots.copy_prefix()
+
     def _has_pages(self, state: RequestState) -> bool:
         if self._paging is None:
             return True
@@ -242,7 +264,7 @@ class Scheduler:
             end, slot = self._block_end(state), self.slots.find(state)
             while slot is not None and not paging.reserve(state, slot, end):
                 if not self._trim(paging):
-                    self._preempt(max(self.running, key=attrgetter("request_id")), paging)
+                    self._preempt(find_youngest(self.running), is_next=True)
                 slot = self.slots.find(state)
         if self._looks_ahead and not self.will_prefill:  # the block behind it as well
             for slot, state in enumerate(self.slots.decoding):
@@ -256,11 +278,12 @@ class Scheduler:
     def _block_end(self, state: RequestState, blocks: int = 1) -> int:
         return min(state.cached_length + blocks * state.rows, self._max_seq_len)
 
-    def _preempt(self, state: RequestState, paging: PageTables) -> None:
-        paging.vacate(state)
+    def _preempt(self, state: RequestState, *, is_next: bool) -> None:
+        if self._paging is not None:
+            self._paging.vacate(state)
         self.slots.release(state)
         state.preempt()
-        self._waiting.appendleft(state)
+        self._waiting.put_back(state, is_next=is_next)
 
     def _count_rows(self, state: RequestState, most_rows: int | None) -> int:
         wanted = state.rows if most_rows is None else min(state.rows, most_rows)

@@ -154,7 +154,10 @@ def make_chooser(state: RequestState, known: RowScores) -> Callable[[int], int]:
     def choose(row: int) -> int:
         allowed: Allowed | None = state.follower
         if state.mask is not None:
-            allowed = Ruled(state.mask, state.request.rules.banned(output), allowed)
+            banned = request.rules.banned(output)
+            if len(output) < request.min_tokens:
+                banned |= state.stop_ids
+            allowed = Ruled(state.mask, banned, allowed)
         logits = known.whole(row)
         if state.penalties is not None:
             logits = state.penalties.apply(logits)

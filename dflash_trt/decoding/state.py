@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Hashable, Iterable
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -27,7 +27,8 @@ class RequestState:
     `penalties` know its output so far, `mask` what its rules allow anywhere, `processed` are
     log-probabilities of tokens that a step has chosen and the output does not have yet.
     `logprobs` are wanted ones, the first `told` of which events had; the text of their tokens
-    begins at `starts`, and `shown` characters of it are visible.
+    begins at `starts`, and `shown` characters of it are visible. Requests of one `flow` take turns
+    with others as one.
     """
 
     request_id: int
@@ -37,6 +38,7 @@ class RequestState:
     stop_ids: frozenset[int]
     stream: TextStream | None
     recorder: StatisticsRecorder
+    flow: Hashable
     prefilled: int = 0
     recomputed: int = 0
     token_ids: list[int] = field(default_factory=list)
@@ -208,7 +210,8 @@ class RequestState:
         if self.request.logprobs is not None and self.stream is not None:
             self.starts.append(self.stream.decoded)
         if token_id in self.stop_ids:
-            self.pieces.append("")
+            shows = self.stream is not None and self.request.include_stop_str_in_output
+            self.pieces.append(self.stream.push(token_id) if self.stream and shows else "")
             self.finish_reason = "stop"
             return
         if self.stream is not None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable
 from enum import Enum
 
@@ -30,7 +30,8 @@ class GeneratorWorker:
 
     Args:
         open_runner: opens a generator; called again when an executor has failed. It may have jobs.
-        capacity: jobs in slots and in the queue together; None is any number.
+        capacity: jobs in slots and in the queue together; None is any number. A flow with less
+            than its share of them may have it beyond, which is never twice as many.
         owner: the name that messages use for what it serves.
         remedy: what to do when no other generator opens.
         on_phase: told each phase as it begins, on the worker's thread.
@@ -76,7 +77,7 @@ class GeneratorWorker:
     def submit(self, job: Job) -> None:
         """Queues `job`; its listener hears the rest, a refusal for lack of room included."""
         with self._changed:
-            refusal = self._find_refusal()
+            refusal = self._find_refusal(job)
             if refusal is None:
                 self._arrived.append(job)
                 self._changed.notify()
@@ -91,13 +92,13 @@ class GeneratorWorker:
         if self._thread.is_alive():
             self._thread.join()
 
-    def _find_refusal(self) -> Failure | None:
+    def _find_refusal(self, job: Job) -> Failure | None:
         if self._closing:
             return self._closed
         if self._broken is not None:
             return Failure(Outcome.FAILED, self._broken)
         held = len(self._arrived) + (0 if self._runner is None else self._runner.live)
-        if self._capacity is not None and held >= self._capacity:
+        if self._capacity is not None and held >= self._capacity and not self._has_share(job):
             return Failure(
                 Outcome.OVERFLOW,
                 DflashError(
@@ -106,6 +107,13 @@ class GeneratorWorker:
                 ),
             )
         return None
+
+    def _has_share(self, job: Job) -> bool:
+        """Whether a full queue owes the flow of `job` a place, because larger ones fill it."""
+        flows = Counter(one.flow for one in self._arrived)
+        flows.update(() if self._runner is None else self._runner.flows)
+        places = (self._capacity or 0) // len(flows.keys() | {job.flow})
+        return flows[job.flow] < places
 
     def _run(self) -> None:
         while True:

@@ -43,7 +43,7 @@ class ChatRenderer:
         self._template, self._tool_template = template, tool_template
         self._special_tokens = special_tokens
         self._lost: dict[tuple[str, ...], frozenset[int]] = {}
-        """Places of messages that the template drops, by roles and names of variables."""
+        """Places of messages that the template drops, by roles, names of variables and switches."""
         self._sandbox = Sandbox("template")
 
     def find(self, *, tools: bool) -> str:
@@ -102,7 +102,11 @@ class ChatRenderer:
         shown = [at for at, one in enumerate(conversation) if not one.get("tool_calls")]
         calls = ["" if at in shown else "calls" for at in range(len(conversation))]
         roles = (one["role"] for one in conversation)
-        named = sorted(variables or {})
+        # Switches decide what is shown; of other values, which may be anybody's, the names do.
+        named = sorted(
+            f"{name}={value}" if isinstance(value, bool) else name
+            for name, value in (variables or {}).items()
+        )
         key = (self._choose(variables), *map(":".join, zip(roles, calls, strict=True)), *named)
         if key not in self._lost:
             marks = {at: f"dflash{at}mark" for at in shown}
@@ -118,6 +122,7 @@ class ChatRenderer:
                 raise
             except DflashError:  # it looks into contents; what it made of the real ones stands
                 text = "".join(marks.values())
+            text = text.lower()  # a template may write contents in capitals
             self._lost[key] = frozenset(at for at, mark in marks.items() if mark not in text)
         return frozenset(at for at in self._lost[key] if conversation[at]["content"].strip())
 

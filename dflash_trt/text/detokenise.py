@@ -80,6 +80,12 @@ def _too_much(where: str, what: str, most: int) -> DflashError:
     return DflashError(f"{what} are more than {most:,}", where=where, fix="send fewer", usage=True)
 
 
+def special_ids(tokenizer: Tokenizer) -> frozenset[int]:
+    """Ids of the tokens that have no text unless they are shown."""
+    added = tokenizer.get_added_tokens_decoder()
+    return frozenset(token_id for token_id, token in added.items() if token.special)
+
+
 class Detokenizer:
     """Turns tokens into text piece by piece; the pieces join to the decode of all tokens.
 
@@ -92,9 +98,7 @@ class Detokenizer:
 
     def __init__(self, tokenizer: Tokenizer, shown: Collection[int] = ()) -> None:
         self._tokenizer = tokenizer
-        added = tokenizer.get_added_tokens_decoder()
-        self._special_ids = {token_id for token_id, token in added.items() if token.special}
-        self._special_ids -= {*shown}
+        self._special_ids = special_ids(tokenizer).difference(shown)
         fallback = (tokenizer.token_to_id(f"<0x{byte:02X}>") for byte in range(256))
         self._byte_ids = {token_id for token_id in fallback if token_id is not None}
         # A decoder may treat the first token of a sequence in its own way (drop a leading
@@ -140,10 +144,13 @@ class Detokenizer:
 
 
 class StopStrings:
-    """Passes text on, up to the first stop string; holds back what might begin one."""
+    """Passes text on, up to the first stop string; holds back what might begin one.
 
-    def __init__(self, stop_strings: Sequence[str]) -> None:
-        self._stop_strings = tuple(stop_strings)
+    With `keeps_stop` the stop string is passed on too.
+    """
+
+    def __init__(self, stop_strings: Sequence[str], *, keeps_stop: bool = False) -> None:
+        self._stop_strings, self._keeps_stop = tuple(stop_strings), keeps_stop
         self._held = ""
         self.match: str | None = None
         """The stop string that was completed, the first in the text."""
@@ -156,7 +163,7 @@ class StopStrings:
         found = [(at, stop) for stop in self._stop_strings if (at := text.find(stop)) >= 0]
         if found:
             (at, self.match), self._held = min(found), ""
-            return text[:at]
+            return text[:at] + (self.match if self._keeps_stop else "")
         certain = len(text) - max(
             (count_begun(text, stop) for stop in self._stop_strings), default=0
         )
@@ -184,16 +191,21 @@ def _is_read_as(text: str, token: AddedToken) -> bool:
 
 
 class TextStream:
-    """A request's text: detokenised, and cut before its first stop string.
+    """A request's text: detokenised, and cut before (or behind) its first stop string.
 
     A stop string that is a special token, which has no text, ends it where that token comes.
     """
 
     def __init__(
-        self, tokenizer: Tokenizer, stop_strings: Sequence[str], shown: Collection[int] = ()
+        self,
+        tokenizer: Tokenizer,
+        stop_strings: Sequence[str],
+        shown: Collection[int] = (),
+        *,
+        keeps_stop: bool = False,
     ) -> None:
         self._detokenizer = Detokenizer(tokenizer, shown)
-        self._stop_strings = StopStrings(stop_strings)
+        self._stop_strings = StopStrings(stop_strings, keeps_stop=keeps_stop)
         added = tokenizer.get_added_tokens_decoder() if stop_strings else {}
         self._stop_tokens = {
             token_id: stop

@@ -10,7 +10,7 @@ import json
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args
@@ -21,6 +21,7 @@ from tokenizers import Tokenizer
 from dflash_trt.core.masks import TokenMask
 from dflash_trt.core.strict_json import parse_json
 from dflash_trt.errors import DflashError, install_extra, one_line
+from dflash_trt.text.json_schema import enforce_schema
 from dflash_trt.text.sandbox import Held, Sandbox, SandboxLimits, SandboxLostError
 
 if TYPE_CHECKING:
@@ -32,8 +33,10 @@ GRAMMAR_KINDS: tuple[GrammarKind, ...] = get_args(GrammarKind)
 MOST_CHARACTERS = 64 << 10
 _MOST_GBNF = 16 << 10
 """Characters of rules that have to be converted, which takes time with their square."""
-# A model that is not sure writes blanks for ever, where a grammar allows them.
-_BLANKS = {"whitespace_pattern": r"[\x20\x0A\x0D\x09]{1,20}"}
+# A model that is not sure writes blanks for as long as a grammar allows them. What oneOf loses is
+# told by what reads schemas.
+_ANY_OBJECT = '{"type":"object"}'
+_OPTIONS = {"whitespace_pattern": r"\x20", "coerce_one_of": True}
 # States of a lexer take one to two kilobytes each; fuel is a step's work, about a microsecond each.
 # llguidance's own limits are 25, 10 and 10 times as high.
 _LIMITS = {"max_lexer_states": 10_000, "initial_lexer_fuel": 100_000, "step_lexer_fuel": 20_000}
@@ -339,14 +342,19 @@ def _to_llguidance(grammar: Grammar, matcher_type: Any) -> str:
     elif grammar.kind == "grammar":
         text = matcher_type.grammar_from_lark(_to_lark(grammar.text))
     else:
-        schema = grammar.text if grammar.kind == "json_schema" else '{"type":"object"}'
-        text = matcher_type.grammar_from_json_schema(schema, overrides=_BLANKS)
+        schema = grammar.text if grammar.kind == "json_schema" else _ANY_OBJECT
+        text = matcher_type.grammar_from_json_schema(enforce_schema(schema)[0], overrides=_OPTIONS)
     return text
 
 
-def lark_json(schema: Mapping[str, Any]) -> str:
-    """A schema as what stands to the right of a Lark rule, with the bound of blanks."""
-    return f"%json {schema_text({**schema, 'x-guidance': _BLANKS})}"
+def lark_json(schema: str) -> str:
+    """A schema's text as what stands to the right of a Lark rule, as it can be enforced.
+
+    Raises:
+        DflashError: it is too long, or no object (usage).
+    """
+    text, _ = enforce_schema(Grammar("json_schema", schema or _ANY_OBJECT).text)
+    return f"%json {schema_text({**json.loads(text), 'x-guidance': _OPTIONS})}"
 
 
 def lark_choice(text: str) -> str:

@@ -73,6 +73,7 @@ class HarmonyStream:
         self._header: list[int] | None = []  # the prompt has begun it; None outside of a header
         self._is_reasoning = False
         self._is_call = False
+        self.reasoning_tokens = 0
         self._text = self._open_text()
 
     def push(self, token_ids: Sequence[int]) -> AnswerPiece:
@@ -90,6 +91,7 @@ class HarmonyStream:
     def _take(self, token_id: int) -> AnswerPiece:
         """An ordinary token, or a special one of another format, which has no text."""
         if self._header is None:
+            self.reasoning_tokens += self._is_reasoning
             return self._say(self._text.push(token_id))
         self._header.append(token_id)
         return AnswerPiece() if self._may_be_header() else self._leave_header()

@@ -136,6 +136,7 @@ class ThoughtStream:
         self._has_thought = thinking
         self._has_said = False  # anything but blanks, in this part
         self._held = ""  # blanks, of which it is not known whether they count
+        self.reasoning_tokens = 0
         self._begun = ""  # text of reasoning that may be the mark's that ends it
         self._label: str | None = None  # what came where a label may stand
         self._text = self._open_text()
@@ -144,7 +145,9 @@ class ThoughtStream:
         """The text that is certain after these tokens; may be empty."""
         pieces = AnswerPiece()
         for token_id in token_ids:
+            was_thinking = self._thinking
             pieces += self._take(token_id)
+            self.reasoning_tokens += was_thinking and self._thinking
         return pieces
 
     def flush(self) -> AnswerPiece:
@@ -231,7 +234,12 @@ AnswerFormat = HarmonyFormat | ThoughtFormat
 
 
 class TokenReader(Protocol):
-    """What reads token ids, for what the text does not show."""
+    """What reads token ids, for what the text does not show.
+
+    `reasoning_tokens` counts those of reasoning, without its marks.
+    """
+
+    reasoning_tokens: int
 
     def push(self, token_ids: Sequence[int]) -> AnswerPiece: ...
 

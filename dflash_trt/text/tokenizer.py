@@ -31,9 +31,10 @@ TEMPLATE_FILES = {
     f"additional_chat_templates/{_TOOL_USE}.jinja": _TOOL_USE,
 }
 """Files of chat templates, by the names that choose one; a later file replaces an earlier one."""
-TOKENIZER_CONFIG = "tokenizer_config.json"
+CONFIG_NAME = "tokenizer_config.json"
 OLDER_FILES = ("special_tokens_map.json", "added_tokens.json")
 SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "pad_token")
+_NAMED = (*SPECIAL_TOKENS, "sep_token", "cls_token", "mask_token")
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-F]{2})>")
 _TOKEN_FLAGS = ("single_word", "lstrip", "rstrip", "special")
 
@@ -43,26 +44,29 @@ class BundleTokenizer:
 
     Attributes:
         core: the tokenizer itself, for the runtime's detokenisation.
+        config: tokenizer_config.json, with what older files had beside it.
         chat_template: Jinja source, None for a base model.
         tool_template: Jinja source of conversations with tools, where they have their own.
     """
 
     def __init__(self, folder: Path) -> None:
-        path, config_path = folder / "tokenizer.json", folder / TOKENIZER_CONFIG
-        self._config = _read_config(folder)
+        path = folder / "tokenizer.json"
+        config_path = folder / CONFIG_NAME
+        self.config = _read_config(folder)
         data = read_bytes(path, FileKind.TOKENIZER)
         is_known = check_tokenizer(data, path)
         self.core = load_tokenizer(data, path)
-        missing = _missing_tokens(self.core, self._config, config_path)
-        if missing:
+        stated = _stated_tokens(self.core, self.config, config_path)
+        if stated:
             root = json.loads(data)
-            root["added_tokens"] = [*(root.get("added_tokens") or ()), *missing]
+            own = {one["content"]: one for one in root.get("added_tokens") or ()}
+            root["added_tokens"] = [*(own | {one["content"]: one for one in stated}).values()]
             data = json.dumps(root, ensure_ascii=False).encode("utf-8", "surrogatepass")
             is_known = check_tokenizer(data, path)
             self.core = load_tokenizer(data, path)
-            _check_ids(self.core, missing, config_path)
+            _check_ids(self.core, stated, config_path)
         self._encoder = self.core if is_known else BoundedEncoder(data)
-        templates = _read_templates(folder, self._config)
+        templates = _read_templates(folder, self.config)
         self.chat_template, self.tool_template = map(templates.get, (_DEFAULT, _TOOL_USE))
 
     def encode(self, text: str, *, special: bool = True) -> list[int]:
@@ -123,45 +127,49 @@ class BundleTokenizer:
     @property
     def special_texts(self) -> dict[str, str]:
         """The special tokens that the config names, by its keys; empty texts for others."""
-        return {key: _token_text(self._config.get(key)) for key in SPECIAL_TOKENS}
+        return {key: _token_text(self.config.get(key)) for key in SPECIAL_TOKENS}
 
 
 def _read_config(folder: Path) -> dict[str, Any]:
-    """tokenizer_config.json; without added tokens, as older files beside it amend it."""
-    config, special, added = (
-        read_json_object(path) if exists(path) else {}
-        for path in map(folder.joinpath, (TOKENIZER_CONFIG, *OLDER_FILES))
-    )
+    """tokenizer_config.json, and where transformers reads them, the files that were before it.
+
+    Those are special_tokens_map.json and added_tokens.json, unless it has `added_tokens_decoder`.
+    """
+    stated = folder / CONFIG_NAME
+    config = read_json_object(stated) if exists(stated) else {}
     if "added_tokens_decoder" in config:
         return config
-    config |= special
-    named = [*config.values()]
-    for key in ("additional_special_tokens", "extra_special_tokens"):
-        named += config[key] if isinstance(config.get(key), list) else ()
-    texts = set(map(_token_text, named))
-    stated = {str(at): {"content": text, "special": text in texts} for text, at in added.items()}
-    return config | {"added_tokens_decoder": stated}
+    older, added = (folder / name for name in OLDER_FILES)
+    config |= read_json_object(older) if exists(older) else {}
+    tokens = read_json_object(added) if exists(added) else {}
+    # A text has no flags: tokenizer.json's own stand.
+    return {**config, "added_tokens_decoder": {str(at): text for text, at in tokens.items()}}
 
 
-def _missing_tokens(core: Tokenizer, config: dict[str, Any], path: Path) -> list[dict[str, Any]]:
-    """Added tokens that stand in tokenizer_config.json alone, as tokenizer.json writes them.
+def _stated_tokens(core: Tokenizer, config: dict[str, Any], path: Path) -> list[dict[str, Any]]:
+    """Added tokens that tokenizer.json lacks, or gives other flags, as it would write them.
 
-    transformers adds them in the order of their ids.
+    transformers adds them in the order of their ids, and takes the flags of `config`.
     """
     stated = config.get("added_tokens_decoder", {})
+    extra = config.get("extra_special_tokens")
+    named = [*map(config.get, _NAMED), *(extra if isinstance(extra, list) else ())]
+    special = {*map(_token_text, named)}
     tokens: list[dict[str, Any]] = []
-    known = {one.content for one in core.get_added_tokens_decoder().values()}
+    known = {one.content: (at, one) for at, one in core.get_added_tokens_decoder().items()}
     for key, one in stated.items() if isinstance(stated, dict) else ():
         content = _token_text(one)
         if not content or not key.isascii() or not key.isdigit() or len(key) > 9:
             what = f"added_tokens_decoder has no token's id and content at {quoted(key)}"
             raise DflashError(what, where=path, fix="download the file again")
-        if content in known:
-            continue
         given = one if isinstance(one, dict) else {}
         flags = {name: given.get(name) is True for name in _TOKEN_FLAGS}
-        normalized = given.get("normalized", not flags["special"]) is True
-        tokens.append({"id": int(key), "content": content, "normalized": normalized, **flags})
+        flags["special"] |= content in special
+        flags["normalized"] = given.get("normalized", not flags["special"]) is True
+        token_id, own = known.get(content, (int(key), None))
+        is_same = all(getattr(own, name, None) is flag for name, flag in flags.items())
+        if own is None or (given and not is_same):
+            tokens.append({"id": token_id, "content": content, **flags})
     return sorted(tokens, key=itemgetter("id"))
 
 

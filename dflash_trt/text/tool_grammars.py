@@ -11,9 +11,8 @@ import re
 from collections.abc import Iterable
 from typing import Any
 
-from dflash_trt.core.strict_json import parse_json
 from dflash_trt.errors import DflashError
-from dflash_trt.text.grammar import Grammar, lark_choice, lark_json
+from dflash_trt.text.grammar import Grammar, lark_choice, lark_json, schema_text
 from dflash_trt.text.harmony import CHANNEL, CONSTRAIN, END, MESSAGE, START
 from dflash_trt.text.tool_calls import HERMES, LLAMA_3
 from dflash_trt.text.tools import Tool, ToolFormat, ToolUse
@@ -114,7 +113,7 @@ def _channels(form: ToolFormat, use: ToolUse, answer: Grammar | None) -> Iterabl
 
 def _call(form: ToolFormat, tool: Tool, use: ToolUse) -> str:
     free = not use.must and not tool.strict
-    arguments = lark_json({"type": "object"} if free else tool.schema)
+    arguments = lark_json("" if free else schema_text(tool.schema))
     if form.family == "harmony":
         constrain = CONSTRAIN if CONSTRAIN in form.added else ""
         head = json.dumps(f"commentary to=functions.{tool.name} ")
@@ -141,7 +140,7 @@ def _json_call(tool: Tool) -> str:
     }
     properties = {"name": {"const": tool.name}, "parameters": schema}
     call = {"type": "object", "properties": properties, "required": [*properties]}
-    return lark_json({**call, "additionalProperties": False, **shared})
+    return lark_json(schema_text({**call, "additionalProperties": False, **shared}))
 
 
 def _mark(form: ToolFormat, text: str) -> str:
@@ -159,12 +158,7 @@ def _answer(grammar: Grammar) -> str:
         # A slash ends an expression there, and no line breaks stand in one.
         escaped = re.sub(r"(\\.)|/", lambda found: found[1] or r"\/", grammar.text, flags=re.DOTALL)
         return "answer: /" + escaped.replace("\n", r"\n") + "/"
-    schema = {"type": "object"}
-    if grammar.kind == "json_schema":
-        schema = parse_json(grammar.text.encode(), "grammar")
-        if not isinstance(schema, dict):
-            raise DflashError("a schema must be an object", where="grammar", usage=True)
-    return f"answer: {lark_json(schema)}"
+    return f"answer: {lark_json(grammar.text)}"
 
 
 def _join(rules: Iterable[str]) -> Grammar:

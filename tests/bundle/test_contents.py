@@ -167,6 +167,7 @@ def test_tokenizer_files_are_copied(pair: Path, tmp_path: Path) -> None:
         "tokenizer.json": Tokenizer(WordLevel({"a": 0}, unk_token="a")).to_str(),
         "tokenizer_config.json": json.dumps({"chat_template": "x"}),
         "special_tokens_map.json": "{}",
+        "added_tokens.json": "{}",
         "generation_config.json": "{}",
         "chat_template.jinja": "y",
     }

@@ -21,9 +21,12 @@ def decode_plainly(
     tokens = list(request.prompt_ids)
     rows: list[FloatArray] = []
     while True:
-        rows.append(score_next(tuple(tokens), limits.vocab_size))
+        rows.append(row := score_next(tuple(tokens), limits.vocab_size))
+        if len(tokens) < len(request.prompt_ids) + request.min_tokens:
+            row = row.copy()
+            row[[*stops]] = -np.inf
         position = np.array([len(tokens)], dtype=np.int64)
-        tokens.append(int(choose_tokens(rows[-1][None], position, request.sampling)[0]))
+        tokens.append(int(choose_tokens(row[None], position, request.sampling)[0]))
         output = tuple(tokens[len(request.prompt_ids) :])
         if output[-1] in stops:
             return output, "stop", np.stack(rows)

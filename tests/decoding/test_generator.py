@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from typing import Any
 from unittest.mock import patch
 
 import numpy as np
@@ -70,6 +71,33 @@ def test_long_prompts_do_not_starve_running_requests() -> None:
         assert {event.request_id for event in generator.step()} >= {first}
 
 
+@pytest.mark.parametrize("paged", [False, True])
+def test_one_flow_of_many_leaves_others_their_share(paged: bool) -> None:
+    """Twelve samples fill four slots; strangers get theirs at once, and end in the usual time."""
+    executor = FakeExecutor(max_batch=4)
+    if paged:
+        executor = PagedFakeExecutor(PagePool(page_size=4, pages=16), max_batch=4)
+    generator = Generator(executor, options=GeneratorOptions(prefill_chunk=8, block_size=2))
+    steps, requests = Steps(generator, executor), {}
+
+    def submit(first: int, count: int, tokens: int, flow: str | None) -> list[int]:
+        asked = [Request(prompt_ids=(first, one), max_tokens=tokens) for one in range(count)]
+        ids = [generator.submit(one, flow=flow) for one in asked]
+        requests.update(zip(ids, asked, strict=True))
+        return ids
+
+    many = submit(1, 12, 12, "many")
+    for _ in range(6):
+        steps.step()
+    strangers = [*submit(2, 1, 4, None), *submit(3, 2, 4, "few")]
+    for _ in range(8):
+        steps.step()
+    assert steps.results.keys() >= {*strangers}, "a prompt's step each, and four tokens"
+    for one, result in steps.finish().items():
+        assert_plain(result, requests[one], executor)
+    assert [one for one in steps.results if one in many[4:]] == many[4:], "in their own order"
+
+
 def test_cancellation_while_queued_prefilling_and_decoding() -> None:
     executor = FakeExecutor(max_batch=2)
     generator = Generator(executor, options=GeneratorOptions(prefill_chunk=2))
@@ -99,6 +127,9 @@ def test_cancellation_while_queued_prefilling_and_decoding() -> None:
         ({"prompt_ids": (-1,)}, "prompt: token id -1 is outside"),
         ({"stop_token_ids": (99,)}, "stop_token_ids: token id 99 is outside"),
         ({"max_tokens": 0}, "max_tokens: 0 is not an integer of at least 1"),
+        ({"min_tokens": -1}, "min_tokens: -1 is not an integer of at least 0"),
+        ({"min_tokens": 3, "max_tokens": 2}, "min_tokens: 3 is more than max_tokens, 2"),
+        ({"min_tokens": 3, "stop_strings": ("a",)}, "min_tokens: does not go with stop strings"),
         ({"block_size": 9}, "block_size: 9 is not between 2 and 8"),
         ({"block_size": 1}, "block_size: 1 is not an integer of at least 2"),
         ({"block_size": float("nan")}, "block_size: nan is not an integer"),
@@ -129,8 +160,16 @@ prompts = st.lists(token_ids, min_size=1, max_size=MAX_SEQ_LEN - 1) | st.builds(
     st.sampled_from([0, 3, 4, 5, 8, 12, 16, 17, 31]),
     st.lists(token_ids, min_size=1, max_size=5),
 )
+
+
+def make_request(least: int, max_tokens: int | None, **fields: Any) -> Request:
+    least = min(least, max_tokens or least)
+    return Request(min_tokens=least, max_tokens=max_tokens, **fields)
+
+
 requests = st.builds(
-    Request,
+    make_request,
+    least=st.sampled_from([0, 0, 1, 9]),
     prompt_ids=prompts,
     max_tokens=st.none() | st.integers(1, 30),
     sampling=st.builds(
@@ -201,7 +240,8 @@ def test_every_output_is_the_plain_one(
         cancelled: set[int] = set()
         for action in actions:
             if isinstance(action, Request):
-                submitted[generator.submit(action)] = action
+                flow = f"{len(action.prompt_ids) % 4}"
+                submitted[generator.submit(action, flow=flow)] = action
             elif action == "step":
                 steps.step()
             elif generator.cancel(int(action)):

@@ -91,11 +91,13 @@ class Setup:
     def executor(self) -> SteppedExecutor:
         return self.executors[-1]
 
-    def submit(self, *prompt: int, **fields: float | None) -> tuple[Job, Listener]:
+    def submit(
+        self, *prompt: int, flow: str | None = None, **fields: float | None
+    ) -> tuple[Job, Listener]:
         listener = Listener()
         deadline = fields.pop("deadline", None)
         request = Request(prompt_ids=prompt, **{"max_tokens": 20, **fields})  # type: ignore[arg-type]
-        job = Job(request=request, listener=listener, deadline=deadline)
+        job = Job(request=request, listener=listener, deadline=deadline, flow=flow)
         self.worker.submit(job)
         return job, listener
 
@@ -165,6 +167,17 @@ def test_a_full_queue_refuses_at_once(make: Callable[..., Setup]) -> None:
     for _, listener in accepted:
         listener.tokens()
     assert setup.submit(3)[1].tokens()
+
+
+def test_many_of_one_flow_leave_room_for_others(make: Callable[..., Setup]) -> None:
+    setup = make(max_batch=1, capacity=4, stepped=True)
+    for _ in range(4):
+        setup.submit(1, flow="many")
+    assert setup.submit(1, flow="many")[1].failure().outcome is Outcome.OVERFLOW
+    for flow in ("a", "a", "b"):
+        setup.submit(2, flow=flow)
+    for flow in ("a", "b", "many"):  # a third of the places is one
+        assert setup.submit(2, flow=flow)[1].failure().outcome is Outcome.OVERFLOW
 
 
 def test_a_token_that_panics_ends_its_request_alone() -> None:

@@ -88,7 +88,9 @@ def test_only_a_good_key_is_let_in(front: Front, log: Log) -> None:
         assert refused.value.response.headers["WWW-Authenticate"] == "Bearer"
         assert refused.value.response.headers["X-Request-Id"]
     headers = ("Bearer " + "é" * 20, f"Basic {ONE}", ONE)
-    for path, wrong in (*(("v1/models", one) for one in headers), ("tokenize", ONE)):
+    closed = ("tokenize", "tokenizer_info", "version", "load", "v1/models/")
+    tried = *(("v1/models", one) for one in headers), *((path, ONE) for path in closed)
+    for path, wrong in tried:
         asked = urllib.request.Request(f"{url}/{path}", headers={"Authorization": wrong})
         with pytest.raises(urllib.error.HTTPError, match="401"):
             urllib.request.urlopen(asked)
@@ -102,8 +104,8 @@ def test_only_a_good_key_is_let_in(front: Front, log: Log) -> None:
         assert f"# TYPE {name} {kind}\n".encode() in text and f"# HELP {name} ".encode() in text
     counted = f'{ANSWERS}{{model="a\\"b",path="/v1/completions",code="401"}} 4\n'
     assert counted.encode() in text and b'dflash_ready{model="a\\"b"} 1\n' in text
-    lines = log(11)
-    assert [line["status"] for line in lines] == [401] * 8 + [200] * 3
+    lines = log(15)
+    assert [line["status"] for line in lines] == [401] * 12 + [200] * 3
     assert not any(key in json.dumps(lines) for key in (ONE, TWO))
     with urllib.request.urlopen(f"{front(ScriptedModel(ready=False))}/metrics") as metrics:
         assert b'dflash_ready{model="a\\"b"} 0\n' in metrics.read()
@@ -125,7 +127,9 @@ def test_a_key_has_its_share_of_requests(front: Front, log: Log) -> None:
     assert refused["status"] == 429 and not any(line["output_tokens"] for line in cut)
     assert ask(front(ScriptedModel()), ONE).usage.total_tokens == TOKENS
     (line,) = log(1)
-    assert line["prompt_tokens"] + line["output_tokens"] == TOKENS
+    assert line["prompt_tokens"] + line["output_tokens"] == TOKENS and line["warnings"] is None
+    ask(url, ONE, extra_body={"structured_outputs": {"json": {"contains": {"type": "null"}}}})
+    assert log(1)[0]["warnings"] == 1
 
 
 def test_keys_change_while_it_runs(
@@ -196,3 +200,32 @@ def test_certificates_that_are_none(tmp_path: Path) -> None:
             options.check_tls()
     with pytest.raises(DflashError, match="needs --tls-cert too"):
         FrontOptions(tls_key=locked.tls_key).check_tls()
+
+
+def test_web_pages_of_an_origin_may_ask(front: Front, folder: Path) -> None:
+    """A browser asks first whether it may, without a key; what is refused it may read."""
+    page = "https://page.example"
+    asks = {"Origin": page, "Access-Control-Request-Method": "POST"}
+    asks["Access-Control-Request-Headers"] = "authorization,content-type"
+
+    def ask_as(url: str, method: str) -> tuple[int, Any]:
+        asked = urllib.request.Request(f"{url}/v1/chat/completions", headers=asks, method=method)
+        with pytest.raises(urllib.error.HTTPError) as answered:
+            urllib.request.urlopen(asked)
+        return answered.value.code, answered.value.headers["Access-Control-Allow-Origin"]
+
+    assert ask_as(front(ScriptedModel()), "OPTIONS") == (401, None)
+    options = FrontOptions(origins=(page,), key_file=folder / "keys")
+    options.check_origins()
+    with switching_front(folder, options) as open_front:
+        url = open_front(ScriptedModel())
+        asked = urllib.request.Request(f"{url}/v1/responses", headers=asks, method="OPTIONS")
+        with urllib.request.urlopen(asked) as may:
+            assert may.headers["Access-Control-Allow-Origin"] == page
+            assert "authorization" in may.headers["Access-Control-Allow-Headers"]
+        assert ask_as(url, "POST") == (401, page)
+        asks["Origin"] = "https://other.example"
+        assert ask_as(url, "OPTIONS") == (400, None)
+    for wrong in ("page.example", "https://page.example/", "HTTPS://a", ""):
+        with pytest.raises(DflashError, match="neither"):
+            FrontOptions(origins=(wrong,)).check_origins()

@@ -50,16 +50,6 @@ def test_a_limit_beyond_any_context(served: Served) -> None:
         assert result is not None and result.finish_reason == "stop"
 
 
-def test_stop_token_ids(served: Served) -> None:
-    request = GenerationRequest(prompt=PROMPTS[0], max_tokens=16, streaming=False)
-    whole = _answer(served.grpc, request).result
-    assert whole is not None
-    cut = _answer(served.grpc, replace(request, stop_token_ids=(whole.token_ids[3],))).result
-    at = whole.token_ids.index(whole.token_ids[3]) + 1
-    assert cut is not None and cut.finish_reason == "stop"
-    assert cut.token_ids == whole.token_ids[:at]
-
-
 def test_nobody_there() -> None:
     with socket.socket() as taken:  # bound, but nobody listens
         taken.bind(("127.0.0.1", 0))

@@ -47,6 +47,8 @@ FEATURES: dict[str, dict[str, Any]] = {
     "prompt_logprobs": {"prompt_logprobs": 2},
     "min_p": {"min_p": 0.125},
     "stop": {"stop": STOPS},
+    "late": {"min_tokens": 24, "stop_token_ids": [*range(60, 100)]},
+    "kept": {"stop": STOPS, "include_stop_str_in_output": True, "skip_special_tokens": False},
     "samples": {"n": SAMPLES},
     "echo": {"echo": True},
     "stream": {"stream": True},
@@ -58,6 +60,8 @@ DAILY = [
     ("processed", "samples"),
     ("prompt_logprobs", "stream"),
     ("min_p", "stop"),
+    ("late", "logprobs"),
+    ("kept", "stream"),
 ]
 Shown = dict[str, Any]
 

@@ -19,6 +19,7 @@ from dflash_trt.serving.client.errors import ServedModelError
 from dflash_trt.serving.openai.body import MAX_BODY_BYTES, MAX_VALUES
 from dflash_trt.serving.openai.tokenization import MAX_CHARACTERS
 from dflash_trt.text.sandbox import Sandbox, SandboxLostError
+from dflash_trt.version import __version__
 from tests.cli.bigram import write_tokenizer
 from tests.serving.fronts import Front, ScriptedModel, openai_client, post, switching_front
 from tests.serving.served import fetch
@@ -26,7 +27,8 @@ from tests.waiting import PATIENCE_S, wait_until
 
 TEMPLATE = (
     "{% for m in messages %}{% if m.role == 'system' %}{{ raise_exception('no system') }}"
-    "{% endif %}<{{ m.role }}>{{ m.content }}{{ eos_token }}{% endfor %}<answer>"
+    "{% endif %}<{{ m.role }}>{{ m.content }}{{ eos_token }}{% endfor %}"
+    "{% if add_generation_prompt %}<answer>{% endif %}"
 )
 PROMPT: dict[str, Any] = {"model": "demo", "prompt": "count"}
 CHAT: dict[str, Any] = {"model": "demo", "messages": [{"role": "user", "content": "count"}]}
@@ -118,6 +120,14 @@ def test_chat(front: Front) -> None:
     assert choice.finish_reason == "length" and choice.message.tool_calls is None
     (asked,) = model.asked
     assert asked.prompt == "<user>count<end><answer>" and not asked.add_special_tokens
+    begun = [*CHAT["messages"], {"role": "assistant", "content": "one, "}]
+    for fields, behind in (
+        ({"messages": begun}, "<assistant>one, <end><answer>"),
+        ({"messages": begun, "add_generation_prompt": False}, "<assistant>one, <end>"),
+        ({"messages": begun, "continue_final_message": True}, "<assistant>one, "),
+    ):
+        assert post(front(model), "/v1/chat/completions", CHAT | fields)[0] == 200
+        assert model.asked[-1].prompt == "<user>count<end>" + behind
 
 
 def test_a_template_whose_process_is_killed_is_not_the_clients_fault(
@@ -162,13 +172,35 @@ def test_models_and_health(front: Front) -> None:
     url = front(model)
     client = openai_client(url)
     assert [one.id for one in client.models.list()] == ["demo"]
-    assert client.models.retrieve("demo").owned_by == "dflash-trt"
+    assert client.models.retrieve("demo").to_dict()["max_model_len"] == 512
     with pytest.raises(openai.NotFoundError):
         client.models.retrieve("a/b")
     for ready, status in ((False, 503), (True, 200)):
         model.ready = ready
-        for path in ("/health", "/v1/models", "/v1/models/demo"):
+        for path in ("/health", "/ping/", "/v1/models/", "/v1/models/demo"):
             assert fetch(urlsplit(url).netloc, path, method="GET")[0] == status, path
+
+
+def test_what_tools_ask_of_a_server(front: Front) -> None:
+    """As vLLM answers it, with a slash at the end of a path and without."""
+
+    def get(path: str) -> Any:
+        return json.loads(fetch(urlsplit(url).netloc, path, method="GET")[1])
+
+    model = ScriptedModel(endless=True)
+    url = front(model)
+    assert get("/version") == {"version": __version__}
+    tokenizer = get("/tokenizer_info/")
+    assert tokenizer["chat_template"] == TEMPLATE and tokenizer["eos_token"] == "<end>"
+    assert tokenizer["bos_token"] is None
+    wait_until(lambda: get("/load/") == {"server_load": 0})
+    with openai_client(url).completions.create(**PROMPT, stream=True) as stream:
+        next(iter(stream))
+        assert get("/load") == {"server_load": 1}
+    assert model.wait_finished() == "cancelled"
+    wait_until(lambda: get("/load") == {"server_load": 0})
+    status, _, _ = post(front(ScriptedModel()), "/v1/chat/completions/", CHAT)
+    assert status == 200
 
 
 TOOL = {"type": "function", "function": {"name": "f"}}
@@ -204,7 +236,7 @@ NO_SYSTEM = {"messages": [{"role": "system", "content": "x"}]}
                 ({}, "prompt"),
                 ({"prompt": "a", "messages": CHAT["messages"]}, "prompt"),
                 ({"prompt": "a", "tools": [TOOL]}, "tools"),
-                ({"prompt": "a", "add_generation_prompt": False}, "add_generation_prompt"),
+                ({"prompt": "a", "continue_final_message": True}, "continue_final_message"),
                 ({"prompt": "a" * (MAX_CHARACTERS + 1)}, "prompt"),
             )
         ),
@@ -238,6 +270,11 @@ def test_a_model_without_a_template_does_not_chat(tmp_path: Path) -> None:
     ("error", "status", "kind"),
     [
         (ServedModelError("top_k: wrong", "refused"), 400, "invalid_request_error"),
+        (
+            ServedModelError("prompt: 70 tokens do not fit: the context of 64", "refused"),
+            400,
+            "invalid_request_error",
+        ),
         (ServedModelError("the queue is full", "unavailable", where="h:1"), 503, "server_error"),
         (ServedModelError("the deadline has passed", "overdue", where="h:1"), 504, "server_error"),
         (ServedModelError("the executor failed", "failed", where="h:1"), 500, "server_error"),
@@ -251,6 +288,7 @@ def test_what_the_model_says_no_to(
     got, answer, headers = post(url, "/v1/completions", PROMPT | {"stream": streaming})
     told = json.loads(answer)["error"]
     assert (got, told["type"], told["message"]) == (status, kind, error.what)
+    assert (told["code"] == "context_length_exceeded") == ("do not fit" in error.what)
     assert ("retry-after" in headers) == (status == 503)
     assert headers.get("x-should-retry") == ("false" if status == 504 else None)
 

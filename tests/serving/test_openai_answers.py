@@ -142,6 +142,48 @@ def _grammar_allows(model: ScriptedModel, core: Tokenizer, text: str) -> bool:
     return allows_all(follower, ids)
 
 
+def test_what_is_left_out_of_schemas_is_told(tmp_path: Path) -> None:
+    lax = {"type": "array", "items": {"type": "string", "format": "x"}, "uniqueItems": True}
+    holder = {**SCHEMA, "properties": {"a": lax}}
+    fits = '{"a": ["b","b"]}'
+    call = f'<tool_call>\n{{"name": "put", "arguments": {fits}}}\n</tool_call>'
+    told = '"uniqueItems" at /properties/a/uniqueItems is not enforced'
+
+    def tool(strict: bool) -> dict[str, Any]:
+        function = {"name": "put", "parameters": holder, "strict": strict}
+        return {"tools": [TOOLS[0], {"type": "function", "function": function}]}
+
+    def form(**fields: Any) -> dict[str, Any]:
+        wrapped = {"name": "x", "schema": holder, **fields}
+        return {"tools": [], "response_format": {"type": "json_schema", "json_schema": wrapped}}
+
+    guide = {"tools": [], "extra_body": {"structured_outputs": {"json": json.dumps(holder)}}}
+    must = {"tool_choice": "required"}
+    cases: list[tuple[dict[str, Any], str | None, str]] = [
+        (form(), "response_format.json_schema.schema", fits),
+        (guide, "structured_outputs.json", fits),
+        (tool(False) | must, "tools[1].function.parameters", call),
+        (tool(False), None, ""),  # free to call or not, nothing of it is bound
+    ]
+    with templated_front(tmp_path, KNOWS.replace("FORM", "<tool_call>"), HERMES_CORE) as front:
+        model = _script(HERMES_CORE, "x")
+        client = openai_client(front(model)).chat.completions
+        for fields, where, answer in cases:
+            warnings = None if where is None else [f"{where}: {told}"]
+            whole = client.create(**CHAT | fields)
+            assert getattr(whole, "warnings", None) == warnings
+            *_, last = client.create(**CHAT | fields, stream=True)
+            assert last.choices and getattr(last, "warnings", None) == warnings
+            assert where is None or _grammar_allows(model, HERMES_CORE, answer)
+        for strict, where in (
+            (form(strict=True), "response_format.json_schema.schema"),
+            (tool(True), "tools[1].function.parameters"),
+        ):
+            with pytest.raises(openai.BadRequestError) as refused:
+                client.create(**CHAT | strict)
+            assert refused.value.param == where and told in refused.value.message
+
+
 def test_what_binds_an_answer(tmp_path: Path) -> None:
     wrong, free = HERMES.replace('"a": 1', '"a": "x"'), "just text"
     lone = HERMES[HERMES.index("<tool_call>") : HERMES.index("</tool_call>")] + "</tool_call>"
@@ -250,7 +292,9 @@ def thoughts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Put]:
 def _say(client: openai.OpenAI, **fields: Any) -> tuple[str | None, str | None]:
     """Content and reasoning of an answer, which must be the same whole and streamed."""
     asked = client.chat.completions
-    message = asked.create(**QUESTION | fields).choices[0].message
+    whole = asked.create(**QUESTION | fields)
+    message, details = whole.choices[0].message, whole.usage.completion_tokens_details
+    assert bool(details.reasoning_tokens) == bool(getattr(message, "reasoning_content", None))
     deltas = [one.choices[0].delta for one in asked.create(**QUESTION | fields, stream=True)]
     shown = [getattr(one, "reasoning_content", None) or "" for one in deltas]
     assert "".join(one.content or "" for one in deltas) == message.content

@@ -83,6 +83,9 @@ def test_everything_that_is_supported() -> None:
         stream=True,
         stream_options={"include_usage": True, "include_obfuscation": True},
         ignore_eos=True,
+        min_tokens=0,
+        include_stop_str_in_output=True,
+        skip_special_tokens=False,
         user="u",
     )
     assert asked.include_usage
@@ -93,9 +96,18 @@ def test_everything_that_is_supported() -> None:
         stop_strings=("a", "b", "c", "d"),
         stop_token_ids=(7, 2),
         ignore_eos=True,
+        include_stop_str_in_output=True,
+        skip_special_tokens=False,
         streaming=True,
     )
     assert _completion(stop="a").generation.stop_strings == ("a",)
+    assert not _completion(add_special_tokens=False).generation.add_special_tokens
+    assert _completion(min_tokens=3).generation.min_tokens == 3
+    assert _completion(logprobs=20).generation.logprobs == 20
+    assert _completion(max_tokens=0, echo=True).generation.max_tokens == 1
+    for seed, kept in ((-(2**63), 2**63), (-2, 2**64 - 2), (2**63, 2**63)):
+        assert _completion(seed=seed).generation.sampling.seed == kept
+    assert len({_completion(seed=-1).generation.sampling.seed for _ in range(2)}) == 2
     assert _chat(max_tokens=3).generation.max_tokens == 3
     assert _chat(max_completion_tokens=3, max_tokens=3).generation.max_tokens == 3
 
@@ -106,6 +118,7 @@ def test_prompts_and_samples() -> None:
     got = [(one.prompt, one.sampling.seed) for one in asked.outputs()]
     seeds = [2**64 - 2, 2**64 - 1, 0]
     assert got == [(prompt, seed) for prompt in ("a", (5, 6)) for seed in seeds]
+    assert len({one.flow for one in asked.outputs()}) == 1, "they take turns as one"
     assert [one.prompt for one in _chat(n=2).outputs()] == ["", ""]
     with pytest.raises(ApiError, match="9 prompts of 8 outputs are more than 64"):
         _completion(prompt=["a"] * 9, n=8)
@@ -119,14 +132,21 @@ def test_messages() -> None:
             {"role": "developer", "content": ""},
             {"role": "user", "content": parts},
             {"role": "assistant", "content": "x", "refusal": None, "tool_calls": []},
+            {"type": "message", "role": "user", "name": "ana", "content": "y", "audio": None},
+            {"role": "assistant", "content": None, "name": "bot", "annotations": [{"url": "u"}]},
         ]
     )
-    assert [message["content"] for message in asked.chat.messages] == ["s", "", "ab", "x"]
+    read = asked.chat.messages
+    assert [one["content"] for one in read] == ["s", "", "ab", "x", "y", ""]
+    assert [one.get("name") for one in read[3:]] == [None, "ana", "bot"]
+    assert not any({"type", "annotations"} & one.keys() for one in read)
 
 
 def test_neutral_values_ask_for_nothing() -> None:
     neutral: dict[str, Any] = {"logit_bias": {}, "service_tier": "auto"}
-    neutral |= {"frequency_penalty": 0, "presence_penalty": 0.0}
+    neutral |= {"frequency_penalty": 0, "presence_penalty": 0.0, "priority": 0}
+    neutral |= {"length_penalty": 1.0, "spaces_between_special_tokens": True, "detokenize": True}
+    neutral |= {"use_beam_search": False, "lora_path": "", "documents": [], "vllm_xargs": {}}
     _completion(**neutral, best_of=1, suffix="")
     _chat(
         **neutral,
@@ -138,6 +158,9 @@ def test_neutral_values_ask_for_nothing() -> None:
         response_format={"type": "text"},
         modalities=["text"],
         store=False,
+        include_reasoning=True,
+        verbosity="medium",
+        stream_options={"include_usage": False},
     )
     # null is as good as absent, whatever the name.
     names = ("temperature", "max_tokens", "stop", "seed", "stream", "logprobs", "whatever")
@@ -171,7 +194,15 @@ BOTH: list[tuple[dict[str, Any], str | None, str]] = [
     ({"seed": 2**64}, "seed", "2^64"),
     ({"max_tokens": 0}, "max_tokens", "at least 1"),
     ({"max_tokens": True}, "max_tokens", "integer"),
-    ({"stop": ["a"] * 5}, "stop", "at most 4"),
+    ({"stop": ["a"] * 65}, "stop", "65 stop strings are more than 64"),
+    ({"seed": -(2**63) - 1}, "seed", "2^64"),
+    ({"min_tokens": -1}, "min_tokens", "at least 0"),
+    ({"min_tokens": 9, "max_tokens": 8}, "min_tokens", "9 is more than max_tokens, 8"),
+    ({"min_tokens": 9, "stop": "a"}, "min_tokens", "does not go with stop strings"),
+    ({"priority": 1}, "priority", "0, not 1"),
+    ({"request_id": "a b"}, "request_id", "match pattern"),
+    ({"length_penalty": 0.5}, "length_penalty", "1, not 0.5"),
+    ({"frobnicate": 0}, "frobnicate", "not supported"),
     ({"stop": ["a" * 2000] * 3}, "stop", "6,000 characters of stop strings are more than 4,096"),
     ({"stop": [""]}, "stop[0]", "empty"),
     ({"stop": "\ud800"}, "stop", "not Unicode"),
@@ -206,6 +237,7 @@ def _refuse(read: Callable[..., object], fields: dict[str, Any]) -> ApiError:
 def test_refused_in_both(fields: dict[str, Any], param: str | None, piece: str) -> None:
     for read in (_completion, _chat):
         error = _refuse(read, fields)
+        assert error.code or error.param not in ("n", "frobnicate")
         assert piece in error.message and (param is None or error.param == param)
 
 
@@ -218,7 +250,7 @@ COMPLETIONS: dict[str, list[dict[str, Any]]] = {
     "prompt[0]": [{"prompt": [True]}],
     "prompt[1]": [{"prompt": one} for one in ([[1], []], ["a", ""])],
     "prompt[0][1]": [{"prompt": [[1, -1]]}],
-    "logprobs": [{"logprobs": 6}],
+    "logprobs": [{"logprobs": 21}],
     "best_of": [{"best_of": 3}],
     "suffix": [{"suffix": "end"}],
     "messages": [{"messages": HELLO}],
@@ -235,6 +267,8 @@ CHATS: dict[str, list[dict[str, Any]]] = {
     "prompt": [{"prompt": "x"}],
     "max_tokens": [{"max_tokens": 3, "max_completion_tokens": 4}],
     "tools": [{"tools": [_function(name=f"f{at}") for at in range(129)]}],
+    "continue_final_message": [{"continue_final_message": True}],
+    "add_generation_prompt": [{"continue_final_message": True, "add_generation_prompt": True}],
     "tools[1].function.name": [{"tools": [_function(), _function()]}],
 }
 CALL = {"id": "c", "type": "function", "function": {"name": "f", "arguments": '{"a": 1}'}}
@@ -243,7 +277,7 @@ MESSAGES: list[tuple[Any, str]] = [
     ({"role": "function", "content": "x"}, ".role"),
     ({"role": "tool", "content": "x", "tool_call_id": "c"}, ".tool_call_id"),
     ({"role": "user", "content": "x", "tool_calls": [{}]}, ".tool_calls"),
-    ({"role": "assistant"}, ".content"),
+    ({"role": "user", "content": None}, ".content"),
     ({"role": "user", "content": "\ud800"}, ".content"),
     ({"role": "assistant", "tool_calls": [CALL, CALL]}, ".tool_calls[1].id"),
     ({"role": "user", "content": [{"type": "image_url"}]}, ".content[0].type"),
@@ -254,7 +288,7 @@ CALLS: list[tuple[Any, str]] = [
     ({"type": "custom", "id": "c"}, ".type"),
     *(
         ({"id": "c", "function": {"name": "f", "arguments": one}}, ".function.arguments")
-        for one in ("{", "[]", {})
+        for one in (3, {})
     ),
 ]
 TOOLS: list[tuple[Any, str]] = [
@@ -310,6 +344,28 @@ def test_calls_and_their_results() -> None:
         ([*results], "messages[0].tool_call_id"),
     ):
         assert _refuse(_chat, {"messages": messages}).param == param
+
+
+@pytest.mark.parametrize(
+    ("arguments", "shown"),
+    [
+        ('{"city": "Par', {"city": "Par"}),
+        ('{"a": [1, {"b": tr', {"a": [1, {}]}),
+        ("{", {}),
+        ('{"a": 1 "b"}', {"a": 1}),
+        ("no JSON", {"arguments": "no JSON"}),
+        ("[1]", {"arguments": "[1]"}),
+    ],
+)
+def test_a_call_that_was_cut_comes_back(arguments: str, shown: dict[str, Any]) -> None:
+    """With its result or without, whatever the model wrote."""
+    cut = {**CALL, "function": {"name": "f", "arguments": arguments}}
+    asks = {"role": "assistant", "content": None, "tool_calls": [cut]}
+    result = {"role": "tool", "content": "no JSON", "tool_call_id": "c", "name": "f"}
+    for rest in ([], [result], HELLO, [result, *HELLO]):
+        read = _chat(messages=[*HELLO, asks, *rest]).chat.messages
+        assert read[1]["tool_calls"][0]["function"] == {"name": "f", "arguments": shown}
+        assert len(read) == 2 + len(rest)
 
 
 def test_tools() -> None:

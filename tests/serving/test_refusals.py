@@ -25,7 +25,7 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     (LLM, {"sampling_param_stop": ["zq"] * 65}, "sampling_param_stop: 65 values are more than 64"),
     (LLM, {"sampling_param_stop": "x" * 4097}, "sampling_param_stop: 4,097 characters of stop str"),
     (LLM, {"text_input": "1 " * 9000}, "do not fit: the context of 16384"),
-    (LLM, {"text_input": "x" * (1 << 20)}, "1,048,576 characters cannot fit"),
+    (LLM, {"text_input": "x" * (1 << 20)}, "1,048,576 characters do not fit"),
     (
         LLM,
         {"sampling_param_frequency_penalty": 2.5},
@@ -78,6 +78,8 @@ def test_parameters_are_checked(addresses: ServerAddresses) -> None:
         ("streaming_text", "words", ""),
         ("ignore_eos", "maybe", ""),
         ("add_special_tokens", 3, ""),
+        ("skip_special_tokens", "maybe", ""),
+        ("min_tokens", True, "True is not an integer"),
         ("end_id", "two", ""),
         ("timeout_us", "soon", ""),
         ("timeout_us", -1, ""),

@@ -211,6 +211,8 @@ def test_ports(run: Run, repository: Path) -> None:
         ({"temperature": 0.6, "x": 1}, {"temperature": 0.6}, "temperature 0.6"),
         ({"do_sample": False, "temperature": None, "top_p": None}, {}, None),
         ({"top_p": 1.5}, None, "generation_config.json: top_p: 1.5 is not a number above 0"),
+        ({"max_new_tokens": 1048576}, {"max_new_tokens": 1048576}, "max_new_tokens 1048576"),
+        ({"top_k": 0.0}, None, "json: top_k: 0.0 is not an integer"),
         ({"temperature": True}, None, "json: temperature: True is not a finite number"),
         ({"repetition_penalty": "9" * 400}, None, "json: repetition_penalty: '999"),
         ({"max_new_tokens": 0}, None, "json: max_new_tokens: 0 is not an integer of at least 1"),

@@ -55,16 +55,20 @@ def test_pieces_join_to_the_whole_decode(make, data: st.DataObject) -> None:  # 
 )
 @settings(max_examples=500, deadline=None)
 def test_stop_strings_against_their_definition(pieces: list[str], stops: list[str]) -> None:
-    """Text up to the first stop string there is when one first is; no longer held than needed."""
-    watch = StopStrings(stops)
-    seen, whole = "", ""
+    """Text up to the first stop string there is when one first is; no longer held than needed.
+
+    Kept, it follows that text, of those that begin there the least.
+    """
+    watch, keeping = StopStrings(stops), StopStrings(stops, keeps_stop=True)
+    seen, whole, kept = "", "", ""
     for piece in pieces:
         whole += piece
         seen += watch.push(piece)
+        kept += keeping.push(piece)
         starts = [whole.find(stop) for stop in stops if stop in whole]
         assert (watch.match is not None) == bool(starts)
         if starts:
-            assert seen == whole[: min(starts)]
+            assert seen == whole[: min(starts)] and kept == seen + (watch.match or "")
             return
         held = whole[len(seen) :]
         assert whole.startswith(seen)
@@ -109,6 +113,7 @@ def test_a_stop_string_completed_at_the_very_end_is_a_stop() -> None:
         stop_ids=frozenset(),
         stream=TextStream(tokenizer, ["!"]),
         recorder=StatisticsRecorder(0.0),
+        flow=0,
     )
     assert state.append_tokens([tokenizer.token_to_id("a"), tokenizer.token_to_id("<0x21>")]) == 2
     event = state.to_event(taken=2, accepted_tokens=1, now=1.0)
@@ -141,3 +146,24 @@ class TestInEngine:
             decoded = make_byte_level().decode(list(result.token_ids))
             assert stop in decoded
             assert stop not in make_byte_level().decode(list(result.token_ids[:-1]))
+
+    def test_what_ends_the_output_is_shown_where_that_is_asked(self) -> None:
+        """And special tokens, but for one that ends it."""
+        [free] = self.make_generator().generate([Request(prompt_ids=(1,), max_tokens=20)])
+        end = free.token_ids[12]
+        cut = free.token_ids.index(end)
+        core = make_byte_level()
+        for keeps in (False, True):
+            request = Request(
+                prompt_ids=(1,), stop_token_ids=(end,), include_stop_str_in_output=keeps
+            )
+            [result] = self.make_generator().generate([request])
+            assert result.token_ids == free.token_ids[: cut + 1]
+            assert result.text == core.decode(list(free.token_ids[: cut + keeps]))
+        core.add_special_tokens([core.id_to_token(free.token_ids[0])])
+        for skips in (False, True):
+            generator = self.make_generator()
+            generator._tokenizer = core
+            request = Request(prompt_ids=(1,), max_tokens=1, skip_special_tokens=skips)
+            [result] = generator.generate([request])
+            assert result.text == ("" if skips else core.decode([free.token_ids[0]], False))

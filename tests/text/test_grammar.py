@@ -6,18 +6,27 @@ import json
 import re
 import resource
 import time
+from datetime import datetime, timedelta
+from decimal import Decimal
 from functools import cache
+from ipaddress import IPv4Address
+from pathlib import Path
 from random import Random
+from typing import Annotated, Any, Literal
+from uuid import UUID
 
 import numpy as np
 import pytest
+from pydantic import BaseModel, Field
 
 from dflash_trt.errors import DflashError
 from dflash_trt.text import grammar
 from dflash_trt.text.grammar import MAX_BYTES, Follower, Grammar, GrammarCompiler
+from dflash_trt.text.json_schema import enforce_schema
 from dflash_trt.text.sandbox import Sandbox
 from tests.covering import exhaustive
 from tests.hostile.grammars import HostileGrammar, hostile_grammars
+from tests.inspection import allows_all
 from tests.text.tokenizers import make_plain
 
 CORE = make_plain("<end>")
@@ -66,8 +75,130 @@ def test_schemas() -> None:
     assert allowed(follow(start.fork(), '{"state":"ok"}')) == {""}
     anything = compiler().compile(Grammar("json_object"))
     assert allowed(follow(anything.fork(), '{"a": [1, {"b": null}]}')) == {""}
-    blanks = follow(start.fork(), "{" + " " * 20)
-    assert allowed(blanks) == {'"'}, "blanks have an end"
+    assert allowed(start) == {"{"} and allowed(follow(start.fork(), "{")) == {" ", '"'}
+    for one, after in ((start, "{ "), (anything, '{ "a": 1, "b":[ ')):
+        assert not allowed(follow(one.fork(), after)) & {*" \n\t"}, "one blank, no line breaks"
+
+
+_Color = Literal["red", "dark blue"]
+
+
+class _Cat(BaseModel):
+    kind: Literal["cat"] = "cat"
+    lives: int = Field(9, ge=0, le=9)
+
+
+class _Dog(BaseModel):
+    kind: Literal["dog"] = "dog"
+    name: str = Field(min_length=1, max_length=40, pattern=r"^[A-Z]\w*$")
+
+
+class _Node(BaseModel):
+    value: int
+    children: list[_Node] = []
+    parent: _Node | None = Field(None, description="up")
+
+
+class _Everything(BaseModel):
+    formats: tuple[datetime, timedelta, UUID, Decimal, Path, IPv4Address, bytes]
+    by_color: dict[_Color, int]
+    by_name: dict[Annotated[str, Field(pattern="^[a-z]+$")], int] = {}
+    free: dict[str, Any] = {}
+    pet: Annotated[_Cat | _Dog, Field(discriminator="kind")]
+    either: int | str | None = None
+    few: list[float] = Field(min_length=1, max_length=3)
+    tree: _Node
+    small: float = Field(gt=0, lt=1)
+    fives: int = Field(multiple_of=5)
+    best: _Color = "red"
+
+
+def _pet(kind: str, *required: str) -> Any:
+    properties = {"k": {"type": "string", "const": kind}, "x": {"type": "integer"}}
+    return {"type": "object", "properties": properties, "required": [*required]}
+
+
+_OLD_MAIL = (
+    r"^(?!\.)(?!.*\.\.)([A-Za-z0-9_'+\-\.]*)[A-Za-z0-9_+-]"
+    r"@([A-Za-z0-9][A-Za-z0-9\-]*\.)+[A-Za-z]{2,}$"
+)
+_TEXT, _ANY = {"type": "string"}, {"type": "object"}
+_ZOD_3 = {"$schema": "https://json-schema.org/draft-07/schema#", "type": "array"}
+_NAMES: Any = {"type": "string", "enum": ["x", "y.z"]}
+_UNION: Any = {"$defs": {"A": _pet("a"), "B": _pet("b")}, "discriminator": {"propertyName": "k"}}
+DONE: list[tuple[Any, str, str]] = [
+    ({**_TEXT, "format": "json-string"}, '"a"', "1"),
+    ({**_TEXT, "format": "time", "pattern": "^[01][0-9]:[0-5][0-9]$"}, '"10:59"', '"10:59:00Z"'),
+    ({**_TEXT, "pattern": r"^(?=.*[A-Z])(?=.*\d)[A-Z\d]{2,}$"}, '"A1"', '"AA"'),
+    ({**_TEXT, "format": "email", "pattern": _OLD_MAIL}, '"a.b@c.de"', '"a..b@c.de"'),
+    ({**_TEXT, "pattern": r"^(?!^[-+.]*$)[+-]?0*\d*\.?\d*$"}, '"-.5"', '"-."'),
+    ({**_TEXT, "pattern": r"^a\Z"}, '"a"', '"ab"'),
+    ({**_ZOD_3, "items": [{"type": "integer"}], "additionalItems": False}, "[1]", '["a"]'),
+    ({"type": "array", "uniqueItems": False}, "[1,1]", "{}"),
+    ({**_ANY, "propertyNames": {"type": "string"}, "additionalProperties": _TEXT}, '{"a":"b"}', ""),
+    (
+        {**_ANY, "propertyNames": _NAMES, "additionalProperties": _TEXT},
+        '{"y.z":"b"}',
+        '{"yaz":"b"}',
+    ),
+    ({**_ANY, "propertyNames": {"pattern": "^a"}}, '{"ab":[1]}', '{"b":1}'),
+    ({"anyOf": [{"not": {}}, {"type": "integer"}]}, "1", '"a"'),
+    ({"type": "number", "minimum": -3.4e38, "maximum": 3.4e38}, "1.5", '"a"'),
+    ({"oneOf": [{"const": 1}, {"const": 2}]}, "2", "3"),
+    ({"oneOf": [_TEXT, {"type": ["integer", "null"]}]}, "null", "[]"),
+    ({"oneOf": [_pet("a", "k"), _pet("b", "k")]}, '{"k":"b"}', '{"x":1}'),
+    # Discriminators of pydantic have a default.
+    ({**_UNION, "oneOf": [{"$ref": "#/$defs/A"}, {"$ref": "#/$defs/B"}]}, '{"k":"b"}', '{"x":1}'),
+]
+LEFT: list[tuple[Any, list[str], str]] = [
+    ({"type": "array", "uniqueItems": True}, ["uniqueItems"], "[1,1]"),
+    ({"type": "array", "contains": {"const": 1}}, ["contains"], "[2]"),
+    ({**_ANY, "properties": {"a/b": {"not": _TEXT}}}, ["properties/a~1b/not"], '{"a/b":"c"}'),
+    ({**_ANY, "if": {"required": ["a"]}, "then": {"required": ["b"]}}, ["if", "then"], '{"a":1}'),
+    ({**_ANY, "propertyNames": {"format": "uuid"}}, ["propertyNames"], '{"a":1}'),
+    ({**_ANY, "dependentRequired": {"a": ["b"]}}, ["dependentRequired"], '{"a":1}'),
+    ({**_ANY, "properties": {"a": {}}, "minProperties": 1}, ["minProperties"], "{}"),
+    (
+        {"allOf": [{**_ANY, "unevaluatedProperties": False}]},
+        ["allOf/0/unevaluatedProperties"],
+        "{}",
+    ),
+    ({"items": {**_TEXT, "pattern": "^(?!a)[a-z]$"}}, ["items/pattern"], '["a"]'),
+    ({**_TEXT, "pattern": r"^(?=a)\w|b\b$"}, ["pattern"], '"b"'),
+    ({**_TEXT, "pattern": r"^(a)\1$"}, ["pattern"], '"x"'),
+    ({"oneOf": [{"type": "integer"}, {"type": "number"}]}, ["oneOf"], "1"),
+    ({"oneOf": [_pet("a"), _pet("b")]}, ["oneOf"], "{}"),
+]
+
+
+def test_schemas_of_clients() -> None:
+    """What pydantic, zod and those who build on them write is accepted and, but for LEFT, held."""
+    for mode in ("validation", "serialization"):
+        schema = _Everything.model_json_schema(mode=mode)  # type: ignore[arg-type]
+        assert enforce_schema(json.dumps(schema))[1] == ()
+        begins = allowed(compiler().compile(Grammar("json_schema", json.dumps(schema))))
+        assert begins == {"{"}
+    for schema, fits, other in DONE:
+        text, relaxed = enforce_schema(json.dumps(schema))
+        assert relaxed == () == enforce_schema(text)[1], schema
+        _check_fit(schema, fits, other)
+
+
+def test_what_is_left_out_of_schemas() -> None:
+    for schema, pointers, fits in LEFT:
+        relaxed = enforce_schema(json.dumps(schema))[1]
+        named = [f'"{one.rpartition("/")[2]}" at /{one} is ' for one in pointers]
+        assert all(map(str.startswith, relaxed, named)) and len(relaxed) == len(named), relaxed
+        _check_fit(schema, fits)
+    pattern = {"pattern": "^(?=a)(?!b)c"}
+    assert enforce_schema(json.dumps(pattern))[1][0].endswith("is enforced without (?!b)")
+
+
+def _check_fit(schema: Any, fits: str, other: str = "") -> None:
+    start = compiler().compile(Grammar("json_schema", json.dumps(schema)))
+    for text, does in ((fits, True), (other, False)):
+        ids = [*CORE.encode(text).ids, END]
+        assert allows_all(start.fork(), ids) == does, (schema, text)
 
 
 def test_choices_and_rules() -> None:

@@ -22,7 +22,14 @@ from dflash_trt.decoding.request import Continuation
 from dflash_trt.errors import DflashError
 from dflash_trt.sampling.token_rules import TokenRules
 from dflash_trt.serving.client.errors import ServedModelError, read_error
-from dflash_trt.serving.client.wire import FIGURES, MODEL, Response, WireClient, make_input
+from dflash_trt.serving.client.wire import (
+    FIGURES,
+    FLOW,
+    MODEL,
+    Response,
+    WireClient,
+    make_input,
+)
 from dflash_trt.text.grammar import Grammar
 
 if TYPE_CHECKING:
@@ -48,6 +55,7 @@ class GenerationRequest(Continuation):
         allowed_token_ids: the only tokens that may come; None: all.
         bad_words: texts that may not come; the served model makes tokens of them.
         grammar: what the output must be; compiled by the served model.
+        flow: requests of one share the model's slots with others as one would; None: it is its own.
     """
 
     prompt: Prompt
@@ -56,6 +64,7 @@ class GenerationRequest(Continuation):
     allowed_token_ids: tuple[int, ...] | None = None
     bad_words: tuple[str, ...] = ()
     grammar: Grammar | None = None
+    flow: str | None = None
 
     def __post_init__(self) -> None:
         Continuation.__post_init__(self)  # slots leave `super()` without its class
@@ -192,6 +201,9 @@ def _to_parameters(request: GenerationRequest) -> dict[str, Any]:
         "streaming_text": "delta",
         "errors_as_output": True,
         "ignore_eos": request.ignore_eos or None,
+        "min_tokens": min(request.min_tokens, _LARGEST) or None,
+        "include_stop_str_in_output": request.include_stop_str_in_output or None,
+        "skip_special_tokens": None if request.skip_special_tokens else False,
         "stop_token_ids": json.dumps(request.stop_token_ids) if request.stop_token_ids else None,
         "prompt_ids": None if isinstance(prompt, str) else json.dumps(prompt),
         "logprobs": request.logprobs,
@@ -205,6 +217,7 @@ def _to_parameters(request: GenerationRequest) -> dict[str, Any]:
         "allowed_token_ids": None if allowed is None else json.dumps(allowed),
         "bad_words": json.dumps(request.bad_words) if request.bad_words else None,
         "grammar": None if grammar is None else json.dumps(asdict(grammar)),
+        FLOW: request.flow,
         "add_special_tokens": None if request.add_special_tokens else False,
     }
     return {name: value for name, value in wanted.items() if value is not None}

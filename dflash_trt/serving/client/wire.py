@@ -36,6 +36,8 @@ FIGURES = {
     "forced_tokens": "forced_tokens",
 }
 """Outputs of the last response, and the fields of RequestStatistics that they have."""
+FLOW = "flow"
+"""Parameter of requests that take turns with others as one."""
 _INTEGERS = {"INT32": "<i4", "INT64": "<i8", "UINT32": "<u4", "UINT64": "<u8"}
 # Of the questions about the model; requests have no limit here.
 _TIMEOUT_S = 10.0

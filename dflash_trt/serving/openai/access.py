@@ -22,8 +22,8 @@ from dflash_trt.serving.openai.front_options import FrontOptions
 from dflash_trt.serving.openai.json_log import now
 
 REQUEST_ID = "X-Request-Id"
-_GUARDED = ("/v1/", "/tokenize", "/detokenize")
-_GOOD_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}", re.ASCII)
+_GUARDED = ("/v1/", "/tokenize", "/detokenize", "/version", "/load")
+GOOD_ID = "^[A-Za-z0-9._:-]{1,128}$"
 
 
 @dataclass(slots=True)
@@ -42,6 +42,7 @@ class AccessRecord:
     seconds: float = 0.0
     prompt_tokens: int | None = None
     output_tokens: int | None = None
+    warnings: int | None = None  # keywords of schemas that are not enforced
 
 
 class Gate:
@@ -56,14 +57,17 @@ class Gate:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         started, headers = time.perf_counter(), Headers(scope=scope)
+        # With a slash at its end a path is the same one: clients do not post again elsewhere.
+        scope["path"] = scope["path"].rstrip("/") or "/"
         given = headers.get(REQUEST_ID, "")
         record = AccessRecord(
             time=now(),
-            request_id=given if _GOOD_ID.fullmatch(given) else uuid.uuid4().hex,
+            request_id=given if re.fullmatch(GOOD_ID, given) else uuid.uuid4().hex,
             method=scope["method"],
             path=scope["path"],
         )
         scope.setdefault("state", {})["record"] = record
+        self._figures.begin(record.path)
 
         async def mark(message: Message) -> None:
             if message["type"] == "http.response.start":

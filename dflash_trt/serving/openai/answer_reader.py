@@ -7,6 +7,7 @@ from collections.abc import Collection, Sequence
 from tokenizers import Tokenizer
 
 from dflash_trt.serving.client.client import GenerationRequest
+from dflash_trt.serving.openai.errors import ApiError
 from dflash_trt.text.detokenise import AnswerPiece, TextStream
 from dflash_trt.text.harmony import HarmonyFormat
 from dflash_trt.text.thoughts import AnswerFormat, TokenReader
@@ -20,6 +21,11 @@ class AnswerReader:
     def __init__(self, tokens: TokenReader | None = None, calls: CallStream | None = None) -> None:
         self._tokens, self._calls = tokens, calls
         self._has_tokens = False
+
+    @property
+    def reasoning_tokens(self) -> int:
+        """Tokens of reasoning so far, where it is told apart."""
+        return 0 if self._tokens is None else self._tokens.reasoning_tokens
 
     def push(self, text: str, token_ids: Sequence[int]) -> AnswerPiece:
         """What is certain after these tokens, whose text this is; may be empty."""
@@ -48,6 +54,7 @@ class _MarkedText:
         self, tokenizer: Tokenizer, stop_strings: Sequence[str], marks: Collection[int]
     ) -> None:
         self._text = TextStream(tokenizer, stop_strings, marks)
+        self.reasoning_tokens = 0
 
     def push(self, token_ids: Sequence[int]) -> AnswerPiece:
         return AnswerPiece("".join(map(self._text.push, token_ids)))
@@ -70,15 +77,25 @@ def open_reader(
     `answers` tells its reasoning apart; unless it `separates`, what marks it is text.
     """
     stops = asked.stop_strings
+    calls, marks = None, frozenset[int]()
+    tokens: TokenReader | None = None
     if isinstance(answers, HarmonyFormat):
         names = [] if use is None else [one.name for one in use.callable]
-        return AnswerReader(answers.open(stops, names))
-    calls, marks = None, frozenset[int]()
-    if use is not None and form is not None:
-        calls, marks = form.open(use), form.hidden_marks(tokenizer)
-    if answers is not None and separates:
-        bound = asked.grammar is not None
-        return AnswerReader(answers.open(stops, asked.prompt, marks, bound=bound), calls)
-    marks |= answers.marks_shown if answers is not None else frozenset()
-    tokens = _MarkedText(tokenizer, stops, marks) if marks else None
+        tokens = answers.open(stops, names)
+    else:
+        if use is not None and form is not None:
+            calls, marks = form.open(use), form.hidden_marks(tokenizer)
+        if answers is not None and separates:
+            bound = asked.grammar is not None
+            tokens = answers.open(stops, asked.prompt, marks, bound=bound)
+        else:
+            marks |= answers.marks_shown if answers is not None else frozenset()
+            tokens = _MarkedText(tokenizer, stops, marks) if marks else None
+    for name, asks in (
+        ("skip_special_tokens", not asked.skip_special_tokens),
+        ("include_stop_str_in_output", asked.include_stop_str_in_output),
+    ):
+        if asks and tokens is not None:
+            what = "does not go with an answer whose parts special tokens mark; use /v1/completions"
+            raise ApiError(what, param=name)
     return AnswerReader(tokens, calls)

@@ -26,10 +26,14 @@ from dflash_trt.serving.openai.errors import ApiError, as_api_error
 from dflash_trt.serving.openai.figures import FrontFigures
 from dflash_trt.serving.openai.messages import Conversation, check_variables, read_conversation
 from dflash_trt.serving.openai.reply import ReplyWriter
+from dflash_trt.serving.openai.responses_reply import ResponseWriter
+from dflash_trt.serving.openai.responses_request import read_response, rename
 from dflash_trt.serving.openai.streams import EventStream, finish, merge, unless_gone
 from dflash_trt.serving.openai.tokenization import (
     DetokenizeRequest,
+    describe_tokenizer,
     detokenize,
+    encode_prompts,
     read_tokenize,
     tokenize,
 )
@@ -40,8 +44,10 @@ from dflash_trt.text.tokenizer import BundleTokenizer, TokenBytes
 from dflash_trt.text.tokenizer_calls import decode
 from dflash_trt.text.tool_grammars import bind_answer
 from dflash_trt.text.tools import ToolFormat, ToolUse
+from dflash_trt.version import __version__
 
 T = TypeVar("T")
+Writing = Callable[..., ReplyWriter]
 
 
 class Upstream(Protocol):
@@ -70,6 +76,7 @@ class OpenAiApp:
     ) -> None:
         self._read_completion = partial(read_completion, defaults=defaults)
         self._read_chat = partial(read_chat, defaults=defaults)
+        self._read_response = partial(read_response, defaults=defaults)
         self.models, self.upstream, self.figures = models, upstream, figures
         self.tokenizer, self.max_seq_len = tokenizer, max_seq_len
         self.renderer = renderer = tokenizer.open_renderer()
@@ -90,11 +97,16 @@ class OpenAiApp:
         return Starlette(
             routes=[
                 Route("/health", self.health),
+                Route("/ping", self.health, methods=["GET", "POST"]),
                 Route("/metrics", self.show_metrics),
+                Route("/version", self.show_version),
+                Route("/load", self.show_load),
+                Route("/tokenizer_info", self.show_tokenizer),
                 Route("/v1/models", self.list_models),
                 Route("/v1/models/{model:path}", self.list_models),
                 Route("/v1/completions", self.complete, methods=["POST"]),
                 Route("/v1/chat/completions", self.chat, methods=["POST"]),
+                Route("/v1/responses", self.respond, methods=["POST"]),
                 Route("/tokenize", self.tokenize, methods=["POST"]),
                 Route("/detokenize", self.detokenize, methods=["POST"]),
             ],
@@ -113,6 +125,7 @@ class OpenAiApp:
         if not await self.upstream.is_ready():
             raise ApiError("the model is not ready", status=503, code="unavailable")
         about = {"object": "model", "created": self.created, "owned_by": "dflash-trt"}
+        about |= {"max_model_len": self.max_seq_len}
         listed = [{"id": name, **about} for name in names]
         return JSONResponse({"object": "list", "data": listed} if asked is None else listed[0])
 
@@ -121,13 +134,34 @@ class OpenAiApp:
         text = await asyncio.to_thread(self.figures.text, ready=ready)
         return Response(text, media_type="text/plain; version=0.0.4")
 
+    async def show_version(self, request: Request) -> Response:
+        return JSONResponse({"version": __version__})
+
+    async def show_load(self, request: Request) -> Response:
+        return JSONResponse({"server_load": self.figures.load})
+
+    async def show_tokenizer(self, request: Request) -> Response:
+        return JSONResponse(describe_tokenizer(self.tokenizer))
+
     async def complete(self, request: Request) -> Response:
         asked = await self.bodies.read(request, self._read_completion)
         self._check_model(asked.body.model)
         return await self._answer(request, asked)
 
     async def chat(self, request: Request) -> Response:
-        asked = await self.bodies.read(request, self._read_chat)
+        return await self._converse(request, await self.bodies.read(request, self._read_chat))
+
+    async def respond(self, request: Request) -> Response:
+        asked = await self.bodies.read(request, self._read_response)
+        try:
+            writing = partial(ResponseWriter, asked.about)
+            return await self._converse(request, asked.chat, writing)
+        except ApiError as error:
+            raise rename(error) from error
+
+    async def _converse(
+        self, request: Request, asked: CompletionRequest, writing: Writing = ReplyWriter
+    ) -> Response:
         self._check_model(asked.body.model)
         if self.is_harmony and not asked.body.separate_reasoning:
             raise ApiError("channels are always told apart", param="separate_reasoning")
@@ -135,7 +169,7 @@ class OpenAiApp:
         prompt = await unless_gone(request, self._render(asked.body.model, asked.chat))
         grammar = self._bind(asked.chat.tools, asked.generation.grammar, prompt)
         generation = replace(asked.generation, prompt=prompt, grammar=grammar)
-        return await self._answer(request, replace(asked, generation=generation))
+        return await self._answer(request, replace(asked, generation=generation), writing)
 
     async def tokenize(self, request: Request) -> Response:
         asked = await self.bodies.read(request, read_tokenize)
@@ -155,19 +189,26 @@ class OpenAiApp:
     async def _with_tokens(self, work: Callable[..., T], *given: Any) -> T:
         return await asyncio.get_running_loop().run_in_executor(self.token_thread, work, *given)
 
-    async def _answer(self, request: Request, asked: CompletionRequest) -> Response:
+    async def _answer(
+        self, request: Request, asked: CompletionRequest, writing: Writing = ReplyWriter
+    ) -> Response:
+        shown = asked
+        if asked.needs_ids:
+            asked = await self._with_ids(asked)
+            shown = shown if asked.body.truncate_prompt_tokens is None else asked
         outputs, core, separates = (
             asked.outputs(),
             self.tokenizer.core,
             asked.body.separate_reasoning,
         )
-        leads = [await self._read_prompt(one.prompt) if asked.body.echo else "" for one in outputs]
+        echoed = shown.outputs() if asked.body.echo else []
+        leads = [await self._read_prompt(one.prompt) for one in echoed] or [""] * len(outputs)
         readers = [AnswerReader() for _ in outputs]
         if (chat := asked.chat) is not None:
             given = (core, asked.generation, self.answers, self.tool_format, chat.tools)
             readers = [open_reader(*given, separates=separates) for _ in outputs]
         reasons, record = separates and self.answers is not None, request.state.record
-        writer = ReplyWriter(asked, readers, leads, self.token_bytes, record, reasons=reasons)
+        writer = writing(asked, readers, leads, self.token_bytes, record, reasons=reasons)
         deltas = merge([self.upstream.stream(one) for one in outputs])
         if not asked.generation.streaming:
             results = await unless_gone(request, finish(deltas, len(outputs)))
@@ -187,6 +228,13 @@ class OpenAiApp:
             param = "response_format" if use is None else "tools"
             raise ApiError(error.what, param=param) from error
 
+    async def _with_ids(self, asked: CompletionRequest) -> CompletionRequest:
+        """The request with token ids as its prompts."""
+        given = asked.prompts or (asked.generation.prompt,)
+        encode = partial(encode_prompts, special=asked.generation.add_special_tokens)
+        ids = await self._with_tokens(encode, self.tokenizer, given)
+        return asked.with_ids(ids, self.max_seq_len)
+
     async def _read_prompt(self, prompt: Prompt) -> str:
         """The text of a prompt."""
         if isinstance(prompt, str):
@@ -205,9 +253,12 @@ class OpenAiApp:
         elif use is not None:
             what = f"the chat template of {model} has calls in no form that is known here"
             raise ApiError(what, param="tools")
+        if not chat.opens:
+            variables["add_generation_prompt"] = False
         prompt = await asyncio.get_running_loop().run_in_executor(
             self.render_thread, self.renderer.render, messages, variables
         )
+        prompt = chat.cut(prompt)
         if not prompt:
             raise ApiError("the chat template makes no text of them", param="messages")
         return prompt

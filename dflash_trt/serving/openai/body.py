@@ -32,6 +32,8 @@ _WORDS = {
     "int_type": "an integer",
     "float_type": "a number",
 }
+# OpenAI's names of mistakes, which clients tell apart.
+_CODES = {_UNKNOWN: "unknown_parameter", "missing": "missing_required_parameter"}
 
 T = TypeVar("T")
 Kind = TypeVar("Kind", bound="Body")
@@ -75,14 +77,26 @@ class BodyReader:
 
 
 class Body(StrictRecord):
-    """A JSON object of known fields alone; null is as good as absent."""
+    """A JSON object of known fields alone; null is as good as absent.
+
+    So are an unknown field's false and whatever is empty: clients send what they do not ask for.
+    """
 
     @model_validator(mode="before")
     @classmethod
-    def _drop_nulls(cls, raw: Any) -> Any:
+    def _drop_neutral(cls, raw: Any) -> Any:
         if not isinstance(raw, dict):
             return raw
-        return {name: value for name, value in raw.items() if value is not None}
+        known = {one.alias or name for name, one in cls.model_fields.items()}
+        return {
+            name: value
+            for name, value in raw.items()
+            if value is not None and (name in known or not _asks_nothing(value))
+        }
+
+
+def _asks_nothing(value: Any) -> bool:
+    return value is False or value in ("", [], {})
 
 
 def check_unicode(text: str) -> str:
@@ -112,7 +126,9 @@ def read_body(kind: type[Kind], raw: Any, defaults: Mapping[str, Any] | None = N
     except ValidationError as error:
         found = error.errors(include_url=False)
         first = min(found, key=lambda one: one["type"] != _UNKNOWN or len(one["loc"]) > 1)
-        raise ApiError(_describe(first), param=_name(raw, first)) from None
+        mistake = first["type"]
+        code = "invalid_type" if mistake in _WORDS else _CODES.get(mistake)
+        raise ApiError(_describe(first), param=_name(raw, first), code=code) from None
 
 
 def _describe(mistake: Any) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -10,11 +11,12 @@ from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, Tag
 
 from dflash_trt.bundle.sampling_defaults import ALL_TOKENS, MAX_NEW_TOKENS, SamplingDefaults
 from dflash_trt.decoding import SamplingParams
-from dflash_trt.decoding.logprobs import LogprobsMode
+from dflash_trt.decoding.logprobs import MAX_TOP_LOGPROBS, LogprobsMode
 from dflash_trt.errors import DflashError
 from dflash_trt.sampling.penalties import MOST_BIASED, Penalties, TokenName
 from dflash_trt.sampling.token_rules import MOST_BAD
 from dflash_trt.serving.client.client import GenerationRequest, Prompt
+from dflash_trt.serving.openai.access import GOOD_ID
 from dflash_trt.serving.openai.body import Body, Count, Text, TokenId, read_body
 from dflash_trt.serving.openai.errors import ApiError
 from dflash_trt.serving.openai.messages import (
@@ -23,9 +25,8 @@ from dflash_trt.serving.openai.messages import (
     TemplateBody,
     read_conversation,
 )
-from dflash_trt.serving.openai.structured import StructuredBody, read_structure
+from dflash_trt.serving.openai.structured import StructuredBody, find_warnings, read_structure
 
-MAX_STOPS = 4
 DEFAULT_COMPLETION_TOKENS = 16  # OpenAI's; a chat's default is the end of the context
 _SAMPLING = [one.name for one in fields(SamplingParams)]
 MOST_CHOICES = 64
@@ -58,11 +59,29 @@ Prompts = Annotated[
     Discriminator(_find_form),
 ]
 TopK = Annotated[int | None, AfterValidator(lambda given: None if given in ALL_TOKENS else given)]
-Stops = Annotated[list[Text], Field(max_length=MAX_STOPS), BeforeValidator(_as_list)]
+Stops = Annotated[list[Text], BeforeValidator(_as_list)]
+
+
+def _read_seed(given: int) -> int:
+    """A seed of int64 as one of uint64; -1 is none, as in vLLM."""
+    if given == -1:
+        return _draw_seed()
+    return given + 2**64 if -(2**63) <= given < 0 else given
+
+
+def _draw_seed() -> int:
+    return secrets.randbits(63)
+
+
+def _check_cut(given: int) -> int:
+    if given == 0 or given < -1:
+        raise ValueError("must be at least 1, or -1 for what fits")
+    return given
 
 
 class _StreamOptions(Body):
     include_usage: bool = False
+    continuous_usage_stats: bool = False
     # It hides lengths from who listens on the wire, and adds nothing that is shown.
     include_obfuscation: Any = None
 
@@ -77,7 +96,7 @@ class _CommonBody(StructuredBody):
     max_tokens: int | None = None
     temperature: float = 1.0
     top_p: float = 1.0
-    seed: int = Field(default_factory=lambda: secrets.randbits(63))
+    seed: Annotated[int, AfterValidator(_read_seed)] = Field(default_factory=_draw_seed)
     stop: Stops = Field([])
     frequency_penalty: float = 0.0
     presence_penalty: float = 0.0
@@ -87,24 +106,37 @@ class _CommonBody(StructuredBody):
     top_k: TopK = None
     min_p: float = 0.0
     ignore_eos: bool = False
+    min_tokens: int = 0
+    include_stop_str_in_output: bool = False
+    skip_special_tokens: bool = True
     repetition_penalty: float = 1.0
     bad_words: list[Text] = Field([], max_length=MOST_BAD)
     allowed_token_ids: list[int] | None = Field(None, fail_fast=True)
     logprobs_mode: LogprobsMode = "raw_logprobs"
     prompt_logprobs: int | None = None
+    truncate_prompt_tokens: Annotated[int, AfterValidator(_check_cut)] | None = None
+    return_token_ids: bool = False
+    request_id: Annotated[str, Field(pattern=GOOD_ID)] | None = None
     # They change nothing about an answer.
     user: Any = None
     metadata: Any = None
     safety_identifier: Any = None
     prompt_cache_key: Any = None
+    prompt_cache_retention: Any = None
+    prediction: Any = None
     # Without an implementation, with the values that ask for nothing.
     service_tier: Literal["auto", "default"] = "auto"
+    priority: Literal[0] = 0
+    length_penalty: Literal[1] = 1
+    spaces_between_special_tokens: Literal[True] = True
+    detokenize: Literal[True] = True
 
 
 class _CompletionBody(_CommonBody):
     prompt: Prompts
-    logprobs: Annotated[int, Field(ge=0, le=5)] | None = None
+    logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
     echo: bool = False
+    add_special_tokens: bool = True
     best_of: Literal[1] = 1
     suffix: Literal[""] = ""
     separate_reasoning: ClassVar[bool] = False
@@ -114,12 +146,16 @@ class _ChatBody(_CommonBody, TemplateBody):
     messages: Messages
     max_completion_tokens: Count | None = None
     logprobs: bool = False
-    top_logprobs: Annotated[int, Field(ge=0, le=20)] = 0
+    top_logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] = 0
     tool_choice: Any = "auto"
     parallel_tool_calls: bool = True
     separate_reasoning: bool = True  # SGLang's name and default
     functions: list[Any] = Field([], max_length=0)
     function_call: Literal["none", "auto"] = "auto"
+    add_special_tokens: bool = False  # a chat's template writes them itself
+    include_reasoning: Literal[True] = True
+    stream_reasoning: Literal[True] = True
+    verbosity: Literal["medium"] = "medium"
     modalities: list[Literal["text"]] = Field(["text"])
     store: Literal[False] = False
     echo: ClassVar[bool] = False
@@ -136,19 +172,46 @@ class CompletionRequest:
     generation: GenerationRequest
     prompts: tuple[Prompt, ...] = ()
     chat: Conversation | None = None
+    warnings: tuple[str, ...] = ()  # of schemas: what is not enforced
 
     @property
     def include_usage(self) -> bool:
         """Whether a stream ends with the token counts."""
         return self.body.stream_options is not None and self.body.stream_options.include_usage
 
+    @property
+    def counts_always(self) -> bool:
+        """Whether each chunk of a stream has the token counts so far."""
+        options = self.body.stream_options
+        return options is not None and options.include_usage and options.continuous_usage_stats
+
+    @property
+    def needs_ids(self) -> bool:
+        """Whether its prompts have to be token ids before they are sent."""
+        cuts = self.body.truncate_prompt_tokens is not None
+        return cuts or self.body.return_token_ids or self.counts_always
+
+    def with_ids(self, prompts: Sequence[tuple[int, ...]], max_seq_len: int) -> CompletionRequest:
+        """The request of token ids, of which the last are kept that it asks for."""
+        most = self.body.truncate_prompt_tokens
+        if most == -1:
+            most = max(max_seq_len - (self.generation.max_tokens or 1), 1)
+        kept = tuple(one if most is None else one[-most:] for one in prompts)
+        return replace(self, prompts=kept, generation=replace(self.generation, prompt=kept[0]))
+
+    @property
+    def echoes_only(self) -> bool:
+        """Whether the answer is the prompt alone, and the token that has to come is not told."""
+        return self.body.echo and self.body.max_tokens == 0
+
     def outputs(self) -> list[GenerationRequest]:
         """What is asked of the model: of one prompt after the other its samples.
 
         A sample's seed is one more than that of the sample before it, so that each can be had
-        again alone. The prompt of a chat is looked at once.
+        again alone. The prompt of a chat is looked at once. Together they are one flow.
         """
-        generation, seed = self.generation, self.generation.sampling.seed
+        generation = replace(self.generation, flow=secrets.token_hex(8))
+        seed = generation.sampling.seed
         asked = [
             replace(generation, prompt=prompt, sampling=replace(generation.sampling, seed=one))
             for prompt in self.prompts or (generation.prompt,)
@@ -165,11 +228,13 @@ def read_completion(raw: Any, defaults: SamplingDefaults | None = None) -> Compl
     given: Any = [body.prompt] if _find_form(body.prompt) != "several" else body.prompt
     prompts = tuple(tuple(one) if isinstance(one, list) else one for one in given)
     most = DEFAULT_COMPLETION_TOKENS if body.max_tokens is None else body.max_tokens
+    most = most or int(body.echo)
     generation = _read_generation(body, prompts, most, body.logprobs)
     if body.echo and body.logprobs is not None:
         of_prompt = max(body.logprobs, body.prompt_logprobs or 0)
         generation = replace(generation, prompt_logprobs=of_prompt)
-    return CompletionRequest(body=body, generation=generation, prompts=prompts)
+    told = find_warnings(body, None)
+    return CompletionRequest(body=body, generation=generation, prompts=prompts, warnings=told)
 
 
 def read_chat(raw: Any, defaults: SamplingDefaults | None = None) -> CompletionRequest:
@@ -184,11 +249,15 @@ def read_chat(raw: Any, defaults: SamplingDefaults | None = None) -> CompletionR
     generation = _read_generation(body, (), most, body.top_logprobs if body.logprobs else None)
     parallel = body.parallel_tool_calls
     chat = read_conversation(body.messages, body, body.tool_choice, parallel=parallel)
-    return CompletionRequest(body=body, generation=generation, chat=chat)
+    told = find_warnings(body, chat.tools)
+    return CompletionRequest(body=body, generation=generation, chat=chat, warnings=told)
 
 
 def _read_generation(
-    body: _CommonBody, prompts: tuple[Prompt, ...], max_tokens: int | None, logprobs: int | None
+    body: _CompletionBody | _ChatBody,
+    prompts: tuple[Prompt, ...],
+    max_tokens: int | None,
+    logprobs: int | None,
 ) -> GenerationRequest:
     """What is asked of the served model; a chat has no prompt yet."""
     count = len(prompts) or 1
@@ -196,7 +265,7 @@ def _read_generation(
         of = f"{body.n:,}" if count == 1 else f"{count:,} prompts of {body.n:,}"
         what = f"{of} outputs are more than {MOST_CHOICES} in one request"
         raise ApiError(what, param="n" if body.n > 1 else "prompt")
-    if body.stream_options is not None and not body.stream:
+    if body.stream_options not in (None, _StreamOptions()) and not body.stream:
         raise ApiError("goes with stream: true only", param="stream_options")
     grammar, allowed = read_structure(body), body.allowed_token_ids
     try:
@@ -207,7 +276,10 @@ def _read_generation(
             stop_strings=tuple(body.stop),
             stop_token_ids=tuple(body.stop_token_ids),
             ignore_eos=body.ignore_eos,
-            add_special_tokens=bool(prompts),  # a chat's template writes them itself
+            min_tokens=body.min_tokens,
+            include_stop_str_in_output=body.include_stop_str_in_output,
+            skip_special_tokens=body.skip_special_tokens,
+            add_special_tokens=body.add_special_tokens,
             streaming=body.stream,
             logprobs=logprobs,
             logprobs_mode=body.logprobs_mode,

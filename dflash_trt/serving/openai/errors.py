@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from dflash_trt.core.limits import TOO_LONG
 from dflash_trt.errors import DflashError
 from dflash_trt.serving.client.errors import Problem, ServedModelError
 from dflash_trt.text.sandbox import SandboxLostError
@@ -16,6 +17,7 @@ _ANSWERS: dict[Problem, tuple[int, str | None]] = {
     "overdue": (504, "timeout"),
 }
 _FAILED = (500, "failed")
+TOO_LONG_CODE = "context_length_exceeded"
 RETRY_AFTER_S = 1
 
 
@@ -26,7 +28,8 @@ class ApiError(DflashError):
         self, what: str, *, status: int = 400, param: str | None = None, code: str | None = None
     ) -> None:
         super().__init__(what, where=param)
-        self.status, self.param, self.code = status, param, code
+        self.status, self.param = status, param
+        self.code = "invalid_value" if code is None and param and status == 400 else code
 
     @property
     def headers(self) -> dict[str, str]:
@@ -57,6 +60,8 @@ def as_api_error(error: Exception) -> ApiError:
         return ApiError(error.what, status=status, code=code)
     if isinstance(error, ServedModelError):
         status, told = _ANSWERS.get(error.problem, _FAILED)
+        if error.problem == "refused" and TOO_LONG in error.what:
+            told = TOO_LONG_CODE
         return ApiError(error.what, status=status, code=told)
     if not isinstance(error, DflashError):
         return ApiError("internal error", status=500)

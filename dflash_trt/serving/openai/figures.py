@@ -18,8 +18,9 @@ _TEXTS = {
 }
 _PATHS = (
     *("/health", "/metrics", "/v1/models", "/v1/completions", "/v1/chat/completions"),
-    *("/tokenize", "/detokenize"),
+    *("/v1/responses", "/tokenize", "/detokenize"),
 )
+_GENERATING = ("/v1/completions", "/v1/chat/completions", "/v1/responses")
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,10 +31,21 @@ class FrontFigures:
     count_failures: Callable[[], int] = lambda: 0
     model: str = ""
     _answers: Counter[tuple[str, str]] = field(default_factory=Counter)
+    _running: Counter[str] = field(default_factory=Counter)
+
+    @property
+    def load(self) -> int:
+        """How many requests for text are in flight."""
+        return sum(self._running[path] for path in _GENERATING)
+
+    def begin(self, path: str) -> None:
+        """Counts a request that `count` follows."""
+        self._running[_known(path)] += 1
 
     def count(self, path: str, status: int | None) -> None:
         """Counts a request that has ended."""
-        known = path if path in _PATHS else "other"  # clients choose paths, and no labels
+        known = _known(path)
+        self._running[known] -= 1
         self._answers[known, "none" if status is None else str(status)] += 1
 
     def text(self, *, ready: bool) -> bytes:
@@ -47,3 +59,7 @@ class FrontFigures:
         for (path, code), count in sorted(self._answers.items()):
             lines.append(f'{ANSWERS}{{{model},path="{path}",code="{code}"}} {count}')
         return "\n".join([*lines, ""]).encode() + self.read_server()
+
+
+def _known(path: str) -> str:
+    return path if path in _PATHS else "other"  # clients choose paths, and no labels

@@ -1,9 +1,10 @@
-"""Options of the OpenAI front: names, keys and their limit, TLS, a log of requests."""
+"""Options of the OpenAI front: names, keys and their limit, TLS, origins, a log of requests."""
 
 from __future__ import annotations
 
 import hashlib
 import os
+import re
 import ssl
 import sys
 import time
@@ -12,10 +13,12 @@ from pathlib import Path
 from typing import Literal
 
 from dflash_trt.core.files import FileKind, find_file, read_text
+from dflash_trt.core.strict_json import quoted
 from dflash_trt.errors import DflashError, one_line, refuse_options
 
 KEYS_VARIABLE = "DFLASH_TRT_API_KEYS"
 LEAST_KEY = 16
+_ORIGIN = re.compile(r"\*|null|[a-z][a-z0-9+.-]*://[^/?#@\sA-Z]+")  # as browsers write them
 _LOOK_S = 1.0
 _NAME_DIGITS = 8
 
@@ -81,8 +84,9 @@ class FrontOptions:
     """How the front is reached, and by whom: one option of `serve` each.
 
     Without a file of keys and without the variable everyone may ask; `key_requests` are those of
-    one key in flight. Without a certificate and key (PEM) it speaks plain HTTP. `generation_config`
-    says whether the checkpoint's sampling is that of requests which state none.
+    one key in flight. Without a certificate and key (PEM) it speaks plain HTTP. Web pages of
+    `origins` may ask too. `generation_config` says whether the checkpoint's sampling is that of
+    requests which state none.
     """
 
     model_names: tuple[str, ...] = ()
@@ -90,6 +94,7 @@ class FrontOptions:
     key_requests: int | None = None
     tls_cert: Path | None = None
     tls_key: Path | None = None
+    origins: tuple[str, ...] = ()
     log_format: LogFormat = "none"
     generation_config: GenerationConfig = "auto"
 
@@ -106,6 +111,13 @@ class FrontOptions:
         what = "is for one API key, and there are none"
         refuse_options({"--key-requests": limits}, what, fix)
         return None
+
+    def check_origins(self) -> None:
+        """Raises DflashError (usage) for an origin that no browser states."""
+        for one in self.origins:
+            if not _ORIGIN.fullmatch(one):
+                what = f"{quoted(one)} is neither * nor like https://host or http://host:8080"
+                raise DflashError(what, where="--allow-origin", usage=True)
 
     def check_tls(self) -> None:
         """Raises DflashError (usage) for a certificate and key that do not fit, or one alone."""

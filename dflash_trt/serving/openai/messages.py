@@ -6,7 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, Tag, model_validator
+from pydantic import AfterValidator, Discriminator, Field, Tag, model_validator
+from pydantic_core import from_json
 
 from dflash_trt.core.strict_json import parse_json, quoted
 from dflash_trt.errors import DflashError
@@ -71,18 +72,34 @@ def read_tools(
 
 
 VARIABLES, EFFORT = "chat_template_kwargs", "reasoning_effort"
+CONTINUES = "continue_final_message"
+_TAG = "DFLASH_CONTINUES_HERE "
 MOST_VARIABLES = 32
 _TAKEN = {"messages", "tools", "documents", "add_generation_prompt", *SPECIAL_TOKENS}
 
 
-def _read_arguments(given: Any) -> Any:
-    """The object that a call's arguments are the text of: what templates take."""
+class CutArguments(dict[str, Any]):
+    """What can be read of a call's arguments that are no whole JSON object."""
+
+
+def _read_arguments(given: Any) -> dict[str, Any]:
+    """The object that a call's arguments are the text of: what templates take.
+
+    A model may write another text, and `max_tokens` may cut it: such an answer comes back too.
+    """
     if not isinstance(given, str):
         raise ValueError("must be the text of a JSON object")
     try:
-        return parse_json(given.encode(), "arguments") if given.strip() else {}
-    except DflashError as error:
-        raise ValueError(error.what) from None
+        whole = parse_json(given.encode(), "arguments") if given.strip() else {}
+    except DflashError:
+        whole = None
+    if isinstance(whole, dict):
+        return whole
+    try:
+        begun = from_json(given, allow_inf_nan=False, allow_partial="trailing-strings")
+    except ValueError:
+        begun = None
+    return CutArguments(begun if isinstance(begun, dict) else {"arguments": given})
 
 
 def _find_form(content: Any) -> str:
@@ -90,7 +107,7 @@ def _find_form(content: Any) -> str:
 
 
 class _Part(Body, extra="ignore"):
-    type: Literal["text"]
+    type: Literal["text", "input_text", "output_text"]  # the latter two in /v1/responses
     text: AnyText
 
 
@@ -107,7 +124,7 @@ MessageText = Annotated[
 
 class _Called(Body, extra="ignore"):
     name: Text
-    arguments: Annotated[dict[str, Any], BeforeValidator(_read_arguments)] = Field({})
+    arguments: Annotated[Any, AfterValidator(_read_arguments)] = Field({})
 
 
 class _Call(Body, extra="ignore"):
@@ -118,14 +135,12 @@ class _Call(Body, extra="ignore"):
 
 class _Said(Body):
     content: MessageText
-
-    @model_validator(mode="before")
-    @classmethod
-    def _drop_nothing(cls, raw: Any) -> Any:
-        """As clients send messages back: with empty lists of what they do not have."""
-        if not isinstance(raw, dict):
-            return raw
-        return {name: one for name, one in raw.items() if one != [] or name == "content"}
+    name: AnyText | None = None
+    # They change nothing about what was said.
+    type: Any = None
+    id: Any = None
+    status: Any = None
+    cache_control: Any = None
 
 
 class _Told(_Said):
@@ -136,13 +151,18 @@ class _Answered(_Said):
     role: Literal["assistant"]
     # A conversation goes on from answers, not from what led to them.
     reasoning_content: Any = None
+    reasoning: Any = None
+    reasoning_details: Any = None
+    thinking_blocks: Any = None
+    annotations: Any = None
+    provider_specific_fields: Any = None
     tool_calls: list[_Call] = Field([])
 
     @model_validator(mode="before")
     @classmethod
     def _fill_content(cls, raw: Any) -> Any:
-        calls_only = isinstance(raw, dict) and raw.get("tool_calls") and raw.get("content") is None
-        return {**raw, "content": ""} if calls_only else raw
+        says_nothing = isinstance(raw, dict) and raw.get("content") is None
+        return {**raw, "content": ""} if says_nothing else raw
 
 
 class _Result(_Said):
@@ -155,8 +175,13 @@ Messages = Annotated[list[Said], Field(min_length=1, fail_fast=True)]
 
 
 class TemplateBody(Body):
-    """What a request gives a chat's template beside messages."""
+    """What a request gives a chat's template beside messages, and what it wants behind them.
 
+    A final message that goes on excludes the beginning of another.
+    """
+
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool = False
     tools: Tools = Field([])
     chat_template_kwargs: dict[str, Any] = Field({}, max_length=MOST_VARIABLES)
     reasoning_effort: Literal["low", "medium", "high"] | None = None
@@ -164,11 +189,28 @@ class TemplateBody(Body):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Conversation:
-    """What a chat's template makes a prompt of; its variables have the effort too."""
+    """What a chat's template makes a prompt of; its variables have the effort too.
+
+    The prompt `opens` an answer behind the messages, or `continues` the last of them.
+    """
 
     messages: tuple[Message, ...]
     variables: Mapping[str, Any]
     tools: ToolUse | None
+    opens: bool = True
+    continues: bool = False
+
+    def cut(self, text: str) -> str:
+        """The rendered `text`, up to the end of the message that it continues.
+
+        As transformers cuts it: by a tag, of whose blank it is known whether contents are trimmed.
+        """
+        if not self.continues:
+            return text
+        begun, tag, rest = text.rpartition(_TAG.rstrip())
+        if not tag:
+            raise ApiError("the chat template does not show the last message", param=CONTINUES)
+        return begun if rest.startswith(_TAG[-1]) else begun.rstrip()
 
 
 def read_conversation(
@@ -179,8 +221,8 @@ def read_conversation(
     parallel: bool = True,
 ) -> Conversation:
     """A chat as its template takes it: results have the name of their function."""
-    waiting: dict[str, str] = {}
-    """Names of the functions whose results have not come, by the calls' ids."""
+    waiting: dict[str, _Called] = {}
+    """Calls whose results have not come, by their ids."""
     read: list[Message] = []
     for place, one in enumerate(messages):
         where = f"messages[{place}]"
@@ -190,25 +232,41 @@ def read_conversation(
             if call not in waiting:
                 what = f"{quoted(call)} is no call that waits for a result"
                 raise ApiError(what, param=f"{where}.tool_call_id")
-            message |= {"tool_call_id": call, "name": waiting.pop(call)}
+            message |= {"tool_call_id": call, "name": waiting.pop(call).name}
         else:
             _check_answered(waiting, where)
+            message |= {} if one.name is None else {"name": one.name}
         if isinstance(one, _Answered) and one.tool_calls:
             message["tool_calls"] = [each.model_dump() for each in one.tool_calls]
             for at, each in enumerate(one.tool_calls):
                 if each.id in waiting:
                     raise ApiError("is another call's id", param=f"{where}.tool_calls[{at}].id")
-                waiting[each.id] = each.function.name
+                waiting[each.id] = each.function
         read.append(message)
     _check_answered(waiting, "messages")
-    tools = read_tools(body.tools, choice, parallel=parallel)
-    return Conversation(messages=tuple(read), variables=_read_variables(body), tools=tools)
+    continues = body.continue_final_message
+    if continues and body.add_generation_prompt:
+        raise ApiError(f"does not go with {CONTINUES}", param="add_generation_prompt")
+    if continues and (read[-1]["role"] != "assistant" or not read[-1]["content"].strip()):
+        raise ApiError("the last message is no text of the assistant", param=CONTINUES)
+    if continues:
+        read[-1] = {**read[-1], "content": read[-1]["content"] + _TAG}
+    return Conversation(
+        messages=tuple(read),
+        variables=_read_variables(body),
+        tools=read_tools(body.tools, choice, parallel=parallel),
+        opens=not continues and body.add_generation_prompt is not False,
+        continues=continues,
+    )
 
 
-def _check_answered(waiting: Mapping[str, str], where: str) -> None:
-    if waiting:
-        what = f"the call {quoted(next(iter(waiting)))} has no message of role tool after it"
-        raise ApiError(what, param=where)
+def _check_answered(waiting: dict[str, _Called], where: str) -> None:
+    """Raises ApiError for a call without its result, which one that was cut need not have."""
+    for call, called in waiting.items():
+        if not isinstance(called.arguments, CutArguments):
+            what = f"the call {quoted(call)} has no message of role tool after it"
+            raise ApiError(what, param=where)
+    waiting.clear()
 
 
 def _read_variables(body: TemplateBody) -> dict[str, Any]:

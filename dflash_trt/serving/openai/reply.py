@@ -7,6 +7,7 @@ import math
 import secrets
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from itertools import accumulate
 from typing import Any
 
@@ -51,12 +52,17 @@ class ReplyWriter:
             _Choice(index, asked, reader, lead, tokens, describe_prompt, reasons=reasons)
             for index, (reader, lead) in enumerate(zip(readers, leads, strict=True))
         ]
+        self._readers, self._told = readers, 0
+        tells = self._is_chat and asked.body.return_token_ids
+        self._prompt_ids: dict[str, Any] = {"prompt_token_ids": asked.prompts[0]} if tells else {}
         self._statistics: dict[int, RequestStatistics] = {}
+        self._warnings = {"warnings": [*asked.warnings]} if asked.warnings else {}
+        record.warnings = len(asked.warnings) or None
         prefix, self._object = (
             ("chatcmpl", "chat.completion") if self._is_chat else ("cmpl", "text_completion")
         )
         self._head: dict[str, Any] = {
-            "id": f"{prefix}-{secrets.token_hex(12)}",
+            "id": f"{prefix}-{asked.body.request_id or secrets.token_hex(12)}",
             "created": int(time.time()),
             "model": asked.body.model,
         }
@@ -70,18 +76,22 @@ class ReplyWriter:
         return {
             **self._head,
             "object": self._object,
+            **self._prompt_ids,
             **(self._describe_prompt(results[0].prompt_logprobs) if self._is_chat else {}),
             "choices": choices,
             "usage": self._describe_usage(),
+            **self._warnings,
         }
 
     def opening(self) -> bytes:
         """What a stream begins with: who speaks in a chat, an echo without log-probabilities."""
-        return b"".join(self._event(one) for choice in self._choices for one in choice.open())
+        opened = [one for choice in self._choices for one in choice.open()]
+        return b"".join(self._event(one, **self._prompt_ids) for one in opened)
 
     def piece(self, index: int, delta: TextDelta) -> bytes:
         """The chunks of a choice's delta; none while there is nothing to show yet."""
         choice = self._choices[index]
+        self._told += 0 if self._asked.echoes_only else len(delta.token_ids)
         chunks = b"".join(map(self._event, choice.continue_by(delta)))
         if self._is_chat and (shown := self._describe_prompt(delta.prompt_logprobs)):
             chunks = self._event(choice.chunk({}), **shown) + chunks
@@ -94,7 +104,13 @@ class ReplyWriter:
             chunks += self._event(None, usage=self._describe_usage())
         return chunks + b"data: [DONE]\n\n"
 
+    def fail(self, error: DflashError) -> bytes:
+        """An error after the status line has gone: the stream ends with it, without [DONE]."""
+        return to_event(as_api_error(error).to_json())
+
     def _take(self, index: int, one: RequestStatistics) -> None:
+        if self._asked.echoes_only:
+            one = replace(one, output_tokens=0)
         self._statistics[index], record = one, self._record
         record.output_tokens = (record.output_tokens or 0) + one.output_tokens
         if index % self._asked.body.n == 0:  # a prompt counts once
@@ -108,8 +124,13 @@ class ReplyWriter:
             **shown,
             "object": "chat.completion.chunk" if self._is_chat else self._object,
             "choices": [] if choice is None else [choice],
+            **(self._warnings if choice is not None and choice["finish_reason"] else {}),
         }
-        return _to_event(body | ({"usage": usage} if self._asked.include_usage else {}))
+        if usage is None and self._asked.counts_always:
+            prompt = sum(map(len, self._asked.prompts))
+            usage = {"prompt_tokens": prompt, "completion_tokens": self._told}
+            usage["total_tokens"] = prompt + self._told
+        return to_event(body | ({"usage": usage} if self._asked.include_usage else {}))
 
     def _describe_usage(self) -> dict[str, Any]:
         """Token counts of the choices, of which samples of one prompt count it once.
@@ -132,6 +153,7 @@ class ReplyWriter:
             "total_tokens": prompt + output,
             **({"prompt_tokens_details": {"cached_tokens": sum(cached)}} if cached else {}),
             "completion_tokens_details": {
+                "reasoning_tokens": sum(one.reasoning_tokens for one in self._readers),
                 "accepted_prediction_tokens": accepted,
                 "rejected_prediction_tokens": sum(one.drafted_tokens for one in each) - accepted,
                 "num_verify_steps": sum(one.steps for one in each),
@@ -156,6 +178,7 @@ class _Choice:
     ) -> None:
         self._index, self._reader, self._lead, self._reasons = index, reader, lead, reasons
         self._is_chat, self._echoes = asked.chat is not None, asked.body.echo
+        self._echoes_only = asked.echoes_only
         self._describe_prompt = describe_prompt
         self._has_called = False
         # A completion's begins when its prompt's log-probabilities are there.
@@ -165,6 +188,10 @@ class _Choice:
             None if top is None else LogprobsWriter(tokens, chat=self._is_chat, top=top)
         )
         self._untold: list[TokenLogprob] = []
+        self._ids: dict[str, list[int]] = {"token_ids": []} if asked.body.return_token_ids else {}
+        self._prompt_ids: dict[str, Any] = {}
+        if self._ids and not self._is_chat:
+            self._prompt_ids["prompt_token_ids"] = asked.prompts[index // asked.body.n]
 
     def whole(self, result: RequestResult) -> dict[str, Any]:
         """The choice of a reply that does not stream."""
@@ -172,9 +199,9 @@ class _Choice:
             message = {"role": "assistant", **self._message(result), "refusal": None}
             shown: dict[str, Any] = {"message": message}
         else:
-            text = self._lead + (result.text or "")
+            text = self._lead + ("" if self._echoes_only else result.text or "")
             shown = {"text": text, **self._begin_text(result.prompt_logprobs)}
-        self._untold += result.logprobs or ()
+        self._hear(result.token_ids, result.logprobs or ())
         return self._show(shown, self._reason(result))
 
     def open(self) -> list[dict[str, Any]]:
@@ -190,8 +217,9 @@ class _Choice:
             self._waits = False
             shown = self._begin_text(delta.prompt_logprobs)
             chunks.append({**self.chunk({"content": self._lead}), **shown})
-        self._untold += delta.logprobs
-        chunks += self._chunks(self._reader.push(delta.text, delta.token_ids))
+        self._hear(delta.token_ids, delta.logprobs)
+        if not self._echoes_only:
+            chunks += self._chunks(self._reader.push(delta.text, delta.token_ids))
         if delta.result is None:
             return chunks
         chunks += self._chunks(self._reader.flush())
@@ -201,6 +229,13 @@ class _Choice:
         """A piece of its stream, which adds `delta`."""
         shown = {"delta": delta} if self._is_chat else {"text": delta.get("content", "")}
         return self._show(shown, reason)
+
+    def _hear(self, token_ids: Sequence[int], logprobs: Sequence[TokenLogprob]) -> None:
+        """Keeps what the next chunk tells, unless only the prompt is echoed."""
+        if not self._echoes_only:
+            self._untold += logprobs
+            for known in self._ids.values():
+                known += token_ids
 
     def _begin_text(self, logprobs: Sequence[TokenLogprob] | None) -> dict[str, Any]:
         """What a completion says of its prompt; of an echo its tokens come first."""
@@ -238,7 +273,12 @@ class _Choice:
         logprobs = None
         if self._logprobs is not None and (self._untold or reason is not None):
             logprobs, self._untold = self._logprobs.write(self._untold), []
-        return {"index": self._index, **shown, "logprobs": logprobs, "finish_reason": reason}
+        told = {**self._prompt_ids, **{name: [*ids] for name, ids in self._ids.items()}}
+        self._prompt_ids = {}
+        for known in self._ids.values():
+            known.clear()
+        ending = {"logprobs": logprobs, "finish_reason": reason}
+        return {"index": self._index, **shown, **ending, **told}
 
 
 def _describe_call(call: CallPiece) -> dict[str, Any]:
@@ -262,15 +302,10 @@ def _open_call() -> dict[str, str]:
     return {"id": f"call_{secrets.token_hex(12)}", "type": "function"}
 
 
-def _to_event(body: Mapping[str, Any]) -> bytes:
-    """One server-sent event."""
+def to_event(body: Mapping[str, Any]) -> bytes:
+    """Writes one server-sent event."""
     # ASCII: some readers of event streams take U+2028 for the end of a line.
     return b"data: " + json.dumps(body, separators=(",", ":")).encode() + b"\n\n"
-
-
-def error_event(error: DflashError) -> bytes:
-    """An error after the status line has gone: the stream ends with it, without [DONE]."""
-    return _to_event(as_api_error(error).to_json())
 
 
 # JSON has no infinity; OpenAI's own value for a token that cannot come.

@@ -10,11 +10,13 @@ from contextlib import nullcontext
 
 import h11
 import uvicorn
+from starlette.middleware.cors import CORSMiddleware
+from starlette.types import ASGIApp
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from dflash_trt.bundle.sampling_defaults import SamplingDefaults
 from dflash_trt.errors import DflashError
-from dflash_trt.serving.openai.access import Gate
+from dflash_trt.serving.openai.access import REQUEST_ID, Gate
 from dflash_trt.serving.openai.app import OpenAiApp, Upstream
 from dflash_trt.serving.openai.figures import FrontFigures
 from dflash_trt.serving.openai.front_options import FrontOptions
@@ -113,9 +115,13 @@ class OpenAiServer:
         figures = figures or FrontFigures()
         names = options.model_names or (name,)
         self._app = OpenAiApp(names, upstream, tokenizer, max_seq_len, figures, defaults)
+        front: ASGIApp = Gate(self._app.starlette(), options, figures)
+        if options.origins:  # before the gate: a browser asks without a key whether it may ask
+            shown, any_ = (REQUEST_ID, "Retry-After"), ("*",)
+            front = CORSMiddleware(front, options.origins, any_, any_, expose_headers=shown)
         self._server = uvicorn.Server(
             uvicorn.Config(
-                Gate(self._app.starlette(), options, figures),
+                front,
                 ssl_certfile=options.tls_cert,
                 ssl_keyfile=options.tls_key,
                 http=GuardedConnection,

@@ -14,7 +14,7 @@ from starlette.types import Receive, Scope, Send
 from dflash_trt.decoding import RequestResult
 from dflash_trt.errors import DflashError
 from dflash_trt.serving.client.client import TextDelta
-from dflash_trt.serving.openai.reply import ReplyWriter, error_event
+from dflash_trt.serving.openai.reply import ReplyWriter
 
 _MOST_WAITING = 16
 """Deltas that a slow client lets wait here; the others wait in the served model."""
@@ -84,7 +84,7 @@ async def _write_events(
         async for index, delta in deltas:
             yield writer.piece(index, delta)
     except DflashError as error:
-        yield error_event(error)
+        yield writer.fail(error)
 
 
 async def finish(deltas: ChoiceDeltas, count: int) -> list[RequestResult]:

@@ -10,7 +10,11 @@ from pydantic import AfterValidator, Field
 from dflash_trt.errors import DflashError
 from dflash_trt.serving.openai.body import Body, Text, check_unicode
 from dflash_trt.serving.openai.errors import ApiError
-from dflash_trt.text.grammar import Grammar, lark_choice, schema_text
+from dflash_trt.text.grammar import MOST_CHARACTERS, Grammar, lark_choice, schema_text
+from dflash_trt.text.json_schema import enforce_schema
+from dflash_trt.text.tools import ToolUse
+
+MOST_WARNINGS = 16
 
 
 def _check_schema(schema: Any) -> Any:
@@ -79,3 +83,31 @@ def read_structure(body: StructuredBody) -> Grammar | None:
         except DflashError as error:
             raise ApiError(error.what, param=where) from error
     return None
+
+
+def find_warnings(body: StructuredBody, use: ToolUse | None) -> tuple[str, ...]:
+    """What of a request's schemas is not enforced: of its format, and of functions it binds.
+
+    Raises:
+        ApiError: the schema or its function is `strict`, which allows nothing of it.
+    """
+    bound: list[tuple[str, Any, bool]] = []
+    if isinstance(body.response_format, _SchemaFormat):
+        form = body.response_format.json_schema
+        bound.append(("response_format.json_schema.schema", form.schema_, form.strict is True))
+    if body.structured_outputs is not None:
+        bound.append(("structured_outputs.json", body.structured_outputs.json_, False))
+    for place, one in enumerate(() if use is None else use.tools):
+        if use is not None and one in use.callable and (use.must or one.strict):
+            bound.append((f"tools[{place}].function.parameters", one.schema, one.strict))
+    warnings: list[str] = []
+    for where, schema, is_strict in bound:
+        text = schema if isinstance(schema, str) else schema_text(schema)
+        try:
+            _, relaxed = enforce_schema(text[: MOST_CHARACTERS + 1])
+        except DflashError:
+            continue  # which is told when it compiles
+        if is_strict and relaxed:
+            raise ApiError(f'{relaxed[0]}, and "strict" asks for all of it', param=where)
+        warnings += (f"{where}: {one}" for one in relaxed)
+    return tuple(warnings[:MOST_WARNINGS])

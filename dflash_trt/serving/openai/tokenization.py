@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from collections.abc import Sequence
+from typing import Any
 
 from pydantic import Field
 
+from dflash_trt.serving.client.client import Prompt
 from dflash_trt.serving.openai.body import AnyText, Body, read_body
-from dflash_trt.serving.openai.errors import ApiError
+from dflash_trt.serving.openai.errors import TOO_LONG_CODE, ApiError
 from dflash_trt.serving.openai.messages import (
+    CONTINUES,
     EFFORT,
     VARIABLES,
     Messages,
@@ -22,18 +25,13 @@ MAX_CHARACTERS = 1 << 20
 
 
 class TokenizeRequest(TemplateBody):
-    """A text, or a chat, of which the token ids are asked; the model may be left out.
-
-    An unfinished chat is refused.
-    """
+    """A text, or a chat, of which the token ids are asked; the model may be left out."""
 
     model: str | None = None
     prompt: AnyText | None = None
     messages: Messages | None = None
     add_special_tokens: bool | None = None
     return_token_strs: bool = False
-    add_generation_prompt: Literal[True] = True
-    continue_final_message: Literal[False] = False
 
 
 class DetokenizeRequest(Body):
@@ -49,10 +47,24 @@ def read_tokenize(raw: Any) -> TokenizeRequest:
     if (asked.messages is None) == (asked.prompt is None):
         what = "is required, or messages" if asked.prompt is None else "goes without messages"
         raise ApiError(what, param="prompt")
-    for name in ("tools", VARIABLES, EFFORT):
+    for name in ("tools", VARIABLES, EFFORT, CONTINUES):
         if asked.messages is None and getattr(asked, name):
             raise ApiError("goes with messages only", param=name)
     return asked
+
+
+def encode_prompts(
+    tokenizer: BundleTokenizer, prompts: Sequence[Prompt], *, special: bool
+) -> list[tuple[int, ...]]:
+    """Token ids of prompts, those that are ids already as they are."""
+    for one in prompts:
+        if len(one) > MAX_CHARACTERS:
+            what = f"a prompt of {len(one):,} characters; {MAX_CHARACTERS:,} are the most"
+            raise ApiError(what, code=TOO_LONG_CODE)
+    return [
+        tuple(tokenizer.encode(one, special=special)) if isinstance(one, str) else one
+        for one in prompts
+    ]
 
 
 def tokenize(
@@ -75,3 +87,9 @@ def detokenize(tokenizer: BundleTokenizer, asked: DetokenizeRequest) -> dict[str
         if not 0 <= token < 1 << 32 or tokenizer.core.id_to_token(token) is None:
             raise ApiError("is no token of this model", param=f"tokens[{place}]")
     return {"prompt": decode(tokenizer.core, asked.tokens)}
+
+
+def describe_tokenizer(tokenizer: BundleTokenizer) -> dict[str, Any]:
+    """Returns what vLLM's /tokenizer_info tells: its config, and its tokens as texts."""
+    tokens = {name: text or None for name, text in tokenizer.special_texts.items()}
+    return {**tokenizer.config, **tokens, "chat_template": tokenizer.chat_template}

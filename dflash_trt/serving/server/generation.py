@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
 
+from dflash_trt.core.limits import TOO_LONG
 from dflash_trt.core.strict_json import parse_json
 from dflash_trt.core.validation import check_value
 from dflash_trt.decoding import Request, SamplingParams
@@ -208,6 +209,9 @@ class GenerationReader:
             stop_token_ids=(*stops, end_id) if end_id >= 0 else (*stops,),  # below 0 is none
             stop_strings=tuple(filter(None, read_texts(given.tensors, f"{_SAMPLING}stop"))),
             ignore_eos=given.flag("ignore_eos"),
+            min_tokens=given.parameter("min_tokens", 0),
+            include_stop_str_in_output=given.flag("include_stop_str_in_output"),
+            skip_special_tokens=given.flag("skip_special_tokens", default=True),
             block_size=block_size,
             penalties=_read_penalties(given, sampling),
             rules=self._read_rules(given),
@@ -232,7 +236,8 @@ class GenerationReader:
         if given.flag(APPLY_TEMPLATE):
             text, special = self._render(text), False
         if len(text) > self._max_characters:
-            raise refuse("text_input", f"{len(text):,} characters cannot fit the model's context")
+            what = f"{len(text):,} characters do {TOO_LONG} of {self._max_seq_len} holds fewer"
+            raise refuse("text_input", what)
         return text, tuple(self._tokenizer.encode(text, special=special))
 
     def _render(self, text: str) -> str:

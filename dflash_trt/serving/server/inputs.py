@@ -16,6 +16,7 @@ import numpy.typing as npt
 from pydantic import TypeAdapter, ValidationError
 
 from dflash_trt.errors import DflashError, one_line
+from dflash_trt.serving.client.wire import FLOW
 from dflash_trt.text.detokenise import MAX_STOP_STRINGS
 
 T = TypeVar("T", bool, int, float)
@@ -59,7 +60,7 @@ GUIDE_TYPE, GUIDE = "guided_decoding_guide_type", "guided_decoding_guide"
 # A parameter, true: `text_input` is a user's message, which stands in the chat template.
 APPLY_TEMPLATE = "apply_chat_template"
 # Parameters that `llm_model.py` reads itself; the request's id comes as one too.
-READ_ELSEWHERE = frozenset({"id", "timeout_us", STOP_IDS})
+READ_ELSEWHERE = frozenset({"id", "timeout_us", STOP_IDS, FLOW})
 # Those of the classic contract, which are passed on.
 CLASSIC_PARAMETERS = frozenset(
     "id streaming_text ignore_eos add_special_tokens end_id stop_token_ids block_size".split()

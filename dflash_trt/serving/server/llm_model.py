@@ -21,6 +21,7 @@ from dflash_trt.decoding.tuning.bundle_schedule import AUTO, NONE
 from dflash_trt.decoding.worker import GeneratorWorker
 from dflash_trt.errors import DflashError
 from dflash_trt.pair import LoadedPair
+from dflash_trt.serving.client.wire import FLOW
 from dflash_trt.serving.server.generation import GenerationReader, StreamingText
 from dflash_trt.serving.server.heartbeat import HeartbeatWriter
 from dflash_trt.serving.server.inputs import (
@@ -197,6 +198,7 @@ class TritonPythonModel:
             listener=reply.take,
             deadline=arrived_at + min(limits_s) if limits_s else None,
             arrived_at=arrived_at,
+            flow=parameters.get(FLOW),
         )
         with self._lock:
             self._jobs.setdefault(request_id, []).append(job)
