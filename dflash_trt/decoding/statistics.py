@@ -217,8 +217,20 @@ class Stopwatch:
         self.seconds += self._clock() - self._started
 
 
+@dataclass(slots=True, kw_only=True)
+class StepCounts:
+    """Counts what steps did; the names are those of `AcceptanceStatistics`."""
+
+    preemptions: int = 0
+    steps: int = 0
+    drafted_tokens: int = 0
+    accepted_tokens: int = 0
+    forced_tokens: int = 0
+    position_accepts: list[int] = field(default_factory=list)
+
+
 @dataclass(slots=True)
-class RunningTotals:
+class RunningTotals(StepCounts):
     """Counts what all requests of a generator have done by now; the names are a request's.
 
     Prompt tokens are those whose rows are in the caches, once each; `position_accepts` are as
@@ -227,22 +239,16 @@ class RunningTotals:
 
     prompt_tokens: int = 0
     cached_prompt_tokens: int = 0
-    preemptions: int = 0
     output_tokens: int = 0
-    steps: int = 0
     drafted_steps: int = 0
     step_tokens: int = 0
-    drafted_tokens: int = 0
-    accepted_tokens: int = 0
     constrained_steps: int = 0
     constrained_step_tokens: int = 0
-    forced_tokens: int = 0
     grammar_s: float = 0.0
-    position_accepts: list[int] = field(default_factory=list)
 
 
 @dataclass(slots=True)
-class StatisticsRecorder:
+class StatisticsRecorder(StepCounts):
     """Counts one request's steps as they happen, and adds them to `totals`.
 
     All times come from one monotonic clock; `grammar_s` is None where it has no grammar.
@@ -252,18 +258,12 @@ class StatisticsRecorder:
     totals: RunningTotals = field(default_factory=RunningTotals)
     prompt_tokens: int = 0
     grammar_s: float | None = None
-    forced_tokens: int = 0
     started_at: float | None = None
     first_token_at: float | None = None
     finished_at: float | None = None
     cached_prompt_tokens: int | None = None
-    preemptions: int = 0
-    steps: int = 0
-    drafted_tokens: int = 0
-    accepted_tokens: int = 0
     acceptance_histogram: list[int] = field(default_factory=list)
     position_trials: list[int] = field(default_factory=list)
-    position_accepts: list[int] = field(default_factory=list)
 
     def record_prompt(self, cached: int) -> None:
         """Counts the prompt's tokens, of which so many are in the cache; again is not counted."""
@@ -292,27 +292,21 @@ class StatisticsRecorder:
         """
         accepted = min(verified - 1, emitted)
         trials = accepted if emitted < verified else min(verified, rows - 1)
-        self.steps += 1
-        self.drafted_tokens += rows - 1
-        self.accepted_tokens += accepted
-        missing = rows - len(self.acceptance_histogram)
-        self.acceptance_histogram += [0] * missing
-        for counts in (self.position_trials, self.position_accepts):
-            counts += [0] * (rows - 1 - len(counts))
+        self.acceptance_histogram += [0] * (rows - len(self.acceptance_histogram))
         self.acceptance_histogram[emitted - 1] += 1
+        self.position_trials += [0] * (rows - 1 - len(self.position_trials))
         for position in range(trials):
             self.position_trials[position] += 1
-        for position in range(accepted):
-            self.position_accepts[position] += 1
         totals = self.totals
-        totals.steps += 1
+        for counts in (self, totals):
+            counts.steps += 1
+            counts.drafted_tokens += rows - 1
+            counts.accepted_tokens += accepted
+            counts.position_accepts += [0] * (rows - 1 - len(counts.position_accepts))
+            for position in range(accepted):
+                counts.position_accepts[position] += 1
         totals.drafted_steps += trials > 0
         totals.step_tokens += emitted
-        totals.drafted_tokens += rows - 1
-        totals.accepted_tokens += accepted
-        totals.position_accepts += [0] * (rows - 1 - len(totals.position_accepts))
-        for position in range(accepted):
-            totals.position_accepts[position] += 1
         if self.grammar_s is not None:
             totals.constrained_steps += 1
             totals.constrained_step_tokens += emitted

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import threading
 import time
+from collections import defaultdict
 from collections.abc import Callable
 from functools import partial
 from queue import Empty, SimpleQueue
@@ -28,6 +29,7 @@ _COUNTER_PERIOD_S = 0.5  # there are more of them
 _LABELLED = {
     "dflash_requests_total": "Requests by outcome.",
     "dflash_grammars_total": "Requests with a grammar, by whether it could be used.",
+    "dflash_accepted_draft_tokens_by_position_total": "Accepted, by place in the block, from 1.",
 }
 _COUNTERS = {
     "dflash_prompt_tokens_total": ("prompt_tokens", "Prompt tokens in the caches."),
@@ -43,9 +45,6 @@ _COUNTERS = {
     "dflash_constrained_step_tokens_total": ("constrained_step_tokens", "Tokens of these steps."),
     "dflash_forced_draft_tokens_total": ("forced_tokens", "Draft tokens that a grammar put in."),
     "dflash_grammar_seconds_total": ("grammar_s", "Processor time in grammars, while decoding."),
-}
-_POSITIONS = {
-    "dflash_accepted_draft_tokens_by_position_total": "Accepted, by place in the block, from 1.",
 }
 _HISTOGRAMS = {
     "dflash_queue_seconds": ("queue_s", "From arrival to the first prefill pass.", SECONDS),
@@ -74,7 +73,7 @@ _GAUGES = {
     "dflash_acceptance_length": "Tokens per verify step (tau) since the start.",
 }
 KINDS = {
-    **dict.fromkeys((*_LABELLED, *_COUNTERS, *_POSITIONS), "counter"),
+    **dict.fromkeys((*_LABELLED, *_COUNTERS), "counter"),
     **dict.fromkeys(_HISTOGRAMS, "histogram"),
     **dict.fromkeys(_GAUGES, "gauge"),
 }
@@ -102,7 +101,7 @@ class Metrics:
     ) -> None:
         self._worker, self._utils, self._model = worker, utils, model
         self._families: list[Any] = []  # a family must outlive its metrics
-        requests, grammars = (self._family(*one) for one in _LABELLED.items())
+        requests, grammars, self._positions = (self._family(*one) for one in _LABELLED.items())
         # What ends, by outcome, and grammars, by whether they could be used.
         self._ends = {one: self._metric(requests, {"outcome": one.value}) for one in Outcome}
         self._grammars = {
@@ -113,7 +112,6 @@ class Metrics:
             field: self._metric(self._family(name, text))
             for name, (field, text) in _COUNTERS.items()
         }
-        (self._positions,) = (self._family(*one) for one in _POSITIONS.items())
         self._gauges: dict[str, Any] = {}
         for name, text in _GAUGES.items():
             labels = {"version": __version__} if name == "dflash_build_info" else {}
@@ -127,7 +125,7 @@ class Metrics:
         self._show({"dflash_build_info": 1, **limits})
         self._totals, self._told = worker.totals, dict[str | int, float]()
         self._told_at = 0.0
-        self._steps = self._step_tokens = 0.0
+        self._sums = defaultdict[str | int, float](float)
         self._ended: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="metrics", daemon=True)
         self._thread.start()
@@ -185,8 +183,7 @@ class Metrics:
                     self._counters[field] = self._metric(self._positions, labels)
                 if (more := value - self._told.get(field, 0)) > 0:
                     self._counters[field].increment(more)
-            self._steps += found["steps"] - self._told.get("steps", 0)
-            self._step_tokens += found["step_tokens"] - self._told.get("step_tokens", 0)
+                    self._sums[field] += more
             self._told = found
 
     def _count(self, outcome: Outcome, one: RequestStatistics | None) -> None:
@@ -205,8 +202,8 @@ class Metrics:
             "dflash_cached_tokens": load.cached_tokens,
             "dflash_cache_usage_ratio": load.cache_usage,
         }
-        if self._steps:
-            figures["dflash_acceptance_length"] = self._step_tokens / self._steps
+        if steps := self._sums["steps"]:
+            figures["dflash_acceptance_length"] = self._sums["step_tokens"] / steps
         self._show(figures)
 
     def _show(self, figures: dict[str, float]) -> None:
