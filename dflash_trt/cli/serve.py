@@ -79,7 +79,7 @@ _FRONT_ONLY = {
         f"${KEYS_VARIABLE}, else everyone may ask]",
     ),
     click.option(
-        "--key-requests", type=COUNT, help="Requests in flight of one API key.  [default: any]"
+        "--key-requests", type=COUNT, help="Outputs in flight of one API key.  [default: any]"
     ),
     click.option("--tls-cert", type=FILE, help="The OpenAI port speaks TLS by this PEM file..."),
     click.option("--tls-key", type=FILE, help="... and its key."),

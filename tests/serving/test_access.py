@@ -116,7 +116,7 @@ def test_a_key_has_its_share_of_requests(front: Front, log: Log) -> None:
     model = ScriptedModel(endless=True)
     url = front(model)
     streams = [ask(url, ONE, stream=True) for _ in range(2)]
-    with pytest.raises(openai.RateLimitError, match="2 requests of this key are in flight") as full:
+    with pytest.raises(openai.RateLimitError, match="2 outputs of this key are in flight") as full:
         ask(url, ONE)
     assert full.value.response.headers["Retry-After"]
     for stream in streams:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import math
 import time
@@ -42,6 +43,7 @@ _LISTS = ("acceptance_histogram", "position_trials", "position_accepts")
 _OPTIONAL = ("cached_prompt_tokens", "preemptions", "forced_tokens")
 # Of INT32; beyond any context and any vocabulary, so that it limits nothing.
 _LARGEST = 2**31 - 1
+_LARGE_BYTES = 64 << 10  # read beside the event loop
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,7 +131,10 @@ class ServedModel(WireClient):
                 if failure is not None or not response.raw.get("text_output"):
                     continue  # the final response may be empty
                 first_at = first_at or response.at
-                delta = _read_delta(response, request)
+                if sum(map(len, response.raw.values())) > _LARGE_BYTES:
+                    delta = await asyncio.to_thread(_read_delta, response, request)
+                else:
+                    delta = _read_delta(response, request)
                 deltas.append(delta)
                 if reason in get_args(FinishReason):
                     is_whole = True
