@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import sys
 import tempfile
 import time
 from collections.abc import Generator
@@ -22,6 +23,7 @@ from dflash_trt.cli.package import packaging_options, refuse_packaging
 from dflash_trt.core.limits import MAX_COUNT
 from dflash_trt.core.machine import allow_more_files
 from dflash_trt.core.publish import hold_folder
+from dflash_trt.decoding.tuning.break_even import advise_served
 from dflash_trt.errors import DflashError, install_extra, one_line, refuse_options
 from dflash_trt.hardware.cores import choose_threads
 from dflash_trt.serving.openai.figures import FrontFigures
@@ -33,11 +35,13 @@ from dflash_trt.serving.openai.front_options import (
 )
 from dflash_trt.serving.openai.json_log import wrap_stderr
 from dflash_trt.serving.server.launcher import LOOPBACK, ServerOptions, bind_port, client_address
+from dflash_trt.serving.server.metrics import read_totals
 from dflash_trt.serving.server.repository import BUNDLE_FOLDER, RepositoryOptions, write_repository
 from dflash_trt.serving.server.supervisor import MAX_RESTARTS, WINDOW_S, Service, Supervisor
 
 PORT = click.IntRange(0, 65535)
 COUNT = click.IntRange(1, MAX_COUNT)
+_ADVISE_S = 60.0
 _FRONT_ONLY = {
     "--served-model-name": "model_names",
     "--api-key-file": "key_file",
@@ -137,7 +141,7 @@ def command(
     Runs until SIGINT, SIGTERM or SIGHUP, after which requests in flight may end (a second signal
     cuts them off), and exits with the server's code. A server that fails is started again.
     """
-    if front.log_format == "json":
+    if front.log_format == "json" and sys.stderr is not None:
         wrap_stderr()
     ports = {
         "--grpc-port": (host, grpc_port),
@@ -234,7 +238,23 @@ async def _serve(
             for line in lines:
                 click.echo(line)
 
-        return await service.run(supervisor, front, show)
+        advising = asyncio.create_task(_advise(supervisor, options.repository))
+        try:
+            return await service.run(supervisor, front, show)
+        finally:
+            advising.cancel()
+
+
+async def _advise(supervisor: Supervisor, repository: Path) -> None:
+    """Says once what to do where drafts bring less than they cost, as `tune` measured it."""
+    if not (repository / BUNDLE_FOLDER / MANIFEST_NAME).is_file():
+        return
+    bundle, line = open_bundle(repository / BUNDLE_FOLDER), None
+    while line is None:
+        await asyncio.sleep(_ADVISE_S)
+        figures = await asyncio.to_thread(supervisor.server.read_metrics)
+        line = advise_served(bundle, read_totals(figures))
+    click.echo(f"note: {line}", err=True)
 
 
 @contextmanager

@@ -106,8 +106,8 @@ def command(
     for point in points:
         for note in point.notes:
             click.secho(f"{point.configuration}, {point.load.label}: {note}", err=True, fg="yellow")
-    if any(point.short == point.requests for point in points):
-        what = "every answer of a load was empty or ended after one token: nothing was measured"
+    if any(run.short == run.requests for point in points for run in point.runs):
+        what = "every answer of a run was empty or ended after one token: nothing was measured"
         fix = "look at one with `generate --url`, or set `ignore_eos` in the --config"
         raise DflashError(what, where=output_dir, fix=fix)
 

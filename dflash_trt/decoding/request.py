@@ -228,11 +228,15 @@ class TokenEvent:
 
 
 class RequestFailedError(DflashError):
-    """Request `request_id` cannot continue. The others can, once it is cancelled."""
+    """Request `request_id` cannot continue. The others can, once it is cancelled.
+
+    Of requests that a pair was given together `results` has theirs, None for each that failed.
+    """
 
     def __init__(self, request_id: int, error: DflashError) -> None:
         super().__init__(error.what, where=error.where, fix=error.fix, usage=error.usage)
         self.request_id = request_id
+        self.results: list[RequestResult | None] = []
 
 
 @contextmanager

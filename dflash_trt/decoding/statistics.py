@@ -54,6 +54,11 @@ class AcceptanceStatistics:
     grammar_s: float | None = None
 
     @property
+    def drafted_steps(self) -> int:
+        """Steps that had a draft."""
+        return self.position_trials[0] if self.position_trials else 0
+
+    @property
     def step_tokens(self) -> int:
         """Tokens that steps emitted."""
         return sum(i * count for i, count in enumerate(self.acceptance_histogram, start=1))
@@ -225,6 +230,7 @@ class RunningTotals:
     preemptions: int = 0
     output_tokens: int = 0
     steps: int = 0
+    drafted_steps: int = 0
     step_tokens: int = 0
     drafted_tokens: int = 0
     accepted_tokens: int = 0
@@ -271,16 +277,6 @@ class StatisticsRecorder:
             self.totals.cached_prompt_tokens += cached
             self.record_prompt(cached)
 
-    def record_preemption(self) -> None:
-        """Counts the loss of its pages."""
-        self.preemptions += 1
-        self.totals.preemptions += 1
-
-    def record_forced(self, count: int) -> None:
-        """Counts drafts that a grammar put in."""
-        self.forced_tokens += count
-        self.totals.forced_tokens += count
-
     def record_grammar(self, seconds: float) -> None:
         """Counts processor time in the grammar: all of the request's until now."""
         self.totals.grammar_s += seconds - (self.grammar_s or 0.0)
@@ -308,21 +304,19 @@ class StatisticsRecorder:
             self.position_trials[position] += 1
         for position in range(accepted):
             self.position_accepts[position] += 1
-        self._add_step(rows - 1, accepted, emitted)
-        return trials, accepted
-
-    def _add_step(self, drafted: int, accepted: int, emitted: int) -> None:
         totals = self.totals
         totals.steps += 1
+        totals.drafted_steps += trials > 0
         totals.step_tokens += emitted
-        totals.drafted_tokens += drafted
+        totals.drafted_tokens += rows - 1
         totals.accepted_tokens += accepted
-        totals.position_accepts += [0] * (drafted - len(totals.position_accepts))
+        totals.position_accepts += [0] * (rows - 1 - len(totals.position_accepts))
         for position in range(accepted):
             totals.position_accepts[position] += 1
         if self.grammar_s is not None:
             totals.constrained_steps += 1
             totals.constrained_step_tokens += emitted
+        return trials, accepted
 
     def freeze(self, prompt_tokens: int, output_tokens: int) -> RequestStatistics:
         """The statistics."""

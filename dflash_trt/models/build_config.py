@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Mapping
 from functools import cache
 from importlib.resources import files
@@ -18,6 +19,7 @@ from pydantic import (
     model_validator,
 )
 
+from dflash_trt.core.files import resolved
 from dflash_trt.core.formats import QUANTIZED
 from dflash_trt.core.limits import MAX_BLOCK, PREFILL_CHUNK, Count
 from dflash_trt.core.validation import validate
@@ -267,6 +269,25 @@ def data_folder(name: str) -> Path:
 def target_names() -> list[str]:
     """Names that `build --target` accepts besides a YAML file."""
     return sorted(path.stem for path in data_folder("build_configs").glob("*.yaml"))
+
+
+def advise_draft(folder: Path, *names: str | None) -> str | None:
+    """How to get the draft of a target, if a configuration has a model of one of its names."""
+    called = [_letters(one) for one in (resolved(folder).name, *names) if one]
+    found = [("", "")]
+    for name in target_names():
+        config, _ = load_config(name)
+        model, draft = config.target.checkpoint, config.draft.checkpoint
+        known = _letters(Path(model).name)
+        if not model.startswith(BUILTIN_PREFIX) and any(known in one for one in called):
+            draft = "the draft that ships" if draft.startswith(BUILTIN_PREFIX) else draft
+            how = f"`dflash-trt build --target {name} --target-checkpoint {folder}`"
+            found.append((known, f"{how} takes {draft} for {model}"))
+    return max(found, key=lambda one: len(one[0]))[1] or None
+
+
+def _letters(name: str) -> str:
+    return re.sub(r"[^a-z0-9]", "", name.lower())
 
 
 def targets_not_yet() -> dict[str, str]:

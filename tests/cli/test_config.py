@@ -127,11 +127,15 @@ def test_a_folder_holds_or_names_both(home: Path, tmp_path: Path) -> None:
 
 
 def test_what_is_no_pair(home: Path, tmp_path: Path) -> None:
+    known = tmp_path / "inner" / "models--Qwen--Qwen3-8B"
+    shutil.copytree(home / "target", known)
     for target, given, pieces in (
         (None, Checkpoints(), ["no pair", "--target NAME, FILE.yaml or DIR", "--draft-checkpoint"]),
         (None, Checkpoints(draft_checkpoint=home), ["--target-checkpoint: is missing beside"]),
         (tmp_path, Checkpoints(), ["holds no pair", "no YAML file"]),
         (home / "target", Checkpoints(), ["a target without a draft", "train-draft"]),
+        (known, Checkpoints(), ["--target qwen3-8b", str(known), "z-lab/Qwen3-8B-DFlash-b16"]),
+        (None, Checkpoints(target_checkpoint=known), ["--draft-checkpoint: is missing", "z-lab/"]),
         (home / "draft", Checkpoints(), ["is a draft", "--target-checkpoint DIR"]),
         ("", Checkpoints(), ["no target is called"]),
     ):

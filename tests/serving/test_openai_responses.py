@@ -199,7 +199,6 @@ RESULT = {"type": "function_call_output", "call_id": "d", "output": "1"}
         ({"input": [{"type": "computer_call"}]}, "input[0].type"),
         ({"input": [{"role": "user", "content": 5}]}, "input[0].content"),
         ({"instructions": "a", "input": [{"role": "king", "content": ""}]}, "input[0].role"),
-        ({"input": [CALLED, {"role": "user", "content": ""}]}, "input[1]"),
         ({"input": [CALLED | {"name": ""}]}, "input[0].name"),
         ({"input": [CALLED | {"type": "function_call_output"}]}, "input[0].output"),
         ({"input": [RESULT]}, "input[0].call_id"),

@@ -21,15 +21,8 @@ def now() -> str:
 
 
 def wrap_stderr() -> None:
-    """Makes an object with `time` and `message` of every line on stderr that is none, from now on.
-
-    It is the file that is wrapped: compiled libraries do not ask for Python's.
-    """
-    try:
-        real = os.dup(_STDERR)
-    except OSError:  # it was closed before the start
-        return
-    reader, writer = os.pipe()
+    """Makes JSON of every line on stderr from now on; compiled libraries do not ask Python."""
+    real, (reader, writer) = os.dup(_STDERR), os.pipe()
     os.dup2(writer, _STDERR)
     os.close(writer)
     copying = threading.Thread(target=_copy, args=(reader, real), name="log", daemon=True)
@@ -46,9 +39,8 @@ def wrap_stderr() -> None:
 def _copy(reader: int, real: int) -> None:
     with open(reader, "rb") as lines, open(real, "wb", buffering=0, closefd=False) as log:
         while line := lines.readline(_MOST_BYTES):
-            if line.strip():
-                with suppress(OSError):  # a log that is full ends nothing
-                    log.write(as_json(line))
+            with suppress(OSError):  # a log that is full ends nothing
+                log.write(as_json(line) if line.strip() else b"")
 
 
 def as_json(line: bytes) -> bytes:

@@ -52,7 +52,7 @@ class ReplyWriter:
             _Choice(index, asked, reader, lead, tokens, describe_prompt, reasons=reasons)
             for index, (reader, lead) in enumerate(zip(readers, leads, strict=True))
         ]
-        self._readers, self._told = readers, 0
+        self._readers, self._told = readers, [0] * len(readers)
         tells = self._is_chat and asked.body.return_token_ids
         self._prompt_ids: dict[str, Any] = {"prompt_token_ids": asked.prompts[0]} if tells else {}
         self._statistics: dict[int, RequestStatistics] = {}
@@ -97,7 +97,7 @@ class ReplyWriter:
     def piece(self, index: int, delta: TextDelta) -> Iterator[bytes]:
         """Yields the chunks of a choice's delta; none while there is nothing to show yet."""
         choice, self._is_large = self._choices[index], is_large(delta)
-        self._told += 0 if self._asked.echoes_only else len(delta.token_ids)
+        self._told[index] += 0 if self._asked.echoes_only else len(delta.token_ids)
         chunks = choice.continue_by(delta)
         if self._is_chat and (shown := self._describe_prompt(delta.prompt_logprobs)):
             yield from self._event(choice.chunk({}), **shown)
@@ -133,10 +133,11 @@ class ReplyWriter:
             "choices": [] if choice is None else [choice],
             **(self._warnings if choice is not None and choice["finish_reason"] else {}),
         }
-        if usage is None and self._asked.counts_always:
-            prompt = sum(map(len, self._asked.prompts))
-            usage = {"prompt_tokens": prompt, "completion_tokens": self._told}
-            usage["total_tokens"] = prompt + self._told
+        if choice is not None and self._asked.counts_always:
+            told = self._told[choice["index"]]
+            prompt = len(self._asked.prompts[choice["index"] // self._asked.body.n])
+            usage = {"prompt_tokens": prompt, "completion_tokens": told}
+            usage["total_tokens"] = prompt + told
         return self._to_event(body | ({"usage": usage} if self._asked.include_usage else {}))
 
     def _to_event(self, body: Mapping[str, Any]) -> Iterator[bytes]:
@@ -201,10 +202,9 @@ class _Choice:
             None if top is None else LogprobsWriter(tokens, chat=self._is_chat, top=top)
         )
         self._untold: list[TokenLogprob] = []
-        self._ids: dict[str, list[int]] = {"token_ids": []} if asked.body.return_token_ids else {}
-        self._prompt_ids: dict[str, Any] = {}
+        self._ids: dict[str, Any] = {"token_ids": []} if asked.body.return_token_ids else {}
         if self._ids and not self._is_chat:
-            self._prompt_ids["prompt_token_ids"] = asked.prompts[index // asked.body.n]
+            self._ids["prompt_token_ids"] = asked.prompts[index // asked.body.n]
 
     def whole(self, result: RequestResult) -> dict[str, Any]:
         """The choice of a reply that does not stream."""
@@ -247,8 +247,8 @@ class _Choice:
         """Keeps what the next chunk tells, unless only the prompt is echoed."""
         if not self._echoes_only:
             self._untold += logprobs
-            for known in self._ids.values():
-                known += token_ids
+            if self._ids:
+                self._ids["token_ids"] += token_ids
 
     def _begin_text(self, logprobs: Sequence[TokenLogprob] | None) -> dict[str, Any]:
         """What a completion says of its prompt; of an echo its tokens come first."""
@@ -286,10 +286,7 @@ class _Choice:
         logprobs = None
         if self._logprobs is not None and (self._untold or reason is not None):
             logprobs, self._untold = self._logprobs.write(self._untold), []
-        told = {**self._prompt_ids, **{name: [*ids] for name, ids in self._ids.items()}}
-        self._prompt_ids = {}
-        for known in self._ids.values():
-            known.clear()
+        told, self._ids = self._ids, {"token_ids": []} if self._ids else {}
         ending = {"logprobs": logprobs, "finish_reason": reason}
         return {"index": self._index, **shown, **ending, **told}
 

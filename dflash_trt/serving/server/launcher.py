@@ -18,7 +18,7 @@ from tempfile import TemporaryDirectory
 
 from dflash_trt.core.files import resolved
 from dflash_trt.decoding.worker import Phase
-from dflash_trt.errors import DflashError, one_line
+from dflash_trt.errors import DflashError, one_line, printable
 from dflash_trt.serving.server.heartbeat import HEARTBEAT_VARIABLE, has_dead_child, read_heartbeat
 from dflash_trt.serving.server.tritonserver import (
     find_tritonserver,
@@ -311,7 +311,7 @@ class TritonServer:
                 break
         # Without its time stamp and the Python traceback at its end.
         text = re.sub(r"^[IWE]\d{4} [\d:.]+ \d+ [\w.]+:\d+\] ", "", reason).strip().strip('"')
-        return one_line(text.partition(r"\n\nAt:")[0])
+        return one_line(printable(text.partition(r"\n\nAt:")[0]))
 
 
 def _get(address: str, path: str) -> bytes | None:

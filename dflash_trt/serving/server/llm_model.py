@@ -169,7 +169,6 @@ class TritonPythonModel:
         """Ends what is still running."""
         self._compiling.close()
         self._worker.close()
-        self._reader.close()
         self._replies.shutdown()
         self._watch.close()
         self._metrics.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 import time
 from collections.abc import Callable
@@ -34,6 +35,7 @@ _COUNTERS = {
     "dflash_preemptions_total": ("preemptions", "Times a request lost its pages."),
     "dflash_output_tokens_total": ("output_tokens", "Output tokens."),
     "dflash_verify_steps_total": ("steps", "Verify steps of the target, counted per request."),
+    "dflash_drafted_steps_total": ("drafted_steps", "Those of them that had a draft."),
     "dflash_step_tokens_total": ("step_tokens", "Tokens that verify steps emitted."),
     "dflash_draft_tokens_total": ("drafted_tokens", "Draft tokens verified."),
     "dflash_accepted_draft_tokens_total": ("accepted_tokens", "Draft tokens accepted."),
@@ -79,12 +81,20 @@ KINDS = {
 """What a model exports: Prometheus's kind of each family."""
 
 
+def read_totals(figures: bytes) -> RunningTotals:
+    """The counters among a server's `figures`; 0 where it tells none."""
+    totals, text = RunningTotals(), figures.decode()
+    for name, (field, _) in _COUNTERS.items():
+        for value in re.findall(rf"^{name}\S* (\S+)$", text, re.MULTILINE):
+            setattr(totals, field, float(value))
+    return totals
+
+
 class Metrics:
     """Shows what `worker` does while it does it, and counts what ends, in its own thread.
 
     Every figure is a message to the server and takes it about 0.2 ms. `utils` is the module
-    `triton_python_backend_utils`; `model` is in every label, `slots` requests run at a time, and
-    `queue` may wait.
+    `triton_python_backend_utils`; `slots` requests of `model` run at a time, and `queue` may wait.
     """
 
     def __init__(
@@ -163,25 +173,21 @@ class Metrics:
 
     def _tell_totals(self) -> None:
         """Lets the counters follow; a generator that was opened anew begins at 0."""
-        totals = self._worker.totals
-        self._add(self._totals)
-        if totals is not self._totals:
-            self._totals, self._told = totals, {}
-            self._add(totals)
         self._told_at = time.monotonic()
-
-    def _add(self, totals: RunningTotals) -> None:
-        told = self._told
-        found: dict[str | int, float] = {f: getattr(totals, f) for f, _ in _COUNTERS.values()}
-        found |= dict(enumerate(totals.position_accepts, start=1))
-        for field, value in found.items():
-            if field not in self._counters:
-                self._counters[field] = self._metric(self._positions, {"position": str(field)})
-            if (more := value - told.get(field, 0)) > 0:
-                self._counters[field].increment(more)
-        self._steps += found["steps"] - told.get("steps", 0)
-        self._step_tokens += found["step_tokens"] - told.get("step_tokens", 0)
-        self._told = found
+        for totals in (self._totals, self._worker.totals):
+            if totals is not self._totals:
+                self._totals, self._told = totals, {}
+            found: dict[str | int, float] = {f: getattr(totals, f) for f, _ in _COUNTERS.values()}
+            found |= dict(enumerate(totals.position_accepts, start=1))
+            for field, value in found.items():
+                if field not in self._counters:
+                    labels = {"position": str(field)}
+                    self._counters[field] = self._metric(self._positions, labels)
+                if (more := value - self._told.get(field, 0)) > 0:
+                    self._counters[field].increment(more)
+            self._steps += found["steps"] - self._told.get("steps", 0)
+            self._step_tokens += found["step_tokens"] - self._told.get("step_tokens", 0)
+            self._told = found
 
     def _count(self, outcome: Outcome, one: RequestStatistics | None) -> None:
         self._tell_totals()

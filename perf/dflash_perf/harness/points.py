@@ -208,11 +208,6 @@ class SweepPoint:
         return self.value("output_throughput_per_gpu") or self.value("output_throughput")
 
     @property
-    def short(self) -> int:
-        """Answers that were empty or ended after a token."""
-        return sum(run.short for run in self.runs)
-
-    @property
     def notes(self) -> list[str]:
         """Reasons to trust the figures less, as sentences for the report."""
         notes: list[str] = []
@@ -227,8 +222,8 @@ class SweepPoint:
             notes.append(f"the client used {busiest:.0%} of a core: it may be the bottleneck")
         if early := sum(run.ended_early for run in self.runs):
             notes.append(f"{early} requests ended early: the server does not ignore eos")
-        if self.short:
-            what = f"{self.short} of {self.requests} answers were empty or ended after one token"
+        if short := sum(run.short for run in self.runs):
+            what = f"{short} of {self.requests} answers were empty or ended after one token"
             notes.append(f"{what}: without a TPOT they count for nothing")
         if looping := sum(one.looping or 0 for one in self.of_set(ALL)):
             others = self.set_value(ALL, "acceptance_length")
