@@ -30,6 +30,7 @@ from dflash_trt.models.folder import CONFIG_NAME, read_config
 from dflash_trt.models.hub import local_checkpoint
 
 ROLES = ("target", "draft")
+_TRAIN = "add --draft-checkpoint DIR; `dflash-trt train-draft` makes one"
 _BOTH = "pass --target-checkpoint DIR and --draft-checkpoint DIR"
 
 
@@ -63,7 +64,7 @@ def _given_pair(given: Checkpoints) -> tuple[BuildConfig, Path]:
         if role not in found:
             what = f"is missing beside --{next(iter(found))}-checkpoint"
             if role == "draft" and _is_checkpoint(found["target"]):
-                fix = _where_from(found["target"])
+                fix = advise_draft(found["target"]) or _TRAIN
             raise DflashError(what, where=f"--{role}-checkpoint", fix=fix, usage=True)
     return _plain_config(found["target"], found["draft"])
 
@@ -85,17 +86,9 @@ def _folder_pair(folder: Path, given: Checkpoints) -> tuple[BuildConfig, Path]:
         fix = f"give --target-checkpoint DIR --draft-checkpoint {folder}"
         raise DflashError("is a draft, not a target", where=folder, fix=fix, usage=True)
     if draft is None:
-        raise DflashError(
-            "is a target without a draft", where=folder, fix=_where_from(folder), usage=True
-        )
+        fix = advise_draft(folder) or _TRAIN
+        raise DflashError("is a target without a draft", where=folder, fix=fix, usage=True)
     return _plain_config(given.target_checkpoint or folder, draft)
-
-
-def _where_from(target: Path) -> str:
-    """What to do where a target has no draft."""
-    name = read_config(target).get("_name_or_path")
-    known = advise_draft(target, name if isinstance(name, str) else None)
-    return known or "add --draft-checkpoint DIR; `dflash-trt train-draft` makes one"
 
 
 def _is_folder(name: str) -> bool:

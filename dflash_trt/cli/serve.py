@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import sys
 import tempfile
 import time
 from collections.abc import Generator
@@ -41,7 +40,7 @@ from dflash_trt.serving.openai.front_options import (
     GenerationConfig,
     LogFormat,
 )
-from dflash_trt.serving.openai.json_log import wrap_stderr
+from dflash_trt.serving.openai.json_log import wrap_output
 from dflash_trt.serving.server.launcher import LOOPBACK, ServerOptions, bind_port, client_address
 from dflash_trt.serving.server.metrics import read_totals
 from dflash_trt.serving.server.repository import BUNDLE_FOLDER, RepositoryOptions, write_repository
@@ -109,7 +108,7 @@ _FRONT_ONLY = {
         type=click.Choice(get_args(LogFormat)),
         default=FrontOptions().log_format,
         help="json: a line on stderr for each request to the OpenAI port, without its text, and "
-        "whatever else is written there in JSON too.",
+        "whatever else is written in JSON too.",
     ),
     click.option(
         "--generation-config",
@@ -148,8 +147,8 @@ def command(
     Runs until SIGINT, SIGTERM or SIGHUP, after which requests in flight may end (a second signal
     cuts them off), and exits with the server's code. A server that fails is started again.
     """
-    if front.log_format == "json" and sys.stderr is not None:
-        wrap_stderr()
+    if front.log_format == "json":
+        wrap_output()
     ports = {f"--{name}-port": place for name, place in server.places.items()}
     ports["--openai-port"] = server.host, openai_port or 0
     seen: dict[int, str] = {}

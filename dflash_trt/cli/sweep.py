@@ -144,7 +144,7 @@ def _rows(point: SweepPoint) -> Iterator[tuple[str, ...]]:
     median, tail = point.quantile("ttft", "p50"), point.quantile("ttft", "p99")
     rate, times = _NONE, _NONE
     if throughput is not None:
-        half = throughput.half_width
+        half = throughput.confidence_95_half_width
         rate = f"{throughput.mean:,.0f}" + ("" if half is None else f" ± {half:,.0f}")
     if median is not None and tail is not None:
         times = f"{median * 1e3:,.1f}/{tail * 1e3:,.1f} ms"

@@ -135,8 +135,8 @@ def revise_draft(state: RequestState, draft: Sequence[int], most: int) -> list[i
         return list(draft)
     revised = state.follower.revise(draft, most)
     same = sum(one == other for one, other in zip(draft, revised, strict=False))
-    state.recorder.forced_tokens += len(revised) - same
-    state.recorder.totals.forced_tokens += len(revised) - same
+    for counts in (state.recorder, state.recorder.totals):
+        counts.forced_tokens += len(revised) - same
     return revised
 
 

@@ -113,8 +113,8 @@ class RequestState:
         """Forgets what is cached; the output stays, and is computed again without a choice."""
         self.prefilled = 0
         self.recomputed = max(len(self.token_ids) - 1, 0)
-        self.recorder.preemptions += 1
-        self.recorder.totals.preemptions += 1
+        for counts in (self.recorder, self.recorder.totals):
+            counts.preemptions += 1
 
     def append_tokens(self, token_ids: Iterable[int]) -> int:
         """Takes tokens up to the one that ends the output; returns how many it took."""

@@ -202,8 +202,20 @@ class Stopwatch:
         self.seconds += self._clock() - self._started
 
 
+@dataclass(slots=True, kw_only=True)
+class StepCounts:
+    """Counts what steps did; the names are those of `AcceptanceStatistics`."""
+
+    preemptions: int = 0
+    steps: int = 0
+    drafted_tokens: int = 0
+    accepted_tokens: int = 0
+    forced_tokens: int = 0
+    position_accepts: list[int] = field(default_factory=list)
+
+
 @dataclass(slots=True)
-class RunningTotals:
+class RunningTotals(StepCounts):
     """Counts what all requests of a generator have done by now; the names are a request's.
 
     Prompt tokens are those whose rows are in the caches, once each; `position_accepts` are as
@@ -212,22 +224,16 @@ class RunningTotals:
 
     prompt_tokens: int = 0
     cached_prompt_tokens: int = 0
-    preemptions: int = 0
     output_tokens: int = 0
-    steps: int = 0
     drafted_steps: int = 0
     step_tokens: int = 0
-    drafted_tokens: int = 0
-    accepted_tokens: int = 0
     constrained_steps: int = 0
     constrained_step_tokens: int = 0
-    forced_tokens: int = 0
     grammar_s: float = 0.0
-    position_accepts: list[int] = field(default_factory=list)
 
 
 @dataclass(slots=True)
-class StatisticsRecorder:
+class StatisticsRecorder(StepCounts):
     """Counts one request's steps as they happen, and adds them to `totals`.
 
     All times come from one monotonic clock; `grammar_s` is None where it has no grammar.
@@ -237,16 +243,12 @@ class StatisticsRecorder:
     totals: RunningTotals = field(default_factory=RunningTotals)
     prompt_tokens: int = 0
     grammar_s: float | None = None
-    forced_tokens: int = 0
     started_at: float | None = None
     first_token_at: float | None = None
     finished_at: float | None = None
     cached_prompt_tokens: int | None = None
-    preemptions: int = 0
-    drafted_tokens: int = 0
     acceptance_histogram: list[int] = field(default_factory=list)
     position_trials: list[int] = field(default_factory=list)
-    position_accepts: list[int] = field(default_factory=list)
 
     def record_prompt(self, cached: int) -> None:
         """Counts the prompt's tokens, of which so many are in the cache; again is not counted."""
@@ -276,16 +278,15 @@ class StatisticsRecorder:
         accepted = min(verified - 1, emitted)
         trials = accepted if emitted < verified else min(verified, rows - 1)
         totals = self.totals
-        self.drafted_tokens += rows - 1
         _count(self.acceptance_histogram, rows, range(emitted - 1, emitted))
         _count(self.position_trials, rows - 1, range(trials))
-        for accepts in (self.position_accepts, totals.position_accepts):
-            _count(accepts, rows - 1, range(accepted))
-        totals.steps += 1
+        for counts in (self, totals):
+            counts.steps += 1
+            counts.drafted_tokens += rows - 1
+            counts.accepted_tokens += accepted
+            _count(counts.position_accepts, rows - 1, range(accepted))
         totals.drafted_steps += trials > 0
         totals.step_tokens += emitted
-        totals.drafted_tokens += rows - 1
-        totals.accepted_tokens += accepted
         if self.grammar_s is not None:
             totals.constrained_steps += 1
             totals.constrained_step_tokens += emitted
@@ -304,9 +305,9 @@ class StatisticsRecorder:
             preemptions=None if self.cached_prompt_tokens is None else self.preemptions,
             forced_tokens=None if self.grammar_s is None else self.forced_tokens,
             grammar_s=self.grammar_s,
-            steps=sum(self.acceptance_histogram),
+            steps=self.steps,
             drafted_tokens=self.drafted_tokens,
-            accepted_tokens=sum(self.position_accepts),
+            accepted_tokens=self.accepted_tokens,
             acceptance_histogram=tuple(self.acceptance_histogram),
             position_trials=tuple(self.position_trials),
             position_accepts=tuple(self.position_accepts),

@@ -273,7 +273,8 @@ def target_names() -> list[str]:
 
 def advise_draft(folder: Path, *names: str | None) -> str | None:
     """How to get the draft of a target, if a configuration has a model of one of its names."""
-    called = [_letters(one) for one in (resolved(folder).name, *names) if one]
+    place = "".join(resolved(folder).parts[-3:])  # of a hub's snapshot the first has the name
+    called = [_letters(one) for one in (place, *names) if one]
     found = [("", "")]
     for name in target_names():
         config, _ = load_config(name)

@@ -127,7 +127,7 @@ def test_a_folder_holds_or_names_both(home: Path, tmp_path: Path) -> None:
 
 
 def test_what_is_no_pair(home: Path, tmp_path: Path) -> None:
-    known = tmp_path / "inner" / "models--Qwen--Qwen3-8B"
+    known = tmp_path / "inner" / "models--Qwen--Qwen3-8B" / "snapshots" / "0a"
     shutil.copytree(home / "target", known)
     for target, given, pieces in (
         (None, Checkpoints(), ["no pair", "--target NAME, FILE.yaml or DIR", "--draft-checkpoint"]),

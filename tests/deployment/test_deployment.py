@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import tomllib
 from copy import copy
@@ -17,6 +18,7 @@ from dflash_trt.decoding.jobs import Outcome
 from dflash_trt.serving.openai.app import OpenAiApp
 from dflash_trt.serving.openai.figures import FRONT_KINDS, FrontFigures
 from dflash_trt.serving.server.metrics import KINDS
+from dflash_trt.serving.server.tritonserver import TritonServerBinary, server_environment
 from dflash_trt.text.tokenizer import BundleTokenizer
 from dflash_trt.version import __version__
 from tests.serving.fronts import ScriptedModel
@@ -223,6 +225,14 @@ def test_every_alert_is_explained() -> None:
         assert f"`{alert['alert']}`" in page and f'"{alert["alert"]}"' in tried
         assert alert["labels"]["severity"] in ("page", "ticket") and alert["annotations"]["summary"]
     assert set(re.findall(r"`(Dflash\w+)`", page)) == {alert["alert"] for alert in alerts}
+
+
+def test_the_variables_of_a_plain_server_are_explained() -> None:
+    """Those that `serve` sets, for whoever starts Triton server without it."""
+    page = (TREE / "docs" / "serving.md").read_text(encoding="utf-8")
+    given = server_environment(TritonServerBinary(Path("tritonserver"), Path("/wheel/server")))
+    changed = [name for name, value in given.items() if value != os.environ.get(name)]
+    assert changed and all(f"\n| `{name}` | " in page for name in changed)
 
 
 def test_panels_lie_side_by_side() -> None:

@@ -18,7 +18,7 @@ from dflash_trt.serving.openai.reply import ReplyWriter
 from tests.cli.bigram import write_tokenizer
 from tests.serving.fronts import Front, ScriptedModel, post, switching_front
 from tests.serving.served import fetch
-from tests.waiting import PATIENCE_S
+from tests.waiting import PATIENCE_S, wait_until
 
 PROMPT: dict[str, Any] = {"model": "demo", "prompt": "count"}
 HEAD = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
@@ -158,6 +158,17 @@ def test_a_large_reply_is_written_beside_the_event_loop(
             go_on.set()
         status, content, _ = reply.result()
     assert status == 200 and b"x" * (1 << 20) in content
+
+
+def test_a_large_reply_is_let_go_when_its_client_leaves(
+    front: Front, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(large, "MAX_HELD_BYTES", 24 << 20)
+    url, asked = front(ScriptedModel(pieces=["x" * (16 << 20)])), json.dumps(PROMPT).encode()
+    with _connected(url, HEAD + b"Content-Length: %d\r\n\r\n" % len(asked) + asked) as client:
+        assert client.recv(12) == b"HTTP/1.1 200"
+        assert post(url, "/v1/completions", PROMPT)[0] == 503
+    wait_until(lambda: post(url, "/v1/completions", PROMPT)[0] == 200)
 
 
 def test_replies_have_room_for_so_much(front: Front, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,6 +9,7 @@ import time
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, cast, get_args
 
 import numpy as np
@@ -126,10 +127,9 @@ class ServedModel(WireClient):
                 if failure is not None or not response.raw.get("text_output"):
                     continue  # the final response may be empty
                 first_at = first_at or response.at
-                if sum(map(len, response.raw.values())) > _LARGE_BYTES:
-                    delta = await asyncio.to_thread(_read_delta, response, request)
-                else:
-                    delta = _read_delta(response, request)
+                read = partial(_read_delta, response, request)
+                is_large = sum(map(len, response.raw.values())) > _LARGE_BYTES
+                delta = await asyncio.to_thread(read) if is_large else read()
                 deltas.append(delta)
                 if reason in get_args(FinishReason):
                     is_whole = True

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from json import JSONEncoder
 from typing import Any
@@ -24,6 +24,7 @@ _LEAST_PLACE = len('"0":{"logprob":0.0,"rank":1,"decoded_token":""},')
 WHOLE = JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"))
 # ASCII: some readers of event streams take U+2028 for the end of a line.
 EVENT = JSONEncoder(separators=(",", ":"))
+Parts = Callable[[], Iterable[bytes]]
 
 
 class Written:
@@ -36,6 +37,12 @@ class Written:
             self.pieces.append(piece)
             self.size += len(piece)
             check_size(self.size)
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        for piece in self.pieces:
+            yield piece
+            if len(self.pieces) > 1:  # others' turn, even where nothing waits
+                await asyncio.sleep(0)
 
 
 def _join(parts: Iterable[bytes]) -> Iterator[bytes]:
@@ -79,11 +86,9 @@ def write_json(value: Any, encoder: JSONEncoder) -> Iterator[bytes]:
 
 def is_large(delta: TextDelta) -> bool:
     """Whether what a delta says, or the result that it ends with, takes long to write."""
-    result = delta.result
-    lists = [delta.logprobs, delta.prompt_logprobs]
-    lists += [] if result is None else [result.logprobs, result.prompt_logprobs]
-    text = delta.text if result is None else result.text or delta.text
-    return len(text) // 16 + sum(map(_count_values, lists)) > _SMALL_VALUES
+    said = delta.result or delta
+    values = sum(map(_count_values, (said.logprobs, said.prompt_logprobs)))
+    return len(said.text or "") // 16 + values > _SMALL_VALUES
 
 
 def _count_values(logprobs: Sequence[TokenLogprob] | None) -> int:
@@ -114,18 +119,8 @@ class ReplyDesk:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="reply")
         self._held: WeakSet[Written] = WeakSet()
 
-    async def write(
-        self,
-        parts: Callable[[], Iterable[bytes]],
-        *,
-        large: bool,
-        within: Iterable[Written] = (),
-    ) -> Written:
-        """What `parts` yields, which may have what is written already `within` it.
-
-        Raises:
-            ApiError: the reply, or all that are in memory, are too large.
-        """
+    async def write(self, parts: Parts, *, large: bool, within: Iterable[Written] = ()) -> Written:
+        """What `parts` yields, which may have others `within`; ApiError where it is too much."""
         if not large:
             return Written(parts())
         loop = asyncio.get_running_loop()
@@ -135,11 +130,3 @@ class ReplyDesk:
             raise ApiError("too many large answers are being written", status=503)
         self._held.add(made)
         return made
-
-
-async def hand_out(written: Written) -> AsyncGenerator[bytes, None]:
-    """Yields the pieces; the event loop goes on between them, even where nothing waits."""
-    for place, piece in enumerate(written.pieces):
-        if place:
-            await asyncio.sleep(0)
-        yield piece

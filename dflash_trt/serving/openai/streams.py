@@ -14,13 +14,7 @@ from starlette.types import Receive, Scope, Send
 
 from dflash_trt.errors import DflashError
 from dflash_trt.serving.client.client import TextDelta
-from dflash_trt.serving.openai.large import (
-    ReplyDesk,
-    Written,
-    check_size,
-    hand_out,
-    is_large,
-)
+from dflash_trt.serving.openai.large import ReplyDesk, Written, check_size, is_large
 from dflash_trt.serving.openai.reply import ReplyWriter
 
 _MOST_WAITING = 16
@@ -106,7 +100,7 @@ async def _write_events(
                 yield _COMMENT
             else:
                 parts = partial(writer.piece, *item)
-                async for piece in hand_out(await desk.write(parts, large=is_large(item[1]))):
+                async for piece in await desk.write(parts, large=is_large(item[1])):
                     yield piece
             item = await anext(deltas)
     except StopAsyncIteration:
@@ -133,7 +127,7 @@ async def write_whole(
     parts = partial(writer.whole, listed)
     whole = await desk.write(parts, large=any_large, within=listed)
     length = {"Content-Length": str(whole.size)}
-    return StreamingResponse(hand_out(whole), headers=length, media_type="application/json")
+    return StreamingResponse(whole, headers=length, media_type="application/json")
 
 
 async def unless_gone(request: Request, work: Coroutine[Any, Any, T]) -> T:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import threading
 import time
+from collections import defaultdict
 from collections.abc import Callable
 from functools import partial
 from queue import Empty, SimpleQueue
@@ -124,7 +125,7 @@ class Metrics:
         self._show({"dflash_build_info": 1, **limits})
         self._totals, self._told = worker.totals, dict[str | int, float]()
         self._told_at = 0.0
-        self._steps = self._step_tokens = 0.0
+        self._sums = defaultdict[str | int, float](float)
         self._ended: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="metrics", daemon=True)
         self._thread.start()
@@ -182,8 +183,7 @@ class Metrics:
                     self._counters[field] = self._metric(self._positions, labels)
                 if (more := value - self._told.get(field, 0)) > 0:
                     self._counters[field].increment(more)
-            self._steps += found["steps"] - self._told.get("steps", 0)
-            self._step_tokens += found["step_tokens"] - self._told.get("step_tokens", 0)
+                    self._sums[field] += more
             self._told = found
 
     def _count(self, outcome: Outcome, one: RequestStatistics | None) -> None:
@@ -202,8 +202,8 @@ class Metrics:
             "dflash_cached_tokens": load.cached_tokens,
             "dflash_cache_usage_ratio": load.cache_usage,
         }
-        if self._steps:
-            figures["dflash_acceptance_length"] = self._step_tokens / self._steps
+        if steps := self._sums["steps"]:
+            figures["dflash_acceptance_length"] = self._sums["step_tokens"] / steps
         self._show(figures)
 
     def _show(self, figures: dict[str, float]) -> None:

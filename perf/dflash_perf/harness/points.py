@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from pydantic import TypeAdapter
@@ -240,7 +240,7 @@ class SweepPoint:
             "load": self.load.model_dump(exclude_none=True),
             "interactivity": self.interactivity,
             "values": {
-                tag: spread.to_json() for tag in tags if (spread := self.value(tag)) is not None
+                tag: asdict(spread) for tag in tags if (spread := self.value(tag)) is not None
             },
             "quantiles": {
                 tag: {rank: self.quantile(tag, rank) for rank in ("avg", "p50", "p90", "p99")}
@@ -262,7 +262,7 @@ class SweepPoint:
             "output_tokens": sum(one.output_tokens for one in parts),
             "verify_steps": sum(one.verify_steps for one in parts),
             "looping": sum(one.looping or 0 for one in parts),
-            "values": {tag: spread.to_json() for tag, spread in found if spread is not None},
+            "values": {tag: asdict(spread) for tag, spread in found if spread is not None},
         }
 
 

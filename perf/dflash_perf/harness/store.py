@@ -128,7 +128,7 @@ class ResultStore:
         try:
             lines = read_bytes(path, FileKind.DATA_SET).splitlines()
             return [RequestRecord.from_json(parse_json(line, path)) for line in lines]
-        except TypeError as error:
+        except ValueError as error:
             raise DflashError("cannot be read as a run's requests", where=path) from error
 
     def add_servers(self, servers: dict[str, Any]) -> None:

@@ -12,7 +12,7 @@ from dflash_trt.bundle.memory.cache_bytes import (
 from dflash_trt.deploy.planning.calibration import StoredCalibration
 from dflash_trt.deploy.planning.cost import Seconds
 from dflash_trt.deploy.planning.decoding import Kind
-from dflash_trt.deploy.planning.projection import BASELINE, TAU, Projection, Sensitivity, better
+from dflash_trt.deploy.planning.projection import BASELINE, TAU, Projection, Sensitivity
 
 NOT_REACHABLE = "not reachable"
 UNIT = "tokens/s per GPU"
@@ -80,8 +80,7 @@ def front_table(plan: Projection) -> Table:
 def block_table(plan: Projection) -> Table:
     """The best block by batch on the layout of the drafter's answer; block 1 is no speculation."""
     rows = []
-    for drafted, plain in plan.blocks():
-        best = better(drafted, plain)
+    for best, plain in plan.blocks():
         cells = {
             "users": f"{best.batch}",
             "limited by": describe_limit(best.step),

@@ -85,21 +85,14 @@ def draw_all(data: ChartData) -> list[Chart]:
             "Conditional acceptance by draft position.",
             _draw_positions(data),
         ),
-        (
-            "ttft",
-            "Time to first token",
-            f"Request sent → first text. {band}",
-            "Distribution of the time to first token by load.",
-            _draw_bands(data, "ttft", "time to first token"),
-        ),
-        (
-            "tpot",
-            "Time per output token",
-            f"(E2E - TTFT) / (output tokens - 1), of each request. {band}",
-            "Distribution of the time per output token by load.",
-            _draw_bands(data, "tpot", "time per output token"),
-        ),
     ]
+    times = [
+        ("ttft", "time to first token", "Request sent → first text."),
+        ("tpot", "time per output token", "(E2E - TTFT) / (output tokens - 1), of each request."),
+    ]
+    for tag, name, formula in times:
+        alternative, figure = f"Distribution of the {name} by load.", _draw_bands(data, tag, name)
+        wanted.append((tag, name.capitalize(), f"{formula} {band}", alternative, figure))
     return [
         Chart(key, title, caption, alternative, figure)
         for key, title, caption, alternative, figure in wanted
@@ -129,21 +122,12 @@ def _draw_fronts(data: ChartData, unit: str) -> Figure | None:
             if point.configuration != name or x is None or y is None:
                 continue
             alpha = 1 if (x, y.mean) in best else 0.4
-            spread = [[y.mean - y.low], [y.high - y.mean]]
-            mark: dict[str, Any] = {
-                "fmt": look.marker,
-                "color": look.colour,
-                "elinewidth": 1,
-                "alpha": alpha,
-            }
-            axes.errorbar([x], [y.mean], yerr=spread, **mark)
+            spread = [[y.mean - y.min], [y.max - y.mean]]
+            style: dict[str, Any] = {"color": look.colour, "alpha": alpha}
+            axes.errorbar([x], [y.mean], yerr=spread, fmt=look.marker, elinewidth=1, **style)
             # To the right, as the curve falls: above, the label would touch the next point.
-            place: dict[str, Any] = {
-                "xytext": (6, 3),
-                "textcoords": "offset points",
-                "fontsize": 7.5,
-            }
-            axes.annotate(_short(point.load), (x, y.mean), color=look.colour, alpha=alpha, **place)
+            style |= {"xytext": (6, 3), "textcoords": "offset points", "fontsize": 7.5}
+            axes.annotate(_short(point.load), (x, y.mean), **style)
     axes.margins(x=0.05, y=0.08)
     axes.set_xlim(left=0)
     axes.set_ylim(bottom=0)
@@ -180,13 +164,9 @@ def _draw_speedup(data: ChartData) -> Figure | None:
         means = [sum(ratios) / len(ratios) for _, ratios in entries]
         low = [mean - min(r) for mean, (_, r) in zip(means, entries, strict=True)]
         high = [max(r) - mean for mean, (_, r) in zip(means, entries, strict=True)]
-        style: dict[str, Any] = {
-            "fmt": f"-{look.marker}",
-            "color": look.colour,
-            "elinewidth": 1,
-            "label": name,
-        }
-        axes.errorbar([load for load, _ in entries], means, yerr=[low, high], **style)
+        style: dict[str, Any] = {"fmt": f"-{look.marker}", "color": look.colour, "label": name}
+        loads = [load for load, _ in entries]
+        axes.errorbar(loads, means, yerr=[low, high], elinewidth=1, **style)
     axes.axhline(1, color=INK, linewidth=1)
     ticks = sorted({concurrency for entries in series.values() for concurrency, _ in entries})
     axes.set_xticks(ticks, [str(tick) for tick in ticks])

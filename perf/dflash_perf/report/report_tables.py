@@ -116,7 +116,7 @@ def format_spread(spread: Spread | None) -> str:
     """The mean ± half of its confidence interval, if it has one."""
     if spread is None:
         return DASH
-    half = spread.half_width
+    half = spread.confidence_95_half_width
     return format_number(spread.mean) + ("" if half is None else f" ± {format_number(half)}")
 
 
