@@ -25,7 +25,7 @@ from dflash_trt.bundle.summary import (
 )
 from dflash_trt.bundle.support import EXECUTORS, PRECISIONS
 from dflash_trt.cli.bars import StageBars, format_size
-from dflash_trt.cli.options import FILE, FOLDER, option_group
+from dflash_trt.cli.options import FILE, FOLDER, option_group, show_note
 from dflash_trt.core.limits import MAX_COUNT, PAGE_SIZE, PAGE_SIZES
 from dflash_trt.deploy.trtllm.schema import ATTENTION_BACKENDS
 from dflash_trt.deploy.trtllm.versions import DEFAULT_VERSION, VERSIONS
@@ -212,17 +212,15 @@ def _show_bundle(built: BuiltBundle) -> None:
     if manifest.page_pool is not None or manifest.kv_dtype != "auto":
         click.echo(f"KV caches: {cache_line(manifest)}")
     if apart := versions_apart(manifest):
-        click.echo(
-            f"note: {apart[0]} is not the version that {apart[1]} is named for: answers stay the "
-            "target's, but few drafts of another version's are accepted",
-            err=True,
+        show_note(
+            f"{apart[0]} is not the version that {apart[1]} is named for: answers stay the "
+            "target's, but few drafts of another version's are accepted"
         )
     if unscaled := unscaled_models(manifest):
-        click.echo(
-            f"note: no scales for an FP8 KV cache are stated for {' and '.join(unscaled)}: 1 is "
+        show_note(
+            f"no scales for an FP8 KV cache are stated for {' and '.join(unscaled)}: 1 is "
             "taken, by which large values are clipped and answers may be nonsense; `quantize "
-            "--kv-scales` or `build --precision fp8 --kv-dtype fp8` observes them",
-            err=True,
+            "--kv-scales` or `build --precision fp8 --kv-dtype fp8` observes them"
         )
     if manifest.engines is not None:
         pool, took = manifest.page_pool, bundle_memory(manifest)
@@ -242,23 +240,19 @@ def _show_bundle(built: BuiltBundle) -> None:
         )
     if built.added_end is not None:
         others = [one for one in manifest.target.eos_token_ids if one != built.added_end]
-        click.echo(
-            f"note: texts end with the tokenizer's eos_token {built.added_end} too, which the "
-            f"checkpoint's configs do not name (they name {', '.join(map(str, others)) or 'none'})",
-            err=True,
+        show_note(
+            f"texts end with the tokenizer's eos_token {built.added_end} too, which the "
+            f"checkpoint's configs do not name (they name {', '.join(map(str, others)) or 'none'})"
         )
     positions = manifest.draft.max_position_embeddings
     if positions == manifest.limits.max_seq_len:
-        click.echo(
-            f"note: the context is {positions:,} positions: the draft was trained for no more "
+        show_note(
+            f"the context is {positions:,} positions: the draft was trained for no more "
             "(max_position_embeddings of its config.json), the target for "
-            f"{manifest.target.max_position_embeddings:,}. Longer sequences need another draft",
-            err=True,
+            f"{manifest.target.max_position_embeddings:,}. Longer sequences need another draft"
         )
     if not manifest.tokenizer:
-        click.echo(
-            "note: the target has no tokenizer.json; the bundle takes token ids only", err=True
-        )
+        show_note("the target has no tokenizer.json; the bundle takes token ids only")
 
 
 def _show_deployment(built: BuiltDeployment) -> None:
@@ -284,4 +278,4 @@ def _show_deployment(built: BuiltDeployment) -> None:
         )
     click.echo(f"checked against {deployment.checked}; not run. {output}/README.md says how to")
     for note in built.notes:
-        click.echo(f"note: {note}", err=True)
+        show_note(note)

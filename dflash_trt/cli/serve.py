@@ -8,6 +8,7 @@ import tempfile
 import time
 from collections.abc import Generator
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import get_args
 
@@ -17,7 +18,14 @@ from dflash_trt.bundle.bundle import load_tokenizer, open_bundle
 from dflash_trt.bundle.manifest import MANIFEST_NAME
 from dflash_trt.bundle.sampling_defaults import describe_defaults, read_sampling_defaults
 from dflash_trt.cli.bars import StageBars
-from dflash_trt.cli.options import FILE, FOLDER, name_threads, option_group, show_thread_note
+from dflash_trt.cli.options import (
+    FILE,
+    FOLDER,
+    name_threads,
+    option_group,
+    show_note,
+    show_thread_note,
+)
 from dflash_trt.cli.package import packaging_options, refuse_packaging
 from dflash_trt.core.limits import MAX_COUNT
 from dflash_trt.core.machine import allow_more_files
@@ -52,14 +60,18 @@ _FRONT_ONLY = {
 
 
 @click.command("serve")
-@click.argument("source", metavar="REPO|BUNDLE", type=FOLDER)
-@click.option("--host", default=LOOPBACK, help="Address of all ports but HTTP's.")
-@click.option(
-    "--expose-http", is_flag=True, help="Triton server's own HTTP listens at --host, at a risk."
+@option_group(
+    "server",
+    ServerOptions,
+    click.argument("repository", metavar="REPO|BUNDLE", type=FOLDER),
+    click.option("--host", default=LOOPBACK, help="Address of all ports but HTTP's."),
+    click.option(
+        "--expose-http", is_flag=True, help="Triton server's own HTTP listens at --host, at a risk."
+    ),
+    click.option("--grpc-port", type=PORT, default=8001, help="0: any free one."),
+    click.option("--http-port", type=PORT, default=8000),
+    click.option("--metrics-port", type=PORT, default=8002),
 )
-@click.option("--grpc-port", type=PORT, default=8001, help="0: any free one.")
-@click.option("--http-port", type=PORT, default=8000)
-@click.option("--metrics-port", type=PORT, default=8002)
 @click.option("--openai-port", type=PORT, help="Speak OpenAI's HTTP API too, on this port.")
 @option_group(
     "front",
@@ -122,12 +134,7 @@ _FRONT_ONLY = {
     f"{WINDOW_S / 60:g} minutes; 0: never.",
 )
 def command(
-    source: Path,
-    host: str,
-    expose_http: bool,
-    grpc_port: int,
-    http_port: int,
-    metrics_port: int,
+    server: ServerOptions,
     openai_port: int | None,
     front: FrontOptions,
     packaging: RepositoryOptions,
@@ -142,12 +149,8 @@ def command(
     """
     if front.log_format == "json":
         wrap_output()
-    ports = {
-        "--grpc-port": (host, grpc_port),
-        "--http-port": (host if expose_http else LOOPBACK, http_port),
-        "--metrics-port": (host, metrics_port),
-        "--openai-port": (host, openai_port or 0),
-    }
+    ports = {f"--{name}-port": place for name, place in server.places.items()}
+    ports["--openai-port"] = server.host, openai_port or 0
     seen: dict[int, str] = {}
     for option, (address, port) in ports.items():  # before other work
         if port and port in seen:
@@ -157,17 +160,13 @@ def command(
     if openai_port is None:
         given = {name: getattr(front, field) for name, field in _FRONT_ONLY.items()}
         refuse_options(given, "is for the OpenAI port", "add --openai-port, or leave it out")
-    with _open_repository(source, packaging) as repository:
-        options = ServerOptions(
+    with _open_repository(server.repository, packaging) as repository:
+        options = replace(
+            server,
             repository=repository,
-            host=host,
-            expose_http=expose_http,
-            grpc_port=grpc_port,
-            http_port=http_port,
-            metrics_port=metrics_port,
             log_file=log_file,
             exit_timeout_s=drain_seconds,
-            removed_with=() if repository == source else (repository.parent,),
+            removed_with=() if repository == server.repository else (repository.parent,),
         )
         return asyncio.run(_serve(options, max_restarts, openai_port, front))
 
@@ -188,10 +187,9 @@ async def _serve(
             try:
                 from dflash_trt.serving.openai.server import OpenAiServer
             except ImportError as error:
-                raise DflashError(
-                    f"the OpenAI front needs starlette and uvicorn ({one_line(error)})",
-                    fix=install_extra("serve"),
-                ) from error
+                what = f"the OpenAI front needs starlette and uvicorn ({one_line(error)})"
+                fix = install_extra("serve")
+                raise DflashError(what, fix=fix) from error
             bundle = open_bundle(options.repository / BUNDLE_FOLDER)
             tokenizer = load_tokenizer(bundle)
             takes = front_options.generation_config == "auto"
@@ -253,7 +251,7 @@ async def _advise(supervisor: Supervisor, repository: Path) -> None:
         await asyncio.sleep(_ADVISE_S)
         figures = await asyncio.to_thread(supervisor.server.read_metrics)
         line = advise_served(bundle, read_totals(figures))
-    click.echo(f"note: {line}", err=True)
+    show_note(line)
 
 
 @contextmanager
@@ -261,12 +259,9 @@ def _open_repository(source: Path, packaging: RepositoryOptions) -> Generator[Pa
     """The repository to serve: `source` itself, or a bundle's, packaged until the end."""
     if not (source / MANIFEST_NAME).is_file():
         if not any(source.glob("*/config.pbtxt")):
-            raise DflashError(
-                "is neither a bundle nor a model repository",
-                where=source,
-                fix="`dflash-trt build` makes the one, `dflash-trt package` the other",
-                usage=True,
-            )
+            what = "is neither a bundle nor a model repository"
+            fix = "`dflash-trt build` makes the one, `dflash-trt package` the other"
+            raise DflashError(what, where=source, fix=fix, usage=True)
         refuse_packaging(packaging)
         held = hold_folder(source)  # between two servers too
         try:

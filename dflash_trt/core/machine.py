@@ -44,6 +44,27 @@ def _cpu_fields() -> dict[str, str]:
     return {name.strip(): value.strip() for name, _, value in pairs}
 
 
+def read_told(path: Path) -> str:
+    """What the system tells in a file of /proc or /sys; nothing where there is no such file."""
+    try:
+        return path.read_text(encoding="ascii").strip()
+    except (OSError, ValueError):
+        return ""
+
+
+def own_cgroups(root: Path) -> list[Path]:
+    """Folders of the cgroups (version 2) that this process is in, the innermost first.
+
+    `root` is where /proc and /sys lie.
+    """
+    top = root / "sys/fs/cgroup"
+    for line in read_told(root / "proc/self/cgroup").splitlines():
+        if line.startswith("0::/"):
+            group = top / line.removeprefix("0::/")
+            return [one for one in (group, *group.parents) if one.is_relative_to(top)]
+    return []
+
+
 def installed_version(distribution: str) -> str | None:
     """Version of an installed distribution; None where it is not."""
     try:

@@ -380,7 +380,6 @@ class Generator:
     def _finish(self, state: RequestState) -> None:
         self._scheduler.release(state)
         self._release_slots()
-        self._drafter.forget(state)
         del self._live[state.request_id]
 
     def _release_slots(self) -> None:

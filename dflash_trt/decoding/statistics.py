@@ -11,9 +11,9 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, fields
 from itertools import zip_longest
 from statistics import median
-from typing import Any
+from typing import Any, ClassVar
 
-JsonValue = int | float | list[int] | list[float | None] | None
+_OF_GRAMMARS = "constrained_acceptance_length forced_tokens grammar_s".split()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,6 +37,13 @@ class AcceptanceStatistics:
         forced_tokens: drafts that a grammar put in place of the drafter's; None without one.
         grammar_s: processor time in the grammar; None without one.
     """
+
+    told: ClassVar[list[str]] = (
+        "prompt_tokens cached_prompt_tokens output_tokens preemptions steps drafted_tokens "
+        "accepted_tokens acceptance_length acceptance_rate acceptance_histogram "
+        "conditional_acceptance"
+    ).split() + _OF_GRAMMARS
+    """Names of what JSON has."""
 
     steps: int = 0
     drafted_tokens: int = 0
@@ -88,37 +95,30 @@ class AcceptanceStatistics:
             for accepts, trials in zip(self.position_accepts, self.position_trials, strict=True)
         )
 
-    def to_json(self) -> dict[str, JsonValue]:
-        grammar: dict[str, JsonValue] = {}
-        if self.grammar_s is not None:
-            grammar = {
-                "constrained_acceptance_length": self.constrained_acceptance_length,
-                "forced_tokens": self.forced_tokens,
-                "grammar_s": self.grammar_s,
-            }
-        return {
-            "prompt_tokens": self.prompt_tokens,
-            "cached_prompt_tokens": self.cached_prompt_tokens,
-            "output_tokens": self.output_tokens,
-            "preemptions": self.preemptions,
-            "steps": self.steps,
-            "drafted_tokens": self.drafted_tokens,
-            "accepted_tokens": self.accepted_tokens,
-            "acceptance_length": self.acceptance_length,
-            "acceptance_rate": self.acceptance_rate,
-            "acceptance_histogram": list(self.acceptance_histogram),
-            "conditional_acceptance": list(self.conditional_acceptance),
-            **grammar,
-        }
+    def to_json(self) -> dict[str, Any]:
+        """The figures, those of grammars where there was one."""
+        untold = _OF_GRAMMARS if self.grammar_s is None else ()
+        values = {name: getattr(self, name) for name in self.told if name not in untold}
+        return {name: [*one] if isinstance(one, tuple) else one for name, one in values.items()}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestStatistics(AcceptanceStatistics):
     """A request's counts, and times in seconds from submission; `queue_s` is to its prefill."""
 
+    told = (
+        AcceptanceStatistics.told
+        + ("time_to_first_token_s time_per_output_token_s tokens_per_second end_to_end_s").split()
+    )
+
     queue_s: float | None = None
     time_to_first_token_s: float | None = None
     end_to_end_s: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.grammar_s is not None:  # which all its steps have then
+            object.__setattr__(self, "constrained_steps", self.steps)
+            object.__setattr__(self, "constrained_step_tokens", self.step_tokens)
 
     @property
     def decode_s(self) -> float | None:
@@ -138,15 +138,6 @@ class RequestStatistics(AcceptanceStatistics):
         """(output_tokens - 1) / (E2E - TTFT), the inverse of TPOT."""
         return None if self.decode_s is None else (self.output_tokens - 1) / self.decode_s
 
-    def to_json(self) -> dict[str, JsonValue]:
-        return {
-            **AcceptanceStatistics.to_json(self),
-            "time_to_first_token_s": self.time_to_first_token_s,
-            "time_per_output_token_s": self.time_per_output_token_s,
-            "tokens_per_second": self.tokens_per_second,
-            "end_to_end_s": self.end_to_end_s,
-        }
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TotalStatistics(AcceptanceStatistics):
@@ -155,6 +146,11 @@ class TotalStatistics(AcceptanceStatistics):
     `interactivity` (tokens/s per user) is 1 / median TPOT: the median is taken on seconds per
     token and inverted last. `output_throughput` (tokens/s) is all output tokens / `wall_s`.
     """
+
+    told = ["requests", *AcceptanceStatistics.told] + (
+        "median_time_to_first_token_s median_time_per_output_token_s interactivity wall_s "
+        "output_throughput"
+    ).split()
 
     requests: int
     median_time_to_first_token_s: float | None
@@ -169,17 +165,6 @@ class TotalStatistics(AcceptanceStatistics):
     @property
     def output_throughput(self) -> float | None:
         return self.output_tokens / self.wall_s if self.wall_s else None
-
-    def to_json(self) -> dict[str, JsonValue]:
-        return {
-            "requests": self.requests,
-            **AcceptanceStatistics.to_json(self),
-            "median_time_to_first_token_s": self.median_time_to_first_token_s,
-            "median_time_per_output_token_s": self.median_time_per_output_token_s,
-            "interactivity": self.interactivity,
-            "wall_s": self.wall_s,
-            "output_throughput": self.output_throughput,
-        }
 
 
 def total(requests: Iterable[RequestStatistics], wall_s: float | None = None) -> TotalStatistics:
@@ -292,19 +277,14 @@ class StatisticsRecorder(StepCounts):
         """
         accepted = min(verified - 1, emitted)
         trials = accepted if emitted < verified else min(verified, rows - 1)
-        self.acceptance_histogram += [0] * (rows - len(self.acceptance_histogram))
-        self.acceptance_histogram[emitted - 1] += 1
-        self.position_trials += [0] * (rows - 1 - len(self.position_trials))
-        for position in range(trials):
-            self.position_trials[position] += 1
         totals = self.totals
+        _count(self.acceptance_histogram, rows, range(emitted - 1, emitted))
+        _count(self.position_trials, rows - 1, range(trials))
         for counts in (self, totals):
             counts.steps += 1
             counts.drafted_tokens += rows - 1
             counts.accepted_tokens += accepted
-            counts.position_accepts += [0] * (rows - 1 - len(counts.position_accepts))
-            for position in range(accepted):
-                counts.position_accepts[position] += 1
+            _count(counts.position_accepts, rows - 1, range(accepted))
         totals.drafted_steps += trials > 0
         totals.step_tokens += emitted
         if self.grammar_s is not None:
@@ -314,8 +294,6 @@ class StatisticsRecorder(StepCounts):
 
     def freeze(self, prompt_tokens: int, output_tokens: int) -> RequestStatistics:
         """The statistics."""
-        constrained = self.grammar_s is not None
-        step_tokens = sum(at * count for at, count in enumerate(self.acceptance_histogram, start=1))
 
         def since_submission(moment: float | None) -> float | None:
             return None if moment is None else moment - self.submitted_at
@@ -325,9 +303,7 @@ class StatisticsRecorder(StepCounts):
             output_tokens=output_tokens,
             cached_prompt_tokens=self.cached_prompt_tokens,
             preemptions=None if self.cached_prompt_tokens is None else self.preemptions,
-            constrained_steps=self.steps if constrained else 0,
-            constrained_step_tokens=step_tokens if constrained else 0,
-            forced_tokens=self.forced_tokens if constrained else None,
+            forced_tokens=None if self.grammar_s is None else self.forced_tokens,
             grammar_s=self.grammar_s,
             steps=self.steps,
             drafted_tokens=self.drafted_tokens,
@@ -339,6 +315,13 @@ class StatisticsRecorder(StepCounts):
             time_to_first_token_s=since_submission(self.first_token_at),
             end_to_end_s=since_submission(self.finished_at),
         )
+
+
+def _count(counts: list[int], size: int, places: range) -> None:
+    """Adds one at each of the `places`; there are `size` at least."""
+    counts += [0] * (size - len(counts))
+    for place in places:
+        counts[place] += 1
 
 
 def _median(values: Iterable[float | None]) -> float | None:

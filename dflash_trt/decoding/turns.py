@@ -18,9 +18,6 @@ class WaitingLine:
     def __init__(self) -> None:
         self._lines: dict[Hashable, deque[RequestState]] = {}  # in order of turns
 
-    def __bool__(self) -> bool:
-        return bool(self._lines)
-
     def add(self, state: RequestState) -> None:
         self._lines.setdefault(state.flow, deque()).append(state)
 

@@ -11,7 +11,7 @@ from functools import lru_cache
 from typing import Any, TypeVar
 from urllib.parse import unquote
 
-from dflash_trt.core.strict_json import parse_json
+from dflash_trt.core.strict_json import parse_given
 from dflash_trt.errors import DflashError, one_line
 
 # All others are annotations, as JSON Schema has it of every format.
@@ -45,10 +45,7 @@ def enforce_schema(text: str) -> tuple[str, tuple[str, ...]]:
     Raises:
         DflashError: it is no JSON object (usage).
     """
-    try:
-        schema = parse_json(text.encode(), "grammar")
-    except DflashError as error:
-        raise DflashError(error.what, where="grammar", usage=True) from error
+    schema = parse_given(text.encode(), "grammar")
     if not isinstance(schema, dict):
         raise DflashError("a schema must be an object", where="grammar", usage=True)
     reader = _Reader(schema)

@@ -50,9 +50,8 @@ def find_node(model: onnx.ModelProto, name: str) -> onnx.NodeProto:
         if node.name == name:
             found: onnx.NodeProto = node
             return found
-    raise DflashError(
-        f"has no node {name}", where=f"{model.graph.name}.onnx", fix="build the bundle again"
-    )
+    where, fix = f"{model.graph.name}.onnx", "build the bundle again"
+    raise DflashError(f"has no node {name}", where=where, fix=fix)
 
 
 def has_node(model: onnx.ModelProto, name: str) -> bool:

@@ -127,7 +127,7 @@ class Replay:
         Raises:
             DflashError: see `measure`.
         """
-        self._check_ids(token_ids, "token_ids")
+        check_ids(token_ids, self.bundle.manifest, "token_ids")
         chunks: list[FloatArray] = []
         self._graphs.run_target(token_ids, chunks.append)
         return np.concatenate(chunks)
@@ -163,10 +163,7 @@ class Replay:
             if not len(answer.prompt_ids):
                 what = "its prompt holds no token"
                 raise DflashError(what, where=f"answer {number}", usage=True)
-            self._check_ids(answer.known_ids, f"answer {number}")
-
-    def _check_ids(self, ids: Sequence[int], where: str) -> None:
-        check_ids(ids, self.bundle.manifest, where)
+            check_ids(answer.known_ids, self.bundle.manifest, f"answer {number}")
 
 
 @dataclass(slots=True)

@@ -123,12 +123,9 @@ class ReplayGraphs:
     def __init__(self, bundle: Bundle, threads: int, edits: Edits) -> None:
         manifest = bundle.manifest
         if manifest.engines is not None:
-            raise DflashError(
-                f"was built for {manifest.executor}; answers are replayed on the CPU",
-                where=bundle.folder,
-                fix="build the pair with --executor cpu",
-                usage=True,
-            )
+            what = f"was built for {manifest.executor}; answers are replayed on the CPU"
+            fix = "build the pair with --executor cpu"
+            raise DflashError(what, where=bundle.folder, fix=fix, usage=True)
         self._bundle, self._threads, self._edits = bundle, threads, edits
         self.form = manifest.graph_form
         self.limits = manifest.limits

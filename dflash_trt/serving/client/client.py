@@ -97,9 +97,6 @@ class ServedModel(WireClient):
 
     _parameters: dict[str, str] | None = None
 
-    def __init__(self, address: str) -> None:
-        super().__init__(address)
-
     async def ping(self) -> None:
         """Asks for nothing: to stop a request of a name that none has.
 
@@ -112,11 +109,9 @@ class ServedModel(WireClient):
     async def stream(self, request: GenerationRequest) -> AsyncGenerator[TextDelta, None]:
         """Yields the output as it grows, in whole characters; ends as `WireClient.infer` does."""
         if await self._parameter("streaming_text") is None:
-            raise DflashError(
-                f"its model {MODEL} is not one of `dflash-trt package`",
-                where=self.address,
-                fix="package the bundle again, or use the server's OpenAI port",
-            )
+            what = f"its model {MODEL} is not one of `dflash-trt package`"
+            fix = "package the bundle again, or use the server's OpenAI port"
+            raise DflashError(what, where=self.address, fix=fix)
         submitted_at, first_at = time.perf_counter(), None
         deltas: list[TextDelta] = []
         failure: ServedModelError | None = None  # raised at the end: see wire.py
@@ -259,15 +254,9 @@ def _read_statistics(response: Response, first_s: float, end_s: float) -> Reques
             fix = "serve a repository that `dflash-trt package` made"
             what = f"its last answer has no {name}"
             raise ServedModelError(what, "failed", where=MODEL, fix=fix)
-    known = RequestStatistics(**found)
     for grammar_us in response.numbers("grammar_us"):
-        known = replace(
-            known,
-            constrained_steps=known.steps,
-            constrained_step_tokens=known.step_tokens,
-            grammar_s=grammar_us / 1e6,
-        )
-    return known
+        found["grammar_s"] = grammar_us / 1e6
+    return RequestStatistics(**found)
 
 
 def _join(

@@ -179,7 +179,7 @@ class TritonPythonModel:
         request_id, parameters = request.request_id(), channel.parameters
         if read_scalar(tensors, "stop", bool):
             self._stop([request_id, *str(parameters.get(STOP_IDS, "")).split()])
-            channel.finish()
+            channel.end()
             return
         generation = self._reader.read(tensors, parameters)
         self._worker.check(generation.request)
