@@ -75,6 +75,7 @@ def command(
     from dflash_perf.harness.interactivity import answer, throughput_unit
     from dflash_perf.harness.sweep import run_sweep
     from dflash_perf.harness.sweep_config import read_sweep_config
+    from dflash_perf.record import plain_argument
     from dflash_perf.report.report_tables import Table, text_lines
 
     targets = [] if interactivity is None else parse_numbers(interactivity, "--interactivity")
@@ -85,7 +86,7 @@ def command(
             bars.pause()
             click.echo(line, err=True)
 
-        typed = " ".join(["dflash-trt", *map(_without_folders, sys.argv[1:])])
+        typed = " ".join(["dflash-trt", *map(plain_argument, sys.argv[1:])])
         store = run_sweep(settings, output_dir, bars, typed, targets, say)
     points = store.points()
     answers = [answer(points, target, settings.baseline_name) for target in targets]
@@ -130,12 +131,6 @@ def _collect(given: dict[str, Any]) -> dict[str, Any]:
         kind = "chat" if one["url"].startswith("http") else "llm-api"
         flags["configurations"] = [{**one, "name": one.get("model", "tensorrt_llm"), "kind": kind}]
     return flags
-
-
-def _without_folders(word: str) -> str:
-    """`word`, where it or what follows its last "=" is an absolute path, with the path's name."""
-    before, separator, path = word.rpartition("=")
-    return f"{before}{separator}{Path(path).name}" if path.startswith("/") else word
 
 
 def _rows(point: SweepPoint) -> Iterator[tuple[str, ...]]:

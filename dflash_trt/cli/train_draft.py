@@ -15,10 +15,10 @@ from dflash_trt.cli.options import (
 )
 from dflash_trt.cli.training_watch import TerminalWatch
 from dflash_trt.core.limits import MAX_COUNT
-from dflash_trt.errors import DflashError, nearest, one_line
+from dflash_trt.errors import DflashError, import_extra, nearest, one_line
 from dflash_trt.hardware.cores import AUTO, ThreadChoice, available_cores
 from dflash_trt.text.hub_prompts import EXAMPLE
-from dflash_trt.training.training_request import TrainRequest, training_module
+from dflash_trt.training.training_request import TrainRequest
 
 _COUNT = click.IntRange(1, MAX_COUNT)
 
@@ -165,7 +165,7 @@ def command(
     comes first. A run that was interrupted goes on when the same command is given again.
     """
     # Imported here: PyTorch takes seconds, and `--help` needs none of it.
-    training_module("torch")
+    import_extra("torch", "train", "training")
     from dflash_trt.training.run import train_draft
 
     # PyTorch has work for all cores, however small the target.

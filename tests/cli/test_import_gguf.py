@@ -62,5 +62,5 @@ def test_without_the_package(
     for name in [name for name in sys.modules if name.split(".")[0] == "gguf"]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "gguf", None)
-    shown = run("import-gguf", model, "-o", tmp_path / "out").fails(1, "needs the package gguf")
+    shown = run("import-gguf", model, "-o", tmp_path / "out").fails(1, "needs gguf")
     assert shown.endswith("pip install -e '.[gguf]' in a checkout of dflash-trt")

@@ -82,14 +82,8 @@ class PartOutcome:
         return found if self.status == "done" else f"{self.status}: {self.reason} ({found})"
 
     def to_json(self) -> dict[str, Any]:
-        return {
-            "status": self.status,
-            "reason": self.reason,
-            "seconds": round(self.seconds, 3),
-            "passed": self.passed,
-            "probes": [one.to_json() for one in self.probes],
-            "log": self.log,
-        }
+        probes = [one.to_json() for one in self.probes]
+        return {**asdict(self), "passed": self.passed, "probes": probes}
 
 
 @dataclass(slots=True)

@@ -13,6 +13,7 @@ from dflash_perf.harness.points import SweepPoint
 from dflash_trt.core.text_table import columns
 
 DASH = "–"
+_TIMES = (("ttft", "p50"), ("ttft", "p99"), ("tpot", "p50"), ("tpot", "p99"), ("e2e", "p50"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,10 +64,8 @@ def point_table(points: Sequence[SweepPoint], unit: str) -> Table:
             unit: format_spread(point.throughput),
             **{
                 f"{tag.upper()} {rank}, ms": format_number(point.quantile(tag, rank), 1e3)
-                for tag, rank in (("ttft", "p50"), ("ttft", "p99"), ("tpot", "p50"))
+                for tag, rank in _TIMES
             },
-            "TPOT p99, ms": format_number(point.quantile("tpot", "p99"), 1e3),
-            "E2E p50, ms": format_number(point.quantile("e2e", "p50"), 1e3),
             "goodput, req/s": format_spread(point.value("goodput")),
             "τ": format_spread(point.value("acceptance_length")),
             "requests": f"{point.requests:,}",
