@@ -60,18 +60,14 @@ _FRONT_ONLY = {
 
 
 @click.command("serve")
-@option_group(
-    "server",
-    ServerOptions,
-    click.argument("repository", metavar="REPO|BUNDLE", type=FOLDER),
-    click.option("--host", default=LOOPBACK, help="Address of all ports but HTTP's."),
-    click.option(
-        "--expose-http", is_flag=True, help="Triton server's own HTTP listens at --host, at a risk."
-    ),
-    click.option("--grpc-port", type=PORT, default=8001, help="0: any free one."),
-    click.option("--http-port", type=PORT, default=8000),
-    click.option("--metrics-port", type=PORT, default=8002),
+@click.argument("repository", metavar="REPO|BUNDLE", type=FOLDER)
+@click.option("--host", default=LOOPBACK, help="Address of all ports but HTTP's.")
+@click.option(
+    "--expose-http", is_flag=True, help="Triton server's own HTTP listens at --host, at a risk."
 )
+@click.option("--grpc-port", type=PORT, default=8001, help="0: any free one.")
+@click.option("--http-port", type=PORT, default=8000)
+@click.option("--metrics-port", type=PORT, default=8002)
 @click.option("--openai-port", type=PORT, help="Speak OpenAI's HTTP API too, on this port.")
 @option_group(
     "front",
@@ -122,6 +118,7 @@ _FRONT_ONLY = {
 @click.option("--log-file", type=FILE, help="Append what the server prints to FILE.")
 @click.option(
     "--drain-seconds",
+    "exit_timeout_s",
     type=click.IntRange(0, 86400),
     default=20,
     help="How long requests in flight may go on after SIGTERM.",
@@ -133,13 +130,12 @@ _FRONT_ONLY = {
     help="Start a failed server again, until more than so many have failed within "
     f"{WINDOW_S / 60:g} minutes; 0: never.",
 )
+@option_group("server", ServerOptions)
 def command(
     server: ServerOptions,
     openai_port: int | None,
     front: FrontOptions,
     packaging: RepositoryOptions,
-    log_file: Path | None,
-    drain_seconds: int,
     max_restarts: int,
 ) -> int:
     """Serve a model repository, or a BUNDLE, which is packaged for the time being.
@@ -161,13 +157,8 @@ def command(
         given = {name: getattr(front, field) for name, field in _FRONT_ONLY.items()}
         refuse_options(given, "is for the OpenAI port", "add --openai-port, or leave it out")
     with _open_repository(server.repository, packaging) as repository:
-        options = replace(
-            server,
-            repository=repository,
-            log_file=log_file,
-            exit_timeout_s=drain_seconds,
-            removed_with=() if repository == server.repository else (repository.parent,),
-        )
+        removed = () if repository == server.repository else (repository.parent,)
+        options = replace(server, repository=repository, removed_with=removed)
         return asyncio.run(_serve(options, max_restarts, openai_port, front))
 
 

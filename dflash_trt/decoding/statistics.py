@@ -13,6 +13,7 @@ from itertools import zip_longest
 from statistics import median
 from typing import Any, ClassVar
 
+JsonValue = int | float | list[int] | list[float | None] | None
 _OF_GRAMMARS = "constrained_acceptance_length forced_tokens grammar_s".split()
 
 
@@ -38,7 +39,7 @@ class AcceptanceStatistics:
         grammar_s: processor time in the grammar; None without one.
     """
 
-    told: ClassVar[list[str]] = (
+    _told: ClassVar[list[str]] = (
         "prompt_tokens cached_prompt_tokens output_tokens preemptions steps drafted_tokens "
         "accepted_tokens acceptance_length acceptance_rate acceptance_histogram "
         "conditional_acceptance"
@@ -95,10 +96,10 @@ class AcceptanceStatistics:
             for accepts, trials in zip(self.position_accepts, self.position_trials, strict=True)
         )
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, JsonValue]:
         """The figures, those of grammars where there was one."""
         untold = _OF_GRAMMARS if self.grammar_s is None else ()
-        values = {name: getattr(self, name) for name in self.told if name not in untold}
+        values = {name: getattr(self, name) for name in self._told if name not in untold}
         return {name: [*one] if isinstance(one, tuple) else one for name, one in values.items()}
 
 
@@ -106,10 +107,10 @@ class AcceptanceStatistics:
 class RequestStatistics(AcceptanceStatistics):
     """A request's counts, and times in seconds from submission; `queue_s` is to its prefill."""
 
-    told = (
-        AcceptanceStatistics.told
-        + ("time_to_first_token_s time_per_output_token_s tokens_per_second end_to_end_s").split()
-    )
+    _told = [
+        *AcceptanceStatistics._told,
+        *("time_to_first_token_s", "time_per_output_token_s", "tokens_per_second", "end_to_end_s"),
+    ]
 
     queue_s: float | None = None
     time_to_first_token_s: float | None = None
@@ -147,10 +148,10 @@ class TotalStatistics(AcceptanceStatistics):
     token and inverted last. `output_throughput` (tokens/s) is all output tokens / `wall_s`.
     """
 
-    told = ["requests", *AcceptanceStatistics.told] + (
-        "median_time_to_first_token_s median_time_per_output_token_s interactivity wall_s "
-        "output_throughput"
-    ).split()
+    _told = [
+        *("requests", *AcceptanceStatistics._told, "median_time_to_first_token_s"),
+        *("median_time_per_output_token_s", "interactivity", "wall_s", "output_throughput"),
+    ]
 
     requests: int
     median_time_to_first_token_s: float | None
