@@ -91,9 +91,7 @@ class Campaign:
     def _children(self) -> dict[int, str]:
         """Command lines of `serve`'s children by process id."""
         found: dict[int, str] = {}
-        for process in PROC.iterdir():
-            if not process.name.isdecimal():
-                continue
+        for process in PROC.glob("[0-9]*"):
             state, parent = read_state(process)
             if parent == self._process.pid and state not in "ZX":
                 with suppress(OSError):
@@ -203,13 +201,7 @@ class Campaign:
 
 
 @bench(runs=10)
-def measure(
-    work: Work,
-    bundle: Path,
-    *,
-    clients: int = 32,
-    max_tokens: int = 64,
-) -> Figures:
+def measure(work: Work, bundle: Path, *, clients: int = 32, max_tokens: int = 64) -> Figures:
     require("the kill campaign", "aiohttp")
     allow_more_files()
     name = open_bundle(bundle).manifest.name
