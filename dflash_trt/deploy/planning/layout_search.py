@@ -178,12 +178,7 @@ def best_at(
 
 
 def _point(
-    replica: Replica,
-    decoding: Decoding,
-    batch: int,
-    drafts: int,
-    workload: Workload,
-    prompt: float,
+    replica: Replica, decoding: Decoding, batch: int, drafts: int, workload: Workload, prompt: float
 ) -> PlanPoint:
     """In steady state each request brings a prefill of `prompt` seconds, which all others wait for.
 

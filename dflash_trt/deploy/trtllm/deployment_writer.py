@@ -16,12 +16,7 @@ from dflash_trt.core.files import find_file
 from dflash_trt.core.links import check_copies, copy_file, place_files
 from dflash_trt.core.progress import Progress
 from dflash_trt.core.publish import staged_folder
-from dflash_trt.deploy.trtllm.arguments import (
-    Sources,
-    model_arguments,
-    packages,
-    serve_arguments,
-)
+from dflash_trt.deploy.trtllm.arguments import Sources, model_arguments, packages, serve_arguments
 from dflash_trt.deploy.trtllm.deployment_plan import DeploymentPlan
 from dflash_trt.deploy.trtllm.deployment_record import (
     DEPLOYMENT,

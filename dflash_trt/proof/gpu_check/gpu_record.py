@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
@@ -15,6 +14,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
+from pydantic_core import to_json
 
 from dflash_trt.core.files import FileKind, exists, read_text
 from dflash_trt.core.publish import replace_file
@@ -41,7 +41,8 @@ class Probe:
 
     def to_json(self) -> dict[str, Any]:
         """As strict JSON has it: numbers of NumPy are Python's, NaN and infinities are words."""
-        raw: dict[str, Any] = _plain(asdict(self))
+        text = to_json(self, inf_nan_mode="strings", fallback=np.generic.item)
+        raw: dict[str, Any] = json.loads(text)
         return raw
 
 
@@ -212,13 +213,3 @@ def source_hash() -> str:
             digest.update(f"{path.relative_to(root)}\0".encode())
             digest.update(path.read_bytes())
     return digest.hexdigest()[:16]
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {str(key): _plain(one) for key, one in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(one) for one in value]
-    if isinstance(value, np.generic):
-        value = value.item()
-    return str(value) if isinstance(value, float) and not math.isfinite(value) else value

@@ -8,20 +8,17 @@ beside single ones that hold all other slots (its share), and beside one of n sa
 from __future__ import annotations
 
 import asyncio
-import subprocess
-import sys
 import time
 from collections.abc import AsyncGenerator, Awaitable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
-from urllib.parse import urlsplit
 
 import click
 import numpy as np
 
 from dflash_perf.bench.base import Figures, Work, bench
-from dflash_perf.bench.kill_campaign import own_memory
+from dflash_perf.bench.kill_campaign import own_memory, serve
 from dflash_perf.extra import require
 from dflash_trt.bundle.bundle import open_bundle
 from dflash_trt.errors import DflashError
@@ -29,7 +26,6 @@ from dflash_trt.errors import DflashError
 if TYPE_CHECKING:
     from aiohttp import ClientSession
 
-_PORTS = ("grpc", "http", "metrics", "openai")
 _LOOK_S = 0.02
 _BEGUN_S = 0.5
 T = TypeVar("T")
@@ -40,9 +36,10 @@ class Neighbours:
 
     def __init__(self, session: ClientSession, url: str, model: str, pid: int) -> None:
         self._session, self._url, self._model, self._pid = session, url, model, pid
+        self.largest = 0  # bytes of an answer
 
-    async def ask(self, *, gaps: list[float] | None = None, **fields: Any) -> int:
-        """Asks for a completion, and returns its bytes; `gaps` gets the pauses of a stream."""
+    async def ask(self, *, gaps: list[float] | None = None, **fields: Any) -> None:
+        """Asks for a completion; `gaps` gets the pauses of a stream."""
         body = {"model": self._model, "prompt": "host", "temperature": 1, "ignore_eos": True}
         size, last = 0, 0.0
         url = f"{self._url}/v1/completions"
@@ -57,7 +54,7 @@ class Neighbours:
                 last = now
             if answer.status != 200:
                 raise DflashError(f"HTTP {answer.status}")
-        return size
+        self.largest = max(self.largest, size)
 
     async def timed(self, **fields: Any) -> float:
         """Seconds that a request takes."""
@@ -120,64 +117,37 @@ def measure(
     max_tokens: int = 128,
 ) -> Figures:
     require("neighbours", "aiohttp")
-    ports = [part for name in _PORTS for part in (f"--{name}-port", "0")]
-    command = [sys.executable, "-m", "dflash_trt", "serve", str(bundle), *ports]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
-        try:
-            assert process.stdout is not None
-            if not process.stdout.readline().startswith("ready"):
-                raise DflashError("serve did not become ready")
-            urls = dict(process.stdout.readline().split()[:2] for _ in _PORTS)
-            url = f"http://{urlsplit(urls['OpenAI']).netloc}"
-            asked = _run(work, bundle, url, process.pid, streams, prompts, samples, max_tokens)
-            return asyncio.run(asked)
-        finally:
-            process.terminate()
-
-
-async def _run(
-    work: Work,
-    bundle: Path,
-    url: str,
-    pid: int,
-    streams: int,
-    prompts: int,
-    samples: int,
-    max_tokens: int,
-) -> Figures:
-    import aiohttp
-
     manifest = open_bundle(bundle).manifest
-    limits, tokens = manifest.limits, max_tokens
-    rng = np.random.default_rng(0)
-    ids = rng.integers(2, manifest.target.vocab_size, (prompts, limits.max_seq_len - 8)).tolist()
+    limits = manifest.limits
+    shape = (prompts, limits.max_seq_len - 8)
+    ids = np.random.default_rng(0).integers(2, manifest.target.vocab_size, shape).tolist()
     large = {"prompt": ids, "echo": True, "logprobs": 5, "prompt_logprobs": 20, "max_tokens": 1}
+    long = min(8 * max_tokens, limits.max_seq_len // 2)
     runs: list[Figures] = []
-    connector = aiohttp.TCPConnector(limit=0)
-    whole = aiohttp.ClientTimeout(total=None)
-    async with aiohttp.ClientSession(connector=connector, timeout=whole) as session:
-        them = Neighbours(session, url, manifest.name, pid)
-        for _ in range(work.runs):
-            _, alone = await them.watch(asyncio.sleep(10), streams, tokens)
-            began = time.perf_counter()
-            size, beside = await them.watch(them.ask(**large), streams, tokens)
-            seconds = round(time.perf_counter() - began, 1)
-            found: Figures = {"streams": alone, "beside a large answer": beside}
-            found |= {"answer_mb": round(size / 1e6, 1), "answer_s": seconds}
-            waits = {"alone": await them.timed(max_tokens=tokens)}
-            others = asyncio.gather(
-                *(
-                    them.ask(max_tokens=min(8 * tokens, limits.max_seq_len // 2))
-                    for _ in range(limits.max_batch - 1)
-                )
-            )
-            async with them.beside(others):
-                waits["its share"] = await them.timed(max_tokens=tokens)
-            async with them.beside(them.ask(n=samples, max_tokens=tokens)):
-                waits[f"beside n = {samples}"] = await them.timed(max_tokens=tokens)
-            found["request_s"] = {name: round(value, 3) for name, value in waits.items()}
-            click.echo(found)
-            runs.append(found)
+
+    async def measure_served(url: str, pid: int) -> None:
+        import aiohttp
+
+        connector, no_limit = aiohttp.TCPConnector(limit=0), aiohttp.ClientTimeout(total=None)
+        async with aiohttp.ClientSession(connector=connector, timeout=no_limit) as session:
+            them = Neighbours(session, url, manifest.name, pid)
+            for _ in range(work.runs):
+                _, alone = await them.watch(asyncio.sleep(10), streams, max_tokens)
+                seconds, beside = await them.watch(them.timed(**large), streams, max_tokens)
+                waits = {"alone": await them.timed(max_tokens=max_tokens)}
+                others = [them.ask(max_tokens=long) for _ in range(limits.max_batch - 1)]
+                async with them.beside(asyncio.gather(*others)):
+                    waits["its share"] = await them.timed(max_tokens=max_tokens)
+                async with them.beside(them.ask(n=samples, max_tokens=max_tokens)):
+                    waits[f"beside n = {samples}"] = await them.timed(max_tokens=max_tokens)
+                found: Figures = {"streams": alone, "beside a large answer": beside}
+                found |= {"answer_mb": round(them.largest / 1e6, 1), "answer_s": round(seconds, 1)}
+                found["request_s"] = {name: round(value, 3) for name, value in waits.items()}
+                click.echo(found)
+                runs.append(found)
+
+    with serve(bundle) as (process, hosts):
+        asyncio.run(measure_served(f"http://{hosts['OpenAI']}", process.pid))
     return {
         "limits": {"max_batch": limits.max_batch, "max_seq_len": limits.max_seq_len},
         "each": runs,
