@@ -14,7 +14,7 @@ from statistics import median
 from typing import Any, ClassVar
 
 JsonValue = int | float | list[int] | list[float | None] | None
-_OF_GRAMMARS = "constrained_acceptance_length forced_tokens grammar_s".split()
+_OF_GRAMMARS = ("constrained_acceptance_length", "forced_tokens", "grammar_s")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,11 +39,11 @@ class AcceptanceStatistics:
         grammar_s: processor time in the grammar; None without one.
     """
 
-    _told: ClassVar[list[str]] = (
-        "prompt_tokens cached_prompt_tokens output_tokens preemptions steps drafted_tokens "
-        "accepted_tokens acceptance_length acceptance_rate acceptance_histogram "
-        "conditional_acceptance"
-    ).split() + _OF_GRAMMARS
+    _told: ClassVar[tuple[str, ...]] = (
+        *("prompt_tokens", "cached_prompt_tokens", "output_tokens", "preemptions", "steps"),
+        *("drafted_tokens", "accepted_tokens", "acceptance_length", "acceptance_rate"),
+        *("acceptance_histogram", "conditional_acceptance", *_OF_GRAMMARS),
+    )
     """Names of what JSON has."""
 
     steps: int = 0
@@ -107,10 +107,10 @@ class AcceptanceStatistics:
 class RequestStatistics(AcceptanceStatistics):
     """A request's counts, and times in seconds from submission; `queue_s` is to its prefill."""
 
-    _told = [
+    _told = (
         *AcceptanceStatistics._told,
         *("time_to_first_token_s", "time_per_output_token_s", "tokens_per_second", "end_to_end_s"),
-    ]
+    )
 
     queue_s: float | None = None
     time_to_first_token_s: float | None = None
@@ -148,10 +148,10 @@ class TotalStatistics(AcceptanceStatistics):
     token and inverted last. `output_throughput` (tokens/s) is all output tokens / `wall_s`.
     """
 
-    _told = [
+    _told = (
         *("requests", *AcceptanceStatistics._told, "median_time_to_first_token_s"),
         *("median_time_per_output_token_s", "interactivity", "wall_s", "output_throughput"),
-    ]
+    )
 
     requests: int
     median_time_to_first_token_s: float | None
