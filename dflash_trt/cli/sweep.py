@@ -72,7 +72,7 @@ def command(
     Tokens are counted by token ids where the server has them, else by its counts, else with
     the tokenizer, never by messages.
     """
-    from dflash_perf.harness.interactivity import answer, throughput_unit
+    from dflash_perf.harness.interactivity import SweepAnswer, build_fronts, throughput_unit
     from dflash_perf.harness.sweep import run_sweep
     from dflash_perf.harness.sweep_config import read_sweep_config
     from dflash_perf.record import plain_argument
@@ -89,7 +89,8 @@ def command(
         typed = " ".join(["dflash-trt", *map(plain_argument, sys.argv[1:])])
         store = run_sweep(settings, output_dir, bars, typed, targets, say)
     points = store.points()
-    answers = [answer(points, target, settings.baseline_name) for target in targets]
+    base, fronts = settings.baseline_name, build_fronts(points)
+    answers = [SweepAnswer(target, base, fronts) for target in targets]
     if as_json:
         shown = [point.to_json() for point in points]
         print_json({"points": shown, "answers": [one.to_json() for one in answers]})

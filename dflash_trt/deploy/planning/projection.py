@@ -64,9 +64,9 @@ class Projection:
             return None
         return answer(self.site, self.decodings[kind], self.workload, asked)
 
-    def ratio(self, kind: Kind) -> float | None:
+    def ratio(self, kind: Kind, interactivity: float | None = None) -> float | None:
         """Its throughput ÷ autoregressive decoding's, both at the interactivity."""
-        mine, base = self.answer(kind), self.answer(BASELINE)
+        mine, base = self.answer(kind, interactivity), self.answer(BASELINE, interactivity)
         return None if mine is None or base is None else mine.throughput / base.throughput
 
     def fastest(self, kind: Kind) -> PlanPoint:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
+from pydantic import TypeAdapter
 from pydantic_core import to_json
 
 from dflash_trt.core.files import FileKind, exists, read_text
@@ -174,6 +175,9 @@ class CheckRecord:
         return "\n".join(text) + "\n"
 
 
+_RECORDS = TypeAdapter(CheckRecord)
+
+
 def open_record(folder: Path, machine: dict[str, Any]) -> CheckRecord:
     """The record in `folder` if it is of this machine and these versions, or a new one.
 
@@ -185,13 +189,8 @@ def open_record(folder: Path, machine: dict[str, Any]) -> CheckRecord:
         return CheckRecord(machine, source_hash(), datetime.now(UTC).isoformat(timespec="seconds"))
     text = read_text(path, FileKind.MANIFEST, named=True)
     try:
-        raw = json.loads(text)
-        record = CheckRecord(raw["machine"], raw["source"], raw["date"])
-        for name, one in raw["parts"].items():
-            probes = [Probe(**probe) for probe in one["probes"]]
-            ended = one["status"], one["reason"], one["seconds"]
-            record.parts[name] = PartOutcome(*ended, probes, one["log"])
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        record = _RECORDS.validate_json(text)
+    except ValueError as error:
         what = f"is not a record of this check ({one_line(error, 80)})"
         raise DflashError(what, where=path, fix="choose another -o", usage=True) from error
     if (record.machine, record.source) != (machine, source_hash()):
