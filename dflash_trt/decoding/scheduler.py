@@ -282,7 +282,7 @@ class Scheduler:
         if self._paging is not None:
             self._paging.vacate(state)
         self.slots.release(state)
-        state.preempt()
+        state.preempt(yields=not is_next)
         self._waiting.put_back(state, is_next=is_next)
 
     def _count_rows(self, state: RequestState, most_rows: int | None) -> int:

@@ -109,10 +109,16 @@ class RequestState:
         self.prefilled += length
         self.recorder.record_prompt(min(self.prefilled, len(self.request.prompt_ids)))
 
-    def preempt(self) -> None:
-        """Forgets what is cached; the output stays, and is computed again without a choice."""
+    def preempt(self, *, yields: bool) -> None:
+        """Forgets what is cached; the output stays, and is computed again without a choice.
+
+        It `yields` to another's turn, or has lost its pages.
+        """
         self.prefilled = 0
         self.recomputed = max(len(self.token_ids) - 1, 0)
+        if yields:
+            self.recorder.totals.yields += 1
+            return
         for counts in (self.recorder, self.recorder.totals):
             counts.preemptions += 1
 

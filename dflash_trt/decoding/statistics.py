@@ -226,6 +226,7 @@ class RunningTotals(StepCounts):
     prompt_tokens: int = 0
     cached_prompt_tokens: int = 0
     output_tokens: int = 0
+    yields: int = 0
     drafted_steps: int = 0
     step_tokens: int = 0
     constrained_steps: int = 0

@@ -89,4 +89,4 @@ def advise_served(bundle: Bundle, totals: RunningTotals) -> str | None:
     """The same of a served bundle, by what its server has counted and `tune` timed."""
     steps = DraftedSteps(totals)
     break_even = schedule_break_even(own_schedule(bundle), steps.block)
-    return low_acceptance(steps, break_even, bundle.manifest.name)
+    return low_acceptance(steps, break_even, "BUNDLE")

@@ -110,7 +110,7 @@ class Gate:
             others = self._running[key] - held
             if most is not None and count > most:
                 what = f"{count} outputs are more than the {most} in flight that this key may have"
-                raise ApiError(what, param="n")
+                raise ApiError(what)
             if most is not None and others + count > most:
                 what = f"{others} outputs of this key are in flight, and no more than {most} may be"
                 raise ApiError(what, status=429, code="rate_limit_exceeded")

@@ -35,6 +35,7 @@ _COUNTERS = {
     "dflash_prompt_tokens_total": ("prompt_tokens", "Prompt tokens in the caches."),
     "dflash_cached_prompt_tokens_total": ("cached_prompt_tokens", "Those from the prefix cache."),
     "dflash_preemptions_total": ("preemptions", "Times a request lost its pages."),
+    "dflash_yields_total": ("yields", "Times a request gave its slot for another's turn."),
     "dflash_output_tokens_total": ("output_tokens", "Output tokens."),
     "dflash_verify_steps_total": ("steps", "Verify steps of the target, counted per request."),
     "dflash_drafted_steps_total": ("drafted_steps", "Those of them that had a draft."),
