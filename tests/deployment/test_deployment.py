@@ -109,7 +109,7 @@ def test_probes_ask_what_the_front_has(container: Any) -> None:
 
 
 def test_a_pod_has_time_to_drain(pod: Any, container: Any) -> None:
-    drain = read_serve(container["args"])["drain_seconds"]
+    drain = read_serve(container["args"])["exit_timeout_s"]
     name, waits = container["lifecycle"]["preStop"]["exec"]["command"]
     assert name == "sleep" and float(waits) > seconds(container["readinessProbe"])
     assert pod["terminationGracePeriodSeconds"] >= float(waits) + drain + TO_END_S
@@ -158,13 +158,13 @@ def test_compose_runs_the_image() -> None:
     options = read_serve(pair["command"])
     assert pair["ports"] == [f"127.0.0.1:{options['openai_port']}:{options['openai_port']}"]
     assert options["key_file"] == Path("/run/secrets", *pair["secrets"])
-    assert float(pair["stop_grace_period"].rstrip("s")) >= options["drain_seconds"] + TO_END_S
+    assert float(pair["stop_grace_period"].rstrip("s")) >= options["exit_timeout_s"] + TO_END_S
     assert pair["read_only"] and pair["cap_drop"] == ["ALL"]
     (tmp,) = pair["tmpfs"]
     assert tmp.startswith("/tmp:exec,")
     for place in (pair["build"]["dockerfile"], pair["build"]["context"]):
         assert (DEPLOY.parent / place).exists() or (DEPLOY / place).exists()
-    assert pair["volumes"][0].endswith(f":{options['source']}:ro")
+    assert pair["volumes"][0].endswith(f":{options['repository']}:ro")
 
 
 def compose() -> Any:
