@@ -48,6 +48,15 @@ class Dflash2Sizes:
         kernels = 2 * TAPS * (hidden_size // self.group)
         return {"ends": 2, "taps": TAPS, "kernels": kernels, "rank": self.rank}
 
+    def shapes(self, hidden_size: int, vocab_size: int, layers: int) -> dict[str, tuple[int, ...]]:
+        """The additions' tensors: name → shape."""
+        symbols = self.symbols(hidden_size) | {"hidden": hidden_size, "vocab": vocab_size}
+        return {
+            name.format(i=layer): tuple(symbols[term] for term in shape)
+            for name, shape in WEIGHTS.values()
+            for layer in (range(layers) if "{i}" in name else range(1))
+        }
+
 
 def is_stated(config: ConfigFields) -> bool:
     """Whether a config says that its draft is one, by architecture or ModelOpt's projector."""

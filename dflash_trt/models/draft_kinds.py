@@ -37,7 +37,6 @@ TRAITS: Mapping[DraftKind, DraftTraits] = {
         "2602.06036",
         has_kernel_caches=False,
         is_quantised=False,
-        is_diagnosed=False,
     ),
     "DSpark": DraftTraits("a DSpark draft", "2607.05147"),
     "EAGLE-3": DraftTraits(

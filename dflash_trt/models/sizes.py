@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -353,6 +354,15 @@ class DraftShape(ModelShape):
     @property
     def fc_weights(self) -> int:
         return len(self.target_layer_ids) * self.sizes.hidden_size**2
+
+    @property
+    def dflash2_weights(self) -> int:
+        """Of convolutions and selector."""
+        if self.dflash2 is None:
+            return 0
+        layers = len(self.sizes.layers)
+        shapes = self.dflash2.shapes(self.sizes.hidden_size, self.vocab_size or 0, layers)
+        return sum(map(math.prod, shapes.values()))
 
     @property
     def markov_weights(self) -> int:

@@ -20,12 +20,19 @@ from .draft import DraftOutput, KeyValue, ReferenceDraft, load_tensors
 
 
 def write_dflash2(
-    folder: Path, draft: Path, *, group: int = 16, rank: int = 12, top_k: int = 8, **changes: Any
+    folder: Path,
+    draft: Path,
+    *,
+    group: int = 16,
+    rank: int = 12,
+    top_k: int = 8,
+    gain: float = 1.0,
+    **changes: Any,
 ) -> Path:
     """The DFlash draft in `draft` with random additions; `changes` are keys of dflash_config.
 
     Its numbers are such that every part counts: taps of both ends, groups, and codes that often
-    overrule the head.
+    overrule the head; less so with a smaller `gain`.
     """
     config = json.loads((draft / "config.json").read_text(encoding="utf-8"))
     config |= {"architectures": ["DFlash2DraftModel"], "is_causal": False}
@@ -40,7 +47,7 @@ def write_dflash2(
     drawn = torch.Generator().manual_seed(7)
 
     def random(*shape: int) -> Tensor:
-        return torch.randn(shape, generator=drawn)
+        return gain * torch.randn(shape, generator=drawn)
 
     for layer in range(config["num_hidden_layers"]):
         for name in ("attention_conv", "mlp_conv"):

@@ -16,6 +16,10 @@ from dflash_trt.graph.layers import look_up
 from dflash_trt.graph.model_builder import ModelBuilder
 from dflash_trt.models.draft import DraftSpec
 
+WALK = "head/walk"
+SCORES, IDS = f"{WALK}/slot_{{}}/both_scores", f"{WALK}/slot_{{}}/own_ids"
+"""Values [B,1,top_k,1] of slot `{}`: its candidates' scores, and which tokens they are."""
+
 
 def own_scores(head: ModelBuilder, draft: DraftSpec) -> ModelBuilder:
     """The target's head with the draft's multiplier and cap: they weigh scores against codes."""
