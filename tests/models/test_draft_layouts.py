@@ -87,12 +87,8 @@ def test_variants_of_deepspec_are_refused(
         read_draft(folder)
 
 
-DFLASH2: dict[str, Any] = {
-    "conv_kernel_size": 2,
-    "conv_group_size": 4,
-    "selector_rank": 6,
-    "selector_top_k": 8,
-}
+KEYS = ("conv_kernel_size", "conv_group_size", "selector_rank", "selector_top_k")
+DFLASH2: dict[str, Any] = dict(zip(KEYS, (2, 4, 6, 8), strict=True))
 ADDITIONS: dict[str, list[int]] = {
     **{
         f"layers.{i}.{one}_conv.{name}": shape

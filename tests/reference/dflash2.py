@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -58,8 +58,7 @@ def write_dflash2(
             tensors[f"layers.{layer}.{name}.kernel_projection.weight"] = kernels.to(dtype)
     vocab = config["vocab_size"]
     for name in ("predecessor", "successor"):
-        codes = random(vocab, rank).to(dtype)
-        tensors[f"candidate_selector.{name}_codebook"] = codes
+        tensors[f"candidate_selector.{name}_codebook"] = random(vocab, rank).to(dtype)
     gate = random(rank, hidden) / hidden**0.5
     tensors["candidate_selector.hidden_projection.weight"] = gate.to(dtype)
     folder.mkdir(parents=True)
@@ -68,24 +67,15 @@ def write_dflash2(
     return folder
 
 
-@dataclass(frozen=True, slots=True)
-class Walk:
-    """What the selector saw: `unary` [B, S-1, V], and per slot its candidates' scores.
+class Dflash2Draft(ReferenceDraft):
+    """The drafter of a folder that `write_dflash2` wrote; `shortlist` are the tokens it knows.
 
-    candidates [B, S-1, k] ascend; scores [B, S-1, k].
+    `scores` [B, S-1, k] are the last block's candidates', whose tokens ascend.
     """
 
-    unary: Tensor
-    candidates: Tensor
-    scores: Tensor
-
-
-class Dflash2Draft(ReferenceDraft):
-    """The drafter of a folder that `write_dflash2` wrote; `shortlist` are the tokens it knows."""
-
     settings: dict[str, Any]
-    shortlist: Tensor | None = None
-    walk: Walk
+    shortlist: list[int] | None = None
+    scores: Tensor
 
     @classmethod
     def load(
@@ -112,9 +102,8 @@ class Dflash2Draft(ReferenceDraft):
         if cap:
             unary = cap * torch.tanh(unary / cap)
         ids, logits = plain.ids.clone(), torch.zeros_like(plain.logits)
-        seen: list[list[tuple[Tensor, Tensor]]] = []
+        seen: list[Tensor] = []
         for b in range(len(ids)):
-            seen.append([])
             for slot in range(1, ids.shape[1]):
                 candidates, scores = self._score(
                     unary[b, slot - 1], int(ids[b, slot - 1]), plain.final_hidden[b, slot]
@@ -122,9 +111,8 @@ class Dflash2Draft(ReferenceDraft):
                 logits[b, slot] = scores.min() - 1.0
                 logits[b, slot, candidates] = scores
                 ids[b, slot] = candidates[int(torch.nonzero(scores == scores.max())[0])]
-                seen[-1].append((candidates, scores))
-        tables = (torch.stack([torch.stack([s[i] for s in row]) for row in seen]) for i in (0, 1))
-        self.walk = Walk(unary, *tables)
+                seen.append(scores)
+        self.scores = torch.stack(seen).reshape(len(ids), ids.shape[1] - 1, -1)
         return replace(plain, ids=ids, logits=logits)
 
     def _score(self, unary: Tensor, before: int, hidden: Tensor) -> tuple[Tensor, Tensor]:
@@ -134,7 +122,7 @@ class Dflash2Draft(ReferenceDraft):
             for name in ("predecessor", "successor")
         )
         gate = self.weights["candidate_selector.hidden_projection.weight"] @ hidden
-        known = range(len(unary)) if self.shortlist is None else self.shortlist.tolist()
+        known = self.shortlist or range(len(unary))
         ranked = sorted(known, key=lambda token: (-float(unary[token]), token))
         candidates = torch.tensor(sorted(ranked[: self.settings["selector_top_k"]]))
         pair = torch.stack([(first[before] * gate * second[token]).sum() for token in candidates])
