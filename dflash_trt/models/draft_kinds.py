@@ -36,7 +36,6 @@ TRAITS: Mapping[DraftKind, DraftTraits] = {
         "a DFlash 2 draft",
         "2602.06036",
         has_kernel_caches=False,
-        is_quantised=False,
     ),
     "DSpark": DraftTraits("a DSpark draft", "2607.05147"),
     "EAGLE-3": DraftTraits(

@@ -38,7 +38,9 @@ class Convolution:
                 index = b.integers(TAPS * behind + tap, scalar=True)
                 kernel = b.node("Gather", [self.kernels, index], f"kernel_{tap}", axis=2)
                 parts.append(b.node("Mul", [kernel, values], f"tap_{tap}"))
-            return b.node("Reshape", [b.node("Add", parts, "taps"), b.integers(-1, width)], "rows")
+            return b.node(
+                "Reshape", [b.node("Add", parts, "taps"), b.integers(-1, width)], "convolved"
+            )
 
 
 def convolve(layer: LayerBuilder, rows: str, name: str) -> tuple[str, Convolution | None]:
