@@ -32,11 +32,7 @@ class DraftTraits:
 
 TRAITS: Mapping[DraftKind, DraftTraits] = {
     "DFlash": DraftTraits("a DFlash draft", "2602.06036"),
-    "DFlash 2": DraftTraits(
-        "a DFlash 2 draft",
-        "2602.06036",
-        has_kernel_caches=False,
-    ),
+    "DFlash 2": DraftTraits("a DFlash 2 draft", "2602.06036"),
     "DSpark": DraftTraits("a DSpark draft", "2607.05147"),
     "EAGLE-3": DraftTraits(
         "an EAGLE-3 head",

@@ -9,12 +9,14 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
+from dflash_trt.core.formats import Format
 from dflash_trt.models.dflash2 import Dflash2Sizes
 from dflash_trt.models.draft import read_draft
 from dflash_trt.models.draft_tokens import write_draft_tokens
 from dflash_trt.models.pair_check import check_pair
 from dflash_trt.models.rope import YarnScaling
 from dflash_trt.models.target import read_target
+from dflash_trt.quantization.linears import QuantizeOptions, select_linears
 from tests.models.conftest import (
     DRAFT_CONFIG,
     SIZES,
@@ -119,6 +121,8 @@ def test_what_is_read_of_dflash2(changes: dict[str, Any], make_draft: MakeCheckp
     assert draft.dflash2 == Dflash2Sizes(group=4, rank=6, top_k=8)
     assert (draft.logit_multiplier, draft.logit_cap) == (0.5, 30)
     assert len(draft.weights) == 3 + 2 * 11 + 2 * 4 + 3
+    chosen = select_linears(draft, QuantizeOptions(Format.FP8))
+    assert len(chosen.linears) == 2 * 7 and len(chosen.kept) == 2 * 2 + 2, "fc, and what gates"
 
 
 @pytest.mark.parametrize(
