@@ -8,6 +8,7 @@ import onnx
 
 from dflash_trt.graph.bindings import BLOCK_IDS, CACHE_START, DRAFT_TOKEN_IDS
 from dflash_trt.graph.call_rows import Rows
+from dflash_trt.graph.dflash2.selector import choose_by_walk, own_scores
 from dflash_trt.graph.eagle import EagleChain
 from dflash_trt.graph.form import CPU_FORM, GraphForm
 from dflash_trt.graph.layers import attention, choose_among, embed, gated_mlp, look_up
@@ -58,6 +59,13 @@ def build_draft(
     with b.scope("head"):
         flat = x if draft.anchor_drafts else _masked_rows(b, x, rows, draft.hidden_size)
         normed = model.rms_norm(flat, "norm", "norm")
+        if draft.dflash2 is not None:
+            known = pair.draft_token_ids
+            top_k = min(draft.dflash2.top_k, target.vocab_size if known is None else len(known))
+            scores, token_ids = choose_among(own_scores(head, draft), tables, normed)
+            masks = draft.block_size - 1
+            _write_drafts(b, choose_by_walk(model, normed, scores, token_ids, top_k, masks))
+            return b.finish()
         logits, token_ids = choose_among(head, tables, normed)
         if draft.markov_rank:
             choice = _choose_in_turn(model, logits, target.vocab_size, draft.block_size - 1)

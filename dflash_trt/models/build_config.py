@@ -162,17 +162,33 @@ class PublishedTarget(PublishedDecoder):
         return self
 
 
+class PublishedAdditions(_Strict):
+    """What a DFlash 2 draft has beyond a DFlash draft (see Dflash2Sizes)."""
+
+    group: Count
+    rank: Count
+    top_k: Count
+
+
 class PublishedDraft(PublishedDecoder):
     """A DFlash draft's sizes: its trained block, anchor included, and what feeds it.
 
     `target_layer_ids` are the layers that it taps, from 0, `mask_token_id` the token at positions
-    to draft. `max_context` is the target's where it is left out.
+    to draft. `max_context` is the target's where it is left out. With `dflash2` it is a DFlash 2
+    draft.
     """
 
     block_size: Block
     target_layer_ids: Annotated[tuple[Window, ...], Field(min_length=1)]
     mask_token_id: Window
     max_context: Count | None = None
+    dflash2: PublishedAdditions | None = None
+
+    @model_validator(mode="after")
+    def _groups_of_channels(self) -> Self:
+        if self.dflash2 is not None and self.hidden % self.dflash2.group:
+            raise ValueError(f"dflash2.group {self.dflash2.group} does not divide {self.hidden}")
+        return self
 
 
 Tau = Annotated[float, Field(ge=1)]
@@ -181,15 +197,16 @@ Tau = Annotated[float, Field(ge=1)]
 class PublishedAcceptance(_Strict):
     """Acceptance lengths (tokens per verify step, bonus included) that one `source` states.
 
-    By drafter and workload. `drafts` is how many tokens DFlash and DSpark drafted, None where it
-    was the whole block. EAGLE-3's `tree` is [depth, width, verified rows]: the DFlash paper states
-    trees of 60 rows, their depth and width are assumed.
+    By drafter and workload. `drafts` is how many tokens DFlash, DFlash 2 and DSpark drafted, None
+    where it was the whole block. EAGLE-3's `tree` is [depth, width, verified rows]: the DFlash
+    paper states trees of 60 rows, their depth and width are assumed.
     """
 
     source: str
     dflash: dict[str, Tau] = {}
     eagle3: dict[str, Tau] = {}
     dspark: dict[str, Tau] = {}
+    dflash2: dict[str, Tau] = {}
     drafts: Count | None = None
     tree: tuple[Count, Count, Count] | None = None
 

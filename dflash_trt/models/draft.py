@@ -9,7 +9,7 @@ from pathlib import Path
 from dflash_trt.core.limits import MAX_BLOCK
 from dflash_trt.core.strict_json import quoted
 from dflash_trt.errors import DflashError
-from dflash_trt.models import deepspec, eagle
+from dflash_trt.models import deepspec, dflash2, eagle
 from dflash_trt.models.config_fields import ConfigFields
 from dflash_trt.models.decoder import LOGIT_CAP, DecoderSpec, read_sizes
 from dflash_trt.models.draft_kinds import TRAITS, DraftKind, DraftTraits
@@ -33,6 +33,8 @@ UNDERSTOOD_KEYS = frozenset(
 """Keys of dflash_config that are known; any other may change what the draft computes."""
 
 
+MULTIPLIER = "output_multiplier"
+"""Of logits, which changes no argmax: in DFlash 2 it weighs them against a token's neighbours."""
 DEFAULT_BLOCK = 16
 """z-lab's, where the config is silent."""
 
@@ -96,7 +98,8 @@ def read_draft(folder: str | Path) -> DraftSpec:
     if layout is not None:
         return _read_eagle(folder, config, layout)
     is_deepspec = read_architecture(config) == deepspec.ARCHITECTURE
-    _refuse_variants(config, is_deepspec)
+    known = "DSpark" if is_deepspec else dflash2.NAME if dflash2.is_stated(config) else None
+    _refuse_variants(config, known)
     quantization = read_quantization(config)
     rms_norm_eps = config.number("rms_norm_eps", NORM_EPS, high=1.0)
     has_depth = config.has("num_target_layers")
@@ -105,11 +108,15 @@ def read_draft(folder: str | Path) -> DraftSpec:
     markov_rank, rope = shape.markov_rank, read_rope(config, default_theta=None)
 
     inner, checkpoint = config.child("dflash_config"), open_checkpoint(folder)
-    refuse_relatives(config, "DSpark" if is_deepspec else None, checkpoint.tensors)
+    refuse_relatives(config, known, checkpoint.tensors)
     rules, symbols = DRAFT_WEIGHTS, shape.sizes.symbols()
     if markov_rank:
         rules = {**rules, **deepspec.MARKOV_WEIGHTS}
         symbols |= {"rank": markov_rank, "vocab": config.integer("vocab_size")}
+    if shape.dflash2 is not None:
+        rules = {**rules, **dflash2.WEIGHTS}
+        symbols |= shape.dflash2.symbols(shape.sizes.hidden_size)
+        symbols["vocab"] = config.integer("vocab_size")
     ignored = deepspec.UNUSED if is_deepspec else ()
     layers = len(shape.sizes.layers)
     weights = match_weights(checkpoint, rules, layers, symbols, ignored, quantization)
@@ -129,17 +136,20 @@ def read_draft(folder: str | Path) -> DraftSpec:
         checkpoint=checkpoint,
         token_ids=token_ids,
         anchor_drafts=is_deepspec,
+        logit_multiplier=1.0
+        if is_deepspec
+        else _either(config, inner, MULTIPLIER).number(MULTIPLIER, 1.0),
         logit_cap=_read_cap(_either(config, inner, LOGIT_CAP)),
         own_embedding_scale=None if is_deepspec else _read_embedding_scale(config, inner),
         norms_last_tap=not is_deepspec,
-        kind="DSpark" if markov_rank else "DFlash",
+        kind="DSpark" if markov_rank else "DFlash 2" if shape.dflash2 else "DFlash",
     )
 
 
 def read_draft_config(
     config: ConfigFields, num_target_layers: int | None, *, is_deepspec: bool
 ) -> DraftShape:
-    """The shape of a DFlash or DSpark draft, as its config states it.
+    """The shape of a DFlash, DFlash 2 or DSpark draft, as its config states it.
 
     `num_target_layers` counts for a config that does not name the tapped layers.
     """
@@ -155,6 +165,9 @@ def read_draft_config(
         if is_deepspec
         else block.integer("block_size", DEFAULT_BLOCK, low=2, high=MAX_BLOCK),
         markov_rank=deepspec.read_markov_rank(config) if is_deepspec else 0,
+        dflash2=dflash2.read_dflash2(config, sizes.hidden_size)
+        if dflash2.is_stated(config) and not is_deepspec
+        else None,
         mask_token_id=_either(config, inner, "mask_token_id").integer("mask_token_id", low=0),
         target_layer_ids=_read_taps(config, inner, num_target_layers, len(sizes.layers)),
         vocab_size=config.integer("vocab_size") if config.has("vocab_size") else None,
@@ -206,8 +219,6 @@ def _read_taps(
 
 def _read_embedding_scale(config: ConfigFields, inner: ConfigFields) -> float | None:
     """z-lab's factor of the rows' embedding; None where it is not stated."""
-    # No argmax depends on this one, if it is positive; its reader takes it where logits are made.
-    _either(config, inner, "output_multiplier").number("output_multiplier", 1.0)
     key = "input_embedding_scale"
     fields = _either(config, inner, key)
     return fields.number(key, low=LEAST) if fields.has(key) else None
@@ -219,10 +230,10 @@ def _read_cap(fields: ConfigFields) -> float | None:
     return stated if stated > 0 else None
 
 
-def _refuse_variants(config: ConfigFields, is_deepspec: bool) -> None:
-    refuse_relatives(config, "DSpark" if is_deepspec else None)
+def _refuse_variants(config: ConfigFields, known: str | None) -> None:
+    refuse_relatives(config, known)
     architecture = read_architecture(config)
-    if not is_deepspec and architecture not in DRAFT_ARCHITECTURES:
+    if known is None and architecture not in DRAFT_ARCHITECTURES:
         what = f"architecture {quoted(architecture)} is not a DFlash draft"
         fix = f"pass a draft with architecture {DRAFT_ARCHITECTURES[0]}"
         raise DflashError(what, where=config.where, fix=fix)
@@ -236,10 +247,13 @@ def _refuse_variants(config: ConfigFields, is_deepspec: bool) -> None:
             raise fields.unsupported(key, "drafts with attention sinks cannot be run yet")
     if not inner.flag("use_aux_hidden_state", True):
         raise inner.unsupported("use_aux_hidden_state", "the draft must take the target's layers")
-    if inner.text("projector_type", "dflash").lower() != "dflash":
+    projectors, known_keys = {"dflash"}, UNDERSTOOD_KEYS
+    if known == dflash2.NAME:
+        projectors, known_keys = {"dflash", "dflash2"}, UNDERSTOOD_KEYS.union(dflash2.KEYS)
+    if inner.text("projector_type", "dflash").lower() not in projectors:
         raise inner.unsupported("projector_type", "only plain DFlash drafts are")
     for key, value in inner.values.items():
-        if key not in UNDERSTOOD_KEYS and value is not None:
+        if key not in known_keys and value is not None:
             fix = "it may change what the draft computes; remove it if it does not"
             raise inner.unsupported(key, fix)
 

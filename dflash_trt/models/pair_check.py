@@ -55,7 +55,8 @@ def check_pair(target: TargetSpec, draft: DraftSpec) -> Pair:
     if draft.traits.is_chain and not draft.target_layer_ids:
         draft = replace(draft, target_layer_ids=default_taps(target.num_layers))
     check_draft(draft, target.sizes, target.vocab_size, name)
-    if draft.logit_cap not in (None, target.logit_cap):  # the target's head makes its logits
+    is_own = draft.dflash2 is not None  # others' logits are those of the target's head
+    if not is_own and draft.logit_cap not in (None, target.logit_cap):
         caps = "none" if target.logit_cap is None else f"{target.logit_cap:g}"
         what = f"{LOGIT_CAP} {draft.logit_cap:g} is not the target's, which has {caps}"
         _refuse_misfits(draft, name, [what])

@@ -26,7 +26,9 @@ from dflash_trt.models.pair_check import Pair, check_pair
 from dflash_trt.models.target import read_target
 
 # What precision changes; every other field of a spec says what the model computes.
-PRECISION_FIELDS = frozenset({"weights", "checkpoint", "quantization"})
+PRECISION_FIELDS = frozenset(
+    {"weights", "checkpoint", "quantization", "attention_format", "mlp_format"}
+)
 # What sizes are called in config.json, and where a spec has them.
 SIZES = {
     "hidden_size": "hidden_size",

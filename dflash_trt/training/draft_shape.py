@@ -131,6 +131,8 @@ def shape_of(draft: DraftSpec, vocab_size: int, num_target_layers: int) -> Draft
     what = None
     if draft.traits.is_chain or (draft.anchor_drafts and not draft.markov_rank):
         what = f"is a {draft.kind} draft in another layout"
+    elif draft.dflash2 is not None:
+        what = f"is {draft.traits.title}"
     elif draft.rope.scaling is not None:
         what = "has scaled rotary embeddings"
     elif any(one.is_causal for one in draft.sizes.layers):

@@ -125,7 +125,7 @@ def test_config_errors(make_draft: MakeCheckpoint, changes: dict[str, Any], piec
     [
         *(
             ({"architectures": [one]}, name, f'architecture "{one}"')
-            for one, name in (("DFlash2DraftModel", "DFlash2"), ("PEagleDraftModel", "PEagle"))
+            for one, name in (("DSpark2DraftModel", "DSpark"), ("PEagleDraftModel", "PEagle"))
         ),
         *(
             ({"extra": {one: [2]}}, name, f'tensor "{one}"')

@@ -9,11 +9,14 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
+from dflash_trt.core.formats import Format
+from dflash_trt.models.dflash2 import Dflash2Sizes
 from dflash_trt.models.draft import read_draft
 from dflash_trt.models.draft_tokens import write_draft_tokens
 from dflash_trt.models.pair_check import check_pair
 from dflash_trt.models.rope import YarnScaling
 from dflash_trt.models.target import read_target
+from dflash_trt.quantization.linears import QuantizeOptions, select_linears
 from tests.models.conftest import (
     DRAFT_CONFIG,
     SIZES,
@@ -84,6 +87,61 @@ def test_variants_of_deepspec_are_refused(
     folder = write_dspark(tmp_path / "draft", make_target(), HEADS, **changes)
     with refused(piece):
         read_draft(folder)
+
+
+KEYS = ("conv_kernel_size", "conv_group_size", "selector_rank", "selector_top_k")
+DFLASH2: dict[str, Any] = dict(zip(KEYS, (2, 4, 6, 8), strict=True))
+ADDITIONS: dict[str, list[int]] = {
+    **{
+        f"layers.{i}.{one}_conv.{name}": shape
+        for i in (0, 1)
+        for one in ("attention", "mlp")
+        for name, shape in (("base_kernel", [2, 2, 16]), ("kernel_projection.weight", [16, 16]))
+    },
+    "candidate_selector.predecessor_codebook": [40, 6],
+    "candidate_selector.successor_codebook": [40, 6],
+    "candidate_selector.hidden_projection.weight": [6, 16],
+}
+TWO = {"architectures": ["DFlash2DraftModel"]}
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"inner": DFLASH2, **TWO},
+        {"inner": {"selector_top_k": 8}, **DFLASH2, "selector_top_k": 9, **TWO},
+        {"inner": DFLASH2 | {"projector_type": "dflash2"}},
+    ],
+    ids=["z-lab", "partly at the top level", "ModelOpt"],
+)
+def test_what_is_read_of_dflash2(changes: dict[str, Any], make_draft: MakeCheckpoint) -> None:
+    changes = {"output_multiplier": 0.5, "final_logit_softcapping": 30, **changes}
+    draft = read_draft(make_draft(extra=ADDITIONS, **changes))
+    assert (draft.kind, draft.block_size, draft.anchor_drafts) == ("DFlash 2", 8, False)
+    assert draft.dflash2 == Dflash2Sizes(group=4, rank=6, top_k=8)
+    assert (draft.logit_multiplier, draft.logit_cap) == (0.5, 30)
+    assert len(draft.weights) == 3 + 2 * 11 + 2 * 4 + 3
+    chosen = select_linears(draft, QuantizeOptions(Format.FP8))
+    assert len(chosen.linears) == 2 * 7 and len(chosen.kept) == 2 * 2 + 2, "fc, and what gates"
+
+
+@pytest.mark.parametrize(
+    ("inner", "piece"),
+    [
+        ({"conv_kernel_size": 3}, "conv_kernel_size = 3 is not supported; convolutions of 2 taps"),
+        ({"conv_group_size": 5}, "conv_group_size is 5; it must divide hidden_size (16)"),
+        ({"conv_group_size": 8}, '"layers.0.attention_conv.kernel_projection.weight" is [16, 16]'),
+        ({"selector_top_k": 41}, "selector_top_k is 41; it must be an integer from 1 to 40"),
+        ({"selector_rank": ...}, "selector_rank is missing"),
+        ({"projector_type": "domino"}, "is a Domino drafter"),
+        ({"selector_temperature": 2}, "dflash_config.selector_temperature = 2 is not supported"),
+    ],
+)
+def test_variants_of_dflash2_are_refused(
+    inner: dict[str, Any], piece: str, make_draft: MakeCheckpoint
+) -> None:
+    with refused(piece):
+        read_draft(make_draft(DFLASH2 | inner, extra=ADDITIONS, **TWO))
 
 
 def test_matrices_of_another_target_are_refused(

@@ -206,7 +206,11 @@ class ReplayGraphs:
         tokens = np.empty((batch, rows), np.int64)
         inputs = {BLOCK_IDS: blocks, CACHE_START: np.asarray(starts, np.int64)}
         logits = self._run("draft", inputs, {DRAFT_TOKEN_IDS: tokens}, caches, first, batch)
-        if self._token_ids is not None:
+        if logits.ndim == 4:  # a walk's candidates with their scores
+            ids, scores = logits[..., 0].astype(np.int64), logits[..., 1]
+            logits = np.full((*ids.shape[:-1], self.vocab_size), -np.inf, np.float32)
+            np.put_along_axis(logits, ids, scores, axis=2)
+        elif self._token_ids is not None:
             wide = np.full((*logits.shape[:-1], self.vocab_size), -np.inf, np.float32)
             wide[..., self._token_ids] = logits
             logits = wide

@@ -10,7 +10,14 @@ from typing import Literal
 
 from dflash_trt.core.formats import Format
 from dflash_trt.deploy.planning.acceptance_rates import AcceptanceCurve, read_acceptance
-from dflash_trt.deploy.planning.decoding import DFlash, DraftTree, DSpark, Eagle3, Speculative
+from dflash_trt.deploy.planning.decoding import (
+    DFlash,
+    DFlash2,
+    DraftTree,
+    DSpark,
+    Eagle3,
+    Speculative,
+)
 from dflash_trt.errors import DflashError, nearest, one_line
 from dflash_trt.models.build_config import (
     PublishedAcceptance,
@@ -22,6 +29,7 @@ from dflash_trt.models.build_config import (
     load_config,
     target_names,
 )
+from dflash_trt.models.dflash2 import Dflash2Sizes
 from dflash_trt.models.families import find_family
 from dflash_trt.models.sizes import (
     DecoderSizes,
@@ -47,14 +55,20 @@ class PairShape:
     published: tuple[PublishedAcceptance, ...] = ()
 
     @property
-    def drafter(self) -> Literal["DFlash", "DSpark"]:
+    def drafter(self) -> Literal["DFlash", "DFlash 2", "DSpark"]:
         """How its own draft decodes."""
+        if self.draft.dflash2 is not None:
+            return "DFlash 2"
         return "DSpark" if self.draft.markov_rank else "DFlash"
+
+    def own_taus(self, one: PublishedAcceptance) -> dict[str, float]:
+        """What `one` publishes of its own draft, by workload; of DSpark's, what DFlash has."""
+        return one.dflash if self.draft.dflash2 is None else one.dflash2
 
     @property
     def workloads(self) -> list[str]:
-        """Those that DFlash's τ is published for; the first is the one to take unasked."""
-        return list(dict.fromkeys(name for one in self.published for name in one.dflash))
+        """Those that its τ is published for; the first is the one to take unasked."""
+        return list(dict.fromkeys(name for one in self.published for name in self.own_taus(one)))
 
 
 def pair_names() -> list[str]:
@@ -99,6 +113,7 @@ def as_pair(name: str, shape: PublishedPair) -> PairShape:
             mask_token_id=draft.mask_token_id,
             target_layer_ids=draft.target_layer_ids,
             vocab_size=target.vocab,
+            dflash2=None if (own := draft.dflash2) is None else Dflash2Sizes(**own.model_dump()),
         ),
         architecture=target.architecture,
         published=shape.acceptance,
@@ -106,9 +121,10 @@ def as_pair(name: str, shape: PublishedPair) -> PairShape:
 
 
 def _draft_sizes(draft: PublishedDraft) -> DecoderSizes:
-    """Layers that slide are causal, those that see everything are not."""
+    """Layers that slide are causal, but a DFlash 2's; those that see everything are not."""
     sizes = _sizes(draft)
-    return sizes.with_layers(sizes.windows, map(bool, sizes.windows))
+    causal = (bool(window) and draft.dflash2 is None for window in sizes.windows)
+    return sizes.with_layers(sizes.windows, causal)
 
 
 def _target(target: PublishedTarget) -> TargetShape:
@@ -166,7 +182,8 @@ def published_decodings(pair: PairShape, acceptance: str | None = None) -> list[
     if acceptance is not None:
         curve = read_acceptance(acceptance, drafts, pair.workloads)
     elif name is not None:
-        tau, one = next((x.dflash[name], x) for x in pair.published if name in x.dflash)
+        one = next(one for one in pair.published if name in pair.own_taus(one))
+        tau = pair.own_taus(one)[name]
         curve = _published(name, tau, one.drafts or drafts, one)
     else:
         raise DflashError(
@@ -178,12 +195,14 @@ def published_decodings(pair: PairShape, acceptance: str | None = None) -> list[
     found: list[Speculative] = []
     if (eagle := _eagle3(pair, name)) is not None:
         found.append(eagle)
-    own = DSpark if pair.drafter == "DSpark" else DFlash
-    found.append(own(pair.target, pair.draft, curve))
+    classes: dict[str, type[DFlash]] = {"DFlash": DFlash, "DFlash 2": DFlash2, "DSpark": DSpark}
+    found.append(classes[pair.drafter](pair.target, pair.draft, curve))
     for one in pair.published:
-        if name is not None and name in one.dspark:
-            markov = _published(name, one.dspark[name], one.drafts or drafts, one)
-            found.append(DSpark(pair.target, pair.draft, markov))
+        others = {"DFlash": one.dflash, "DFlash 2": one.dflash2, "DSpark": one.dspark}
+        for kind, taus in others.items():
+            if name is not None and name in taus and taus is not pair.own_taus(one):
+                other = _published(name, taus[name], one.drafts or drafts, one)
+                found.append(classes[kind](pair.target, pair.draft, other))
     return found
 
 
