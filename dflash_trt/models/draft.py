@@ -1,4 +1,4 @@
-"""A draft as z-lab (arXiv 2602.06036) or DeepSpec publishes it: config, attention, weights."""
+"""A draft as z-lab (arXiv 2602.06036) and others publish it: config, attention, weights."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 from dflash_trt.core.limits import MAX_BLOCK
 from dflash_trt.core.strict_json import quoted
 from dflash_trt.errors import DflashError
-from dflash_trt.models import deepspec, eagle
+from dflash_trt.models import deepspec, eagle, speculators
 from dflash_trt.models.config_fields import ConfigFields
 from dflash_trt.models.decoder import LOGIT_CAP, DecoderSpec, read_sizes
 from dflash_trt.models.draft_kinds import TRAITS, DraftKind, DraftTraits
@@ -66,6 +66,11 @@ class DraftSpec(DraftShape, DecoderSpec):
         return TRAITS[self.kind]
 
     @property
+    def owned(self) -> tuple[str, ...]:
+        """Which of the target's matrices it has of its own, by role."""
+        return tuple(role for role in deepspec.COPIES if role in self.weights)
+
+    @property
     def fc_input_size(self) -> int:
         """Columns of `fc`: tapped layers times the target's hidden size."""
         return logical_shape(self.weights["fc"])[1]
@@ -95,6 +100,8 @@ def read_draft(folder: str | Path) -> DraftSpec:
     layout = eagle.find_layout(config)
     if layout is not None:
         return _read_eagle(folder, config, layout)
+    config = speculators.as_deepspec(config)
+    is_speculators = speculators.is_speculators(config)
     is_deepspec = read_architecture(config) == deepspec.ARCHITECTURE
     _refuse_variants(config, is_deepspec)
     quantization = read_quantization(config)
@@ -109,12 +116,20 @@ def read_draft(folder: str | Path) -> DraftSpec:
     rules, symbols = DRAFT_WEIGHTS, shape.sizes.symbols()
     if markov_rank:
         rules = {**rules, **deepspec.MARKOV_WEIGHTS}
-        symbols |= {"rank": markov_rank, "vocab": config.integer("vocab_size")}
+    if is_deepspec:
+        vocab = config.integer("vocab_size")
+        tokens = config.integer("draft_vocab_size", vocab) if is_speculators else vocab
+        symbols |= {"rank": markov_rank, "vocab": vocab, "tokens": tokens}
     ignored = deepspec.UNUSED if is_deepspec else ()
+    if is_speculators:
+        rules = {**rules, **speculators.own_rules(checkpoint, needs_head=tokens != vocab)}
+        ignored += speculators.IGNORED
     layers = len(shape.sizes.layers)
     weights = match_weights(checkpoint, rules, layers, symbols, ignored, quantization)
-    token_ids = read_draft_tokens(folder)
-    if markov_rank and token_ids is not None:
+    token_ids = None if is_speculators else read_draft_tokens(folder)
+    if is_speculators and tokens != vocab:
+        token_ids = eagle.read_draft_vocabulary(checkpoint, tokens, vocab)
+    elif markov_rank and token_ids is not None:
         what = "chooses among some tokens, which its Markov head does not know"
         raise DflashError(what, where=folder / DRAFT_TOKENS_NAME, fix="remove the file")
     attention_format, mlp_format = stored_formats(quantization)
@@ -128,9 +143,9 @@ def read_draft(folder: str | Path) -> DraftSpec:
         quantization=quantization,
         checkpoint=checkpoint,
         token_ids=token_ids,
-        anchor_drafts=is_deepspec,
+        anchor_drafts=is_deepspec and deepspec.drafts_anchor(config),
         logit_cap=_read_cap(_either(config, inner, LOGIT_CAP)),
-        own_embedding_scale=None if is_deepspec else _read_embedding_scale(config, inner),
+        own_embedding_scale=_read_embedding_scale(config, inner, is_deepspec=is_deepspec),
         norms_last_tap=not is_deepspec,
         kind="DSpark" if markov_rank else "DFlash",
     )
@@ -181,7 +196,7 @@ def _read_eagle(folder: Path, config: ConfigFields, layout: eagle.EagleLayout) -
         weights=match_weights(checkpoint, rules, 1, symbols, head.ignored),
         quantization=None,
         checkpoint=checkpoint,
-        token_ids=eagle.read_draft_vocabulary(checkpoint, head),
+        token_ids=eagle.read_draft_vocabulary(checkpoint, head.draft_vocab_size, head.vocab_size),
         carries_norm=head.carries_norm,
         hands_normed=head.hands_normed,
     )
@@ -204,8 +219,12 @@ def _read_taps(
     return ids
 
 
-def _read_embedding_scale(config: ConfigFields, inner: ConfigFields) -> float | None:
+def _read_embedding_scale(
+    config: ConfigFields, inner: ConfigFields, *, is_deepspec: bool
+) -> float | None:
     """z-lab's factor of the rows' embedding; None where it is not stated."""
+    if is_deepspec:  # speculators trains over the matrix as it is stored
+        return 1.0 if speculators.is_speculators(config) else None
     # No argmax depends on this one, if it is positive; its reader takes it where logits are made.
     _either(config, inner, "output_multiplier").number("output_multiplier", 1.0)
     key = "input_embedding_scale"

@@ -38,7 +38,7 @@ class Pair:
     @property
     def has_own_head(self) -> bool:
         """Whether the draft makes logits by a matrix of its own, not the target's."""
-        return "lm_head" in self.draft.weights
+        return "lm_head" in self.draft.owned
 
     @property
     def _head_role(self) -> str:
@@ -54,16 +54,28 @@ def check_pair(target: TargetSpec, draft: DraftSpec) -> Pair:
     name = f"the target {target.checkpoint.path}"
     if draft.traits.is_chain and not draft.target_layer_ids:
         draft = replace(draft, target_layer_ids=default_taps(target.num_layers))
+    draft = _borrowing(target, draft)
     check_draft(draft, target.sizes, target.vocab_size, name)
     if draft.logit_cap not in (None, target.logit_cap):  # the target's head makes its logits
         caps = "none" if target.logit_cap is None else f"{target.logit_cap:g}"
         what = f"{LOGIT_CAP} {draft.logit_cap:g} is not the target's, which has {caps}"
         _refuse_misfits(draft, name, [what])
     if draft.anchor_drafts or draft.traits.is_chain:
-        copies = COPIES if draft.anchor_drafts else ("embed_tokens",)
+        roles = COPIES if draft.anchor_drafts else ("embed_tokens",)
+        copies = [role for role in roles if role not in draft.owned]
         held = draft.checkpoint.tensors
         _refuse_misfits(draft, name, differing_copies(held, target.weights, copies))
     return Pair(target, draft)
+
+
+def _borrowing(target: TargetSpec, draft: DraftSpec) -> DraftSpec:
+    """`draft` without what of its own is the target's matrix again."""
+    held, mask, kept = draft.checkpoint.tensors, draft.mask_token_id, dict(draft.weights)
+    for role in draft.owned:
+        is_head = role == "lm_head" and draft.traits.is_chain
+        if not is_head and not differing_copies(held, target.weights, [role], mask):
+            del kept[role]
+    return replace(draft, weights=kept)
 
 
 def check_draft(draft: DraftSpec, target: DecoderSizes, vocab_size: int, name: str) -> None:
@@ -95,8 +107,9 @@ def check_draft(draft: DraftSpec, target: DecoderSizes, vocab_size: int, name: s
     if draft.mask_token_id >= vocab_size:
         what = f"mask_token_id {draft.mask_token_id} is outside the target's vocabulary"
         problems.append(f"{what} of {vocab_size}")
-    if not draft.traits.is_chain and draft.token_ids and draft.token_ids[-1] >= vocab_size:
-        what = f"{DRAFT_TOKENS_NAME} names token {draft.token_ids[-1]}, outside the target's"
+    last = max(draft.token_ids or (0,))
+    if not draft.traits.is_chain and last >= vocab_size:
+        what = f"{DRAFT_TOKENS_NAME} names token {last}, outside the target's"
         problems.append(f"{what} vocabulary of {vocab_size}")
     if draft.vocab_size not in (None, vocab_size):
         problems.append(f"vocab_size {draft.vocab_size} is not the target's {vocab_size}")

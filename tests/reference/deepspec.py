@@ -1,4 +1,4 @@
-"""DeepSpec's drafts in plain PyTorch, and z-lab's checkpoints written anew in their layout."""
+"""DeepSpec's and speculators' drafts in plain PyTorch, and z-lab's written in their layouts."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from .draft import DraftOutput, KeyValue, ReferenceDraft, load_tensors
+
+_OF_Z_LAB = {"architectures", "block_size", "num_target_layers"}
 
 
 def write_deepspec(
@@ -53,8 +55,72 @@ def write_deepspec(
     return folder
 
 
+def write_speculators(
+    folder: Path,
+    draft: Path,
+    target: Path,
+    *,
+    kind: str = "dflash",
+    tokens: Sequence[int] | None = None,
+    markov: tuple[Tensor, Tensor] | None = None,
+    own: float | None = 0.0,
+    **changes: Any,
+) -> Path:
+    """The draft of z-lab's layout in `draft`, as speculators would have saved it for `target`.
+
+    It chooses among the target's `tokens`, all where that is None. Its embedding and head are the
+    target's plus `own`; None leaves them out. `changes` are to the config, ... leaves a key out.
+    """
+    stated = json.loads((draft / "config.json").read_text(encoding="utf-8"))
+    inner, vocab = stated.pop("dflash_config"), stated["vocab_size"]
+    config: dict[str, Any] = {
+        "architectures": ["DFlashDraftModel" if kind == "dflash" else "DSparkDraftModel"],
+        "aux_hidden_state_layer_ids": [one + 1 for one in inner["target_layer_ids"]],
+        "block_size": stated["block_size"],
+        "draft_vocab_size": vocab if tokens is None else len(tokens),
+        "mask_token_id": inner["mask_token_id"],
+        "sample_from_anchor": kind == "dspark",
+        "sliding_window_non_causal": False,
+        "speculators_config": {"algorithm": kind, "default_proposal_method": "greedy"},
+        "speculators_model_type": kind,
+        "target_hidden_size": None,
+        "transformer_layer_config": {key: stated[key] for key in stated.keys() - _OF_Z_LAB},
+        # Of other kinds, as its config class writes them.
+        "gru_hidden_dim": 1024,
+        "pure_draft_prefix_len": 1,
+        "shift_label": True,
+    }
+    if markov is not None:
+        config |= {"markov_rank": markov[0].shape[1], "markov_head_type": "vanilla"}
+    tensors, owned = load_tensors(draft), load_tensors(target)
+    embedding = owned["model.embed_tokens.weight"]
+    head = owned.get("lm_head.weight", embedding.clone())
+    chosen = torch.arange(vocab) if tokens is None else torch.tensor(tokens)
+    if own is not None:
+        tensors["embed_tokens.weight"] = embedding + own
+        tensors["lm_head.weight"] = (head[chosen] + own * torch.rand_like(head[chosen])).clone()
+    if tokens is not None:
+        tensors["d2t"] = chosen - torch.arange(len(chosen))
+        tensors["t2d"] = torch.zeros(vocab, dtype=torch.bool)
+        tensors["t2d"][chosen] = True
+    for name, tensor in zip(("markov_w1", "markov_w2"), markov or (), strict=False):
+        tensors[f"markov_head.{name}.weight"] = tensor.to(embedding.dtype).contiguous()
+    folder.mkdir(parents=True)
+    kept = {key: value for key, value in (config | changes).items() if value is not ...}
+    (folder / "config.json").write_text(json.dumps(kept), encoding="utf-8")
+    save_file(tensors, folder / "model.safetensors")
+    return folder
+
+
 class DeepSpecDraft(ReferenceDraft):
-    """A drafter whose N slots draft N tokens; with W1 and W2, one after another."""
+    """A drafter whose N slots draft N tokens; with W1 and W2, one after another.
+
+    `drafts_anchor` false is speculators': the anchor's slot drafts nothing. `tokens` [K] are what
+    the rows of the head, and of W2, stand for.
+    """
+
+    drafts_anchor = True
+    tokens: Tensor | None = None
 
     def __init__(self, base: ReferenceDraft, markov: tuple[Tensor, Tensor] | None) -> None:
         """`base` is the same drafter in z-lab's layout, whose slots draft their own positions."""
@@ -74,14 +140,16 @@ class DeepSpecDraft(ReferenceDraft):
     ) -> DraftOutput:
         """As ReferenceDraft.draft; `block_size` counts the anchor, logits row j drafts j."""
         rows = self.block if block_size is None else block_size
-        plain = super().draft(anchors, start, context, rows - 1)
+        first_slot = 0 if self.drafts_anchor else 1
+        plain = super().draft(anchors, start, context, rows - 1 + first_slot)
         before, ids, logits = anchors, [anchors], [torch.zeros_like(plain.logits[:, 0])]
         for slot in range(rows - 1):
-            moved = plain.logits[:, slot]
+            moved = plain.logits[:, slot + first_slot]
             if self.markov is not None:
                 first, second = self.markov
                 moved = moved + first[before] @ second.T
             before = moved.argmax(-1)
+            before = before if self.tokens is None else self.tokens[before]
             ids.append(before)
             logits.append(moved)
         return replace(plain, ids=torch.stack(ids, 1), logits=torch.stack(logits, 1))
