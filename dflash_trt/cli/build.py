@@ -18,6 +18,7 @@ from dflash_trt.building.spec import (
 from dflash_trt.bundle.memory.memory import bundle_memory, engine_bytes
 from dflash_trt.bundle.summary import (
     cache_line,
+    draft_tokens_line,
     precision_line,
     quantization_line,
     unscaled_models,
@@ -209,6 +210,8 @@ def _show_bundle(built: BuiltBundle) -> None:
         line = quantization_line(dims, manifest.kv_dtype)
         if line is not None:
             click.echo(f"quantised {owner}: {line}")
+    if draft.owned and (line := draft_tokens_line(manifest)) is not None:
+        click.echo(f"draft: {line}")
     if manifest.page_pool is not None or manifest.kv_dtype != "auto":
         click.echo(f"KV caches: {cache_line(manifest)}")
     if apart := versions_apart(manifest):

@@ -20,7 +20,7 @@ from dflash_trt.models.layers import read_layer_attention
 from dflash_trt.models.name_map import match_weights
 from dflash_trt.models.quantization import read_quantization, stored_formats
 from dflash_trt.models.quantized_weights import logical_shape
-from dflash_trt.models.relatives import read_architecture, refuse_relatives
+from dflash_trt.models.relatives import SPECULATORS_KIND, read_architecture, refuse_relatives
 from dflash_trt.models.rope import LEAST, read_rope
 from dflash_trt.models.sizes import MAX_LAYERS, DraftShape
 from dflash_trt.models.weight_names import DRAFT_WEIGHTS
@@ -67,8 +67,14 @@ class DraftSpec(DraftShape, DecoderSpec):
 
     @property
     def owned(self) -> tuple[str, ...]:
-        """Which of the target's matrices it has of its own, by role."""
-        return tuple(role for role in deepspec.COPIES if role in self.weights)
+        """What of its own it has instead of the target's, by role; a chain's head is always so."""
+        roles = ["embed_tokens"] if self.traits.is_chain else deepspec.COPIES
+        return tuple(role for role in roles if role in self.weights)
+
+    @property
+    def is_speculators(self) -> bool:
+        """Whether its checkpoint is in speculators' layout."""
+        return SPECULATORS_KIND in self.checkpoint.config
 
     @property
     def fc_input_size(self) -> int:

@@ -135,8 +135,6 @@ def read_eagle_config(config: ConfigFields, layout: EagleLayout) -> EagleConfig:
             raise place.unsupported("use_aux_hidden_state", "EAGLE-3 takes three layers")
         if place.has("norm_output") and not layout.is_speculators:
             raise place.unsupported("norm_output", _AMBIGUOUS[place.flag("norm_output", False)])
-    if config.flag("embed_requires_grad", False):
-        raise config.unsupported("embed_requires_grad", "heads over their target's embedding are")
     if config.values.get("quantization_config"):
         raise config.unsupported("quantization_config", "heads as trained are")
     norms_each, norms_all = (
@@ -209,6 +207,8 @@ def eagle_rules(checkpoint: Checkpoint, config: EagleConfig) -> tuple[Rules, dic
         "lm_head": ("lm_head.weight", ("draft_vocab", "hidden")),
     }
     taps = len(config.target_layer_ids) or TAPS
+    if config.is_speculators and EMBEDDING in checkpoint.tensors:  # the target's, or its own
+        rules["embed_tokens"] = (EMBEDDING, ("vocab", "hidden"))
     if config.norms_all:
         rules[INPUT_NORM] = (f"{INPUT_NORM}.weight", ("taps*hidden",))
     if config.norms_each:
@@ -219,6 +219,7 @@ def eagle_rules(checkpoint: Checkpoint, config: EagleConfig) -> tuple[Rules, dic
             shape = (shape[0], "two*hidden")  # the embedding beside the feature
         rules[role.format(i=0)] = (name.replace("layers.{i}", place), shape)
     counts = {"two": 2, "taps": taps, "draft_vocab": config.draft_vocab_size}
+    counts["vocab"] = config.vocab_size
     return rules, config.sizes.symbols() | counts
 
 

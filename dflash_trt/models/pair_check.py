@@ -38,7 +38,7 @@ class Pair:
     @property
     def has_own_head(self) -> bool:
         """Whether the draft makes logits by a matrix of its own, not the target's."""
-        return "lm_head" in self.draft.owned
+        return "lm_head" in self.draft.weights
 
     @property
     def _head_role(self) -> str:
@@ -72,8 +72,7 @@ def _borrowing(target: TargetSpec, draft: DraftSpec) -> DraftSpec:
     """`draft` without what of its own is the target's matrix again."""
     held, mask, kept = draft.checkpoint.tensors, draft.mask_token_id, dict(draft.weights)
     for role in draft.owned:
-        is_head = role == "lm_head" and draft.traits.is_chain
-        if not is_head and not differing_copies(held, target.weights, [role], mask):
+        if not differing_copies(held, target.weights, [role], mask):
             del kept[role]
     return replace(draft, weights=kept)
 

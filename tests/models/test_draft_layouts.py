@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from tests.models.conftest import (
     write_checkpoint,
 )
 from tests.models.helpers import refused
+from tests.reference.deepspec import write_speculators
 
 RANK = 6
 DEEPSPEC: dict[str, Any] = {
@@ -188,7 +190,6 @@ OTHER_LAYER = {"transformer_layer_config": NESTED | {"model_type": "qwen3_next"}
     [
         ({"speculators_model_type": "dflash2"}, '(speculators_model_type "dflash2"), which is'),
         ({"speculators_model_type": "peagle"}, "is a draft in speculators' layout"),
-        ({"embed_requires_grad": True}, "heads over their target's embedding are"),
         ({"aux_hidden_state_layer_ids": [0, 2, 4]}, "0 is the embedding"),
         (OTHER_LAYER, 'model_type = "qwen3_next" is not supported; llama and qwen3 layers are'),
         ({"norm_before_fc": True}, '1 missing ("input_norm.weight")'),
@@ -204,72 +205,30 @@ def test_speculators_say_what_they_are(changes: dict[str, Any], piece: str, tmp_
         read_draft(write(tmp_path / "other", **SPECULATORS | changes))
 
 
-# RedHatAI/Qwen3-8B-speculator.dflash, at tiny sizes.
-PUBLISHED: dict[str, Any] = {
-    "architectures": ["DFlashDraftModel"],
-    "auto_map": {"": "config.DFlashSpeculatorConfig"},
-    "aux_hidden_state_layer_ids": [2, 3, 6],
-    "block_size": 8,
-    "draft_vocab_size": 24,
-    "mask_token_id": 39,
-    "sample_from_anchor": False,
-    "sliding_window_non_causal": False,
-    "speculators_config": {
-        "algorithm": "dflash",
-        "proposal_methods": [{"proposal_type": "greedy", "speculative_tokens": 7}],
-        "verifier": {"architectures": ["Qwen3ForCausalLM"], "name_or_path": "Qwen/Qwen3-8B"},
-    },
-    "speculators_model_type": "dflash",
-    "target_hidden_size": None,
-    "tie_word_embeddings": False,
-    "transformer_layer_config": NESTED
-    | {
-        "model_type": "qwen3",
-        "num_hidden_layers": 2,
-        "layer_types": ["sliding_attention", "full_attention"],
-        "sliding_window": 16,
-        "use_sliding_window": True,
-        "max_window_layers": 28,
-        "rope_parameters": {"rope_theta": 1e6, "rope_type": "default"},
-    },
-    "gru_hidden_dim": 1024,
-    "pure_draft_prefix_len": 1,
-    "shift_label": True,
-    "projector_type": "dflash",
-}
-OWNED = {"embed_tokens.weight": [40, 16], "lm_head.weight": [24, 16]}
+SLIDES = {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 16}
 
 
-def write_published(folder: Path, d2t: Any = range(24), **changes: Any) -> Path:
-    """The draft with these changes; `d2t` None leaves the vocabulary's tensors out."""
-    kept = {key: one for key, one in (PUBLISHED | changes).items() if one is not ...}
-    write_checkpoint(folder, kept, draft_shapes(DRAFT_CONFIG, 3) | OWNED)
-    if d2t is not None:
-        tensors = load_file(folder / "model.safetensors")
-        tensors |= {"d2t": np.array(d2t, np.int64) // 2, "t2d": np.zeros(40, np.bool_)}
-        save_file(tensors, folder / "model.safetensors")
-    return folder
+@pytest.fixture
+def speculator(make_target: MakeCheckpoint, make_draft: MakeCheckpoint, tmp_path: Path) -> Any:
+    """As RedHatAI/Qwen3-8B-speculator.dflash, at tiny sizes."""
+    source = make_draft({"causal": ...}, **SLIDES), make_target()
+    return partial(write_speculators, tmp_path / "speculator", *source, tokens=range(0, 40, 2))
 
 
-def test_what_is_read_of_speculators(make_target: MakeCheckpoint, tmp_path: Path) -> None:
-    folder = write_published(tmp_path / "draft")
-    draft = read_draft(folder)
+def test_what_is_read_of_speculators(speculator: Any, make_target: MakeCheckpoint) -> None:
+    draft, target = read_draft(speculator()), read_target(make_target())
     assert (draft.kind, draft.block_size, draft.anchor_drafts) == ("DFlash", 8, False)
-    assert (draft.target_layer_ids, draft.mask_token_id) == ((1, 2, 5), 39)
+    assert (draft.target_layer_ids, draft.mask_token_id) == ((1, 2, 3), 39)
     assert (draft.layer_windows, draft.layer_causal) == ((16, None), (True, False))
-    assert draft.token_ids == tuple(one + one // 2 for one in range(24))
-    assert draft.rope.theta == 1e6 and not draft.norms_last_tap
-    target = read_target(make_target())
-    assert check_pair(target, draft).draft.owned == ("embed_tokens", "lm_head")
-    tensors = load_file(folder / "model.safetensors")
-    rows = load_file(target.checkpoint.path / "model.safetensors")["model.embed_tokens.weight"]
-    for mask in (rows[39], rows[39] + 1):  # a row of its own makes another matrix
-        tensors["embed_tokens.weight"] = np.concatenate([rows[:39], mask[None]])
-        save_file(tensors, folder / "model.safetensors")
-        owned = check_pair(target, read_draft(folder)).draft.owned
-        assert ("embed_tokens" in owned) is bool((mask != rows[39]).all())
-    changes = {"speculators_model_type": "dspark", "markov_rank": 0, "sample_from_anchor": ...}
-    draft = read_draft(write_published(tmp_path / "moved", **changes))
+    assert draft.token_ids == tuple(range(0, 40, 2)) and not draft.norms_last_tap
+    assert check_pair(target, draft).draft.owned == ("lm_head",)
+    file = draft.checkpoint.path / "model.safetensors"
+    tensors = load_file(file)
+    tensors["embed_tokens.weight"][39] += 1  # the mask's row alone makes it another matrix
+    save_file(tensors, file)
+    owned = check_pair(target, read_draft(file.parent)).draft.owned
+    assert owned == ("embed_tokens", "lm_head")
+    draft = read_draft(speculator(kind="dspark", markov_rank=0, sample_from_anchor=...))
     assert (draft.kind, draft.block_size, draft.anchor_drafts) == ("DFlash", 9, True)
 
 
@@ -282,17 +241,16 @@ def test_what_is_read_of_speculators(make_target: MakeCheckpoint, tmp_path: Path
         ({"aux_hidden_state_layer_ids": [0, 2, 4]}, "0 is the embedding"),
         ({"mask_token_id": None}, "mask_token_id is missing"),
         ({"block_size": 1}, "block_size is 1; it must be an integer from 2"),
-        ({"draft_vocab_size": 25}, '"lm_head.weight" is [24, 16], not [25, 16]'),
-        ({"d2t": None}, "has no d2t, which says what its 24 tokens are of 40"),
-        ({"d2t": [0] * 22 + [4, 2]}, "d2t names a token twice"),
-        ({"speculators_model_type": "dspark"}, "markov_rank is missing"),
+        ({"draft_vocab_size": 25}, '"lm_head.weight" is [20, 16], not [25, 16]'),
+        ({"own": None}, '1 missing ("lm_head.weight")'),
+        ({"kind": "dspark"}, "markov_rank is missing"),
     ],
 )
 def test_variants_of_speculators_are_refused(
-    changes: dict[str, Any], piece: str, tmp_path: Path
+    changes: dict[str, Any], piece: str, speculator: Any
 ) -> None:
     with refused(piece):
-        read_draft(write_published(tmp_path / "draft", **changes))
+        read_draft(speculator(**changes))
 
 
 @pytest.mark.parametrize(

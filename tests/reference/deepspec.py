@@ -81,6 +81,7 @@ def write_speculators(
         "mask_token_id": inner["mask_token_id"],
         "sample_from_anchor": kind == "dspark",
         "sliding_window_non_causal": False,
+        "auto_map": {"": "config.DFlashSpeculatorConfig"},
         "speculators_config": {"algorithm": kind, "default_proposal_method": "greedy"},
         "speculators_model_type": kind,
         "target_hidden_size": None,
@@ -105,7 +106,7 @@ def write_speculators(
         tensors["t2d"][chosen] = True
     for name, tensor in zip(("markov_w1", "markov_w2"), markov or (), strict=False):
         tensors[f"markov_head.{name}.weight"] = tensor.to(embedding.dtype).contiguous()
-    folder.mkdir(parents=True)
+    folder.mkdir(parents=True, exist_ok=True)
     kept = {key: value for key, value in (config | changes).items() if value is not ...}
     (folder / "config.json").write_text(json.dumps(kept), encoding="utf-8")
     save_file(tensors, folder / "model.safetensors")
