@@ -168,7 +168,8 @@ class DraftDims(ModelDims):
 
     `anchor_drafts`: the anchor's slot drafts too, as in DeepSpec's layout. `owned` are its own
     embedding and head, by role, where it does not take the target's.
-    `max_position_embeddings` is there where it is less than the target's.
+    `max_position_embeddings` is there where it is less than the target's: behind so many positions
+    nothing is drafted.
     """
 
     kind: DraftKind = "DFlash"

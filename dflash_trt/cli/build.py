@@ -26,7 +26,7 @@ from dflash_trt.bundle.summary import (
 )
 from dflash_trt.bundle.support import EXECUTORS, PRECISIONS
 from dflash_trt.cli.bars import StageBars, format_size
-from dflash_trt.cli.options import FILE, FOLDER, option_group
+from dflash_trt.cli.options import FILE, FOLDER, LAYERS, option_group
 from dflash_trt.core.limits import MAX_COUNT, PAGE_SIZE, PAGE_SIZES
 from dflash_trt.deploy.trtllm.schema import ATTENTION_BACKENDS
 from dflash_trt.deploy.trtllm.versions import DEFAULT_VERSION, VERSIONS
@@ -38,6 +38,12 @@ _checkpoints = option_group(
     Checkpoints,
     click.option("--target-checkpoint", type=FOLDER, help="Folder to use for the target."),
     click.option("--draft-checkpoint", type=FOLDER, help="Folder to use for the draft."),
+    click.option(
+        "--target-layer-ids",
+        type=LAYERS,
+        help="Layers of the target, from 0, whose outputs the draft takes, as 1,9,17, where its "
+        "config names none.",
+    ),
 )
 _engines = option_group(
     "engines",
@@ -251,11 +257,18 @@ def _show_bundle(built: BuiltBundle) -> None:
             err=True,
         )
     positions = manifest.draft.max_position_embeddings
-    if positions == manifest.limits.max_seq_len:
+    if positions is not None and positions < manifest.limits.max_seq_len:
         click.echo(
-            f"note: the context is {positions:,} positions: the draft was trained for no more "
+            f"note: drafts end at {positions:,} positions: the draft was trained for no more "
             "(max_position_embeddings of its config.json), the target for "
-            f"{manifest.target.max_position_embeddings:,}. Longer sequences need another draft",
+            f"{manifest.target.max_position_embeddings:,}. Longer texts go on without drafts",
+            err=True,
+        )
+    if built.taps_by_rule:
+        taps = ", ".join(map(str, draft.target_layer_ids))
+        click.echo(
+            f"note: the draft's config names no target_layer_ids: layers {taps} are tapped by the "
+            "rule of its kind",
             err=True,
         )
     if not manifest.tokenizer:

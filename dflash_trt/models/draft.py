@@ -33,6 +33,8 @@ UNDERSTOOD_KEYS = frozenset(
 """Keys of dflash_config that are known; any other may change what the draft computes."""
 
 
+_TAPS = "target_layer_ids"
+_SAY_TAPS = "pass `build` --target-layer-ids with those that it was trained on"
 DEFAULT_BLOCK = 16
 """z-lab's, where the config is silent."""
 
@@ -46,7 +48,7 @@ class DraftSpec(DraftShape, DecoderSpec):
     `anchor_drafts`: every slot drafts the token behind its own, the anchor's too (see deepspec.py).
     `own_embedding_scale` multiplies rows of the target's embedding as it is stored; None: they are
     scaled as the target's. `norms_last_tap`: of the target's last layer the final norm's output
-    is tapped.
+    is tapped. `taps_by_rule`: its config does not name the tapped layers, and nobody else does.
     An EAGLE-3 head has no masks, and `target_layer_ids` only with its target where its config names
     none; `carries_norm` and `hands_normed` as eagle.py has them.
     """
@@ -59,6 +61,7 @@ class DraftSpec(DraftShape, DecoderSpec):
     hands_normed: bool = False
     own_embedding_scale: float | None = None
     norms_last_tap: bool = False
+    taps_by_rule: bool = False
 
     @property
     def traits(self) -> DraftTraits:
@@ -94,18 +97,20 @@ def default_target_layer_ids(num_target_layers: int, num_draft_layers: int) -> t
     return tuple(round(1 + i * step) for i in range(num_draft_layers))
 
 
-def read_draft(folder: str | Path) -> DraftSpec:
+def read_draft(folder: str | Path, target_layer_ids: tuple[int, ...] | None = None) -> DraftSpec:
     """Reads and checks a draft's folder; no weight is loaded.
+
+    `target_layer_ids` are the tapped layers of a draft whose config names none.
 
     Raises:
         DflashError: a malformed folder, another kind of drafter (named), a variant that is not
-            supported, or weights that do not fit the config.
+            supported, weights that do not fit the config, or other layers than that names (usage).
     """
     folder = Path(folder)
     config = ConfigFields(read_config(folder), folder / CONFIG_NAME)
     layout = eagle.find_layout(config)
     if layout is not None:
-        return _read_eagle(folder, config, layout)
+        return _read_eagle(folder, config, layout, target_layer_ids)
     config = speculators.as_deepspec(config)
     is_speculators = speculators.is_speculators(config)
     is_deepspec = read_architecture(config) == deepspec.ARCHITECTURE
@@ -113,11 +118,17 @@ def read_draft(folder: str | Path) -> DraftSpec:
     quantization = read_quantization(config)
     rms_norm_eps = config.number("rms_norm_eps", NORM_EPS, high=1.0)
     has_depth = config.has("num_target_layers")
+    inner = config.child("dflash_config")
+    is_silent = not _either(config, inner, _TAPS).has(_TAPS)
+    if is_silent and target_layer_ids:  # what they are by rule does not matter
+        config = ConfigFields({**config.values, _TAPS: list(target_layer_ids)}, config.where)
+        has_depth = False
     num_target_layers = config.integer("num_target_layers", high=MAX_LAYERS) if has_depth else None
     shape = read_draft_config(config, num_target_layers, is_deepspec=is_deepspec)
     markov_rank, rope = shape.markov_rank, read_rope(config, default_theta=None)
 
-    inner, checkpoint = config.child("dflash_config"), open_checkpoint(folder)
+    _refuse_other_taps(config, shape.target_layer_ids, target_layer_ids)
+    checkpoint = open_checkpoint(folder)
     refuse_relatives(config, "DSpark" if is_deepspec else None, checkpoint.tensors)
     rules, symbols = DRAFT_WEIGHTS, shape.sizes.symbols()
     if markov_rank:
@@ -153,6 +164,7 @@ def read_draft(folder: str | Path) -> DraftSpec:
         logit_cap=_read_cap(_either(config, inner, LOGIT_CAP)),
         own_embedding_scale=_read_embedding_scale(config, inner, is_deepspec=is_deepspec),
         norms_last_tap=not is_deepspec,
+        taps_by_rule=is_silent and not target_layer_ids,
         kind="DSpark" if markov_rank else "DFlash",
     )
 
@@ -182,9 +194,14 @@ def read_draft_config(
     )
 
 
-def _read_eagle(folder: Path, config: ConfigFields, layout: eagle.EagleLayout) -> DraftSpec:
+def _read_eagle(
+    folder: Path, config: ConfigFields, layout: eagle.EagleLayout, taps: tuple[int, ...] | None
+) -> DraftSpec:
     refuse_relatives(config, "EAGLE")
     head = eagle.read_eagle_config(config, layout)
+    if taps and not head.target_layer_ids:
+        head = dataclasses.replace(head, target_layer_ids=taps)
+    _refuse_other_taps(config, head.target_layer_ids, taps)
     checkpoint = open_checkpoint(folder)
     refuse_relatives(config, "EAGLE", checkpoint.tensors)
     rules, symbols = eagle.eagle_rules(checkpoint, head)
@@ -212,17 +229,25 @@ def _read_taps(
     config: ConfigFields, inner: ConfigFields, num_target_layers: int | None, num_layers: int
 ) -> tuple[int, ...]:
     """The tapped layers, as the config names them or by default."""
-    fields = _either(config, inner, "target_layer_ids")
-    if fields.has("target_layer_ids"):
-        return fields.integers("target_layer_ids", low=0, high=MAX_LAYERS - 1, limit=MAX_LAYERS)
+    fields = _either(config, inner, _TAPS)
+    if fields.has(_TAPS):
+        return fields.integers(_TAPS, low=0, high=MAX_LAYERS - 1, limit=MAX_LAYERS)
     if num_target_layers is None:
-        what = "has neither dflash_config.target_layer_ids nor num_target_layers"
-        raise DflashError(what, where=config.where, fix="add one of them")
+        what = "has neither target_layer_ids nor num_target_layers, by which they follow"
+        raise DflashError(what, where=config.where, fix=_SAY_TAPS)
     ids = default_target_layer_ids(num_target_layers, num_layers)
     if min(ids) < 0:
         what = f"the default tapped layers of a {num_target_layers}-layer target are {list(ids)}"
-        raise DflashError(what, where=config.where, fix="add dflash_config.target_layer_ids")
+        raise DflashError(what, where=config.where, fix=_SAY_TAPS)
     return ids
+
+
+def _refuse_other_taps(
+    config: ConfigFields, named: tuple[int, ...], given: tuple[int, ...] | None
+) -> None:
+    if given and given != named:
+        what = f"the draft takes layers {', '.join(map(str, named))} ({config.where})"
+        raise DflashError(what, where="--target-layer-ids", fix="leave it out", usage=True)
 
 
 def _read_embedding_scale(

@@ -131,7 +131,7 @@ class ReplayGraphs:
             )
         self._bundle, self._threads, self._edits = bundle, threads, edits
         self.form = manifest.graph_form
-        self.limits = manifest.limits
+        self.limits, self.drafts_end = manifest.limits, manifest.drafts_end
         self.vocab_size = manifest.target.vocab_size
         self.mask_token_id = manifest.draft.mask_token_id
         self._token_ids = _draft_token_ids(bundle)
@@ -279,4 +279,5 @@ def _draft_token_ids(bundle: Bundle) -> Int64Array | None:
     """The tokens [K] that a bundle's draft chooses among; None where it is all of them."""
     if bundle.manifest.draft.token_count is None:
         return None
-    return np.array(read_draft(bundle.folder / "weights" / "draft").token_ids, np.int64)
+    taps = tuple(bundle.manifest.draft.target_layer_ids)
+    return np.array(read_draft(bundle.folder / "weights" / "draft", taps).token_ids, np.int64)
