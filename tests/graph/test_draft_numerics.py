@@ -191,7 +191,6 @@ SOME = sorted(np.random.default_rng(4).choice(192, 120, replace=False).tolist())
 SPECULATORS: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
     "32,000 of 151,936": ({"tokens": SOME}, ("lm_head",)),
     "all its own": ({"tokens": SOME, "own": 0.3}, ("embed_tokens", "lm_head")),
-    "the target's again": ({}, ()),
     "anchors draft": ({"sample_from_anchor": True, "own": None}, ()),
     "slides both ways": ({"sliding_window_non_causal": True}, ()),
     "DSpark": ({"kind": "dspark", "tokens": SOME}, ("lm_head",)),

@@ -77,10 +77,6 @@ def test_absent_target_layer_ids(make_target: MakeCheckpoint, make_draft: MakeCh
         read_draft(folder)
     draft = check_pair(target, read_draft(folder, (4, 2))).draft  # whatever the rule would be
     assert draft.target_layer_ids == (4, 2) and not draft.taps_by_rule
-    folder = make_draft(absent, taps=2, num_target_layers=...)
-    with refused("neither target_layer_ids nor num_target_layers", "--target-layer-ids"):
-        read_draft(folder)
-    assert read_draft(folder, (4, 2)).target_layer_ids == (4, 2)
     with refused("--target-layer-ids: the draft takes layers 1, 2, 3", "leave it out"):
         read_draft(make_draft(), (4, 2))
 
@@ -89,12 +85,10 @@ def test_vocabularies_may_be_padded(
     make_target: MakeCheckpoint, make_draft: MakeCheckpoint
 ) -> None:
     """As MiMo's: nothing of the vocabulary is the draft's."""
-    sizes = {"vocab_size": 152_576}
-    target = read_target(make_target(sizes, **sizes))
+    target = read_target(make_target({"vocab_size": 152_576}, vocab_size=152_576))
     assert check_pair(target, read_draft(make_draft(vocab_size=152_064))).target is target
-    for vocab in (150_000, 155_000):
-        with refused(f"vocab_size {vocab} is not the target's 152576"):
-            check_pair(target, read_draft(make_draft(vocab_size=vocab)))
+    with refused("vocab_size 150000 is not the target's 152576"):
+        check_pair(target, read_draft(make_draft(vocab_size=150_000)))
 
 
 @pytest.mark.parametrize(

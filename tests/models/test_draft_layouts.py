@@ -205,13 +205,11 @@ def test_speculators_say_what_they_are(changes: dict[str, Any], piece: str, tmp_
         read_draft(write(tmp_path / "other", **SPECULATORS | changes))
 
 
-SLIDES = {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 16}
-
-
 @pytest.fixture
 def speculator(make_target: MakeCheckpoint, make_draft: MakeCheckpoint, tmp_path: Path) -> Any:
     """As RedHatAI/Qwen3-8B-speculator.dflash, at tiny sizes."""
-    source = make_draft({"causal": ...}, **SLIDES), make_target()
+    types = ["sliding_attention", "full_attention"]
+    source = make_draft(layer_types=types, sliding_window=16), make_target()
     return partial(write_speculators, tmp_path / "speculator", *source, tokens=range(0, 40, 2))
 
 
@@ -222,12 +220,10 @@ def test_what_is_read_of_speculators(speculator: Any, make_target: MakeCheckpoin
     assert (draft.layer_windows, draft.layer_causal) == ((16, None), (True, False))
     assert draft.token_ids == tuple(range(0, 40, 2)) and not draft.norms_last_tap
     assert check_pair(target, draft).draft.owned == ("lm_head",)
-    file = draft.checkpoint.path / "model.safetensors"
-    tensors = load_file(file)
+    tensors = load_file(file := draft.checkpoint.path / "model.safetensors")
     tensors["embed_tokens.weight"][39] += 1  # the mask's row alone makes it another matrix
     save_file(tensors, file)
-    owned = check_pair(target, read_draft(file.parent)).draft.owned
-    assert owned == ("embed_tokens", "lm_head")
+    assert "embed_tokens" in check_pair(target, read_draft(file.parent)).draft.owned
     draft = read_draft(speculator(kind="dspark", markov_rank=0, sample_from_anchor=...))
     assert (draft.kind, draft.block_size, draft.anchor_drafts) == ("DFlash", 9, True)
 
@@ -240,10 +236,9 @@ def test_what_is_read_of_speculators(speculator: Any, make_target: MakeCheckpoin
         ({"target_hidden_size": 32}, "drafts as wide as their target are"),
         ({"aux_hidden_state_layer_ids": [0, 2, 4]}, "0 is the embedding"),
         ({"mask_token_id": None}, "mask_token_id is missing"),
-        ({"block_size": 1}, "block_size is 1; it must be an integer from 2"),
         ({"draft_vocab_size": 25}, '"lm_head.weight" is [20, 16], not [25, 16]'),
         ({"own": None}, '1 missing ("lm_head.weight")'),
-        ({"kind": "dspark"}, "markov_rank is missing"),
+        ({"kind": "dspark", "markov_rank": ...}, "markov_rank is missing"),
     ],
 )
 def test_variants_of_speculators_are_refused(

@@ -14,7 +14,8 @@ from torch import Tensor
 
 from .draft import DraftOutput, KeyValue, ReferenceDraft, load_tensors
 
-_OF_Z_LAB = {"architectures", "block_size", "num_target_layers"}
+_OUTSIDE = {"architectures", "block_size", "enable_confidence_head", "markov_head_type"}
+_OUTSIDE |= {"markov_rank", "mask_token_id", "num_target_layers", "target_layer_ids"}
 
 
 def write_deepspec(
@@ -48,7 +49,7 @@ def write_deepspec(
             tensors[f"markov_head.{name}.weight"] = tensor.to(embedding.dtype).contiguous()
         tensors["confidence_head.proj.weight"] = torch.ones(1, hidden + rank, dtype=embedding.dtype)
         tensors["confidence_head.proj.bias"] = torch.zeros(1, dtype=embedding.dtype)
-    folder.mkdir(parents=True)
+    folder.mkdir(parents=True, exist_ok=True)
     kept = {key: value for key, value in (config | changes).items() if value is not ...}
     (folder / "config.json").write_text(json.dumps(kept), encoding="utf-8")
     save_file(tensors, folder / "model.safetensors")
@@ -64,49 +65,44 @@ def write_speculators(
     tokens: Sequence[int] | None = None,
     markov: tuple[Tensor, Tensor] | None = None,
     own: float | None = 0.0,
+    ends: int | None = None,
     **changes: Any,
 ) -> Path:
     """The draft of z-lab's layout in `draft`, as speculators would have saved it for `target`.
 
     It chooses among the target's `tokens`, all where that is None. Its embedding and head are the
-    target's plus `own`; None leaves them out. `changes` are to the config, ... leaves a key out.
+    target's plus `own`; None leaves them out. `ends` are its positions where not the target's;
+    `changes` are to the config, ... leaves a key out.
     """
-    stated = json.loads((draft / "config.json").read_text(encoding="utf-8"))
-    inner, vocab = stated.pop("dflash_config"), stated["vocab_size"]
-    config: dict[str, Any] = {
+    write_deepspec(folder, draft, target, markov)
+    layer, tensors = json.loads((folder / "config.json").read_text()), load_tensors(folder)
+    config = {key: layer.pop(key) for key in _OUTSIDE & layer.keys()}
+    ids, chosen = config.pop("target_layer_ids"), torch.arange(layer["vocab_size"])
+    if tokens is not None:
+        tensors["t2d"] = torch.zeros(len(chosen), dtype=torch.bool)
+        chosen = torch.tensor(tokens)
+        tensors["t2d"][chosen] = True
+        tensors["d2t"] = chosen - torch.arange(len(chosen))
+    embedding, head = (tensors.pop(f"{one}.weight") for one in ("embed_tokens", "lm_head"))
+    if own is not None:
+        tensors["embed_tokens.weight"] = embedding + own
+        tensors["lm_head.weight"] = head[chosen] + own * torch.rand_like(head[chosen])
+    config |= {
         "architectures": ["DFlashDraftModel" if kind == "dflash" else "DSparkDraftModel"],
-        "aux_hidden_state_layer_ids": [one + 1 for one in inner["target_layer_ids"]],
-        "block_size": stated["block_size"],
-        "draft_vocab_size": vocab if tokens is None else len(tokens),
-        "mask_token_id": inner["mask_token_id"],
+        "auto_map": {"": "config.DFlashSpeculatorConfig"},
+        "aux_hidden_state_layer_ids": [one + 1 for one in ids],
+        "block_size": config["block_size"] + 1,
+        "draft_vocab_size": len(chosen),
         "sample_from_anchor": kind == "dspark",
         "sliding_window_non_causal": False,
-        "auto_map": {"": "config.DFlashSpeculatorConfig"},
         "speculators_config": {"algorithm": kind, "default_proposal_method": "greedy"},
         "speculators_model_type": kind,
         "target_hidden_size": None,
-        "transformer_layer_config": {key: stated[key] for key in stated.keys() - _OF_Z_LAB},
+        "transformer_layer_config": layer | ({"max_position_embeddings": ends} if ends else {}),
         # Of other kinds, as its config class writes them.
         "gru_hidden_dim": 1024,
         "pure_draft_prefix_len": 1,
-        "shift_label": True,
     }
-    if markov is not None:
-        config |= {"markov_rank": markov[0].shape[1], "markov_head_type": "vanilla"}
-    tensors, owned = load_tensors(draft), load_tensors(target)
-    embedding = owned["model.embed_tokens.weight"]
-    head = owned.get("lm_head.weight", embedding.clone())
-    chosen = torch.arange(vocab) if tokens is None else torch.tensor(tokens)
-    if own is not None:
-        tensors["embed_tokens.weight"] = embedding + own
-        tensors["lm_head.weight"] = (head[chosen] + own * torch.rand_like(head[chosen])).clone()
-    if tokens is not None:
-        tensors["d2t"] = chosen - torch.arange(len(chosen))
-        tensors["t2d"] = torch.zeros(vocab, dtype=torch.bool)
-        tensors["t2d"][chosen] = True
-    for name, tensor in zip(("markov_w1", "markov_w2"), markov or (), strict=False):
-        tensors[f"markov_head.{name}.weight"] = tensor.to(embedding.dtype).contiguous()
-    folder.mkdir(parents=True, exist_ok=True)
     kept = {key: value for key, value in (config | changes).items() if value is not ...}
     (folder / "config.json").write_text(json.dumps(kept), encoding="utf-8")
     save_file(tensors, folder / "model.safetensors")

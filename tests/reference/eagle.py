@@ -87,7 +87,6 @@ def write_eagle(
         tensors["t2d"][chosen] = True
     if layout in ("speculators", "deepspec"):
         embedding = load_tensors(target)["model.embed_tokens.weight"]
-        # One that was trained along is another.
         own = torch.rand_like(embedding) if changes.get("embed_requires_grad") else 0
         tensors["embed_tokens.weight"] = embedding + own
     sizes: dict[str, Any] = {

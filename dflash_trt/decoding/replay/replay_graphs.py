@@ -210,9 +210,10 @@ class ReplayGraphs:
         inputs = {BLOCK_IDS: blocks, CACHE_START: np.asarray(starts, np.int64)}
         logits = self._run("draft", inputs, {DRAFT_TOKEN_IDS: tokens}, caches, first, batch)
         if self._token_ids is not None:
-            wide = np.full((*logits.shape[:-1], self.vocab_size), -np.inf, np.float32)
-            wide[..., self._token_ids] = logits
-            logits = wide
+            count = len(self._token_ids)
+            wide = np.full((logits.size // count, self.vocab_size), -np.inf, np.float32)
+            wide[:, self._token_ids] = logits.reshape(-1, count)
+            logits = wide.reshape(*logits.shape[:-1], -1)  # which a Markov chain has in one row
         if self._is_chain:  # step by step
             logits = logits.transpose(1, 0, 2)
         logits = logits.reshape(batch, -1, self.vocab_size)  # a chain tells more slots than it has
