@@ -133,7 +133,7 @@ def read_draft(folder: str | Path, target_layer_ids: tuple[int, ...] | None = No
     rules, symbols = DRAFT_WEIGHTS, shape.sizes.symbols()
     if markov_rank:
         rules = {**rules, **deepspec.MARKOV_WEIGHTS}
-    if is_deepspec:
+    if is_deepspec or is_speculators:
         vocab = config.integer("vocab_size")
         tokens = config.integer("draft_vocab_size", vocab) if is_speculators else vocab
         symbols |= {"rank": markov_rank, "vocab": vocab, "tokens": tokens}
@@ -149,6 +149,7 @@ def read_draft(folder: str | Path, target_layer_ids: tuple[int, ...] | None = No
     elif markov_rank and token_ids is not None:
         what = "chooses among some tokens, which its Markov head does not know"
         raise DflashError(what, where=folder / DRAFT_TOKENS_NAME, fix="remove the file")
+    scale = None if is_deepspec else _read_embedding_scale(config, inner)
     attention_format, mlp_format = stored_formats(quantization)
     stated = {field.name: getattr(shape, field.name) for field in dataclasses.fields(shape)}
     return DraftSpec(
@@ -162,8 +163,8 @@ def read_draft(folder: str | Path, target_layer_ids: tuple[int, ...] | None = No
         token_ids=token_ids,
         anchor_drafts=is_deepspec and deepspec.drafts_anchor(config),
         logit_cap=_read_cap(_either(config, inner, LOGIT_CAP)),
-        own_embedding_scale=_read_embedding_scale(config, inner, is_deepspec=is_deepspec),
-        norms_last_tap=not is_deepspec,
+        own_embedding_scale=1.0 if is_speculators else scale,  # which trains over it as stored
+        norms_last_tap=not (is_deepspec or is_speculators),
         taps_by_rule=is_silent and not target_layer_ids,
         kind="DSpark" if markov_rank else "DFlash",
     )
@@ -250,12 +251,8 @@ def _refuse_other_taps(
         raise DflashError(what, where="--target-layer-ids", fix="leave it out", usage=True)
 
 
-def _read_embedding_scale(
-    config: ConfigFields, inner: ConfigFields, *, is_deepspec: bool
-) -> float | None:
+def _read_embedding_scale(config: ConfigFields, inner: ConfigFields) -> float | None:
     """z-lab's factor of the rows' embedding; None where it is not stated."""
-    if is_deepspec:  # speculators trains over the matrix as it is stored
-        return 1.0 if speculators.is_speculators(config) else None
     # No argmax depends on this one, if it is positive; its reader takes it where logits are made.
     _either(config, inner, "output_multiplier").number("output_multiplier", 1.0)
     key = "input_embedding_scale"

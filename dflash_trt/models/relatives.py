@@ -37,8 +37,8 @@ class Relative:
 SPECULATORS_KIND = "speculators_model_type"
 """What alone says which kind a draft in speculators' layout is."""
 SPECULATORS_EAGLE = "eagle3"
-_SPECULATORS_KINDS = (SPECULATORS_EAGLE, "dflash", "dspark")
-"""Those that are read."""
+SPECULATORS_DRAFTS = ("dflash", "dspark")
+"""Those that are read beside it."""
 
 RELATIVES: tuple[Relative, ...] = (
     Relative(
@@ -79,7 +79,7 @@ def refuse_relatives(
     """Raises DflashError for a relative other than `known`, by its config or a tensor's name."""
     if config.has(SPECULATORS_KIND):  # a config of speculators has keys of other kinds too
         kind = config.text(SPECULATORS_KIND)
-        if kind not in _SPECULATORS_KINDS:
+        if kind not in (SPECULATORS_EAGLE, *SPECULATORS_DRAFTS):
             evidence = f"{SPECULATORS_KIND} {quoted(kind)}"
             raise _refusal(config, f"a draft in speculators' layout ({evidence})")
         return

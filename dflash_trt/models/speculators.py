@@ -14,12 +14,9 @@ from dflash_trt.models import deepspec, eagle
 from dflash_trt.models.config_fields import ConfigFields
 from dflash_trt.models.folder import Checkpoint
 from dflash_trt.models.quantization import CONFIG_KEY
-from dflash_trt.models.relatives import SPECULATORS_KIND
+from dflash_trt.models.relatives import SPECULATORS_DRAFTS, SPECULATORS_KIND
 from dflash_trt.models.sizes import MAX_WIDTH
 from dflash_trt.models.weight_names import Rules, Shape
-
-KINDS = ("dflash", "dspark")
-"""Of `speculators_model_type`; a head of its "eagle3" is read by eagle.py."""
 
 IGNORED = (eagle.D2T, eagle.T2D, *eagle.VERIFIERS)
 """Tensors that a checkpoint may hold beside its weights: the vocabulary's, and of training."""
@@ -30,7 +27,7 @@ _SHAPES: dict[str, Shape] = {"embed_tokens": ("vocab", "hidden"), "lm_head": ("t
 
 def is_speculators(config: ConfigFields) -> bool:
     """Whether a config, as published or as `as_deepspec` has it, is of a draft in this layout."""
-    return config.values.get(SPECULATORS_KIND) in KINDS
+    return config.values.get(SPECULATORS_KIND) in SPECULATORS_DRAFTS
 
 
 def as_deepspec(config: ConfigFields) -> ConfigFields:
