@@ -107,6 +107,5 @@ def _refusal(config: ConfigFields, called: str) -> DflashError:
         f"is {called}, which is not supported",
         where=config.where,
         fix="pass a DFlash draft (architecture DFlashDraftModel), a DSpark draft in DeepSpec's "
-        "layout (Qwen3DSparkModel) or an EAGLE-3 head (LlamaForCausalLMEagle3), or one in "
-        "speculators' layout",
+        "layout (Qwen3DSparkModel) or an EAGLE-3 head (LlamaForCausalLMEagle3)",
     )
