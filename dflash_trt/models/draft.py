@@ -133,10 +133,11 @@ def read_draft(folder: str | Path, target_layer_ids: tuple[int, ...] | None = No
     rules, symbols = DRAFT_WEIGHTS, shape.sizes.symbols()
     if markov_rank:
         rules = {**rules, **deepspec.MARKOV_WEIGHTS}
+        symbols["rank"] = markov_rank
     if is_deepspec or is_speculators:
         vocab = config.integer("vocab_size")
         tokens = config.integer("draft_vocab_size", vocab) if is_speculators else vocab
-        symbols |= {"rank": markov_rank, "vocab": vocab, "tokens": tokens}
+        symbols |= {"vocab": vocab, "tokens": tokens}
     ignored = deepspec.UNUSED if is_deepspec else ()
     if is_speculators:
         rules = {**rules, **speculators.own_rules(checkpoint, needs_head=tokens != vocab)}
