@@ -103,9 +103,7 @@ def check_draft(draft: DraftSpec, target: DecoderSizes, vocab_size: int, name: s
             f"target_layer_ids {', '.join(outside)} are past the target's last layer ({layers - 1})"
         )
     if draft.num_target_layers not in (None, layers):
-        what = f"num_target_layers {draft.num_target_layers} is not the target's {layers}"
-        rule = ", and target_layer_ids follow from it unless `build` has --target-layer-ids"
-        problems.append(what + rule * draft.taps_by_rule)
+        problems.append(f"num_target_layers {draft.num_target_layers} is not the target's {layers}")
     if draft.mask_token_id >= vocab_size:
         what = f"mask_token_id {draft.mask_token_id} is outside the target's vocabulary"
         problems.append(f"{what} of {vocab_size}")
@@ -132,8 +130,8 @@ def _is_padding(draft: DraftSpec, vocab_size: int) -> bool:
 
 def _refuse_misfits(draft: DraftSpec, name: str, problems: list[str]) -> None:
     if problems:
-        raise DflashError(
-            f"draft does not fit {name}: {', '.join(problems)}",
-            where=draft.checkpoint.path,
-            fix="pass the draft that was trained for this target",
-        )
+        what = f"draft does not fit {name}: {', '.join(problems)}"
+        fix = "pass the draft that was trained for this target"
+        if draft.taps_by_rule:
+            fix += ", or `build` --target-layer-ids: its config names no target_layer_ids"
+        raise DflashError(what, where=draft.checkpoint.path, fix=fix)

@@ -70,7 +70,7 @@ def test_absent_target_layer_ids(make_target: MakeCheckpoint, make_draft: MakeCh
     absent = {"target_layer_ids": ...}
     draft = read_draft(make_draft(absent, taps=2, num_target_layers=12))
     assert draft.target_layer_ids == (1, 9) and draft.taps_by_rule
-    with refused("num_target_layers 12 is not the target's 6, and target_layer_ids follow from"):
+    with refused("num_target_layers 12 is not the target's 6", "or `build` --target-layer-ids"):
         check_pair(target, draft)
     folder = make_draft(absent, taps=2, num_target_layers=2)
     with refused("default tapped layers of a 2-layer target are [1, -1]", "--target-layer-ids"):
