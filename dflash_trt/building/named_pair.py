@@ -24,7 +24,6 @@ from dflash_trt.models.build_config import (
     target_names,
     targets_not_yet,
 )
-from dflash_trt.models.eagle import SPECULATORS_LAYER
 from dflash_trt.models.families import DRAFT_ARCHITECTURES
 from dflash_trt.models.folder import CONFIG_NAME, read_config
 from dflash_trt.models.hub import local_checkpoint
@@ -112,16 +111,14 @@ def _plain_config(target: Path, draft: Path, home: Path | None = None) -> tuple[
         target=CheckpointSource(checkpoint=str(target)),
         draft=CheckpointSource(checkpoint=str(draft)),
     )
-    limits = [config.max_seq_len, *_positions(target), *_positions(draft)]
+    limits = [config.max_seq_len, *_positions(target)]
     config = config.model_copy(update={"max_seq_len": min(limits)})
     return config, named.parent / f"{named.name}.yaml"
 
 
 def _positions(folder: Path) -> Iterator[int]:
-    """How many positions a checkpoint was trained for; a build says what is wrong with others."""
-    config = read_config(folder)
-    layer = config.get(SPECULATORS_LAYER)  # of a head in speculators' layout
-    stated = (layer if isinstance(layer, dict) else config).get("max_position_embeddings")
+    """How many positions a target was trained for; a build says what is wrong with others."""
+    stated = read_config(folder).get("max_position_embeddings")
     if isinstance(stated, int) and not isinstance(stated, bool) and stated > 0:
         yield stated
 

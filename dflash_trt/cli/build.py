@@ -18,6 +18,7 @@ from dflash_trt.building.spec import (
 from dflash_trt.bundle.memory.memory import bundle_memory, engine_bytes
 from dflash_trt.bundle.summary import (
     cache_line,
+    draft_tokens_line,
     precision_line,
     quantization_line,
     unscaled_models,
@@ -25,7 +26,7 @@ from dflash_trt.bundle.summary import (
 )
 from dflash_trt.bundle.support import EXECUTORS, PRECISIONS
 from dflash_trt.cli.bars import StageBars, format_size
-from dflash_trt.cli.options import FILE, FOLDER, option_group, show_note
+from dflash_trt.cli.options import FILE, FOLDER, LAYERS, option_group, show_note
 from dflash_trt.core.limits import MAX_COUNT, PAGE_SIZE, PAGE_SIZES
 from dflash_trt.deploy.trtllm.schema import ATTENTION_BACKENDS
 from dflash_trt.deploy.trtllm.versions import DEFAULT_VERSION, VERSIONS
@@ -37,6 +38,12 @@ _checkpoints = option_group(
     Checkpoints,
     click.option("--target-checkpoint", type=FOLDER, help="Folder to use for the target."),
     click.option("--draft-checkpoint", type=FOLDER, help="Folder to use for the draft."),
+    click.option(
+        "--target-layer-ids",
+        type=LAYERS,
+        help="Layers of the target, from 0, whose outputs the draft takes, as 1,9,17, where its "
+        "config names none.",
+    ),
 )
 _engines = option_group(
     "engines",
@@ -209,6 +216,8 @@ def _show_bundle(built: BuiltBundle) -> None:
         line = quantization_line(dims, manifest.kv_dtype)
         if line is not None:
             click.echo(f"quantised {owner}: {line}")
+    if draft.owned and (line := draft_tokens_line(manifest)) is not None:
+        click.echo(f"draft: {line}")
     if manifest.page_pool is not None or manifest.kv_dtype != "auto":
         click.echo(f"KV caches: {cache_line(manifest)}")
     if apart := versions_apart(manifest):
@@ -245,11 +254,17 @@ def _show_bundle(built: BuiltBundle) -> None:
             f"checkpoint's configs do not name (they name {', '.join(map(str, others)) or 'none'})"
         )
     positions = manifest.draft.max_position_embeddings
-    if positions == manifest.limits.max_seq_len:
+    if positions is not None and positions < manifest.limits.max_seq_len:
         show_note(
-            f"the context is {positions:,} positions: the draft was trained for no more "
+            f"drafts end at {positions:,} positions: the draft was trained for no more "
             "(max_position_embeddings of its config.json), the target for "
-            f"{manifest.target.max_position_embeddings:,}. Longer sequences need another draft"
+            f"{manifest.target.max_position_embeddings:,}. Longer texts go on without drafts"
+        )
+    if built.taps_by_rule:
+        taps = ", ".join(map(str, draft.target_layer_ids))
+        show_note(
+            f"the draft's config names no target_layer_ids: layers {taps} are tapped by the "
+            "rule of its kind"
         )
     if not manifest.tokenizer:
         show_note("the target has no tokenizer.json; the bundle takes token ids only")

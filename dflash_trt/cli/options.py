@@ -46,6 +46,19 @@ class _GivenPath(click.Path):
             self.fail(f"{value!a} can be no path.", param, ctx)
 
 
+class _Layers(click.ParamType):  # type: ignore[type-arg]  # generic since click 8.4
+    name = "layers"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> tuple[int, ...]:
+        items = [item.strip() for item in value.split(",")]
+        if not all(item.isdecimal() and len(item) < 6 for item in items):
+            self.fail(f"{value!r} is no list of layers, as 1,8,15", param, ctx)
+        return tuple(int(item) for item in items)
+
+
+LAYERS = _Layers()
 PATH = _GivenPath(path_type=Path)
 FILE = _GivenPath(dir_okay=False, path_type=Path)
 FOLDER = _GivenPath(file_okay=False, path_type=Path)

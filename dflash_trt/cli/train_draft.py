@@ -8,6 +8,7 @@ import click
 
 from dflash_trt.cli.options import (
     FOLDER,
+    LAYERS,
     json_option,
     print_json,
     template_option,
@@ -21,18 +22,6 @@ from dflash_trt.text.hub_prompts import EXAMPLE
 from dflash_trt.training.training_request import TrainRequest
 
 _COUNT = click.IntRange(1, MAX_COUNT)
-
-
-class _Layers(click.ParamType):  # type: ignore[type-arg]  # generic since click 8.4
-    name = "layers"
-
-    def convert(
-        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
-    ) -> tuple[int, ...]:
-        items = [item.strip() for item in value.split(",")]
-        if not all(item.isdecimal() and len(item) < 6 for item in items):
-            self.fail(f"{value!r} is no list of layers, as 1,8,15", param, ctx)
-        return tuple(int(item) for item in items)
 
 
 _SETTINGS: dict[str, click.ParamType] = {  # type: ignore[type-arg]
@@ -53,7 +42,7 @@ _SETTINGS: dict[str, click.ParamType] = {  # type: ignore[type-arg]
     "rows": _COUNT,
     "seed": click.IntRange(0, 2**31 - 1),
     "steps": _COUNT,
-    "taps": _Layers(),
+    "taps": LAYERS,
     "temperature": click.FloatRange(0, 10),
     "work": FOLDER,
 }

@@ -50,6 +50,7 @@ def inject_context(
     """Writes a call's rows into the head's caches, from its taps and embeddings, [T,H] each."""
     b, rows, width = head.b, head.rows, head.spec.hidden_size
     with b.scope("injection"):
+        embedded = embed(head) if head.has("embed_tokens") else embedded
         if head.has(FC_NORM.format(0)):
             roles = (FC_NORM.format(at) for at in range(len(taps)))
             taps = [head.rms_norm(tap, role, role) for tap, role in zip(taps, roles, strict=True)]
@@ -242,7 +243,8 @@ class EagleChain:
         target = ModelBuilder(b, "target", self.target.spec, rows, self.target.tables)
         model = ModelBuilder(b, "draft", spec, rows, self.base.tables)
         layer = model.layer(0)
-        x, carried = layer_input(layer, embed(target), feature, carries_norm=spec.carries_norm)
+        embedded = embed(model if model.has("embed_tokens") else target)
+        x, carried = layer_input(layer, embedded, feature, carries_norm=spec.carries_norm)
         q = split_heads(layer, x, "q", layer.sizes.heads)
         q = b.node("RotaryEmbedding", [q, *layer.tables.queries(b), rows.positions], "q_rope")
         k, v = keys_and_values(layer, x)

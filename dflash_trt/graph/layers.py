@@ -56,9 +56,10 @@ def choose_among(
     model: ModelBuilder, stored: Mapping[str, TensorEntry], normed: str
 ) -> tuple[str, str | None]:
     """Logits [T,K] of rows [T,H], and the value that holds the K tokens; None where K is all."""
-    if HEAD_ROWS not in stored:
-        return lm_head(model, normed), None
     b = model.b
+    if HEAD_ROWS not in stored:  # a draft's own head has its rows in the checkpoint
+        tokens = HEAD_TOKENS in stored and b.stored(HEAD_TOKENS, stored[HEAD_TOKENS])
+        return lm_head(model, normed), tokens or None
     logits = b.node("Gemm", [normed, b.weight(HEAD_ROWS, stored[HEAD_ROWS])], "lm_head", transB=1)
     return cap_logits(model, logits), b.stored(HEAD_TOKENS, stored[HEAD_TOKENS])
 

@@ -87,7 +87,8 @@ def read_pair(bundle: Bundle) -> Pair:
                 where=bundle.folder,
                 fix="build it again",
             )
-    return check_pair(read_target(weights / "target"), read_draft(weights / "draft"))
+    draft = read_draft(weights / "draft", tuple(bundle.manifest.draft.target_layer_ids))
+    return check_pair(read_target(weights / "target"), draft)
 
 
 @contextmanager

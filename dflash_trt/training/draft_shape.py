@@ -129,7 +129,8 @@ def shape_of(draft: DraftSpec, vocab_size: int, num_target_layers: int) -> Draft
     """
     layer = draft.sizes.layers[0]
     what = None
-    if draft.traits.is_chain or (draft.anchor_drafts and not draft.markov_rank):
+    is_moved = draft.anchor_drafts and not draft.markov_rank
+    if draft.traits.is_chain or draft.is_speculators or is_moved:
         what = f"is a {draft.kind} draft in another layout"
     elif draft.dflash2 is not None:
         what = f"is {draft.traits.title}"

@@ -44,7 +44,7 @@ from tests.lossless.runs import (
 )
 from tests.pairs import FIT_PROMPTS, TWO_KINDS, PairFactory, bundle_pair
 from tests.pairs import caches as cache_options
-from tests.reference.deepspec import write_deepspec
+from tests.reference.deepspec import write_deepspec, write_speculators
 from tests.reference.dflash2 import write_dflash2
 from tests.standins.executor import FakeExecutor
 
@@ -55,7 +55,7 @@ LAYERS: dict[str, Any] = {"vocab": VOCAB, "num_layers": 4}
 DRAFT: dict[str, Any] = {**TWO_KINDS, "target_layer_ids": [0, 1, 3]}
 FITTED = {"target": LAYERS, "draft": DRAFT, "fit_steps": 60}
 CACHES = ("linear", "paged", "fp8", "fp8 paged")
-CHAINS = ("DSpark", "EAGLE-3")
+CHAINS = ("DSpark", "EAGLE-3", "speculators")
 DRAFTERS = ("DFlash", "prompt lookup", "DFlash 2", *CHAINS)
 
 HYBRID = FITTED | {
@@ -163,11 +163,13 @@ def chains(make_pair: PairFactory, tmp_path_factory: pytest.TempPathFactory) -> 
         for before, token in zip(one.token_ids, one.token_ids[1:], strict=False):
             followed[token, before] += 20
     folders = {name: tmp_path_factory.mktemp("chain") for name in CHAINS}
-    (folders["DSpark"] / "target").symlink_to(base.folder / "target")
-    markov = torch.eye(VOCAB), followed
-    write_deepspec(
-        folders["DSpark"] / "draft", base.folder / "draft", base.folder / "target", markov
-    )
+    markov, source = torch.eye(VOCAB), (base.folder / "draft", base.folder / "target")
+    for name in ("DSpark", "speculators"):
+        (folders[name] / "target").symlink_to(base.folder / "target")
+    write_deepspec(folders["DSpark"] / "draft", *source, (markov, followed))
+    # Some tokens, a head of its own, and a context that ends before the answers do.
+    own: dict[str, Any] = {"tokens": range(3, VOCAB), "markov": (markov, followed[3:]), "ends": 48}
+    write_speculators(folders["speculators"] / "draft", *source, kind="dspark", **own)
     write_fitted_eagle(folders["EAGLE-3"], base, (1, 2, 4), SLOTS)
     return folders
 
@@ -283,7 +285,7 @@ def test_a_prefix_is_copied_not_computed(make_case: Callable[..., Case], name: s
     check_copied_prefix(make_case(name, "linear").open()[0])
 
 
-@pytest.mark.parametrize("name", ["DFlash 2", "DSpark", "EAGLE-3", "hybrid"])
+@pytest.mark.parametrize("name", ["DFlash 2", "DSpark", "EAGLE-3", "hybrid", "speculators"])
 def test_a_replay_counts_what_the_loop_counted(make_case: Callable[..., Case], name: str) -> None:
     """`diagnose` and `train-draft` measure with it: chunks of a prompt, states in between."""
     case = make_case(name, "linear")

@@ -1,7 +1,8 @@
-"""Drafts in DeepSpec's layout and EAGLE-3 heads: as published, and what of them is refused."""
+"""Drafts in DeepSpec's and speculators' layouts, EAGLE-3 heads: as published, and refused."""
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ from tests.models.conftest import (
     write_checkpoint,
 )
 from tests.models.helpers import refused
+from tests.reference.deepspec import write_speculators
 
 RANK = 6
 DEEPSPEC: dict[str, Any] = {
@@ -244,9 +246,8 @@ OTHER_LAYER = {"transformer_layer_config": NESTED | {"model_type": "qwen3_next"}
 @pytest.mark.parametrize(
     ("changes", "piece"),
     [
-        ({"speculators_model_type": "dflash"}, '(speculators_model_type "dflash"), which is not'),
+        ({"speculators_model_type": "dflash2"}, '(speculators_model_type "dflash2"), which is'),
         ({"speculators_model_type": "peagle"}, "is a draft in speculators' layout"),
-        ({"embed_requires_grad": True}, "heads over their target's embedding are"),
         ({"aux_hidden_state_layer_ids": [0, 2, 4]}, "0 is the embedding"),
         (OTHER_LAYER, 'model_type = "qwen3_next" is not supported; llama and qwen3 layers are'),
         ({"norm_before_fc": True}, '1 missing ("input_norm.weight")'),
@@ -260,6 +261,49 @@ def test_speculators_say_what_they_are(changes: dict[str, Any], piece: str, tmp_
     assert (draft.kind, draft.target_layer_ids) == ("EAGLE-3", (0, 2, 5))
     with refused(piece):
         read_draft(write(tmp_path / "other", **SPECULATORS | changes))
+
+
+@pytest.fixture
+def speculator(make_target: MakeCheckpoint, make_draft: MakeCheckpoint, tmp_path: Path) -> Any:
+    """As RedHatAI/Qwen3-8B-speculator.dflash, at tiny sizes."""
+    types = ["sliding_attention", "full_attention"]
+    source = make_draft(layer_types=types, sliding_window=16), make_target()
+    return partial(write_speculators, tmp_path / "speculator", *source, tokens=range(0, 40, 2))
+
+
+def test_what_is_read_of_speculators(speculator: Any, make_target: MakeCheckpoint) -> None:
+    draft, target = read_draft(speculator()), read_target(make_target())
+    assert (draft.kind, draft.block_size, draft.anchor_drafts) == ("DFlash", 8, False)
+    assert (draft.target_layer_ids, draft.mask_token_id) == ((1, 2, 3), 39)
+    assert (draft.layer_windows, draft.layer_causal) == ((16, None), (True, False))
+    assert draft.token_ids == tuple(range(0, 40, 2)) and not draft.norms_last_tap
+    assert check_pair(target, draft).draft.owned == ("lm_head",)
+    tensors = load_file(file := draft.checkpoint.path / "model.safetensors")
+    tensors["embed_tokens.weight"][39] += 1  # the mask's row alone makes it another matrix
+    save_file(tensors, file)
+    assert "embed_tokens" in check_pair(target, read_draft(file.parent)).draft.owned
+    draft = read_draft(speculator(kind="dspark", markov_rank=0, sample_from_anchor=...))
+    assert (draft.kind, draft.block_size, draft.anchor_drafts) == ("DFlash", 9, True)
+
+
+@pytest.mark.parametrize(
+    ("changes", "piece"),
+    [
+        ({"projector_type": "domino"}, 'projector_type = "domino" is not supported'),
+        ({"speculators_model_type": "domino"}, '(speculators_model_type "domino"), which is'),
+        ({"target_hidden_size": 32}, "drafts as wide as their target are"),
+        ({"aux_hidden_state_layer_ids": [0, 2, 4]}, "0 is the embedding"),
+        ({"mask_token_id": None}, "mask_token_id is missing"),
+        ({"draft_vocab_size": 25}, '"lm_head.weight" is [20, 16], not [25, 16]'),
+        ({"own": None}, '1 missing ("lm_head.weight")'),
+        ({"kind": "dspark", "markov_rank": ...}, "markov_rank is missing"),
+    ],
+)
+def test_variants_of_speculators_are_refused(
+    changes: dict[str, Any], piece: str, speculator: Any
+) -> None:
+    with refused(piece):
+        read_draft(speculator(**changes))
 
 
 @pytest.mark.parametrize(

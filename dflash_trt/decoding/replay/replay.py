@@ -232,8 +232,8 @@ class _Walk:
                         caches.fill(slot, last.context)
 
     def _step_all(self, caches: HostCaches, seated: list[_Walker]) -> None:
-        first, most = 0, self._graphs.limits.max_seq_len
-        for rows, run in groupby(seated, lambda one: min(self._block_size, most - one.anchor)):
+        first, most, end = 0, self._block_size, self._graphs.drafts_end
+        for rows, run in groupby(seated, lambda one: min(most, max(1, end - one.anchor))):
             together = list(run)
             self._step(caches, first, together, rows)
             first += len(together)
