@@ -113,7 +113,7 @@ def read_draft(folder: str | Path, target_layer_ids: tuple[int, ...] | None = No
     layout = eagle.find_layout(config)
     if layout is not None:
         return _read_eagle(folder, config, layout, target_layer_ids)
-    config = speculators.as_deepspec(config)
+    config = speculators.translated(config)
     is_speculators = speculators.is_speculators(config)
     is_deepspec = read_architecture(config) == deepspec.ARCHITECTURE
     known = "DSpark" if is_deepspec else dflash2.NAME if dflash2.is_stated(config) else None

@@ -37,7 +37,7 @@ class Relative:
 SPECULATORS_KIND = "speculators_model_type"
 """What alone says which kind a draft in speculators' layout is."""
 SPECULATORS_EAGLE = "eagle3"
-SPECULATORS_DRAFTS = ("dflash", "dspark")
+SPECULATORS_DRAFTS = ("dflash", "dspark", "dflash2")
 """Those that are read beside it."""
 
 RELATIVES: tuple[Relative, ...] = (

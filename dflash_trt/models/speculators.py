@@ -1,4 +1,4 @@
-"""DFlash and DSpark drafts in speculators' layout, said in the words of DeepSpec's.
+"""Drafts in speculators' layout, said in the words of DeepSpec's, or DFlash 2's in z-lab's.
 
 The decoder's fields lie in an object of their own, taps are counted from the embedding's output,
 and `sample_from_anchor` says whether the anchor's slot drafts. Drafts may choose among fewer
@@ -10,7 +10,7 @@ Source: vllm-project/speculators.
 from __future__ import annotations
 
 from dflash_trt.core.limits import MAX_BLOCK
-from dflash_trt.models import deepspec, eagle
+from dflash_trt.models import deepspec, dflash2, eagle
 from dflash_trt.models.config_fields import ConfigFields
 from dflash_trt.models.folder import Checkpoint
 from dflash_trt.models.quantization import CONFIG_KEY
@@ -26,12 +26,12 @@ _SHAPES: dict[str, Shape] = {"embed_tokens": ("vocab", "hidden"), "lm_head": ("t
 
 
 def is_speculators(config: ConfigFields) -> bool:
-    """Whether a config, as published or as `as_deepspec` has it, is of a draft in this layout."""
+    """Whether a config, as published or as `translated`, is of a draft in this layout."""
     return config.values.get(SPECULATORS_KIND) in SPECULATORS_DRAFTS
 
 
-def as_deepspec(config: ConfigFields) -> ConfigFields:
-    """What a config of speculators' says, as DeepSpec would say it; any other as it is.
+def translated(config: ConfigFields) -> ConfigFields:
+    """What a config of speculators' says, as others would say it; any other as it is.
 
     Raises:
         DflashError: malformed fields, or a variant that computes something else.
@@ -46,18 +46,23 @@ def as_deepspec(config: ConfigFields) -> ConfigFields:
     if config.values.get("target_hidden_size") not in (None, width):
         raise config.unsupported("target_hidden_size", "drafts as wide as their target are")
     drafts_anchor = config.flag("sample_from_anchor", kind == "dspark")
-    first = int(drafts_anchor)
+    first, is_walk = int(drafts_anchor), kind == "dflash2"
+    if is_walk and drafts_anchor:
+        raise config.unsupported(deepspec.DRAFTS_ANCHOR, "DFlash 2 walks behind its anchor")
+    if is_walk and config.text("draft_ffn_type", "dense") != "dense":
+        raise config.unsupported("draft_ffn_type", "dense layers are")
     stated = {
+        **{key: config.values.get(key) for key in dflash2.KEYS if is_walk},
         SPECULATORS_KIND: kind,
         CONFIG_KEY: config.values.get(CONFIG_KEY),
-        "architectures": [deepspec.ARCHITECTURE],
+        "architectures": [dflash2.ARCHITECTURE if is_walk else deepspec.ARCHITECTURE],
         "block_size": config.integer("block_size", low=2 - first, high=MAX_BLOCK - first),
         deepspec.DRAFTS_ANCHOR: drafts_anchor,
         "mask_token_id": config.integer("mask_token_id", low=0),
         "markov_rank": deepspec.read_markov_rank(config) if kind == "dspark" else 0,
         "draft_vocab_size": config.integer("draft_vocab_size", vocab, high=vocab),
         # Full layers see their block both ways, whatever those that slide do.
-        "is_causal": False if config.flag("sliding_window_non_causal", False) else None,
+        "is_causal": False if config.flag("sliding_window_non_causal", is_walk) else None,
     }
     if config.has(_AUX_IDS):
         stated["target_layer_ids"] = list(eagle.read_taps(config, _AUX_IDS, 1))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,12 +16,14 @@ from onnx import TensorProto
 from dflash_trt.building.spec import BuildSpec
 from dflash_trt.decoding.replay.edits import add_output, load_graph
 from dflash_trt.graph.dflash2.selector import _candidates
+from dflash_trt.models.dflash2 import KEYS
 from dflash_trt.models.draft_tokens import write_draft_tokens
 from tests.graph.functions import builder, run_session
 from tests.graph.runner import GraphRunner, tokens
 from tests.graph.test_draft_numerics import CONTEXT, check_blocks
 from tests.pairs import PairFactory, bundle_pair
 from tests.reference.compare import max_relative_error
+from tests.reference.deepspec import write_speculators
 from tests.reference.dflash2 import Dflash2Draft, write_dflash2
 from tests.reference.generate import forward_with_taps
 
@@ -39,6 +42,7 @@ CASES: dict[str, Any] = {
     "one group, one candidate": ({"group": 64, "top_k": 1}, (2, 3, 8)),
     "shortlist": ({"group": 8, "top_k": 8, "shortlist": list(range(3, 250, 7))}, (2, 8)),
     "short shortlist": ({"top_k": 8, "shortlist": [3, 9, 250]}, (2, 4)),
+    "speculators": ({"speculators": True, "shortlist": list(range(3, 250, 7))}, (2, 8)),
     "multiplier and cap": ({"family": "gemma3", **CAPPED}, (2, 8)),
     "bfloat16, tied": ({"target": BF16 | {"tie": True}, "draft": BF16}, (2, 8)),
 }
@@ -49,16 +53,24 @@ def test_drafts_and_scores_equal_the_reference(
     name: str, make_pair: PairFactory, tmp_path: Path
 ) -> None:
     arguments, blocks = CASES[name]
-    own = {key: arguments.get(key) for key in ("family", "target", "draft", "shortlist")}
+    keys = ("family", "target", "draft", "shortlist", "speculators")
+    own = {key: arguments.get(key) for key in keys}
     drafted = {"target_layer_ids": [1, 3], **(own["draft"] or {})}
     base = make_pair(own["family"] or "qwen3", own["target"], drafted)
     (tmp_path / "target").symlink_to(base.folder / "target")
     additions = {key: one for key, one in arguments.items() if key not in own}
     write_dflash2(tmp_path / "draft", base.folder / "draft", **additions)
-    if own["shortlist"]:
+    if own["speculators"]:
+        source = (tmp_path / "draft").rename(tmp_path / "z-lab"), tmp_path / "target"
+        stated = json.loads((source[0] / "config.json").read_text())["dflash_config"]
+        added = {key: stated[key] for key in KEYS} | {"sliding_window_non_causal": ...}
+        chosen = {"kind": "dflash2", "tokens": own["shortlist"]}
+        write_speculators(tmp_path / "draft", *source, **chosen, **added)
+    elif own["shortlist"]:
         write_draft_tokens(own["shortlist"], tmp_path / "draft")
     built = bundle_pair(tmp_path, BuildSpec())
-    reference = Dflash2Draft.load(tmp_path / "draft", base.reference)
+    place = tmp_path / ("z-lab" if own["speculators"] else "draft")
+    reference = Dflash2Draft.load(place, base.reference)
     reference.shortlist = own["shortlist"]
     assert built.bundle.manifest.draft.kind == "DFlash 2"
     check_blocks(built, reference, STARTS, blocks)

@@ -246,7 +246,7 @@ OTHER_LAYER = {"transformer_layer_config": NESTED | {"model_type": "qwen3_next"}
 @pytest.mark.parametrize(
     ("changes", "piece"),
     [
-        ({"speculators_model_type": "dflash2"}, '(speculators_model_type "dflash2"), which is'),
+        ({"speculators_model_type": "dflash3"}, '(speculators_model_type "dflash3"), which is'),
         ({"speculators_model_type": "peagle"}, "is a draft in speculators' layout"),
         ({"aux_hidden_state_layer_ids": [0, 2, 4]}, "0 is the embedding"),
         (OTHER_LAYER, 'model_type = "qwen3_next" is not supported; llama and qwen3 layers are'),

@@ -25,7 +25,7 @@ from dflash_trt.models.sizes import (
     TargetShape,
     Windows,
 )
-from dflash_trt.models.speculators import as_deepspec
+from dflash_trt.models.speculators import translated
 from dflash_trt.models.target import MAX_VOCAB, text_config
 
 
@@ -81,7 +81,7 @@ def read_target_shape(folder: Path) -> TargetShape:
 
 def read_draft_shape(folder: Path, target: TargetShape) -> DraftShape:
     """The shape of a DFlash or DSpark draft of `target`."""
-    config = as_deepspec(_open(folder))
+    config = translated(_open(folder))
     architecture = read_architecture(config)
     is_deepspec = architecture == deepspec.ARCHITECTURE
     if architecture not in DRAFT_ARCHITECTURES and not is_deepspec:
