@@ -66,7 +66,7 @@ def build_draft(
         if draft.dflash2 is not None:
             known = pair.draft_token_ids
             top_k = min(draft.dflash2.top_k, target.vocab_size if known is None else len(known))
-            scores, token_ids = choose_among(own_scores(head, draft), tables, normed)
+            scores, token_ids = choose_among(own_scores(chooser, draft), tables, normed)
             masks = draft.block_size - 1
             _write_drafts(b, choose_by_walk(model, normed, scores, token_ids, top_k, masks))
             return b.finish()
