@@ -29,9 +29,10 @@ class WaitingLine:
 
     def find_next(self, running: Sequence[RequestState]) -> RequestState | None:
         """Whose turn it is beside `running`; None where nobody waits."""
+        if not self._lines:  # as at most steps
+            return None
         held = Counter(one.flow for one in running)
-        flow = min(self._lines, key=held.__getitem__, default=None)
-        return None if flow is None else self._lines[flow][0]
+        return self._lines[min(self._lines, key=held.__getitem__)][0]
 
     def take(self, state: RequestState) -> None:
         """Lets `state` go, which has its turn; its flow's next one comes after all that wait."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import re
 from functools import lru_cache
+from itertools import combinations, pairwise
 from typing import Any, TypeVar
 from urllib.parse import unquote
 
@@ -97,8 +98,7 @@ class _Reader:
             needed = _get(one, "required", list)
             if name in _get(one, "properties", dict) and name not in needed:  # it has a default
                 one["required"] = [*needed, name]
-        pairs = ((one, other) for place, one in enumerate(each) for other in each[:place])
-        if not all(self._are_disjoint(*pair) for pair in pairs):
+        if not all(self._are_disjoint(*pair) for pair in combinations(each, 2)):
             self._relax("oneOf", at, 'is enforced as "anyOf": its branches may overlap')
 
     def _relax(self, name: str, at: str, how: str = "is not enforced") -> None:
@@ -125,12 +125,9 @@ class _Reader:
         """Says patternProperties in what llguidance reads, or lets them go where it cannot."""
         given = _get(schema, "patternProperties", dict)
         read = [read_pattern(name) for name in given]
-        starts = [found[1] if (found := _STARTS.match(name)) else "" for name in given]
-        apart = all(
-            not one.startswith(other) and not other.startswith(one)
-            for place, one in enumerate(starts)
-            for other in starts[:place]
-        )
+        starts = sorted(found[1] if (found := _STARTS.match(name)) else "" for name in given)
+        # In order, what one begins is next to it.
+        apart = not any(later.startswith(one) for one, later in pairwise(starts))
         if apart and all(len(kept) == 1 and not left_out for kept, left_out in read):
             names = [kept[0] for kept, _ in read]
             given |= dict(zip(names, [given.pop(name) for name in [*given]], strict=True))
