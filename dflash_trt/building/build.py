@@ -9,7 +9,7 @@ from dflash_trt.backends.tensorrt.build.builder import EngineOptions, local_arch
 from dflash_trt.backends.tensorrt.library import LIBRARIES, find_arch, load_library
 from dflash_trt.building.bundle_writer import build_bundle
 from dflash_trt.building.deployment import BuiltDeployment, build_deployment
-from dflash_trt.building.named_pair import find_config
+from dflash_trt.building.named_pair import OWN_LAYER, find_config
 from dflash_trt.building.profile import on_profile
 from dflash_trt.building.quantize import choose_precisions, find_texts, plan_quantization
 from dflash_trt.building.sources import fetch, find_source
@@ -55,6 +55,10 @@ def build(spec: BuildSpec, progress: Progress) -> BuiltBundle | BuiltDeployment:
     config = spec.apply(config)
     if spec.is_deployment:
         assert name is not None
+        if config.draft == OWN_LAYER:
+            what = "deployments with the target's MTP layer are not written yet"
+            fix = "pass a draft, or build for --executor cpu"
+            raise DflashError(what, where="--draft-checkpoint", fix=fix, usage=True)
         return build_deployment(spec, config, path, name, progress)
     compute, algorithms = choose_precisions(config, spec.precision, path, spec.executor)
     engines = _choose_engines(spec, profile, compute)
@@ -66,6 +70,9 @@ def build(spec: BuildSpec, progress: Progress) -> BuiltBundle | BuiltDeployment:
         (config.target, spec.checkpoints.target_checkpoint, "--target-checkpoint"),
         (config.draft, spec.checkpoints.draft_checkpoint, "--draft-checkpoint"),
     ):
+        if source == OWN_LAYER:
+            folders.append(folders[0])
+            continue
         folders.append(given or fetch(find_source(source, path, None, option), path, option))
     progress.stage("reading checkpoints", None)
     pair = check_pair(read_target(folders[0]), read_draft(folders[1]))

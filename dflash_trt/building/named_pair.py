@@ -6,6 +6,7 @@ Of a YAML file everything that is wrong is told at once, the files that it names
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,8 @@ from dflash_trt.models.folder import CONFIG_NAME, read_config
 from dflash_trt.models.hub import local_checkpoint
 
 ROLES = ("target", "draft")
+OWN_LAYER = CheckpointSource(checkpoint="mtp")
+"""In a draft's place: the layer in the target's own checkpoint (models/mtp.py)."""
 _BOTH = "pass --target-checkpoint DIR and --draft-checkpoint DIR"
 
 
@@ -37,12 +40,18 @@ def find_config(target: str | None, given: Checkpoints) -> tuple[BuildConfig, Pa
 
     `target` is a name that `targets` lists, a YAML file, or a folder: one that has `target/` and
     `draft/`, one with a single YAML file, or a target's checkpoint whose draft is given. None
-    stands for the two folders in `given`. Where there is no YAML file the configuration has the
-    defaults, and the path a name for the pair.
+    stands for the two folders in `given`; a draft "mtp" is the target's own layer. Where there is
+    no YAML file the configuration has the defaults, and the path a name for the pair.
 
     Raises:
         DflashError: nothing that can be a pair, or a YAML file with mistakes (usage).
     """
+    draft = given.draft_checkpoint
+    if draft is not None and str(draft) == OWN_LAYER.checkpoint and not draft.is_dir():
+        own = given.target_checkpoint or Path(target or "")
+        own = own / "target" if _is_checkpoint(own / "target") else own
+        config, path = find_config(target, replace(given, draft_checkpoint=own))
+        return config.model_copy(update={"draft": OWN_LAYER}), path
     if target is None:
         return _given_pair(given)
     folder = Path(target)
@@ -132,6 +141,8 @@ def _missing_files(
         source = raw.get(role)
         name = source.get("checkpoint") if isinstance(source, Mapping) else source
         if folders[role] is not None or not isinstance(name, str) or resolve_builtin(name):
+            continue
+        if role == "draft" and name == OWN_LAYER.checkpoint:
             continue
         try:
             local_checkpoint(name, base=path.parent)

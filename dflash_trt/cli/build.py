@@ -36,7 +36,11 @@ _checkpoints = option_group(
     "checkpoints",
     Checkpoints,
     click.option("--target-checkpoint", type=FOLDER, help="Folder to use for the target."),
-    click.option("--draft-checkpoint", type=FOLDER, help="Folder to use for the draft."),
+    click.option(
+        "--draft-checkpoint",
+        type=FOLDER,
+        help="Folder to use for the draft; mtp: the layer in the target's own checkpoint.",
+    ),
 )
 _engines = option_group(
     "engines",

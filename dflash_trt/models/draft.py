@@ -9,7 +9,7 @@ from pathlib import Path
 from dflash_trt.core.limits import MAX_BLOCK
 from dflash_trt.core.strict_json import quoted
 from dflash_trt.errors import DflashError
-from dflash_trt.models import deepspec, eagle
+from dflash_trt.models import deepspec, eagle, mtp
 from dflash_trt.models.config_fields import ConfigFields
 from dflash_trt.models.decoder import LOGIT_CAP, DecoderSpec, read_sizes
 from dflash_trt.models.draft_kinds import TRAITS, DraftKind, DraftTraits
@@ -47,8 +47,8 @@ class DraftSpec(DraftShape, DecoderSpec):
     `own_embedding_scale` multiplies rows of the target's embedding as it is stored; None: they are
     scaled as the target's. `norms_last_tap`: of the target's last layer the final norm's output
     is tapped.
-    An EAGLE-3 head has no masks, and `target_layer_ids` only with its target where its config names
-    none; `carries_norm` and `hands_normed` as eagle.py has them.
+    A chain has no masks, and an EAGLE-3 head `target_layer_ids` only with its target where its
+    config names none; `carries_norm` and `hands_normed` as eagle.py has them.
     """
 
     num_target_layers: int | None
@@ -67,8 +67,8 @@ class DraftSpec(DraftShape, DecoderSpec):
 
     @property
     def fc_input_size(self) -> int:
-        """Columns of `fc`: tapped layers times the target's hidden size."""
-        return logical_shape(self.weights["fc"])[1]
+        """Columns of `fc` for tapped layers: these times the target's hidden size."""
+        return logical_shape(self.weights["fc"])[1] - self.hidden_size * self.traits.fuses_token
 
 
 def default_target_layer_ids(num_target_layers: int, num_draft_layers: int) -> tuple[int, ...]:
@@ -95,6 +95,8 @@ def read_draft(folder: str | Path) -> DraftSpec:
     layout = eagle.find_layout(config)
     if layout is not None:
         return _read_eagle(folder, config, layout)
+    if mtp.may_hold_layer(config):
+        return DraftSpec(**mtp.read_layer(folder))
     is_deepspec = read_architecture(config) == deepspec.ARCHITECTURE
     _refuse_variants(config, is_deepspec)
     quantization = read_quantization(config)

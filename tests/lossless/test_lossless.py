@@ -41,6 +41,7 @@ from tests.lossless.runs import (
     run_baseline,
     run_traffic,
     write_fitted_eagle,
+    write_fitted_mtp,
 )
 from tests.pairs import FIT_PROMPTS, TWO_KINDS, PairFactory, bundle_pair
 from tests.pairs import caches as cache_options
@@ -54,8 +55,8 @@ LAYERS: dict[str, Any] = {"vocab": VOCAB, "num_layers": 4}
 DRAFT: dict[str, Any] = {**TWO_KINDS, "target_layer_ids": [0, 1, 3]}
 FITTED = {"target": LAYERS, "draft": DRAFT, "fit_steps": 60}
 CACHES = ("linear", "paged", "fp8", "fp8 paged")
-CHAINS = ("DSpark", "EAGLE-3")
-DRAFTERS = ("DFlash", "prompt lookup", *CHAINS)
+CHAINS = ("DSpark", "EAGLE-3", "MTP")
+DRAFTERS = ("DFlash", "prompt lookup", "DSpark", "EAGLE-3")
 
 HYBRID = FITTED | {
     "target": LAYERS | {"head_dim": 32},
@@ -97,8 +98,9 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "quantize": {"target": {"algorithm": "FP8", "exclude": UNCHOSEN}},
     },
 }
-DAILY_FAMILIES = (("gpt_oss", "fp8"), ("gemma4", "paged"), ("hybrid", "paged"))
+DAILY_FAMILIES = (("gpt_oss", "fp8"), ("gemma4", "paged"), ("hybrid", "paged"), ("MTP", "paged"))
 MORE_FAMILIES = (
+    ("MTP", "linear"),
     ("llama", "linear"),
     ("qwen2", "linear"),
     ("mistral", "linear"),
@@ -165,6 +167,9 @@ def chains(make_pair: PairFactory, tmp_path_factory: pytest.TempPathFactory) -> 
         folders["DSpark"] / "draft", base.folder / "draft", base.folder / "target", markov
     )
     write_fitted_eagle(folders["EAGLE-3"], base, (1, 2, 4), SLOTS)
+    hybrid = make_pair(**FAMILIES["hybrid"], **LIMITS)
+    greedy = [replace(one, sampling=SamplingParams()) for one in mixed_requests()]
+    write_fitted_mtp(folders["MTP"], hybrid, greedy)
     return folders
 
 
@@ -243,6 +248,7 @@ def test_families_keep_every_bit(make_case: Callable[..., Case], name: str, cach
         ("EAGLE-3", "paged"),
         ("gemma4", "paged"),
         ("hybrid", "paged"),
+        ("MTP", "paged"),
         exhaustive("DFlash", "paged"),
         exhaustive("EAGLE-3", "fp8 paged"),
         exhaustive("gpt_oss", "fp8 paged"),
@@ -254,7 +260,7 @@ def test_a_shared_prefix_changes_neither_bits_nor_acceptance(
 ) -> None:
     """Prompts part right behind a page: its last row depends on no token behind it."""
     paged, linear = make_case(name, caches).open()
-    chunk = {"prefill_chunk": 24} if "hybrid" in name else {}
+    chunk = {"prefill_chunk": 24} if "hybrid" in name or name == "MTP" else {}
 
     def poison(generator: Generator) -> None:
         poison_all_free_pages(generator, paged)
@@ -267,7 +273,7 @@ def test_a_prefix_is_copied_not_computed(make_case: Callable[..., Case], name: s
     check_copied_prefix(make_case(name, "linear").open()[0])
 
 
-@pytest.mark.parametrize("name", ["DSpark", "EAGLE-3", "hybrid"])
+@pytest.mark.parametrize("name", ["DSpark", "EAGLE-3", "MTP", "hybrid"])
 def test_a_replay_counts_what_the_loop_counted(make_case: Callable[..., Case], name: str) -> None:
     """`diagnose` and `train-draft` measure with it: chunks of a prompt, states in between."""
     case = make_case(name, "linear")

@@ -146,7 +146,7 @@ def bundle_memory(manifest: Manifest) -> Memory:
     if experts is not None:
         stored, decoded = experts.weight_bytes, decoded - experts.parameters
     drafted = draft.parameters
-    if not draft.traits.is_chain:
+    if not draft.traits.owns_head:
         drafted += (draft.token_count or target.vocab_size) * target.hidden_size
     length = limits.max_seq_len
     return Memory(

@@ -1,0 +1,100 @@
+"""The layer in a target's own checkpoint that predicts one token more (arXiv 2412.19437).
+
+Qwen3.5, 3.6 and 3.8 have one: `mtp.fc` over the norms of a token's embedding and of the target's
+output, then a layer of the family's attention and MLP, then a norm. Embedding and head are the
+target's. Here it is a chain's draft, as an EAGLE-3 head is (graph/eagle.py).
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from dflash_trt.errors import DflashError
+from dflash_trt.models.config_fields import ConfigFields
+from dflash_trt.models.eagle import MAX_DRAFTS
+from dflash_trt.models.families import find_family, target_rules
+from dflash_trt.models.folder import open_checkpoint
+from dflash_trt.models.name_map import match_weights
+from dflash_trt.models.quantization import stored_formats
+from dflash_trt.models.quantized_weights import quantized_linears
+from dflash_trt.models.relatives import read_architecture
+from dflash_trt.models.target import expert_storage, read_target_config
+from dflash_trt.models.weight_names import Rules
+
+TOKEN_NORM, OUTPUT_NORM = "pre_fc_norm_embedding", "pre_fc_norm_hidden"
+"""Roles of the norms of what `fc` takes."""
+_PREFIX, _COUNT = "mtp.", "mtp_num_hidden_layers"
+_OWN_WEIGHTS: Rules = {
+    "fc": ("mtp.fc.weight", ("hidden", "two*hidden")),
+    TOKEN_NORM: (f"mtp.{TOKEN_NORM}.weight", ("hidden",)),
+    OUTPUT_NORM: (f"mtp.{OUTPUT_NORM}.weight", ("hidden",)),
+}
+_DEDICATED = "mtp_use_dedicated_embeddings"
+
+
+def may_hold_layer(config: ConfigFields) -> bool:
+    """Whether a config is of a family whose checkpoints have such a layer."""
+    family = find_family(read_architecture(config))
+    return family is not None and family.is_hybrid
+
+
+def read_layer(folder: Path) -> dict[str, Any]:
+    """The layer in a target's checkpoint, as fields of `DraftSpec`; no weight is loaded.
+
+    Raises:
+        DflashError: a malformed folder, none or several such layers, or one that does not fit the
+            config.
+    """
+    found = read_target_config(folder)
+    config, family, stated = found.text, replace(found.family, prefix=_PREFIX), found.stated
+    count = config.integer(_COUNT, 0, low=0)
+    if count > 1:
+        raise config.unsupported(_COUNT, "one layer is")
+    if config.flag(_DEDICATED, False):
+        raise config.unsupported(_DEDICATED, "layers over their target's embedding are")
+    checkpoint = open_checkpoint(folder)
+    held = {name: one for name, one in checkpoint.tensors.items() if name.startswith(_PREFIX)}
+    if not count or not held:
+        missing = f"no tensor {_PREFIX}*" if count else f"no {_COUNT} in its config.json"
+        raise DflashError(
+            f"has no MTP layer ({missing})",
+            where=folder,
+            fix="pass a draft; of a converted checkpoint the original may have it, as "
+            "--draft-checkpoint DIR",
+        )
+    rules = target_rules(
+        family,
+        attention_bias=found.attention_bias,
+        tied=True,
+        storage=expert_storage(family, found.moe, replace(checkpoint, tensors=held)),
+    )
+    rules = {role: rule for role, rule in rules.items() if "{linear}" not in role}
+    del rules["embed_tokens"]
+    weights = match_weights(
+        replace(checkpoint, tensors=held),
+        {**rules, **_OWN_WEIGHTS},
+        1,
+        found.weight_symbols() | {"two": 2},
+        quantization=stated["quantization"],
+    )
+    if not quantized_linears(weights):  # as where all the rest is
+        stated["quantization"] = None
+    attention_format, mlp_format = stored_formats(stated["quantization"])
+    sizes, last = found.sizes, len(found.sizes.layers) - 1
+    return {
+        **stated,
+        "attention_format": attention_format,
+        "mlp_format": mlp_format,
+        "kind": "MTP",
+        "block_size": 1 + MAX_DRAFTS,
+        "mask_token_id": 0,
+        "num_target_layers": last + 1,
+        "target_layer_ids": (last,),
+        "norms_last_tap": True,
+        "hands_normed": True,
+        "sizes": replace(sizes, layers=(sizes.full_layer,), features=sizes.hidden_size),
+        "weights": weights,
+        "checkpoint": checkpoint,
+    }
