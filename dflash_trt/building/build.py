@@ -65,7 +65,7 @@ def build(spec: BuildSpec, progress: Progress) -> BuiltBundle | BuiltDeployment:
     texts = find_texts(config, path, spec.precision.calibration) if algorithms else None
     output = spec.output or Path(f"{path.stem}-bundle")
     check_destination(output, overwrite=spec.overwrite)  # before anything is downloaded
-    folders = []
+    folders: list[Path] = []
     for source, given, option in (
         (config.target, spec.checkpoints.target_checkpoint, "--target-checkpoint"),
         (config.draft, spec.checkpoints.draft_checkpoint, "--draft-checkpoint"),
