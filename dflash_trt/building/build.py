@@ -9,7 +9,7 @@ from dflash_trt.backends.tensorrt.build.builder import EngineOptions, local_arch
 from dflash_trt.backends.tensorrt.library import LIBRARIES, find_arch, load_library
 from dflash_trt.building.bundle_writer import build_bundle
 from dflash_trt.building.deployment import BuiltDeployment, build_deployment
-from dflash_trt.building.named_pair import OWN_LAYER, find_config
+from dflash_trt.building.named_pair import find_config, takes_own_layer
 from dflash_trt.building.profile import on_profile
 from dflash_trt.building.quantize import choose_precisions, find_texts, plan_quantization
 from dflash_trt.building.sources import fetch, find_source
@@ -55,7 +55,7 @@ def build(spec: BuildSpec, progress: Progress) -> BuiltBundle | BuiltDeployment:
     config = spec.apply(config)
     if spec.is_deployment:
         assert name is not None
-        if config.draft == OWN_LAYER:
+        if takes_own_layer(spec.checkpoints, config):
             what = "deployments with the target's MTP layer are not written yet"
             fix = "pass a draft, or build for --executor cpu"
             raise DflashError(what, where="--draft-checkpoint", fix=fix, usage=True)
@@ -65,17 +65,15 @@ def build(spec: BuildSpec, progress: Progress) -> BuiltBundle | BuiltDeployment:
     texts = find_texts(config, path, spec.precision.calibration) if algorithms else None
     output = spec.output or Path(f"{path.stem}-bundle")
     check_destination(output, overwrite=spec.overwrite)  # before anything is downloaded
-    folders: list[Path] = []
-    for source, given, option in (
-        (config.target, spec.checkpoints.target_checkpoint, "--target-checkpoint"),
-        (config.draft, spec.checkpoints.draft_checkpoint, "--draft-checkpoint"),
-    ):
-        if source == OWN_LAYER:
-            folders.append(folders[0])
-            continue
-        folders.append(given or fetch(find_source(source, path, None, option), path, option))
+    sources = [(config.target, spec.checkpoints.target_checkpoint, "--target-checkpoint")]
+    if not takes_own_layer(spec.checkpoints, config):
+        sources.append((config.draft, spec.checkpoints.draft_checkpoint, "--draft-checkpoint"))
+    folders = [
+        given or fetch(find_source(source, path, None, option), path, option)
+        for source, given, option in sources
+    ]
     progress.stage("reading checkpoints", None)
-    pair = check_pair(read_target(folders[0]), read_draft(folders[1]))
+    pair = check_pair(read_target(folders[0]), read_draft(folders[-1]))
     plan = None
     if texts is not None:
         plan = plan_quantization(

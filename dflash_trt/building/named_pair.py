@@ -30,7 +30,7 @@ from dflash_trt.models.folder import CONFIG_NAME, read_config
 from dflash_trt.models.hub import local_checkpoint
 
 ROLES = ("target", "draft")
-OWN_LAYER = CheckpointSource(checkpoint="mtp")
+OWN_LAYER = "mtp"
 """In a draft's place: the layer in the target's own checkpoint (models/mtp.py)."""
 _BOTH = "pass --target-checkpoint DIR and --draft-checkpoint DIR"
 
@@ -46,12 +46,10 @@ def find_config(target: str | None, given: Checkpoints) -> tuple[BuildConfig, Pa
     Raises:
         DflashError: nothing that can be a pair, or a YAML file with mistakes (usage).
     """
-    draft = given.draft_checkpoint
-    if draft is not None and str(draft) == OWN_LAYER.checkpoint and not draft.is_dir():
+    if takes_own_layer(given):
         own = given.target_checkpoint or Path(target or "")
         own = own / "target" if _is_checkpoint(own / "target") else own
-        config, path = find_config(target, replace(given, draft_checkpoint=own))
-        return config.model_copy(update={"draft": OWN_LAYER}), path
+        return find_config(target, replace(given, draft_checkpoint=own))
     if target is None:
         return _given_pair(given)
     folder = Path(target)
@@ -59,6 +57,14 @@ def find_config(target: str | None, given: Checkpoints) -> tuple[BuildConfig, Pa
     if is_name or folder.suffix in YAML_SUFFIXES or not _is_folder(target):
         return load_config(target, partial(_missing_files, given=given))
     return _folder_pair(folder, given)
+
+
+def takes_own_layer(given: Checkpoints, config: BuildConfig | None = None) -> bool:
+    """Whether the draft is to be the target's own layer: as is `given`, else as `config` says."""
+    folder = given.draft_checkpoint
+    if folder is not None:
+        return str(folder) == OWN_LAYER and not folder.is_dir()
+    return config is not None and config.draft.checkpoint == OWN_LAYER
 
 
 def _given_pair(given: Checkpoints) -> tuple[BuildConfig, Path]:
@@ -142,7 +148,7 @@ def _missing_files(
         name = source.get("checkpoint") if isinstance(source, Mapping) else source
         if folders[role] is not None or not isinstance(name, str) or resolve_builtin(name):
             continue
-        if role == "draft" and name == OWN_LAYER.checkpoint:
+        if role == "draft" and name == OWN_LAYER:
             continue
         try:
             local_checkpoint(name, base=path.parent)

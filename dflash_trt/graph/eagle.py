@@ -146,8 +146,8 @@ def layer_input(
     b, layer = model.b, model.layer(0)
     if model.has(OUTPUT_NORM):
         token = model.rms_norm(embedded, TOKEN_NORM, "token_norm")
-        normed = model.rms_norm(feature, OUTPUT_NORM, "feature_norm")
-        both = b.node("Concat", [token, normed], "token_and_feature", axis=1)
+        output = model.rms_norm(feature, OUTPUT_NORM, "feature_norm")
+        both = b.node("Concat", [token, output], "token_and_output", axis=1)
         x = model.linear(both, "fc")
         return layer.rms_norm(x, "input_layernorm", "input_norm"), x
     token = layer.rms_norm(embedded, "input_layernorm", "token_norm")
