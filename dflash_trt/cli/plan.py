@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 
-from dflash_trt.building.named_pair import find_config
+from dflash_trt.building.named_pair import find_config, takes_own_layer
 from dflash_trt.building.on_gpu import NEVER_RUN, judge_pair
 from dflash_trt.building.sources import find_source, read_shapes
 from dflash_trt.building.spec import Checkpoints
@@ -124,7 +124,8 @@ def command(
     else:  # what a build would find
         source, path = find_config(target, Checkpoints())
         model = find_source(source.target, path, None, "--target")
-        draft = find_source(source.draft, path, None, "--target")
+        own = takes_own_layer(Checkpoints(), source)
+        draft = model if own else find_source(source.draft, path, None, "--target")
         pair = replace(read_shapes(model, draft, source, path), name=path.stem)
     if precision is not None:
         pair = replace(pair, target=pair.target.in_format(Format(precision)))

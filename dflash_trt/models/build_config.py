@@ -179,7 +179,7 @@ Tau = Annotated[float, Field(ge=1)]
 class PublishedAcceptance(_Strict):
     """Acceptance lengths (tokens per verify step, bonus included) that one `source` states.
 
-    By drafter and workload. `drafts` is how many tokens DFlash and DSpark drafted, None where it
+    By drafter and workload. `drafts` is how many tokens all but EAGLE-3 drafted, None where it
     was the whole block. EAGLE-3's `tree` is [depth, width, verified rows]: the DFlash paper states
     trees of 60 rows, their depth and width are assumed.
     """
@@ -188,6 +188,7 @@ class PublishedAcceptance(_Strict):
     dflash: dict[str, Tau] = {}
     eagle3: dict[str, Tau] = {}
     dspark: dict[str, Tau] = {}
+    mtp: dict[str, Tau] = {}
     drafts: Count | None = None
     tree: tuple[Count, Count, Count] | None = None
 

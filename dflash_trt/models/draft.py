@@ -68,7 +68,7 @@ class DraftSpec(DraftShape, DecoderSpec):
     @property
     def fc_input_size(self) -> int:
         """Columns of `fc` for tapped layers: these times the target's hidden size."""
-        return logical_shape(self.weights["fc"])[1] - self.hidden_size * self.traits.fuses_token
+        return logical_shape(self.weights["fc"])[1] - self.hidden_size * self.fuses_token
 
 
 def default_target_layer_ids(num_target_layers: int, num_draft_layers: int) -> tuple[int, ...]:

@@ -19,7 +19,6 @@ class DraftTraits:
         is_chain: no masks, but one step after another, each with the feature of the one before it.
             The target keeps its features in the draft's caches, beside keys and values.
         owns_head: its logits are made by a head of its own, not by the target's.
-        fuses_token: `fc` takes a token's embedding beside the feature, at every step.
         has_engines: whether any engines are made of it.
         has_kernel_caches, is_quantised, is_diagnosed: whether engines with paged or FP8 caches are
             made of it, `quantize` takes it, and `diagnose` has something to try with it.
@@ -29,7 +28,6 @@ class DraftTraits:
     paper: str
     is_chain: bool = False
     owns_head: bool = False
-    fuses_token: bool = False
     has_engines: bool = True
     has_kernel_caches: bool = True
     is_quantised: bool = True
@@ -52,7 +50,6 @@ TRAITS: Mapping[DraftKind, DraftTraits] = {
         "an MTP layer",
         "2412.19437",
         is_chain=True,
-        fuses_token=True,
         has_engines=False,
         has_kernel_caches=False,
         is_quantised=False,

@@ -20,6 +20,7 @@ from dflash_trt.models.name_map import match_weights
 from dflash_trt.models.quantization import stored_formats
 from dflash_trt.models.quantized_weights import quantized_linears
 from dflash_trt.models.relatives import read_architecture
+from dflash_trt.models.sizes import DecoderSizes, DraftShape, TargetShape
 from dflash_trt.models.target import expert_storage, read_target_config
 from dflash_trt.models.weight_names import Rules
 
@@ -40,6 +41,45 @@ def may_hold_layer(config: ConfigFields) -> bool:
     return family is not None and family.is_hybrid
 
 
+def layer_shape(target: TargetShape) -> DraftShape:
+    """The shape of a target's layer."""
+    positions = target.max_position_embeddings
+    return DraftShape(**_shape(target.sizes), max_position_embeddings=positions)
+
+
+def check_layer(config: ConfigFields) -> None:
+    """Refuses a text model's config that states no such layer, or one that cannot be run."""
+    if not _count_layers(config):
+        raise _no_layer(config.where, f"no {_COUNT}")
+
+
+def _shape(target: DecoderSizes) -> dict[str, Any]:
+    """The fields of a `DraftShape` that follow from its target's sizes."""
+    last, hidden = len(target.layers) - 1, target.hidden_size
+    return {
+        "sizes": replace(target, layers=(target.full_layer,), features=hidden),
+        "block_size": 1 + MAX_DRAFTS,
+        "mask_token_id": 0,
+        "target_layer_ids": (last,),
+        "fuses_token": True,
+    }
+
+
+def _count_layers(config: ConfigFields) -> int:
+    """How many a config states, 0 or 1; DflashError for what cannot be run."""
+    count = config.integer(_COUNT, 0, low=0)
+    if count > 1:
+        raise config.unsupported(_COUNT, "one layer is")
+    if config.flag(_DEDICATED, False):
+        raise config.unsupported(_DEDICATED, "layers over their target's embedding are")
+    return count
+
+
+def _no_layer(where: Path, evidence: str) -> DflashError:
+    fix = "pass a draft; of a converted checkpoint the original may have it: --draft-checkpoint DIR"
+    return DflashError(f"has no MTP layer ({evidence})", where=where, fix=fix)
+
+
 def read_layer(folder: Path) -> dict[str, Any]:
     """The layer in a target's checkpoint, as fields of `DraftSpec`; no weight is loaded.
 
@@ -48,22 +88,12 @@ def read_layer(folder: Path) -> dict[str, Any]:
             config.
     """
     found = read_target_config(folder)
-    config, family, stated = found.text, replace(found.family, prefix=_PREFIX), found.stated
-    count = config.integer(_COUNT, 0, low=0)
-    if count > 1:
-        raise config.unsupported(_COUNT, "one layer is")
-    if config.flag(_DEDICATED, False):
-        raise config.unsupported(_DEDICATED, "layers over their target's embedding are")
+    family, stated = replace(found.family, prefix=_PREFIX), found.stated
+    count = _count_layers(found.text)
     checkpoint = open_checkpoint(folder)
     held = {name: one for name, one in checkpoint.tensors.items() if name.startswith(_PREFIX)}
     if not count or not held:
-        missing = f"no tensor {_PREFIX}*" if count else f"no {_COUNT} in its config.json"
-        raise DflashError(
-            f"has no MTP layer ({missing})",
-            where=folder,
-            fix="pass a draft; of a converted checkpoint the original may have it, as "
-            "--draft-checkpoint DIR",
-        )
+        raise _no_layer(folder, f"no tensor {_PREFIX}*" if count else f"no {_COUNT}")
     rules = target_rules(
         family,
         attention_bias=found.attention_bias,
@@ -82,19 +112,15 @@ def read_layer(folder: Path) -> dict[str, Any]:
     if not quantized_linears(weights):  # as where all the rest is
         stated["quantization"] = None
     attention_format, mlp_format = stored_formats(stated["quantization"])
-    sizes, last = found.sizes, len(found.sizes.layers) - 1
     return {
         **stated,
+        **_shape(found.sizes),
         "attention_format": attention_format,
         "mlp_format": mlp_format,
         "kind": "MTP",
-        "block_size": 1 + MAX_DRAFTS,
-        "mask_token_id": 0,
-        "num_target_layers": last + 1,
-        "target_layer_ids": (last,),
+        "num_target_layers": len(found.sizes.layers),
         "norms_last_tap": True,
         "hands_normed": True,
-        "sizes": replace(sizes, layers=(sizes.full_layer,), features=sizes.hidden_size),
         "weights": weights,
         "checkpoint": checkpoint,
     }

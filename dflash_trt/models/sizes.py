@@ -339,6 +339,7 @@ class DraftShape(ModelShape):
         target_layer_ids: the target's layers, from 0, whose outputs `fc` takes, in its order.
         vocab_size: the target's; None where a config is silent.
         markov_rank: of DSpark's head; 0 where there is none.
+        fuses_token: `fc` takes a token's embedding too, in every pass: an MTP layer's.
     """
 
     block_size: int
@@ -346,10 +347,11 @@ class DraftShape(ModelShape):
     target_layer_ids: tuple[int, ...]
     vocab_size: int | None = None
     markov_rank: int = 0
+    fuses_token: bool = False
 
     @property
     def fc_weights(self) -> int:
-        return len(self.target_layer_ids) * self.sizes.hidden_size**2
+        return (len(self.target_layer_ids) + self.fuses_token) * self.sizes.hidden_size**2
 
     @property
     def markov_weights(self) -> int:

@@ -204,6 +204,13 @@ def test_a_targets_own_layer_drafts(
     assert main(["tune", output, "--prompts", text, "--block-size", "2,8", "--batch", "1"]) == 0
 
 
+def test_its_steps_are_planned(own: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Each draft is a pass; a layer without a published τ is not compared."""
+    words = ["plan", "--target", str(own / "own.yaml"), "--gpu", "h100", "--acceptance", "4"]
+    assert main([*words, "--json", "--input-tokens", "64", "--output-tokens", "64"]) == 0
+    assert set(json.loads(capsys.readouterr().out)["fronts"]) == {"autoregressive", "MTP"}
+
+
 @pytest.mark.parametrize(
     ("options", "what"),
     [
@@ -226,7 +233,7 @@ def test_what_no_own_layer_can(
 @pytest.mark.parametrize(
     ("changes", "what"),
     [
-        ({"mtp_num_hidden_layers": None}, "has no MTP layer (no mtp_num_hidden_layers in its"),
+        ({"mtp_num_hidden_layers": None}, "has no MTP layer (no mtp_num_hidden_layers)"),
         ({"mtp_num_hidden_layers": 2}, "mtp_num_hidden_layers = 2 is not supported; one layer is"),
         ({"mtp_use_dedicated_embeddings": True}, "mtp_use_dedicated_embeddings = true is not"),
         ({"intermediate_size": 80}, '"mtp.layers.0.mlp.gate_proj.weight" is [96, 64], not [80'),

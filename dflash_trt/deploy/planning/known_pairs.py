@@ -10,7 +10,14 @@ from typing import Literal
 
 from dflash_trt.core.formats import Format
 from dflash_trt.deploy.planning.acceptance_rates import AcceptanceCurve, read_acceptance
-from dflash_trt.deploy.planning.decoding import DFlash, DraftTree, DSpark, Eagle3, Speculative
+from dflash_trt.deploy.planning.decoding import (
+    DFlash,
+    DraftTree,
+    DSpark,
+    Eagle3,
+    Mtp,
+    Speculative,
+)
 from dflash_trt.errors import DflashError, nearest, one_line
 from dflash_trt.models.build_config import (
     PublishedAcceptance,
@@ -23,6 +30,7 @@ from dflash_trt.models.build_config import (
     target_names,
 )
 from dflash_trt.models.families import find_family
+from dflash_trt.models.mtp import layer_shape
 from dflash_trt.models.sizes import (
     DecoderSizes,
     DraftShape,
@@ -47,8 +55,10 @@ class PairShape:
     published: tuple[PublishedAcceptance, ...] = ()
 
     @property
-    def drafter(self) -> Literal["DFlash", "DSpark"]:
+    def drafter(self) -> Literal["DFlash", "DSpark", "MTP"]:
         """How its own draft decodes."""
+        if self.draft.fuses_token:
+            return "MTP"
         return "DSpark" if self.draft.markov_rank else "DFlash"
 
     @property
@@ -178,12 +188,16 @@ def published_decodings(pair: PairShape, acceptance: str | None = None) -> list[
     found: list[Speculative] = []
     if (eagle := _eagle3(pair, name)) is not None:
         found.append(eagle)
-    own = DSpark if pair.drafter == "DSpark" else DFlash
-    found.append(own(pair.target, pair.draft, curve))
+    own = {"DFlash": DFlash, "DSpark": DSpark, "MTP": Mtp}
+    found.append(own[pair.drafter](pair.target, pair.draft, curve))
     for one in pair.published:
         if name is not None and name in one.dspark:
             markov = _published(name, one.dspark[name], one.drafts or drafts, one)
             found.append(DSpark(pair.target, pair.draft, markov))
+        if name is not None and name in one.mtp:
+            layer = layer_shape(pair.target)
+            own_layer = _published(name, one.mtp[name], one.drafts or layer.block_size - 1, one)
+            found.append(Mtp(pair.target, layer, own_layer))
     return found
 
 
