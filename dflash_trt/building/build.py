@@ -65,15 +65,20 @@ def build(spec: BuildSpec, progress: Progress) -> BuiltBundle | BuiltDeployment:
     texts = find_texts(config, path, spec.precision.calibration) if algorithms else None
     output = spec.output or Path(f"{path.stem}-bundle")
     check_destination(output, overwrite=spec.overwrite)  # before anything is downloaded
+    takes_own = takes_own_layer(spec.checkpoints, config)
     sources = [(config.target, spec.checkpoints.target_checkpoint, "--target-checkpoint")]
-    if not takes_own_layer(spec.checkpoints, config):
+    if not takes_own:
         sources.append((config.draft, spec.checkpoints.draft_checkpoint, "--draft-checkpoint"))
     folders = [
         given or fetch(find_source(source, path, None, option), path, option)
         for source, given, option in sources
     ]
     progress.stage("reading checkpoints", None)
-    pair = check_pair(read_target(folders[0]), read_draft(folders[-1]))
+    target = read_target(folders[0])
+    if takes_own and not target.sizes.has_state:
+        what = f"has no MTP layer: it is of the family {target.family}"
+        raise DflashError(what, where=folders[0], fix="pass a draft's folder", usage=True)
+    pair = check_pair(target, read_draft(folders[-1]))
     plan = None
     if texts is not None:
         plan = plan_quantization(

@@ -187,6 +187,7 @@ def own(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+DEMO = Path(__file__).parents[2] / "demo_pair" / "target"
 BY_WORD = ["--target-checkpoint", "{}/target", "--draft-checkpoint", "mtp"]
 QUANTIZED = ["--precision", "fp8", "--calibration", "{}/texts.jsonl"]
 BY_YAML = ["--target", "{}/own.yaml"]
@@ -202,12 +203,9 @@ def test_a_targets_own_layer_drafts(
     assert main(["inspect", output]) == 0
     assert "target with an MTP layer, for executor cpu" in capsys.readouterr().out
     assert main(["tune", output, "--prompts", text, "--block-size", "2,8", "--batch", "1"]) == 0
-
-
-def test_its_steps_are_planned(own: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Each draft is a pass; a layer without a published τ is not compared."""
-    words = ["plan", "--target", str(own / "own.yaml"), "--gpu", "h100", "--acceptance", "4"]
-    assert main([*words, "--json", "--input-tokens", "64", "--output-tokens", "64"]) == 0
+    capsys.readouterr()
+    plan = ["plan", "--target", str(own / "own.yaml"), "--gpu", "h100", "--acceptance", "4"]
+    assert main([*plan, "--json", "--input-tokens", "64", "--output-tokens", "64"]) == 0
     assert set(json.loads(capsys.readouterr().out)["fronts"]) == {"autoregressive", "MTP"}
 
 
@@ -216,6 +214,7 @@ def test_its_steps_are_planned(own: Path, capsys: pytest.CaptureFixture[str]) ->
     [
         (["--executor", "tensorrt-rtx"], "an MTP layer, for which engines cannot be built yet"),
         (["--executor", "trtllm", "--profile", "h100x1"], "deployments with the target's MTP"),
+        (["--target-checkpoint", f"{DEMO}"], "has no MTP layer: it is of the family qwen3"),
         (["--kv-dtype", "fp8"], "for which FP8 KV caches cannot be built yet"),
         (QUANTIZED, "an MTP layer, for which quantising the pair cannot be built yet"),
     ],
