@@ -20,6 +20,7 @@ from dflash_trt.core.validation import check_value
 from dflash_trt.decoding import (
     Penalties,
     Request,
+    RequestFailedError,
     RequestResult,
     RequestStatistics,
     SamplingParams,
@@ -44,6 +45,7 @@ __all__ = [
     "PrecisionOptions",
     "Progress",
     "Request",
+    "RequestFailedError",
     "RequestResult",
     "RequestStatistics",
     "SamplingParams",

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Mapping, Sequence
+from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 EXIT_FAILED = 1
 EXIT_USAGE = 2
@@ -52,6 +54,15 @@ class DflashError(Exception):
 def install_extra(extra: str) -> str:
     """What installs the packages of an extra: the project's name is not on the package index."""
     return f"pip install -e '.[{extra}]' in a checkout of dflash-trt"
+
+
+def import_extra(module: str, extra: str, purpose: str) -> Any:
+    """Imports what an extra brings; DflashError where that fails, which `purpose` begins."""
+    try:
+        return import_module(module)
+    except ImportError as error:
+        what = f"{purpose} needs {module}, which cannot be imported ({error})"
+        raise DflashError(what, fix=install_extra(extra)) from error
 
 
 def refuse_options(given: Mapping[str, object], what: str, fix: str | None = None) -> None:

@@ -22,6 +22,7 @@ from dflash_trt.decoding import (
     Generator,
     GeneratorOptions,
     Request,
+    RequestFailedError,
     RequestResult,
     SamplingParams,
     TokenEvent,
@@ -237,20 +238,23 @@ class LoadedPair:
         returns True ends this request, whose finish reason is "cancelled" then.
 
         Raises:
-            DflashError: a request that cannot run, before any of them does (usage), or one that
-                cannot go on; the others are cancelled then.
+            DflashError: a request that cannot run, before any of them does (usage).
+            RequestFailedError: one that cannot go on, when the others have ended; it has their
+                results.
         """
         self.check(requests)
-        results: dict[int, RequestResult] = {}
-        with closing(self._host.events(requests)) as events:
+        results: list[RequestResult | None] = [None] * len(requests)
+        with closing(self._host.events(requests)) as events, suppress(StopIteration):
             wish: bool | None = None
-            with suppress(StopIteration):
+            try:
                 while True:
                     index, event = events.send(wish)
-                    if event.result is not None:
-                        results[index] = event.result
+                    results[index] = event.result
                     wish = None if on_event is None else on_event(index, event)
-        return [results[index] for index in range(len(requests))]
+            except RequestFailedError as error:
+                error.results = results
+                raise
+        return [one for one in results if one is not None]  # all of them: none has failed
 
     def stream(
         self,

@@ -16,7 +16,14 @@ from typing import Any
 import pytest
 
 import dflash_trt
-from dflash_trt import CacheOptions, DflashError, LoadedPair, SamplingParams
+from dflash_trt import (
+    CacheOptions,
+    DflashError,
+    LoadedPair,
+    RequestFailedError,
+    SamplingParams,
+    TokenRules,
+)
 from dflash_trt.cli.main import main
 from dflash_trt.decoding import TokenEvent
 from tests.cli.bigram import END, token, write_bigram_pair
@@ -103,6 +110,16 @@ def test_results_are_the_commands(
         assert figures.acceptance_length == answer["acceptance_length"]
         assert figures.time_to_first_token_s is not None
     assert [one.token_ids for one in again] == [one.token_ids for one in results]
+
+
+def test_a_request_that_can_say_nothing_fails_alone(pair: LoadedPair) -> None:
+    rules = TokenRules(allowed=(5, 6), bad=((5, 5), (5, 6), (6, 5), (6, 6)))
+    asked = [pair.request(one, max_tokens=4) for one in PROMPTS]
+    alone = [one.token_ids for one in pair.run(asked)]
+    with pytest.raises(RequestFailedError, match="no token may come next") as caught:
+        pair.run([*asked, pair.request("3", max_tokens=4, rules=rules)])
+    assert caught.value.usage
+    assert [one and one.token_ids for one in caught.value.results] == [*alone, None]
 
 
 def test_without_speculation_only_the_baseline_graph_opens(folder: Path, pair: LoadedPair) -> None:

@@ -129,7 +129,7 @@ class ExecutorLimits(Limits):
     layers, so that a sequence goes on where its last call's rows end, or takes back at most
     `block_size` of them. What it has written before cannot be run again, and is shared only with a
     copy of the state behind it, of which a StatefulExecutor has `state_copies`. `longest`: the
-    positions that the pair was trained for.
+    positions that the target was trained for; `drafts_end`: the one that no block reaches.
     """
 
     vocab_size: int
@@ -140,6 +140,7 @@ class ExecutorLimits(Limits):
     has_state: bool = False
     state_copies: int = 0
     longest: int | None = None
+    drafts_end: int | None = None
 
     @property
     def windows(self) -> tuple[int, ...]:

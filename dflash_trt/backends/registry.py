@@ -32,6 +32,7 @@ def executor_limits(bundle: Bundle) -> ExecutorLimits:
         page_pool=manifest.page_pool,
         draws=manifest.engines is not None and manifest.engines.draws,
         longest=manifest.longest,
+        drafts_end=manifest.drafts_end,
         has_state=target.sizes.has_state,
         state_copies=state_copies(target.sizes, manifest.limits, manifest.page_pool),
     )

@@ -31,12 +31,14 @@ from dflash_trt.text.prompts import read_prompts
 class BuiltBundle:
     """A bundle's folder and manifest.
 
-    `added_end` is the tokenizer's end of text where the checkpoint's configs do not name it.
+    `added_end` is the tokenizer's end of text where the checkpoint's configs do not name it;
+    `taps_by_rule` says that the draft's config does not name the tapped layers.
     """
 
     folder: Path
     manifest: Manifest
     added_end: int | None = None
+    taps_by_rule: bool = False
 
 
 def build(spec: BuildSpec, progress: Progress) -> BuiltBundle | BuiltDeployment:
@@ -74,11 +76,11 @@ def build(spec: BuildSpec, progress: Progress) -> BuiltBundle | BuiltDeployment:
         for source, given, option in sources
     ]
     progress.stage("reading checkpoints", None)
-    target = read_target(folders[0])
+    target, taps = read_target(folders[0]), spec.checkpoints.target_layer_ids
     if takes_own and not target.sizes.has_state:
         what = f"has no MTP layer: it is of the family {target.family}"
         raise DflashError(what, where=folders[0], fix="pass a draft's folder", usage=True)
-    pair = check_pair(target, read_draft(folders[-1]))
+    pair = check_pair(target, read_draft(folders[-1], taps))
     plan = None
     if texts is not None:
         plan = plan_quantization(
@@ -93,7 +95,7 @@ def build(spec: BuildSpec, progress: Progress) -> BuiltBundle | BuiltDeployment:
     manifest = build_bundle(*arguments, engines=engines, plan=plan, prompts=prompts)
     ends = manifest.target.eos_token_ids
     added = next((one for one in ends if one not in pair.target.eos_token_ids), None)
-    return BuiltBundle(output, manifest, added)
+    return BuiltBundle(output, manifest, added, pair.draft.taps_by_rule)
 
 
 def _choose_engines(

@@ -155,7 +155,7 @@ def build_bundle(
 
 def _limits(pair: Pair, config: BuildConfig) -> Limits:
     """The bundle's limits; DflashError (usage) where the models were not made for them."""
-    longest = min(pair.target.max_position_embeddings, pair.draft.max_position_embeddings)
+    longest = pair.target.max_position_embeddings  # past the draft's there are no drafts
     check_positions(config.max_seq_len, longest)
     target, draft = pair.target.sizes, pair.draft.sizes
     sizes = [target.full_layer.head_dim, draft.layer.head_dim]

@@ -34,7 +34,7 @@ from dflash_trt.deploy.trtllm.deployment_writer import describe_deployment, writ
 from dflash_trt.deploy.trtllm.versions import DEFAULT_VERSION, find_version
 from dflash_trt.errors import DflashError, one_line
 from dflash_trt.models.build_config import BuildConfig
-from dflash_trt.models.draft import read_draft
+from dflash_trt.models.draft import DraftSpec, read_draft
 from dflash_trt.models.pair_check import check_draft, check_pair
 from dflash_trt.models.target import read_target
 
@@ -143,11 +143,20 @@ def _read_pair(sources: Sources, config: BuildConfig, path: Path) -> PairShape:
     """The pair's shapes; where there are folders, their weights must fit each other."""
     target, draft = sources.target.folder, sources.draft.folder
     if target is not None and draft is not None:
-        check_pair(read_target(target), read_draft(draft))
+        check_pair(read_target(target), _read_draft(draft))
     pair = read_shapes(sources.target, sources.draft, config, path)
     if target is None and draft is not None:
-        check_draft(read_draft(draft), pair.target.sizes, pair.target.vocab_size, pair.name)
+        check_draft(_read_draft(draft), pair.target.sizes, pair.target.vocab_size, pair.name)
     return pair
+
+
+def _read_draft(folder: Path) -> DraftSpec:
+    draft = read_draft(folder)
+    if draft.is_speculators:
+        what = "is in speculators' layout, which nothing says that TensorRT-LLM reads"
+        fix = "build it for another executor, or pass the draft in z-lab's layout"
+        raise DflashError(what, where=folder, fix=fix, usage=True)
+    return draft
 
 
 def _quantization(

@@ -18,13 +18,13 @@ from dflash_trt.models.build_config import (
     YAML_SUFFIXES,
     BuildConfig,
     CheckpointSource,
+    advise_draft,
     load_config,
     resolve_builtin,
     resolve_file,
     target_names,
     targets_not_yet,
 )
-from dflash_trt.models.eagle import SPECULATORS_LAYER
 from dflash_trt.models.families import DRAFT_ARCHITECTURES
 from dflash_trt.models.folder import CONFIG_NAME, read_config
 from dflash_trt.models.hub import local_checkpoint
@@ -32,6 +32,7 @@ from dflash_trt.models.hub import local_checkpoint
 ROLES = ("target", "draft")
 OWN_LAYER = "mtp"
 """In a draft's place: the layer in the target's own checkpoint (models/mtp.py)."""
+_TRAIN = "add --draft-checkpoint DIR; `dflash-trt train-draft` makes one"
 _BOTH = "pass --target-checkpoint DIR and --draft-checkpoint DIR"
 
 
@@ -76,6 +77,8 @@ def _given_pair(given: Checkpoints) -> tuple[BuildConfig, Path]:
     for role in ROLES:
         if role not in found:
             what = f"is missing beside --{next(iter(found))}-checkpoint"
+            if role == "draft" and _is_checkpoint(found["target"]):
+                fix = advise_draft(found["target"]) or _TRAIN
             raise DflashError(what, where=f"--{role}-checkpoint", fix=fix, usage=True)
     return _plain_config(found["target"], found["draft"])
 
@@ -97,7 +100,7 @@ def _folder_pair(folder: Path, given: Checkpoints) -> tuple[BuildConfig, Path]:
         fix = f"give --target-checkpoint DIR --draft-checkpoint {folder}"
         raise DflashError("is a draft, not a target", where=folder, fix=fix, usage=True)
     if draft is None:
-        fix = "add --draft-checkpoint DIR; `dflash-trt train-draft` makes one"
+        fix = advise_draft(folder) or _TRAIN
         raise DflashError("is a target without a draft", where=folder, fix=fix, usage=True)
     return _plain_config(given.target_checkpoint or folder, draft)
 
@@ -123,16 +126,14 @@ def _plain_config(target: Path, draft: Path, home: Path | None = None) -> tuple[
         target=CheckpointSource(checkpoint=str(target)),
         draft=CheckpointSource(checkpoint=str(draft)),
     )
-    limits = [config.max_seq_len, *_positions(target), *_positions(draft)]
+    limits = [config.max_seq_len, *_positions(target)]
     config = config.model_copy(update={"max_seq_len": min(limits)})
     return config, named.parent / f"{named.name}.yaml"
 
 
 def _positions(folder: Path) -> Iterator[int]:
-    """How many positions a checkpoint was trained for; a build says what is wrong with others."""
-    config = read_config(folder)
-    layer = config.get(SPECULATORS_LAYER)  # of a head in speculators' layout
-    stated = (layer if isinstance(layer, dict) else config).get("max_position_embeddings")
+    """How many positions a target was trained for; a build says what is wrong with others."""
+    stated = read_config(folder).get("max_position_embeddings")
     if isinstance(stated, int) and not isinstance(stated, bool) and stated > 0:
         yield stated
 

@@ -211,7 +211,7 @@ def quantize_pair(
     if "target" in quantized:
         target = read_target(quantized["target"])
     if "draft" in quantized:
-        draft = read_draft(quantized["draft"])
+        draft = read_draft(quantized["draft"], draft.target_layer_ids)
     return check_pair(target, draft)
 
 

@@ -21,6 +21,7 @@ from dflash_trt.deploy.trtllm.schema import AttentionBackend
 from dflash_trt.errors import DflashError, refuse_options
 from dflash_trt.graph.form import CacheDtype
 from dflash_trt.models.build_config import BuildConfig, PrecisionName
+from dflash_trt.models.sizes import MAX_LAYERS
 
 
 class _Options:
@@ -48,10 +49,14 @@ def _types(options: type) -> Mapping[str, Any]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Checkpoints(_Options):
-    """Folders to use instead of what the configuration names."""
+    """Folders to use instead of what the configuration names.
+
+    `target_layer_ids` are the layers, from 0, whose outputs a draft takes that names none.
+    """
 
     target_checkpoint: Path | None = None
     draft_checkpoint: Path | None = None
+    target_layer_ids: tuple[Annotated[int, Field(ge=0, lt=MAX_LAYERS)], ...] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -175,6 +180,10 @@ class BuildSpec(_Options):
             (Feature.PROFILE, self.profile),
         ):
             check_executor(feature, self.executor, value, plugins=plugins)
+        taps = self.checkpoints.target_layer_ids
+        if self.is_deployment:
+            what = "TensorRT-LLM reads the draft's own config"
+            refuse_options({"--target-layer-ids": taps}, what, "add them there, and leave it out")
         for name, value in asdict(self.deployment).items():
             option = f"--{name.replace('_', '-')}"
             check_executor(Feature.DEPLOYMENT, self.executor, value, where=option)

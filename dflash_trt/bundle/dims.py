@@ -166,8 +166,10 @@ class TargetDims(ModelDims):
 class DraftDims(ModelDims):
     """`token_count` is how many tokens the draft chooses among; None is all of them.
 
-    `anchor_drafts`: the anchor's slot drafts too, as in DeepSpec's layout.
-    `max_position_embeddings` is there where it is less than the target's.
+    `anchor_drafts`: the anchor's slot drafts too, as in DeepSpec's layout. `owned` are its own
+    embedding and head, by role, where it does not take the target's.
+    `max_position_embeddings` is there where it is less than the target's: behind so many positions
+    nothing is drafted.
     """
 
     kind: DraftKind = "DFlash"
@@ -178,6 +180,7 @@ class DraftDims(ModelDims):
     layer_windows: list[int | None]
     layer_causal: list[bool]
     token_count: Positive | None = None
+    owned: list[Text] = Field(default_factory=list, exclude_if=lambda one: not one)
     max_position_embeddings: Positive | None = Field(
         default=None, exclude_if=lambda one: one is None
     )
@@ -251,6 +254,7 @@ def draft_dims(pair: Pair) -> DraftDims:
         layer_windows=list(draft.layer_windows),
         layer_causal=list(draft.layer_causal),
         token_count=None if ids is None else len(ids),
+        owned=list(draft.owned),
         max_position_embeddings=(
             positions if positions < pair.target.max_position_embeddings else None
         ),

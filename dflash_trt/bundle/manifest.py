@@ -116,9 +116,14 @@ class Manifest(StrictRecord):
 
     @property
     def longest(self) -> int:
-        """Positions that the pair was trained for."""
-        own = self.target.max_position_embeddings
-        return min(own, self.draft.max_position_embeddings or own)
+        """Positions that the target was trained for."""
+        return self.target.max_position_embeddings
+
+    @property
+    def drafts_end(self) -> int:
+        """The position that no block of the draft's reaches: where its own or the context end."""
+        context = self.limits.max_seq_len
+        return min(context, self.draft.max_position_embeddings or context)
 
     @property
     def graph_form(self) -> GraphForm:

@@ -214,9 +214,10 @@ def _runs(manifest: Manifest, function: str) -> bool:
 
 
 def draft_tokens_line(manifest: Manifest) -> str | None:
-    """What the draft chooses among; None where that is everything."""
-    count = manifest.draft.token_count
-    return None if count is None else f"chooses among {count:,} tokens, the target among all"
+    """What the draft chooses among, and by what of its own; None for all, by the target's."""
+    count, owned = manifest.draft.token_count, manifest.draft.owned
+    among = [] if count is None else [f"chooses among {count:,} tokens, the target among all"]
+    return "; ".join([*among, *(f"has an {one} of its own" for one in owned)]) or None
 
 
 def summarize(manifest: Manifest) -> dict[str, Any]:

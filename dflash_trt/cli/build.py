@@ -18,6 +18,7 @@ from dflash_trt.building.spec import (
 from dflash_trt.bundle.memory.memory import bundle_memory, engine_bytes
 from dflash_trt.bundle.summary import (
     cache_line,
+    draft_tokens_line,
     precision_line,
     quantization_line,
     unscaled_models,
@@ -25,7 +26,7 @@ from dflash_trt.bundle.summary import (
 )
 from dflash_trt.bundle.support import EXECUTORS, PRECISIONS
 from dflash_trt.cli.bars import StageBars, format_size
-from dflash_trt.cli.options import FILE, FOLDER, option_group
+from dflash_trt.cli.options import FILE, FOLDER, LAYERS, option_group, show_note
 from dflash_trt.core.limits import MAX_COUNT, PAGE_SIZE, PAGE_SIZES
 from dflash_trt.deploy.trtllm.schema import ATTENTION_BACKENDS
 from dflash_trt.deploy.trtllm.versions import DEFAULT_VERSION, VERSIONS
@@ -40,6 +41,12 @@ _checkpoints = option_group(
         "--draft-checkpoint",
         type=FOLDER,
         help="Folder to use for the draft; mtp: the layer in the target's own checkpoint.",
+    ),
+    click.option(
+        "--target-layer-ids",
+        type=LAYERS,
+        help="Layers of the target, from 0, whose outputs the draft takes, as 1,9,17, where its "
+        "config names none.",
     ),
 )
 _engines = option_group(
@@ -213,20 +220,20 @@ def _show_bundle(built: BuiltBundle) -> None:
         line = quantization_line(dims, manifest.kv_dtype)
         if line is not None:
             click.echo(f"quantised {owner}: {line}")
+    if draft.owned and (line := draft_tokens_line(manifest)) is not None:
+        click.echo(f"draft: {line}")
     if manifest.page_pool is not None or manifest.kv_dtype != "auto":
         click.echo(f"KV caches: {cache_line(manifest)}")
     if apart := versions_apart(manifest):
-        click.echo(
-            f"note: {apart[0]} is not the version that {apart[1]} is named for: answers stay the "
-            "target's, but few drafts of another version's are accepted",
-            err=True,
+        show_note(
+            f"{apart[0]} is not the version that {apart[1]} is named for: answers stay the "
+            "target's, but few drafts of another version's are accepted"
         )
     if unscaled := unscaled_models(manifest):
-        click.echo(
-            f"note: no scales for an FP8 KV cache are stated for {' and '.join(unscaled)}: 1 is "
+        show_note(
+            f"no scales for an FP8 KV cache are stated for {' and '.join(unscaled)}: 1 is "
             "taken, by which large values are clipped and answers may be nonsense; `quantize "
-            "--kv-scales` or `build --precision fp8 --kv-dtype fp8` observes them",
-            err=True,
+            "--kv-scales` or `build --precision fp8 --kv-dtype fp8` observes them"
         )
     if manifest.engines is not None:
         pool, took = manifest.page_pool, bundle_memory(manifest)
@@ -246,23 +253,25 @@ def _show_bundle(built: BuiltBundle) -> None:
         )
     if built.added_end is not None:
         others = [one for one in manifest.target.eos_token_ids if one != built.added_end]
-        click.echo(
-            f"note: texts end with the tokenizer's eos_token {built.added_end} too, which the "
-            f"checkpoint's configs do not name (they name {', '.join(map(str, others)) or 'none'})",
-            err=True,
+        show_note(
+            f"texts end with the tokenizer's eos_token {built.added_end} too, which the "
+            f"checkpoint's configs do not name (they name {', '.join(map(str, others)) or 'none'})"
         )
     positions = manifest.draft.max_position_embeddings
-    if positions == manifest.limits.max_seq_len:
-        click.echo(
-            f"note: the context is {positions:,} positions: the draft was trained for no more "
+    if positions is not None and positions < manifest.limits.max_seq_len:
+        show_note(
+            f"drafts end at {positions:,} positions: the draft was trained for no more "
             "(max_position_embeddings of its config.json), the target for "
-            f"{manifest.target.max_position_embeddings:,}. Longer sequences need another draft",
-            err=True,
+            f"{manifest.target.max_position_embeddings:,}. Longer texts go on without drafts"
+        )
+    if built.taps_by_rule:
+        taps = ", ".join(map(str, draft.target_layer_ids))
+        show_note(
+            f"the draft's config names no target_layer_ids: layers {taps} are tapped by the "
+            "rule of its kind"
         )
     if not manifest.tokenizer:
-        click.echo(
-            "note: the target has no tokenizer.json; the bundle takes token ids only", err=True
-        )
+        show_note("the target has no tokenizer.json; the bundle takes token ids only")
 
 
 def _show_deployment(built: BuiltDeployment) -> None:
@@ -288,4 +297,4 @@ def _show_deployment(built: BuiltDeployment) -> None:
         )
     click.echo(f"checked against {deployment.checked}; not run. {output}/README.md says how to")
     for note in built.notes:
-        click.echo(f"note: {note}", err=True)
+        show_note(note)

@@ -23,7 +23,7 @@ from dflash_trt.text.chat import Message
 from dflash_trt.text.harmony import HarmonyFormat
 from dflash_trt.text.thoughts import open_answer
 
-NEW = "/new"
+NEW, HELP, QUIT = "/new", "/help", "/quit"
 _MOST_CHARACTERS = 16 << 20
 
 
@@ -137,9 +137,14 @@ def hold_chat(speaker: PairSpeaker | ServedSpeaker, system: str | None) -> None:
     first = [] if system is None else [{"role": "system", "content": system}]
     history: list[Message] = list(first)
     click.echo(speaker.greeting, err=True)
-    hint = f"Ctrl-C ends an answer, Ctrl-D the chat; {NEW} forgets what was said"
+    hint = f"Ctrl-C ends an answer, Ctrl-D or {QUIT} the chat; {NEW} forgets what was said"
     click.secho(hint, err=True, dim=True)
     for text in _messages():
+        if text == QUIT:
+            return
+        if text == HELP:
+            click.secho(hint, err=True, dim=True)
+            continue
         if text == NEW:
             history = list(first)
             continue

@@ -17,14 +17,11 @@ from dflash_trt.cli.options import (
     TaskOptions,
     bundle_argument,
     json_option,
-    max_tokens_option,
     print_json,
     task_options,
-    temperature_option,
     threads_option,
 )
 from dflash_trt.core.publish import file_error, replace_file
-from dflash_trt.decoding import SamplingParams
 from dflash_trt.decoding.replay import Answer
 from dflash_trt.errors import DflashError
 from dflash_trt.hardware.cores import ThreadChoice, choose_threads
@@ -49,8 +46,6 @@ SHOWN = 12
 @click.command("diagnose")
 @bundle_argument
 @task_options
-@max_tokens_option
-@temperature_option
 @click.option(
     "--thinking",
     type=click.Choice(["on", "off"]),
@@ -82,8 +77,6 @@ SHOWN = 12
 def command(
     bundle: Path,
     prompts: TaskOptions,
-    max_tokens: int,
-    sampling: SamplingParams,
     thinking: str | None,
     known_answers: bool,
     training_rows: Path | None,
@@ -108,7 +101,9 @@ def command(
     sets = dataclasses.replace(prompts, limit_prompts=limit).read(opened.prompts)
     form = _form(tokenizer, thinking)
     chosen = choose_threads(threads, opened.manifest.target.parameters)
-    service = Serving(form=form, sampling=sampling, max_tokens=max_tokens, threads=chosen)
+    service = Serving(
+        form=form, sampling=prompts.sampling, max_tokens=prompts.max_tokens, threads=chosen
+    )
     records = [record for one in sets for record in one.prompts]
     names = [one.name for one in sets for _ in one.prompts]
     texts = [record.text for record in records]

@@ -26,7 +26,7 @@ from dflash_trt.cli.options import (
     prompt_options,
     refuse_given,
     sampling_options,
-    show_hint,
+    show_note,
     show_thread_note,
     speculation_option,
     threads_option,
@@ -226,7 +226,7 @@ def command(
     steps = DraftedSteps(*(result.statistics for result in results))
     if steps.count and drafter == DFLASH:
         schedule = own_schedule(pair.bundle) if block_schedule.isdecimal() else pair.schedule
-        show_hint(low_acceptance(steps, schedule_break_even(schedule, steps.block), str(bundle)))
+        show_note(low_acceptance(steps, schedule_break_even(schedule, steps.block), str(bundle)))
 
 
 def _parse_url(url: str) -> str:
@@ -264,12 +264,9 @@ async def _run_remote(
 
     try:
         if not raw and await model.has_chat_template():
-            raise DflashError(
-                "the served model has a chat template, which is not known here",
-                where=address,
-                fix="--raw sends the prompt as it is; chats go to its OpenAI port",
-                usage=True,
-            )
+            what = "the served model has a chat template, which is not known here"
+            fix = "--raw sends the prompt as it is; chats go to its OpenAI port"
+            raise DflashError(what, where=address, fix=fix, usage=True)
         async with asyncio.TaskGroup() as group:
             tasks = [
                 group.create_task(run_one(index, request)) for index, request in enumerate(requests)

@@ -17,7 +17,7 @@ OpenAnswer = Callable[[], TokenReader]
 """Opens what tells an answer from its reasoning."""
 ACCEPTED, OWN = "green", "yellow"
 """Colours of accepted drafts and of the target's own tokens."""
-_CODES = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]")
+_CODES = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]|\r(?!\n)")
 
 
 def showable(text: str) -> str:

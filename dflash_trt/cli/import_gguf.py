@@ -10,6 +10,7 @@ import click
 from dflash_trt.building.gguf.importer import Imported, ImportedType, import_gguf
 from dflash_trt.cli.bars import StageBars, format_size
 from dflash_trt.cli.options import FOLDER, PATH, json_option, print_json
+from dflash_trt.models.build_config import advise_draft
 
 
 @click.command("import-gguf")
@@ -57,8 +58,11 @@ def _describe(imported: Imported) -> str:
         f"  tokenizer: {vocabulary.size:,} tokens, {len(vocabulary.merges):,} merges, cut as "
         f"{vocabulary.pre_name}; {ends}; {template}",
     ]
-    licence = imported.about("license")
-    return "\n".join(lines if licence is None else [*lines, f"  licence: {licence}"])
+    if licence := imported.about("license"):
+        lines.append(f"  licence: {licence}")
+    if draft := advise_draft(imported.folder, imported.about("name"), imported.file.path.stem):
+        lines.append(f"  draft: {draft}")
+    return "\n".join(lines)
 
 
 def _to_json(imported: Imported) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from click.core import ParameterSource
 from dflash_trt.core.limits import MAX_THREADS
 from dflash_trt.decoding.drafter_kinds import DFLASH, DRAFTERS, NOBODY
 from dflash_trt.decoding.schedule import BlockSchedule
-from dflash_trt.errors import DflashError
+from dflash_trt.errors import DflashError, refuse_options
 from dflash_trt.hardware.cores import AUTO, ThreadChoice, available_cores
 from dflash_trt.sampling.params import SamplingParams
 from dflash_trt.text.hub_prompts import EXAMPLE
@@ -46,6 +46,19 @@ class _GivenPath(click.Path):
             self.fail(f"{value!a} can be no path.", param, ctx)
 
 
+class _Layers(click.ParamType):  # type: ignore[type-arg]  # generic since click 8.4
+    name = "layers"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> tuple[int, ...]:
+        items = [item.strip() for item in value.split(",")]
+        if not all(item.isdecimal() and len(item) < 6 for item in items):
+            self.fail(f"{value!r} is no list of layers, as 1,8,15", param, ctx)
+        return tuple(int(item) for item in items)
+
+
+LAYERS = _Layers()
 PATH = _GivenPath(path_type=Path)
 FILE = _GivenPath(dir_okay=False, path_type=Path)
 FOLDER = _GivenPath(file_okay=False, path_type=Path)
@@ -115,9 +128,7 @@ class PromptOptions:
         if self.raw or tokenizer.chat_template is None:
             what = "does not go with --raw" if self.raw else "needs a chat template, there is none"
             given = {"--system": self.system, "--template-option": self.template_options or None}
-            for option, value in given.items():
-                if value is not None:
-                    raise DflashError(what, where=option, usage=True)
+            refuse_options(given, what)
         return encode_prompts(
             tokenizer,
             self.read(),
@@ -140,11 +151,13 @@ class PromptOptions:
 
 @dataclass(frozen=True, slots=True)
 class TaskOptions:
-    """Named sets of prompts, or the prompts of `PromptOptions` as one set."""
+    """Named sets of prompts, or one prompt, to measure with, and how each is continued."""
 
     prompt: str | None
     sources: tuple[str, ...]
     limit_prompts: int | None
+    max_tokens: int
+    sampling: SamplingParams
 
     @property
     def are_named(self) -> bool:
@@ -208,13 +221,6 @@ prompt_options = option_group(
     template_option(""),
     click.option("--raw", is_flag=True, help="Do not apply the chat template."),
 )
-task_options = option_group(
-    "prompts",
-    TaskOptions,
-    click.option("--prompt", help="The prompt's text."),
-    sets_option,
-    limit_option,
-)
 _TEMPERATURE = click.option("--temperature", type=float, default=0.0, help="0 is greedy.")
 sampling_options = option_group(
     "sampling",
@@ -224,9 +230,16 @@ sampling_options = option_group(
     click.option("--top-p", type=float, default=1.0, help="Nucleus mass."),
     click.option("--seed", type=int, default=0, help="Sampling seed."),
 )
-temperature_option = option_group("sampling", SamplingParams, _TEMPERATURE)
-"""For measurements over many answers: cuts and seeds hardly move their figures."""
-max_tokens_option = click.option("--max-tokens", type=click.IntRange(2), default=128)
+task_options = option_group(
+    "prompts",
+    TaskOptions,
+    click.option("--prompt", help="The prompt's text."),
+    sets_option,
+    limit_option,
+    click.option("--max-tokens", type=click.IntRange(2), default=128),
+    # Cuts and seeds hardly move figures over many answers.
+    option_group("sampling", SamplingParams, _TEMPERATURE),
+)
 bundle_argument = click.argument("bundle", type=FOLDER)
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 
@@ -245,8 +258,8 @@ class _Threads(click.ParamType):  # type: ignore[type-arg]  # generic since clic
         cores = available_cores()
         if count > cores:
             has = "core is" if cores == 1 else "cores are"
-            what = f"note: --threads {count}, but {cores} physical {has} free for this process"
-            click.echo(f"{what}: more threads wait for each other", err=True)
+            what = f"--threads {count}, but {cores} physical {has} free for this process"
+            show_note(f"{what}: more threads wait for each other")
         return count
 
 
@@ -336,14 +349,13 @@ def show_thread_note(schedule: BlockSchedule | None, threads: int) -> None:
     """Says on stderr when a schedule was measured with another number of CPU threads."""
     measured = None if schedule is None else schedule.measured
     if measured is not None and measured.threads != threads:
-        click.echo(
-            f"note: the block schedule was measured with --threads {measured.threads}, not "
-            f"{threads}: `dflash-trt tune --threads {threads}` measures again",
-            err=True,
+        show_note(
+            f"the block schedule was measured with --threads {measured.threads}, not "
+            f"{threads}: `dflash-trt tune --threads {threads}` measures again"
         )
 
 
-def show_hint(line: str | None) -> None:
+def show_note(line: str | None) -> None:
     """Says on stderr what may be worth looking at, if anything is."""
     if line is not None:
         click.echo(f"note: {line}", err=True)

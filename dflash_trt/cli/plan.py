@@ -14,7 +14,7 @@ from dflash_trt.building.sources import find_source, read_shapes
 from dflash_trt.building.spec import Checkpoints
 from dflash_trt.bundle.memory.cache_bytes import KV_ITEM_BYTES
 from dflash_trt.bundle.memory.gpu_layout import GpuLayout
-from dflash_trt.cli.options import FILE, FOLDER, json_option, parse_numbers, print_json
+from dflash_trt.cli.options import FILE, FOLDER, json_option, parse_numbers, print_json, show_note
 from dflash_trt.core.formats import Format
 from dflash_trt.deploy.planning.calibration import read_calibration
 from dflash_trt.deploy.planning.known_pairs import (
@@ -103,22 +103,19 @@ def command(
 ) -> None:
     """Project a pair's throughput per GPU at a fixed interactivity, from first principles.
 
-    Autoregressive decoding, DFlash, and EAGLE-3-like and DSpark drafts where their τ is published,
-    on every layout of the GPUs: bytes, FLOPs and overheads, calibrated on published measurements.
-    No figure of it is measured.
+    Autoregressive decoding, the pair's own drafts, and other kinds where their τ is published, on
+    every layout of the GPUs: bytes, FLOPs and overheads, calibrated on published measurements. No
+    figure of it is measured.
     """
     name, gpus = _split_count(gpu)
     card = choose_card(name)
     chosen = card.gpu
     if chosen is None:
-        raise DflashError(
-            f"no figures are known of {card.title}, the GPU of this machine",
-            where="--gpu",
-            fix=f"choose one of {', '.join(gpu_names())}",
-            usage=True,
-        )
+        unknown = f"no figures are known of {card.title}, the GPU of this machine"
+        fix = f"choose one of {', '.join(gpu_names())}"
+        raise DflashError(unknown, where="--gpu", fix=fix, usage=True)
     if card.found is not None:
-        click.echo(f"note: {card.title} is here; its figures are of {chosen.title}", err=True)
+        show_note(f"{card.title} is here; its figures are of {chosen.title}")
     if target in pair_names():
         pair = find_pair(target)
     else:  # what a build would find

@@ -14,7 +14,7 @@ import click
 
 from dflash_trt.building.observing.observe import observe
 from dflash_trt.cli.bars import StageBars, format_size
-from dflash_trt.cli.options import FILE, FOLDER, json_option, print_json
+from dflash_trt.cli.options import FILE, FOLDER, json_option, print_json, show_note
 from dflash_trt.core.files import resolved
 from dflash_trt.core.formats import QUANTIZED, Format
 from dflash_trt.errors import DflashError, first_few, refuse_options
@@ -95,12 +95,9 @@ def command(
     with StageBars() as bars, _interruption_note(output):
         if converts:
             if precision not in EXPERT_FORMATS:
-                raise DflashError(
-                    f"{checkpoint} has MXFP4 experts, which become {' or '.join(EXPERT_FORMATS)}",
-                    where="--precision",
-                    fix="quantizing them again to fp8 takes more space and is no more exact",
-                    usage=True,
-                )
+                what = f"{checkpoint} has MXFP4 experts, which become {' or '.join(EXPERT_FORMATS)}"
+                fix = "quantizing them again to fp8 takes more space and is no more exact"
+                raise DflashError(what, where="--precision", fix=fix, usage=True)
             given = {
                 "--calibration": calibration,
                 "--exclude": exclude,
@@ -133,12 +130,9 @@ def _quantize(
     bars: StageBars,
 ) -> Rewritten:
     if options.form is Format.BF16:
-        raise DflashError(
-            "is in floating point, or in a format that is not decoded",
-            where=checkpoint,
-            fix="--precision bf16 is for checkpoints in MXFP4",
-            usage=True,
-        )
+        what = "is in floating point, or in a format that is not decoded"
+        fix = "--precision bf16 is for checkpoints in MXFP4"
+        raise DflashError(what, where=checkpoint, fix=fix, usage=True)
     if calibration is None:
         raise DflashError(
             "input scales come from texts", where="--calibration", fix="pass a file", usage=True
@@ -165,10 +159,9 @@ def _interruption_note(output: Path) -> Iterator[None]:
         yield
     except KeyboardInterrupt:
         if partial_folder(resolved(output)).is_dir():
-            click.echo(
-                f"note: what is finished stays in {partial_folder(output)}; the same command "
-                "continues from there",
-                err=True,
+            show_note(
+                f"what is finished stays in {partial_folder(output)}; the same command "
+                "continues from there"
             )
         raise
 

@@ -8,6 +8,7 @@ import tempfile
 import time
 from collections.abc import Generator
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import get_args
 
@@ -17,11 +18,19 @@ from dflash_trt.bundle.bundle import load_tokenizer, open_bundle
 from dflash_trt.bundle.manifest import MANIFEST_NAME
 from dflash_trt.bundle.sampling_defaults import describe_defaults, read_sampling_defaults
 from dflash_trt.cli.bars import StageBars
-from dflash_trt.cli.options import FILE, FOLDER, name_threads, option_group, show_thread_note
+from dflash_trt.cli.options import (
+    FILE,
+    FOLDER,
+    name_threads,
+    option_group,
+    show_note,
+    show_thread_note,
+)
 from dflash_trt.cli.package import packaging_options, refuse_packaging
 from dflash_trt.core.limits import MAX_COUNT
 from dflash_trt.core.machine import allow_more_files
 from dflash_trt.core.publish import hold_folder
+from dflash_trt.decoding.tuning.break_even import advise_served
 from dflash_trt.errors import DflashError, install_extra, one_line, refuse_options
 from dflash_trt.hardware.cores import choose_threads
 from dflash_trt.serving.openai.figures import FrontFigures
@@ -31,13 +40,15 @@ from dflash_trt.serving.openai.front_options import (
     GenerationConfig,
     LogFormat,
 )
-from dflash_trt.serving.openai.json_log import wrap_stderr
+from dflash_trt.serving.openai.json_log import wrap_output
 from dflash_trt.serving.server.launcher import LOOPBACK, ServerOptions, bind_port, client_address
+from dflash_trt.serving.server.metrics import read_totals
 from dflash_trt.serving.server.repository import BUNDLE_FOLDER, RepositoryOptions, write_repository
 from dflash_trt.serving.server.supervisor import MAX_RESTARTS, WINDOW_S, Service, Supervisor
 
 PORT = click.IntRange(0, 65535)
 COUNT = click.IntRange(1, MAX_COUNT)
+_ADVISE_S = 60.0
 _FRONT_ONLY = {
     "--served-model-name": "model_names",
     "--api-key-file": "key_file",
@@ -49,7 +60,7 @@ _FRONT_ONLY = {
 
 
 @click.command("serve")
-@click.argument("source", metavar="REPO|BUNDLE", type=FOLDER)
+@click.argument("repository", metavar="REPO|BUNDLE", type=FOLDER)
 @click.option("--host", default=LOOPBACK, help="Address of all ports but HTTP's.")
 @click.option(
     "--expose-http", is_flag=True, help="Triton server's own HTTP listens at --host, at a risk."
@@ -76,7 +87,7 @@ _FRONT_ONLY = {
         f"${KEYS_VARIABLE}, else everyone may ask]",
     ),
     click.option(
-        "--key-requests", type=COUNT, help="Requests in flight of one API key.  [default: any]"
+        "--key-requests", type=COUNT, help="Outputs in flight of one API key.  [default: any]"
     ),
     click.option("--tls-cert", type=FILE, help="The OpenAI port speaks TLS by this PEM file..."),
     click.option("--tls-key", type=FILE, help="... and its key."),
@@ -93,7 +104,7 @@ _FRONT_ONLY = {
         type=click.Choice(get_args(LogFormat)),
         default=FrontOptions().log_format,
         help="json: a line on stderr for each request to the OpenAI port, without its text, and "
-        "whatever else is written there in JSON too.",
+        "whatever else is written in JSON too.",
     ),
     click.option(
         "--generation-config",
@@ -107,6 +118,7 @@ _FRONT_ONLY = {
 @click.option("--log-file", type=FILE, help="Append what the server prints to FILE.")
 @click.option(
     "--drain-seconds",
+    "exit_timeout_s",
     type=click.IntRange(0, 86400),
     default=20,
     help="How long requests in flight may go on after SIGTERM.",
@@ -118,18 +130,12 @@ _FRONT_ONLY = {
     help="Start a failed server again, until more than so many have failed within "
     f"{WINDOW_S / 60:g} minutes; 0: never.",
 )
+@option_group("server", ServerOptions)
 def command(
-    source: Path,
-    host: str,
-    expose_http: bool,
-    grpc_port: int,
-    http_port: int,
-    metrics_port: int,
+    server: ServerOptions,
     openai_port: int | None,
     front: FrontOptions,
     packaging: RepositoryOptions,
-    log_file: Path | None,
-    drain_seconds: int,
     max_restarts: int,
 ) -> int:
     """Serve a model repository, or a BUNDLE, which is packaged for the time being.
@@ -138,13 +144,9 @@ def command(
     cuts them off), and exits with the server's code. A server that fails is started again.
     """
     if front.log_format == "json":
-        wrap_stderr()
-    ports = {
-        "--grpc-port": (host, grpc_port),
-        "--http-port": (host if expose_http else LOOPBACK, http_port),
-        "--metrics-port": (host, metrics_port),
-        "--openai-port": (host, openai_port or 0),
-    }
+        wrap_output()
+    ports = {f"--{name}-port": place for name, place in server.places.items()}
+    ports["--openai-port"] = server.host, openai_port or 0
     seen: dict[int, str] = {}
     for option, (address, port) in ports.items():  # before other work
         if port and port in seen:
@@ -154,18 +156,9 @@ def command(
     if openai_port is None:
         given = {name: getattr(front, field) for name, field in _FRONT_ONLY.items()}
         refuse_options(given, "is for the OpenAI port", "add --openai-port, or leave it out")
-    with _open_repository(source, packaging) as repository:
-        options = ServerOptions(
-            repository=repository,
-            host=host,
-            expose_http=expose_http,
-            grpc_port=grpc_port,
-            http_port=http_port,
-            metrics_port=metrics_port,
-            log_file=log_file,
-            exit_timeout_s=drain_seconds,
-            removed_with=() if repository == source else (repository.parent,),
-        )
+    with _open_repository(server.repository, packaging) as repository:
+        removed = () if repository == server.repository else (repository.parent,)
+        options = replace(server, repository=repository, removed_with=removed)
         return asyncio.run(_serve(options, max_restarts, openai_port, front))
 
 
@@ -185,10 +178,9 @@ async def _serve(
             try:
                 from dflash_trt.serving.openai.server import OpenAiServer
             except ImportError as error:
-                raise DflashError(
-                    f"the OpenAI front needs starlette and uvicorn ({one_line(error)})",
-                    fix=install_extra("serve"),
-                ) from error
+                what = f"the OpenAI front needs starlette and uvicorn ({one_line(error)})"
+                fix = install_extra("serve")
+                raise DflashError(what, fix=fix) from error
             bundle = open_bundle(options.repository / BUNDLE_FOLDER)
             tokenizer = load_tokenizer(bundle)
             takes = front_options.generation_config == "auto"
@@ -234,7 +226,23 @@ async def _serve(
             for line in lines:
                 click.echo(line)
 
-        return await service.run(supervisor, front, show)
+        advising = asyncio.create_task(_advise(supervisor, options.repository))
+        try:
+            return await service.run(supervisor, front, show)
+        finally:
+            advising.cancel()
+
+
+async def _advise(supervisor: Supervisor, repository: Path) -> None:
+    """Says once what to do where drafts bring less than they cost, as `tune` measured it."""
+    if not (repository / BUNDLE_FOLDER / MANIFEST_NAME).is_file():
+        return
+    bundle, line = open_bundle(repository / BUNDLE_FOLDER), None
+    while line is None:
+        await asyncio.sleep(_ADVISE_S)
+        figures = await asyncio.to_thread(supervisor.server.read_metrics)
+        line = advise_served(bundle, read_totals(figures))
+    show_note(line)
 
 
 @contextmanager
@@ -242,12 +250,9 @@ def _open_repository(source: Path, packaging: RepositoryOptions) -> Generator[Pa
     """The repository to serve: `source` itself, or a bundle's, packaged until the end."""
     if not (source / MANIFEST_NAME).is_file():
         if not any(source.glob("*/config.pbtxt")):
-            raise DflashError(
-                "is neither a bundle nor a model repository",
-                where=source,
-                fix="`dflash-trt build` makes the one, `dflash-trt package` the other",
-                usage=True,
-            )
+            what = "is neither a bundle nor a model repository"
+            fix = "`dflash-trt build` makes the one, `dflash-trt package` the other"
+            raise DflashError(what, where=source, fix=fix, usage=True)
         refuse_packaging(packaging)
         held = hold_folder(source)  # between two servers too
         try:

@@ -72,9 +72,10 @@ def command(
     Tokens are counted by token ids where the server has them, else by its counts, else with
     the tokenizer, never by messages.
     """
-    from dflash_perf.harness.interactivity import answer, throughput_unit
+    from dflash_perf.harness.interactivity import SweepAnswer, build_fronts, throughput_unit
     from dflash_perf.harness.sweep import run_sweep
     from dflash_perf.harness.sweep_config import read_sweep_config
+    from dflash_perf.record import plain_argument
     from dflash_perf.report.report_tables import Table, text_lines
 
     targets = [] if interactivity is None else parse_numbers(interactivity, "--interactivity")
@@ -85,10 +86,11 @@ def command(
             bars.pause()
             click.echo(line, err=True)
 
-        typed = " ".join(["dflash-trt", *map(_without_folders, sys.argv[1:])])
+        typed = " ".join(["dflash-trt", *map(plain_argument, sys.argv[1:])])
         store = run_sweep(settings, output_dir, bars, typed, targets, say)
     points = store.points()
-    answers = [answer(points, target, settings.baseline_name) for target in targets]
+    base, fronts = settings.baseline_name, build_fronts(points)
+    answers = [SweepAnswer(target, base, fronts) for target in targets]
     if as_json:
         shown = [point.to_json() for point in points]
         print_json({"points": shown, "answers": [one.to_json() for one in answers]})
@@ -106,8 +108,8 @@ def command(
     for point in points:
         for note in point.notes:
             click.secho(f"{point.configuration}, {point.load.label}: {note}", err=True, fg="yellow")
-    if any(point.short == point.requests for point in points):
-        what = "every answer of a load was empty or ended after one token: nothing was measured"
+    if any(run.short == run.requests for point in points for run in point.runs):
+        what = "every answer of a run was empty or ended after one token: nothing was measured"
         fix = "look at one with `generate --url`, or set `ignore_eos` in the --config"
         raise DflashError(what, where=output_dir, fix=fix)
 
@@ -132,19 +134,13 @@ def _collect(given: dict[str, Any]) -> dict[str, Any]:
     return flags
 
 
-def _without_folders(word: str) -> str:
-    """`word`, where it or what follows its last "=" is an absolute path, with the path's name."""
-    before, separator, path = word.rpartition("=")
-    return f"{before}{separator}{Path(path).name}" if path.startswith("/") else word
-
-
 def _rows(point: SweepPoint) -> Iterator[tuple[str, ...]]:
     """The point's line, and below it one of each named set where there are several."""
     throughput = point.throughput
     median, tail = point.quantile("ttft", "p50"), point.quantile("ttft", "p99")
     rate, times = _NONE, _NONE
     if throughput is not None:
-        half = throughput.half_width
+        half = throughput.confidence_95_half_width
         rate = f"{throughput.mean:,.0f}" + ("" if half is None else f" ± {half:,.0f}")
     if median is not None and tail is not None:
         times = f"{median * 1e3:,.1f}/{tail * 1e3:,.1f} ms"

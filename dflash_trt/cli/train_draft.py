@@ -8,6 +8,7 @@ import click
 
 from dflash_trt.cli.options import (
     FOLDER,
+    LAYERS,
     json_option,
     print_json,
     template_option,
@@ -15,24 +16,12 @@ from dflash_trt.cli.options import (
 )
 from dflash_trt.cli.training_watch import TerminalWatch
 from dflash_trt.core.limits import MAX_COUNT
-from dflash_trt.errors import DflashError, nearest, one_line
+from dflash_trt.errors import DflashError, import_extra, nearest, one_line
 from dflash_trt.hardware.cores import AUTO, ThreadChoice, available_cores
 from dflash_trt.text.hub_prompts import EXAMPLE
-from dflash_trt.training.training_request import TrainRequest, training_module
+from dflash_trt.training.training_request import TrainRequest
 
 _COUNT = click.IntRange(1, MAX_COUNT)
-
-
-class _Layers(click.ParamType):  # type: ignore[type-arg]  # generic since click 8.4
-    name = "layers"
-
-    def convert(
-        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
-    ) -> tuple[int, ...]:
-        items = [item.strip() for item in value.split(",")]
-        if not all(item.isdecimal() and len(item) < 6 for item in items):
-            self.fail(f"{value!r} is no list of layers, as 1,8,15", param, ctx)
-        return tuple(int(item) for item in items)
 
 
 _SETTINGS: dict[str, click.ParamType] = {  # type: ignore[type-arg]
@@ -53,7 +42,7 @@ _SETTINGS: dict[str, click.ParamType] = {  # type: ignore[type-arg]
     "rows": _COUNT,
     "seed": click.IntRange(0, 2**31 - 1),
     "steps": _COUNT,
-    "taps": _Layers(),
+    "taps": LAYERS,
     "temperature": click.FloatRange(0, 10),
     "work": FOLDER,
 }
@@ -165,7 +154,7 @@ def command(
     comes first. A run that was interrupted goes on when the same command is given again.
     """
     # Imported here: PyTorch takes seconds, and `--help` needs none of it.
-    training_module("torch")
+    import_extra("torch", "train", "training")
     from dflash_trt.training.run import train_draft
 
     # PyTorch has work for all cores, however small the target.

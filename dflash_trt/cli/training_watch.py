@@ -104,8 +104,8 @@ class TerminalWatch(StageBars):
             told |= {
                 "draft": str(pair.draft),
                 "bundle": str(pair.bundle),
-                "best": pair.trained.best.to_json(),
-                "evaluations": [one.to_json() for one in pair.trained.evaluations],
+                "best": asdict(pair.trained.best),
+                "evaluations": list(map(asdict, pair.trained.evaluations)),
                 "ended": pair.trained.ended,
                 "proof": asdict(pair.proof),
                 "seconds": pair.seconds,

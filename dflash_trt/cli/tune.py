@@ -17,19 +17,17 @@ from dflash_trt.cli.options import (
     bundle_argument,
     drafter_option,
     json_option,
-    max_tokens_option,
     name_threads,
     parse_counts,
     print_json,
     refuse_given,
     task_options,
-    temperature_option,
     threads_option,
 )
 from dflash_trt.cli.verify_output import count_answers
 from dflash_trt.core.publish import write_named
 from dflash_trt.core.text_table import columns
-from dflash_trt.decoding import Request, SamplingParams
+from dflash_trt.decoding import Request
 from dflash_trt.decoding.drafter_kinds import DFLASH, DrafterKind
 from dflash_trt.decoding.schedule import (
     NO_SPECULATION,
@@ -60,8 +58,6 @@ from dflash_trt.pair import LoadedPair
 @click.command("tune")
 @bundle_argument
 @task_options
-@max_tokens_option
-@temperature_option
 @drafter_option
 @click.option(
     "--block-size", "blocks", help="Blocks to try, as 2,4,8.  [default: all up to 8, then fewer]"
@@ -80,8 +76,6 @@ def command(
     context: click.Context,
     bundle: Path,
     prompts: TaskOptions,
-    max_tokens: int,
-    sampling: SamplingParams,
     drafter: DrafterKind,
     blocks: str | None,
     batches: str | None,
@@ -118,7 +112,8 @@ def command(
     )
     tasks = prompts.encode(pair.tokenizer, opened.prompts)
     requests = [
-        Request(prompt_ids=task.ids, max_tokens=max_tokens, sampling=sampling) for task in tasks
+        Request(prompt_ids=task.ids, max_tokens=prompts.max_tokens, sampling=prompts.sampling)
+        for task in tasks
     ]
     with pair, StageBars() as bars:
         prompts.check(pair, requests, tasks)

@@ -16,13 +16,11 @@ from dflash_trt.cli.options import (
     bundle_argument,
     drafter_option,
     json_option,
-    max_tokens_option,
     name_threads,
     parse_counts,
     refuse_given,
-    show_hint,
+    show_note,
     task_options,
-    temperature_option,
     threads_option,
 )
 from dflash_trt.cli.verify_output import (
@@ -32,7 +30,7 @@ from dflash_trt.cli.verify_output import (
     print_report_json,
     print_tasks,
 )
-from dflash_trt.decoding import Request, SamplingParams
+from dflash_trt.decoding import Request
 from dflash_trt.decoding.drafter_kinds import DFLASH, DrafterKind, name_drafter
 from dflash_trt.decoding.tuning.break_even import (
     DraftedSteps,
@@ -57,8 +55,6 @@ COMPARISON_OPTIONS = {"fail_below_agreement", "max_tau_loss"}
 @click.command("verify")
 @bundle_argument
 @task_options
-@max_tokens_option
-@temperature_option
 @click.option(
     "--block-size", "blocks", help="Block sizes to try, as 2,4,8.  [default: the bundle's]"
 )
@@ -94,8 +90,6 @@ def command(
     context: click.Context,
     bundle: Path,
     prompts: TaskOptions,
-    max_tokens: int,
-    sampling: SamplingParams,
     blocks: str | None,
     batches: str | None,
     repeats: int,
@@ -140,8 +134,8 @@ def command(
             comparison = compare(
                 check_twins(pair.bundle, twin),
                 sequences,
-                sampling,
-                max_tokens=max_tokens,
+                prompts.sampling,
+                max_tokens=prompts.max_tokens,
                 threads=pair.threads,
                 progress=bars,
             )
@@ -153,7 +147,8 @@ def command(
         batches, "--batch", 1, limits.max_batch, sorted({1, limits.max_batch})
     )
     requests = [
-        Request(prompt_ids=ids, max_tokens=max_tokens, sampling=sampling) for ids in sequences
+        Request(prompt_ids=ids, max_tokens=prompts.max_tokens, sampling=prompts.sampling)
+        for ids in sequences
     ]
     title = name_drafter(drafter, pair.bundle.manifest.draft.kind)
     modes = [
@@ -169,7 +164,7 @@ def command(
     with pair, StageBars() as bars:
         prompts.check(pair, requests, tasks)
         executor = pair.executor  # which loads what is to run
-        bars.stage("comparing", len(requests) * max_tokens * (len(modes) + 1), "tokens")
+        bars.stage("comparing", len(requests) * prompts.max_tokens * (len(modes) + 1), "tokens")
         reports = verify(
             executor,
             requests,
@@ -208,5 +203,5 @@ def command(
         else:
             steps = DraftedSteps(*shown.of_prompts)
             break_even = schedule_break_even(own_schedule(pair.bundle), timed)
-        show_hint(low_acceptance(steps, break_even, str(pair.bundle.folder)))
+        show_note(low_acceptance(steps, break_even, str(pair.bundle.folder)))
     return EXIT_FAILED if failed else 0

@@ -170,11 +170,9 @@ def _check_links(path: Path, real: Path, folder: Path) -> None:
             if real.parent == snapshot.parent.parent / "blobs":
                 return
             break
-    raise DflashError(
-        f"is a link out of its folder, to {one_line(real, 200)}",
-        where=path,
-        fix="put the file itself in its place",
-    )
+    what = f"is a link out of its folder, to {one_line(real, 200)}"
+    fix = "put the file itself in its place"
+    raise DflashError(what, where=path, fix=fix)
 
 
 def _not_regular(path: Path, mode: int, named: bool) -> DflashError:

@@ -6,9 +6,10 @@ import resource
 from collections.abc import Iterable
 from pathlib import Path
 
+from dflash_trt.core.machine import own_cgroups, read_told
+
+ROOT = Path("/")
 MEMORY_FILE = Path("/proc/meminfo")
-MEMBERSHIP_FILE = Path("/proc/self/cgroup")
-CGROUP_ROOT = Path("/sys/fs/cgroup")
 _STATUS_FILE = Path("/proc/self/status")
 _KEPT = 16  # one part of so many stays free for others
 _BLOCK_BYTES = 512  # of which Linux counts what a file takes on disk
@@ -43,44 +44,22 @@ def available_memory() -> int | None:
     """Bytes that can be had without swapping; None where the system does not say."""
     # Inside a container too MemAvailable is the whole machine's.
     system = _read_field(MEMORY_FILE, "MemAvailable:", unit=1 << 10)
-    return min((one for one in (system, _cgroup_memory()) if one is not None), default=None)
-
-
-def _cgroup_memory() -> int | None:
-    """What the tightest cgroup (version 2) around this process has left; None without a limit."""
-    try:
-        membership = MEMBERSHIP_FILE.read_text(encoding="ascii").splitlines()
-    except (OSError, UnicodeDecodeError):
-        return None
-    path = next((line.removeprefix("0::") for line in membership if line.startswith("0::")), None)
-    if path is None:
-        return None
-    group = CGROUP_ROOT / path.lstrip("/")
-    left = [
-        _group_memory(one) for one in (group, *group.parents) if one.is_relative_to(CGROUP_ROOT)
-    ]
-    return min((one for one in left if one is not None), default=None)
+    known = (system, *map(_group_memory, own_cgroups(ROOT)))
+    return min((one for one in known if one is not None), default=None)
 
 
 def _group_memory(group: Path) -> int | None:
-    try:
-        limit = (group / "memory.max").read_text(encoding="ascii").strip()
-        used = int((group / "memory.current").read_text(encoding="ascii"))
-    except (OSError, ValueError):  # the root has neither file
-        return None
-    if not limit.isdecimal():  # "max"
+    """What a cgroup has left; None without a limit."""
+    limit, used = (read_told(group / name) for name in ("memory.max", "memory.current"))
+    if not (limit.isdecimal() and used.isdecimal()):  # "max"; the root has neither file
         return None
     # memory.current counts the files that were read; those not in use give way at once.
     cached = _read_field(group / "memory.stat", "inactive_file", unit=1) or 0
-    return max(0, int(limit) - used + cached)
+    return max(0, int(limit) - int(used) + cached)
 
 
 def _read_field(path: Path, name: str, *, unit: int) -> int | None:
-    try:
-        lines = path.read_text(encoding="ascii").splitlines()
-    except (OSError, UnicodeDecodeError):
-        return None
-    for line in lines:
+    for line in read_told(path).splitlines():
         words = line.split()
         if len(words) > 1 and words[0] == name and words[1].isdecimal():
             return int(words[1]) * unit

@@ -115,13 +115,10 @@ class PagePool:
 def check_positions(max_seq_len: int, longest: int, where: str | None = None) -> None:
     """Raises DflashError for more positions than the pair was trained for (usage)."""
     if max_seq_len > longest:
-        raise DflashError(
-            f"max_seq_len {max_seq_len} exceeds the {longest} positions that the pair was "
-            "trained for",
-            where=where,
-            fix=f"pass --max-seq-len {longest} or less",
-            usage=True,
-        )
+        trained = f"the {longest} positions that the pair was trained for"
+        what = f"max_seq_len {max_seq_len} exceeds {trained}"
+        fix = f"pass --max-seq-len {longest} or less"
+        raise DflashError(what, where=where, fix=fix, usage=True)
 
 
 def advise_shorter(max_seq_len: int, longest: int | None) -> str:
@@ -134,12 +131,9 @@ def advise_shorter(max_seq_len: int, longest: int | None) -> str:
 def choose_block(wanted: int | None, trained: int, where: str | None = None) -> int:
     """The block that is `wanted`, or the trained one; DflashError for a longer one (usage)."""
     if wanted is not None and wanted > trained:
-        raise DflashError(
-            f"block size {wanted} exceeds the draft's trained block of {trained}",
-            where=where,
-            fix=f"pass --block-size {trained} or less",
-            usage=True,
-        )
+        what = f"block size {wanted} exceeds the draft's trained block of {trained}"
+        fix = f"pass --block-size {trained} or less"
+        raise DflashError(what, where=where, fix=fix, usage=True)
     return wanted or trained
 
 
@@ -162,12 +156,9 @@ def choose_pool(
     whole = -(-limits.max_seq_len // page_size)
     pages = limits.max_batch * whole if pages is None else pages
     if pages > MAX_COUNT:
-        raise DflashError(
-            f"{pages:,} pages are more than {MAX_COUNT:,}",
-            where="--kv-pages",
-            fix="pass fewer, or a larger --page-size",
-            usage=True,
-        )
+        what = f"{pages:,} pages are more than {MAX_COUNT:,}"
+        fix = "pass fewer, or a larger --page-size"
+        raise DflashError(what, where="--kv-pages", fix=fix, usage=True)
     if pages < whole:
         raise DflashError(
             f"{pages} pages of {page_size} tokens do not hold one sequence of {limits.max_seq_len}",

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import platform
 import resource
-from collections.abc import Iterable
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -13,14 +12,21 @@ from typing import Any
 MANY_FILES = 1 << 16
 """More than connections can use up that nobody keeps from it."""
 
+LIBRARIES = (
+    "dflash-trt numpy ml_dtypes onnx onnxruntime cuda-python cuda-bindings triton torch tensorrt "
+    "tensorrt-cu13 tensorrt-cu12 tensorrt-rtx tensorrt-rtx-cu13 tensorrt-rtx-cu12 grpcio "
+    "tritonclient"
+).split()
+"""What a figure may depend on."""
 
-def describe_host(libraries: Iterable[str]) -> dict[str, Any]:
-    """Cores, system, Python and the versions of those `libraries` that are installed."""
+
+def describe_host() -> dict[str, Any]:
+    """Cores, system, Python and the versions of those LIBRARIES that are installed."""
     return {
         "cores": os.cpu_count(),
         "system": f"{platform.system()} {platform.release()}",
         "python": platform.python_version(),
-        "libraries": {name: found for name in libraries if (found := installed_version(name))},
+        "libraries": {name: found for name in LIBRARIES if (found := installed_version(name))},
     }
 
 
@@ -42,6 +48,27 @@ def _cpu_fields() -> dict[str, str]:
         return {}
     pairs = (line.partition(":") for line in first.splitlines())
     return {name.strip(): value.strip() for name, _, value in pairs}
+
+
+def read_told(path: Path) -> str:
+    """What the system tells in a file of /proc or /sys; nothing where there is no such file."""
+    try:
+        return path.read_text(encoding="ascii").strip()
+    except (OSError, ValueError):
+        return ""
+
+
+def own_cgroups(root: Path) -> list[Path]:
+    """Folders of the cgroups (version 2) that this process is in, the innermost first.
+
+    `root` is where /proc and /sys lie.
+    """
+    top = root / "sys/fs/cgroup"
+    for line in read_told(root / "proc/self/cgroup").splitlines():
+        if line.startswith("0::/"):
+            group = top / line.removeprefix("0::/")
+            return [one for one in (group, *group.parents) if one.is_relative_to(top)]
+    return []
 
 
 def installed_version(distribution: str) -> str | None:

@@ -35,7 +35,7 @@ class TokenMask:
         """
         allowed = np.unpackbits(self.bits, count=self.vocab_size, bitorder="little").view(bool)
         if not allowed.any():
-            raise DflashError("no token may come next", where=self.where)
+            raise DflashError("no token may come next", where=self.where, usage=True)
         masked: FloatArray = np.where(allowed, logits, np.float32(-np.inf))
         return masked
 

@@ -64,10 +64,7 @@ def check_destination(destination: Path, *, overwrite: bool, kind: StagedKind = 
 
 
 def hold_folder(folder: Path) -> int:
-    """Keeps `folder` from being overwritten until the descriptor is closed or the process ends.
-
-    Several processes may hold it, and they need not be allowed to write there.
-    """
+    """Keeps `folder` from being overwritten until the descriptor is closed or the process ends."""
     held = os.open(folder, os.O_RDONLY)
     with suppress(OSError):
         fcntl.flock(held, fcntl.LOCK_SH | fcntl.LOCK_NB)

@@ -56,31 +56,25 @@ def parse_json(data: bytes, where: str | Path, most_values: int = MAX_VALUES) ->
     return value
 
 
-def read_json(
-    path: str | Path,
-    kind: FileKind = FileKind.CONFIG,
-    *,
-    within: Path | None = None,
-    named: bool = False,
-) -> Any:
-    """The value in the JSON file `path`; files as `core.files.read_bytes`, errors of both."""
+def parse_given(data: bytes, where: str | Path) -> Any:
+    """As `parse_json`, of what a user gives: its errors are of usage, without a file's advice."""
     try:
-        return parse_json(read_bytes(path, kind, within=within, named=named), path)
+        return parse_json(data, where)
     except DflashError as error:
-        if not named or error.usage:
-            raise
-        raise DflashError(error.what, where=path, usage=True) from error  # no checkpoint's advice
+        raise DflashError(error.what, where=where, usage=True) from error
+
+
+def read_json(path: str | Path, kind: FileKind = FileKind.CONFIG, *, named: bool = False) -> Any:
+    """The value in the JSON file `path`; files as `core.files.read_bytes`, errors of both."""
+    parse = parse_given if named else parse_json
+    return parse(read_bytes(path, kind, named=named), path)
 
 
 def read_json_object(
-    path: str | Path,
-    kind: FileKind = FileKind.CONFIG,
-    *,
-    within: Path | None = None,
-    named: bool = False,
+    path: str | Path, kind: FileKind = FileKind.CONFIG, *, named: bool = False
 ) -> dict[str, Any]:
     """As `read_json`, and the value must be an object."""
-    value = read_json(path, kind, within=within, named=named)
+    value = read_json(path, kind, named=named)
     if not isinstance(value, dict):
         what = f"must hold a JSON object, not {type(value).__name__}"
         fix = None if named else "download the file again"

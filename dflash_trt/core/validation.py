@@ -97,12 +97,8 @@ def read_record(
     raw = read_json_object(path, file_kind, named=usage)
     version = raw.get("schema_version")
     if version != schema_version:
-        raise DflashError(
-            f"has schema version {one_line(version, 40)}, this version reads {schema_version}",
-            where=path,
-            fix=fix,
-            usage=usage,
-        )
+        what = f"has schema version {one_line(version, 40)}, this version reads {schema_version}"
+        raise DflashError(what, where=path, fix=fix, usage=usage)
     return validate(kind, raw, path, fix=fix, usage=usage)
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
-from typing import Protocol
+from weakref import WeakKeyDictionary
 
 import numpy as np
 
@@ -29,24 +29,6 @@ PROMPT_LOOKUP_MAX, PROMPT_LOOKUP_MIN = 4, 2
 Drafts = list[list[int]]
 
 
-class Drafter(Protocol):
-    """Fills the blocks of a generator's steps."""
-
-    def speculate(
-        self, step: StepCall, states: Sequence[RequestState]
-    ) -> tuple[SpeculationOutput | TargetOutput, Drafts]:
-        """Drafts at most `step.block_size - 1` tokens for each of `states`, and verifies them.
-
-        Row i of a sequence's output is the target behind its anchor and i drafts. A sequence may
-        have fewer drafts than others, or none; rows behind its drafts mean nothing.
-        """
-        ...
-
-    def forget(self, state: RequestState) -> None:
-        """Says that `state` has ended."""
-        ...
-
-
 class GraphDrafter:
     """Drafts of the bundle's draft graph; the executor drafts and verifies at once."""
 
@@ -56,12 +38,14 @@ class GraphDrafter:
     def speculate(
         self, step: StepCall, states: Sequence[RequestState]
     ) -> tuple[SpeculationOutput | TargetOutput, Drafts]:
+        """Drafts at most `step.block_size - 1` tokens for each of `states`, and verifies them.
+
+        Row i of a sequence's output is the target behind its anchor and i drafts. A sequence may
+        have fewer drafts than others, or none; rows behind its drafts mean nothing.
+        """
         step = replace(step, revise=make_reviser(states))
         output = self._executor.speculate(step)
         return output, output.token_ids[:, 1:].tolist()
-
-    def forget(self, state: RequestState) -> None:
-        """The drafter's context lies in the slot, which the executor clears."""
 
 
 class PromptLookupDrafter:
@@ -73,11 +57,12 @@ class PromptLookupDrafter:
 
     def __init__(self, executor: Executor) -> None:
         self._executor = executor
-        self._indices: dict[int, NgramIndex] = {}
+        self._indices = WeakKeyDictionary[RequestState, NgramIndex]()
 
     def speculate(
         self, step: StepCall, states: Sequence[RequestState]
     ) -> tuple[SpeculationOutput | TargetOutput, Drafts]:
+        """As `GraphDrafter.speculate`."""
         most = step.block_size - 1
         drafts = [revise_draft(state, self._index(state).propose(most), most) for state in states]
         rows = 1 + max(map(len, drafts))
@@ -97,11 +82,8 @@ class PromptLookupDrafter:
         )
         return self._executor.forward(call), drafts
 
-    def forget(self, state: RequestState) -> None:
-        self._indices.pop(state.request_id, None)
-
     def _index(self, state: RequestState) -> NgramIndex:
-        index = self._indices.setdefault(state.request_id, NgramIndex())
+        index = self._indices.setdefault(state, NgramIndex())
         index.extend(state.ids(len(index), state.next_position))
         return index
 
@@ -142,7 +124,7 @@ class NgramIndex:
         return range(longest, PROMPT_LOOKUP_MIN - 1, -1)
 
 
-def open_drafter(kind: DrafterKind, executor: Executor) -> Drafter:
+def open_drafter(kind: DrafterKind, executor: Executor) -> GraphDrafter | PromptLookupDrafter:
     """The drafter of that kind, over `executor`."""
     return GraphDrafter(executor) if kind == DFLASH else PromptLookupDrafter(executor)
 
@@ -153,7 +135,8 @@ def revise_draft(state: RequestState, draft: Sequence[int], most: int) -> list[i
         return list(draft)
     revised = state.follower.revise(draft, most)
     same = sum(one == other for one, other in zip(draft, revised, strict=False))
-    state.recorder.record_forced(len(revised) - same)
+    for counts in (state.recorder, state.recorder.totals):
+        counts.forced_tokens += len(revised) - same
     return revised
 
 

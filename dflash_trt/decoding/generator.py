@@ -72,9 +72,8 @@ class Generator:
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self._options = options or GeneratorOptions()
-        self._executor = executor
+        self._executor, self._limits = executor, executor.limits
         self._executor_time, self._step_time = Stopwatch(clock), Stopwatch(clock)
-        self._limits = executor.limits
         self._tokenizer = tokenizer
         self._eos_token_ids = frozenset(eos_token_ids)
         self._clock = clock
@@ -95,6 +94,7 @@ class Generator:
             self._paging,
             looks_ahead=self._looks_ahead,
             copies_prefix=not self._limits.has_state,
+            drafts_end=self._limits.drafts_end if self._graph == "target" else None,
         )
         self._live: dict[int, RequestState] = {}
         self._next_id = 0
@@ -380,7 +380,6 @@ class Generator:
     def _finish(self, state: RequestState) -> None:
         self._scheduler.release(state)
         self._release_slots()
-        self._drafter.forget(state)
         del self._live[state.request_id]
 
     def _release_slots(self) -> None:

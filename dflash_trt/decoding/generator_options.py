@@ -42,11 +42,8 @@ class GeneratorOptions:
 
     def __post_init__(self) -> None:
         if type(self.prefill_chunk) is not int or self.prefill_chunk < 1:
-            raise DflashError(
-                f"{self.prefill_chunk!r} is not an integer of at least 1",
-                where="prefill_chunk",
-                usage=True,
-            )
+            what = f"{self.prefill_chunk!r} is not an integer of at least 1"
+            raise DflashError(what, where="prefill_chunk", usage=True)
         is_fixed = self.block_size is not None or not self.speculation
         if is_fixed and (self.live or self.schedule is not None):
             what = "does not go with a fixed block size or without speculation"

@@ -63,7 +63,7 @@ class GeneratorHost:
         have not ended; their slots are free before the next step.
 
         Raises:
-            DflashError: a request cannot run or go on; the others are cancelled.
+            DflashError: a request cannot run or go on; the others have ended by then.
             Exception: the executor's own, as it came.
         """
         heard: SimpleQueue[Heard] = SimpleQueue()
@@ -76,16 +76,20 @@ class GeneratorHost:
             for index, one in enumerate(requests)
         ]
         left = len(jobs)
+        failure: DflashError | None = None
         try:
             for job in jobs:
                 self._submit(job)
             while left:
                 index, event = self._next(heard)
                 if isinstance(event, Failure):
-                    raise event.error
+                    left, failure = left - 1, failure or event.error
+                    continue
                 left -= event.result is not None
                 if (yield index, event):
                     jobs[index].cancelled = True
+            if failure is not None:
+                raise failure
         finally:
             self._cancel(jobs)
 

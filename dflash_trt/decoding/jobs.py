@@ -133,7 +133,8 @@ class JobRunner:
         try:
             events = self.generator.step()
         except RequestFailedError as error:
-            self._drop(error.request_id, Failure(Outcome.FAILED, error))
+            outcome = Outcome.REFUSED if error.usage else Outcome.FAILED
+            self._drop(error.request_id, Failure(outcome, error))
             return  # what the step had done for the others comes with the next one
         for event in events:
             self._deliver(event)

@@ -182,11 +182,8 @@ class Pacer:
 
     def __init__(self, schedule: BlockSchedule, limits: ExecutorLimits) -> None:
         if schedule.largest_block > limits.block_size:
-            raise DflashError(
-                f"block {schedule.largest_block} exceeds the drafter's {limits.block_size}",
-                where="block schedule",
-                usage=True,
-            )
+            what = f"block {schedule.largest_block} exceeds the drafter's {limits.block_size}"
+            raise DflashError(what, where="block schedule", usage=True)
         self._schedule = schedule
         self._prediction: StepPrediction | None = None
         if (measured := schedule.measured) is not None:

@@ -228,11 +228,15 @@ class TokenEvent:
 
 
 class RequestFailedError(DflashError):
-    """Request `request_id` cannot continue. The others can, once it is cancelled."""
+    """Request `request_id` cannot continue. The others can, once it is cancelled.
+
+    Of requests that a pair was given together `results` has theirs, None for each that failed.
+    """
 
     def __init__(self, request_id: int, error: DflashError) -> None:
         super().__init__(error.what, where=error.where, fix=error.fix, usage=error.usage)
         self.request_id = request_id
+        self.results: list[RequestResult | None] = []
 
 
 @contextmanager
@@ -248,46 +252,36 @@ def check_request(request: Request, limits: ExecutorLimits, has_tokenizer: bool)
     """Raises DflashError (usage) naming the first thing about `request` that cannot run."""
     length, longest = len(request.prompt_ids), limits.max_seq_len - 1
     if length > longest:
-        raise DflashError(
-            f"{length} tokens do {TOO_LONG} of {limits.max_seq_len} holds a prompt of "
-            f"at most {longest} and one output token",
-            where="prompt",
-            fix=advise_shorter(limits.max_seq_len, limits.longest),
-            usage=True,
-        )
-    _check_ids("prompt", request.prompt_ids, limits)
-    _check_ids("stop_token_ids", request.stop_token_ids, limits)
-    _check_ids("logit_bias", tuple(one for one, _ in request.penalties.bias), limits)
-    for where, ids in request.rules.named():
-        _check_ids(where, ids, limits)
+        held = f"a prompt of at most {longest} and one output token"
+        what = f"{length} tokens do {TOO_LONG} of {limits.max_seq_len} holds {held}"
+        fix = advise_shorter(limits.max_seq_len, limits.longest)
+        raise DflashError(what, where="prompt", fix=fix, usage=True)
+    ids = {"prompt": request.prompt_ids, "stop_token_ids": request.stop_token_ids}
+    ids["logit_bias"] = tuple(token_id for token_id, _ in request.penalties.bias)
+    for where, token_ids in (*ids.items(), *request.rules.named()):
+        check_vocabulary(token_ids, limits.vocab_size, where)
     if request.prompt_logprobs is not None and not limits.takes_any_chunk:
         what = "engines hand out the logits of a prompt's last token alone"
         raise DflashError(what, where="prompt_logprobs", fix="leave it out", usage=True)
     if request.stop_strings and not has_tokenizer:
-        raise DflashError(
-            "the generator has no tokenizer to find them with", where="stop_strings", usage=True
-        )
+        what = "the generator has no tokenizer to find them with"
+        raise DflashError(what, where="stop_strings", usage=True)
     check_block_size(request.block_size, limits)
 
 
 def check_block_size(block_size: int | None, limits: ExecutorLimits) -> None:
     """Raises DflashError (usage) unless `block_size` is None or 2 … the trained block."""
     if block_size is not None and not 2 <= block_size <= limits.block_size:
-        raise DflashError(
-            f"{block_size} is not between 2 and {limits.block_size}, the drafter's trained block",
-            where="block_size",
-            usage=True,
-        )
+        what = f"{block_size} is not between 2 and {limits.block_size}, the drafter's trained block"
+        raise DflashError(what, where="block_size", usage=True)
 
 
-def _check_ids(where: str, token_ids: tuple[int, ...], limits: ExecutorLimits) -> None:
-    outside = next((one for one in token_ids if not 0 <= one < limits.vocab_size), None)
+def check_vocabulary(token_ids: Iterable[int], vocab_size: int, where: str) -> None:
+    """Raises DflashError (usage) for the first id that the vocabulary has not."""
+    outside = next((one for one in token_ids if not 0 <= one < vocab_size), None)
     if outside is not None:
-        raise DflashError(
-            f"token id {outside} is outside the vocabulary of {limits.vocab_size}",
-            where=where,
-            usage=True,
-        )
+        what = f"token id {outside} is outside the vocabulary of {vocab_size}"
+        raise DflashError(what, where=where, usage=True)
 
 
 def _as_ids(name: str, token_ids: Iterable[int]) -> tuple[int, ...]:

@@ -125,7 +125,8 @@ class Scheduler:
 
     With pages, an executor that `looks_ahead` gets those of two blocks while there are enough. The
     second block's are taken back before anyone is preempted or waits for lack of pages. With
-    linear caches, `copies_prefix` takes what a neighbour has of a prompt from it.
+    linear caches, `copies_prefix` takes what a neighbour has of a prompt from it. Blocks end before
+    `drafts_end`, where that comes before the context's end; behind it steps have one row.
 
     Attributes:
         slots: the requests that decode, and the one that prefills.
@@ -141,6 +142,7 @@ class Scheduler:
         *,
         looks_ahead: bool = False,
         copies_prefix: bool = True,
+        drafts_end: int | None = None,
     ) -> None:
         self._max_seq_len = max_seq_len
         self._prefill_chunk = prefill_chunk
@@ -149,6 +151,7 @@ class Scheduler:
         self._paging = paging
         self._looks_ahead = looks_ahead
         self._copies_prefix = copies_prefix and paging is None
+        self._drafts_end = max_seq_len if drafts_end is None else drafts_end
 
     @property
     def running(self) -> tuple[RequestState, ...]:
@@ -282,12 +285,12 @@ class Scheduler:
         if self._paging is not None:
             self._paging.vacate(state)
         self.slots.release(state)
-        state.preempt()
+        state.preempt(yields=not is_next)
         self._waiting.put_back(state, is_next=is_next)
 
     def _count_rows(self, state: RequestState, most_rows: int | None) -> int:
         wanted = state.rows if most_rows is None else min(state.rows, most_rows)
-        return min(wanted, self._max_seq_len - state.cached_length)
+        return min(wanted, max(1, self._drafts_end - state.cached_length))
 
 
 def _count_shared(state: RequestState, other: RequestState) -> int:

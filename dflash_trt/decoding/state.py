@@ -17,7 +17,7 @@ from dflash_trt.text.detokenise import TextStream
 from dflash_trt.text.grammar import Follower
 
 
-@dataclass(slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True, eq=False, weakref_slot=True)
 class RequestState:
     """A request inside the generator, from its submission to its result.
 
@@ -109,11 +109,18 @@ class RequestState:
         self.prefilled += length
         self.recorder.record_prompt(min(self.prefilled, len(self.request.prompt_ids)))
 
-    def preempt(self) -> None:
-        """Forgets what is cached; the output stays, and is computed again without a choice."""
+    def preempt(self, *, yields: bool) -> None:
+        """Forgets what is cached; the output stays, and is computed again without a choice.
+
+        It `yields` to another's turn, or has lost its pages.
+        """
         self.prefilled = 0
         self.recomputed = max(len(self.token_ids) - 1, 0)
-        self.recorder.record_preemption()
+        if yields:
+            self.recorder.totals.yields += 1
+            return
+        for counts in (self.recorder, self.recorder.totals):
+            counts.preemptions += 1
 
     def append_tokens(self, token_ids: Iterable[int]) -> int:
         """Takes tokens up to the one that ends the output; returns how many it took."""
@@ -159,8 +166,7 @@ class RequestState:
 
     def _tell_logprobs(self) -> tuple[TokenLogprob, ...]:
         begin, end = self.told, len(self.logprobs)
-        stopped = self.stream is not None and self.stream.stopped
-        if self.stream is not None and (stopped or self.finish_reason is None):
+        if (stream := self.stream) is not None and (stream.stop_string or not self.finish_reason):
             end = begin + sum(start < self.shown for start in self.starts[begin:end])
         self.told = end
         return tuple(self.logprobs[begin:end])
@@ -169,9 +175,9 @@ class RequestState:
         """Releases held-back text; a stop string that it completes is why the output ended."""
         if self.stream is None:
             return ""
-        stopped = self.stream.stopped
+        before = self.stream.stop_string
         piece = self.stream.flush()
-        if self.stream.stopped and not stopped and self.finish_reason == "length":
+        if self.stream.stop_string != before and self.finish_reason == "length":
             self.finish_reason = "stop"
         self.pieces.append(piece)
         return piece
@@ -183,10 +189,7 @@ class RequestState:
             token_ids=tuple(self.token_ids),
             text=None if self.stream is None else "".join(self.pieces),
             finish_reason=self.finish_reason,
-            statistics=self.recorder.freeze(
-                len(self.request.prompt_ids),
-                len(self.token_ids),
-            ),
+            statistics=self.recorder.freeze(len(self.request.prompt_ids), len(self.token_ids)),
             stop_reason=self._stop_reason(),
             logits=np.stack(self.logits) if self.logits else None,
             logprobs=None if self.request.logprobs is None else tuple(self.logprobs[: self.told]),
@@ -199,7 +202,7 @@ class RequestState:
     def _stop_reason(self) -> str | int | None:
         if self.finish_reason != "stop":
             return None
-        if self.stream is not None and self.stream.stopped:
+        if self.stream is not None and self.stream.stop_string is not None:
             return self.stream.stop_string
         last = self.token_ids[-1]
         return last if last in self.request.stop_token_ids else None
@@ -215,7 +218,7 @@ class RequestState:
             return
         if self.stream is not None:
             self.pieces.append(self.stream.push(token_id))
-            if self.stream.stopped:
+            if self.stream.stop_string is not None:
                 self.finish_reason = "stop"
                 return
         if len(self.token_ids) == self.max_tokens:

@@ -11,9 +11,10 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, fields
 from itertools import zip_longest
 from statistics import median
-from typing import Any
+from typing import Any, ClassVar
 
 JsonValue = int | float | list[int] | list[float | None] | None
+_OF_GRAMMARS = ("constrained_acceptance_length", "forced_tokens", "grammar_s")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,6 +39,13 @@ class AcceptanceStatistics:
         grammar_s: processor time in the grammar; None without one.
     """
 
+    _told: ClassVar[tuple[str, ...]] = (
+        *("prompt_tokens", "cached_prompt_tokens", "output_tokens", "preemptions", "steps"),
+        *("drafted_tokens", "accepted_tokens", "acceptance_length", "acceptance_rate"),
+        *("acceptance_histogram", "conditional_acceptance", *_OF_GRAMMARS),
+    )
+    """Names of what JSON has."""
+
     steps: int = 0
     drafted_tokens: int = 0
     accepted_tokens: int = 0
@@ -52,6 +60,11 @@ class AcceptanceStatistics:
     constrained_step_tokens: int = 0
     forced_tokens: int | None = None
     grammar_s: float | None = None
+
+    @property
+    def drafted_steps(self) -> int:
+        """Steps that had a draft."""
+        return self.position_trials[0] if self.position_trials else 0
 
     @property
     def step_tokens(self) -> int:
@@ -84,36 +97,29 @@ class AcceptanceStatistics:
         )
 
     def to_json(self) -> dict[str, JsonValue]:
-        grammar: dict[str, JsonValue] = {}
-        if self.grammar_s is not None:
-            grammar = {
-                "constrained_acceptance_length": self.constrained_acceptance_length,
-                "forced_tokens": self.forced_tokens,
-                "grammar_s": self.grammar_s,
-            }
-        return {
-            "prompt_tokens": self.prompt_tokens,
-            "cached_prompt_tokens": self.cached_prompt_tokens,
-            "output_tokens": self.output_tokens,
-            "preemptions": self.preemptions,
-            "steps": self.steps,
-            "drafted_tokens": self.drafted_tokens,
-            "accepted_tokens": self.accepted_tokens,
-            "acceptance_length": self.acceptance_length,
-            "acceptance_rate": self.acceptance_rate,
-            "acceptance_histogram": list(self.acceptance_histogram),
-            "conditional_acceptance": list(self.conditional_acceptance),
-            **grammar,
-        }
+        """The figures, those of grammars where there was one."""
+        untold = _OF_GRAMMARS if self.grammar_s is None else ()
+        values = {name: getattr(self, name) for name in self._told if name not in untold}
+        return {name: [*one] if isinstance(one, tuple) else one for name, one in values.items()}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestStatistics(AcceptanceStatistics):
     """A request's counts, and times in seconds from submission; `queue_s` is to its prefill."""
 
+    _told = (
+        *AcceptanceStatistics._told,
+        *("time_to_first_token_s", "time_per_output_token_s", "tokens_per_second", "end_to_end_s"),
+    )
+
     queue_s: float | None = None
     time_to_first_token_s: float | None = None
     end_to_end_s: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.grammar_s is not None:  # which all its steps have then
+            object.__setattr__(self, "constrained_steps", self.steps)
+            object.__setattr__(self, "constrained_step_tokens", self.step_tokens)
 
     @property
     def decode_s(self) -> float | None:
@@ -133,15 +139,6 @@ class RequestStatistics(AcceptanceStatistics):
         """(output_tokens - 1) / (E2E - TTFT), the inverse of TPOT."""
         return None if self.decode_s is None else (self.output_tokens - 1) / self.decode_s
 
-    def to_json(self) -> dict[str, JsonValue]:
-        return {
-            **AcceptanceStatistics.to_json(self),
-            "time_to_first_token_s": self.time_to_first_token_s,
-            "time_per_output_token_s": self.time_per_output_token_s,
-            "tokens_per_second": self.tokens_per_second,
-            "end_to_end_s": self.end_to_end_s,
-        }
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TotalStatistics(AcceptanceStatistics):
@@ -150,6 +147,11 @@ class TotalStatistics(AcceptanceStatistics):
     `interactivity` (tokens/s per user) is 1 / median TPOT: the median is taken on seconds per
     token and inverted last. `output_throughput` (tokens/s) is all output tokens / `wall_s`.
     """
+
+    _told = (
+        *("requests", *AcceptanceStatistics._told, "median_time_to_first_token_s"),
+        *("median_time_per_output_token_s", "interactivity", "wall_s", "output_throughput"),
+    )
 
     requests: int
     median_time_to_first_token_s: float | None
@@ -164,17 +166,6 @@ class TotalStatistics(AcceptanceStatistics):
     @property
     def output_throughput(self) -> float | None:
         return self.output_tokens / self.wall_s if self.wall_s else None
-
-    def to_json(self) -> dict[str, JsonValue]:
-        return {
-            "requests": self.requests,
-            **AcceptanceStatistics.to_json(self),
-            "median_time_to_first_token_s": self.median_time_to_first_token_s,
-            "median_time_per_output_token_s": self.median_time_per_output_token_s,
-            "interactivity": self.interactivity,
-            "wall_s": self.wall_s,
-            "output_throughput": self.output_throughput,
-        }
 
 
 def total(requests: Iterable[RequestStatistics], wall_s: float | None = None) -> TotalStatistics:
@@ -212,8 +203,20 @@ class Stopwatch:
         self.seconds += self._clock() - self._started
 
 
+@dataclass(slots=True, kw_only=True)
+class StepCounts:
+    """Counts what steps did; the names are those of `AcceptanceStatistics`."""
+
+    preemptions: int = 0
+    steps: int = 0
+    drafted_tokens: int = 0
+    accepted_tokens: int = 0
+    forced_tokens: int = 0
+    position_accepts: list[int] = field(default_factory=list)
+
+
 @dataclass(slots=True)
-class RunningTotals:
+class RunningTotals(StepCounts):
     """Counts what all requests of a generator have done by now; the names are a request's.
 
     Prompt tokens are those whose rows are in the caches, once each; `position_accepts` are as
@@ -222,21 +225,17 @@ class RunningTotals:
 
     prompt_tokens: int = 0
     cached_prompt_tokens: int = 0
-    preemptions: int = 0
     output_tokens: int = 0
-    steps: int = 0
+    yields: int = 0
+    drafted_steps: int = 0
     step_tokens: int = 0
-    drafted_tokens: int = 0
-    accepted_tokens: int = 0
     constrained_steps: int = 0
     constrained_step_tokens: int = 0
-    forced_tokens: int = 0
     grammar_s: float = 0.0
-    position_accepts: list[int] = field(default_factory=list)
 
 
 @dataclass(slots=True)
-class StatisticsRecorder:
+class StatisticsRecorder(StepCounts):
     """Counts one request's steps as they happen, and adds them to `totals`.
 
     All times come from one monotonic clock; `grammar_s` is None where it has no grammar.
@@ -246,18 +245,12 @@ class StatisticsRecorder:
     totals: RunningTotals = field(default_factory=RunningTotals)
     prompt_tokens: int = 0
     grammar_s: float | None = None
-    forced_tokens: int = 0
     started_at: float | None = None
     first_token_at: float | None = None
     finished_at: float | None = None
     cached_prompt_tokens: int | None = None
-    preemptions: int = 0
-    steps: int = 0
-    drafted_tokens: int = 0
-    accepted_tokens: int = 0
     acceptance_histogram: list[int] = field(default_factory=list)
     position_trials: list[int] = field(default_factory=list)
-    position_accepts: list[int] = field(default_factory=list)
 
     def record_prompt(self, cached: int) -> None:
         """Counts the prompt's tokens, of which so many are in the cache; again is not counted."""
@@ -270,16 +263,6 @@ class StatisticsRecorder:
             self.cached_prompt_tokens = cached
             self.totals.cached_prompt_tokens += cached
             self.record_prompt(cached)
-
-    def record_preemption(self) -> None:
-        """Counts the loss of its pages."""
-        self.preemptions += 1
-        self.totals.preemptions += 1
-
-    def record_forced(self, count: int) -> None:
-        """Counts drafts that a grammar put in."""
-        self.forced_tokens += count
-        self.totals.forced_tokens += count
 
     def record_grammar(self, seconds: float) -> None:
         """Counts processor time in the grammar: all of the request's until now."""
@@ -296,38 +279,23 @@ class StatisticsRecorder:
         """
         accepted = min(verified - 1, emitted)
         trials = accepted if emitted < verified else min(verified, rows - 1)
-        self.steps += 1
-        self.drafted_tokens += rows - 1
-        self.accepted_tokens += accepted
-        missing = rows - len(self.acceptance_histogram)
-        self.acceptance_histogram += [0] * missing
-        for counts in (self.position_trials, self.position_accepts):
-            counts += [0] * (rows - 1 - len(counts))
-        self.acceptance_histogram[emitted - 1] += 1
-        for position in range(trials):
-            self.position_trials[position] += 1
-        for position in range(accepted):
-            self.position_accepts[position] += 1
-        self._add_step(rows - 1, accepted, emitted)
-        return trials, accepted
-
-    def _add_step(self, drafted: int, accepted: int, emitted: int) -> None:
         totals = self.totals
-        totals.steps += 1
+        _count(self.acceptance_histogram, rows, range(emitted - 1, emitted))
+        _count(self.position_trials, rows - 1, range(trials))
+        for counts in (self, totals):
+            counts.steps += 1
+            counts.drafted_tokens += rows - 1
+            counts.accepted_tokens += accepted
+            _count(counts.position_accepts, rows - 1, range(accepted))
+        totals.drafted_steps += trials > 0
         totals.step_tokens += emitted
-        totals.drafted_tokens += drafted
-        totals.accepted_tokens += accepted
-        totals.position_accepts += [0] * (drafted - len(totals.position_accepts))
-        for position in range(accepted):
-            totals.position_accepts[position] += 1
         if self.grammar_s is not None:
             totals.constrained_steps += 1
             totals.constrained_step_tokens += emitted
+        return trials, accepted
 
     def freeze(self, prompt_tokens: int, output_tokens: int) -> RequestStatistics:
         """The statistics."""
-        constrained = self.grammar_s is not None
-        step_tokens = sum(at * count for at, count in enumerate(self.acceptance_histogram, start=1))
 
         def since_submission(moment: float | None) -> float | None:
             return None if moment is None else moment - self.submitted_at
@@ -337,9 +305,7 @@ class StatisticsRecorder:
             output_tokens=output_tokens,
             cached_prompt_tokens=self.cached_prompt_tokens,
             preemptions=None if self.cached_prompt_tokens is None else self.preemptions,
-            constrained_steps=self.steps if constrained else 0,
-            constrained_step_tokens=step_tokens if constrained else 0,
-            forced_tokens=self.forced_tokens if constrained else None,
+            forced_tokens=None if self.grammar_s is None else self.forced_tokens,
             grammar_s=self.grammar_s,
             steps=self.steps,
             drafted_tokens=self.drafted_tokens,
@@ -351,6 +317,13 @@ class StatisticsRecorder:
             time_to_first_token_s=since_submission(self.first_token_at),
             end_to_end_s=since_submission(self.finished_at),
         )
+
+
+def _count(counts: list[int], size: int, places: range) -> None:
+    """Adds one at each of the `places`; there are `size` at least."""
+    counts += [0] * (size - len(counts))
+    for place in places:
+        counts[place] += 1
 
 
 def _median(values: Iterable[float | None]) -> float | None:

@@ -18,9 +18,6 @@ class WaitingLine:
     def __init__(self) -> None:
         self._lines: dict[Hashable, deque[RequestState]] = {}  # in order of turns
 
-    def __bool__(self) -> bool:
-        return bool(self._lines)
-
     def add(self, state: RequestState) -> None:
         self._lines.setdefault(state.flow, deque()).append(state)
 
@@ -57,7 +54,12 @@ def find_youngest(running: Sequence[RequestState]) -> RequestState:
 
 
 def find_yielding(state: RequestState, running: Sequence[RequestState]) -> RequestState | None:
-    """Who gives its place to `state`: one of a flow that holds two slots more than its own."""
+    """Who gives its place to `state`: one of a flow that holds two slots more than its own.
+
+    Of its flow it is the one with the least to compute again.
+    """
     held = Counter(one.flow for one in running)
     most = max(held.values(), default=0)
-    return find_youngest(running) if held[state.flow] + 1 < most else None
+    if held[state.flow] + 1 >= most:
+        return None
+    return max(running, key=lambda one: (held[one.flow], -one.cached_length, one.request_id))

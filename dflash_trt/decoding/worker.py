@@ -99,13 +99,8 @@ class GeneratorWorker:
             return Failure(Outcome.FAILED, self._broken)
         held = len(self._arrived) + (0 if self._runner is None else self._runner.live)
         if self._capacity is not None and held >= self._capacity and not self._has_share(job):
-            return Failure(
-                Outcome.OVERFLOW,
-                DflashError(
-                    f"the queue is full: {held} requests are running or waiting",
-                    fix="try again later",
-                ),
-            )
+            what = f"the queue is full: {held} requests are running or waiting"
+            return Failure(Outcome.OVERFLOW, DflashError(what, fix="try again later"))
         return None
 
     def _has_share(self, job: Job) -> bool:
@@ -119,7 +114,7 @@ class GeneratorWorker:
         while True:
             with self._changed:
                 if not self._has_reason_to_wake():
-                    self._on_phase(self._resting)
+                    self._on_phase(Phase.IDLE if self._broken is None else Phase.BROKEN)
                     self._changed.wait_for(self._has_reason_to_wake)
                 if self._closing:
                     break
@@ -136,10 +131,6 @@ class GeneratorWorker:
         self._end_all(self._closed)
         if self._runner is not None:
             self._runner.executor.close()
-
-    @property
-    def _resting(self) -> Phase:
-        return Phase.IDLE if self._broken is None else Phase.BROKEN
 
     def _has_reason_to_wake(self) -> bool:
         has_jobs = self._runner is not None and self._runner.live > 0
@@ -169,10 +160,8 @@ class GeneratorWorker:
         except Exception as again:
             _log.error("and could not be opened again", exc_info=again)
             with self._changed:
-                self._broken = DflashError(
-                    f"the executor failed and could not be opened again: {one_line(again)}",
-                    fix=self._remedy,
-                )
+                what = f"the executor failed and could not be opened again: {one_line(again)}"
+                self._broken = DflashError(what, fix=self._remedy)
             self._end_all(Failure(Outcome.FAILED, self._broken))
 
     def _open(self) -> JobRunner:

@@ -62,6 +62,7 @@ def inject_context(
     """Writes a call's rows into the head's caches, from its taps and embeddings, [T,H] each."""
     b, rows, width = head.b, head.rows, head.spec.hidden_size
     with b.scope("injection"):
+        embedded = embed(head) if head.has("embed_tokens") else embedded
         feature = taps[0] if head.has(OUTPUT_NORM) else _fuse(head, taps)
         fused = b.node("Reshape", [feature, rows.shape(width)], "feature_rows")
         bounds = [b.integers(0), b.integers(-1), b.integers(1)]
@@ -271,7 +272,8 @@ class EagleChain:
         target = ModelBuilder(b, "target", self.target.spec, rows, self.target.tables)
         model = ModelBuilder(b, "draft", spec, rows, self.base.tables)
         layer = model.layer(0)
-        x, carried = layer_input(model, embed(target), feature, carries_norm=spec.carries_norm)
+        embedded = embed(model if model.has("embed_tokens") else target)
+        x, carried = layer_input(model, embedded, feature, carries_norm=spec.carries_norm)
         gate = None
         if layer.sizes.has_gate:
             q, gate = split_gated(layer, x)

@@ -9,6 +9,7 @@ from onnx import TensorProto
 
 from dflash_trt.graph import bindings as io
 from dflash_trt.graph.caches import attend
+from dflash_trt.graph.dflash2.convolution import Convolution, convolve
 from dflash_trt.graph.form import Precision
 from dflash_trt.graph.functions import geglu_function, swiglu_function
 from dflash_trt.graph.gated_delta import gated_delta_function, is_stepped_by_kernel
@@ -55,16 +56,20 @@ def choose_among(
     model: ModelBuilder, stored: Mapping[str, TensorEntry], normed: str
 ) -> tuple[str, str | None]:
     """Logits [T,K] of rows [T,H], and the value that holds the K tokens; None where K is all."""
-    if HEAD_ROWS not in stored:
-        return lm_head(model, normed), None
     b = model.b
+    if HEAD_ROWS not in stored:  # a draft's own head has its rows in the checkpoint
+        tokens = HEAD_TOKENS in stored and b.stored(HEAD_TOKENS, stored[HEAD_TOKENS])
+        return lm_head(model, normed), tokens or None
     logits = b.node("Gemm", [normed, b.weight(HEAD_ROWS, stored[HEAD_ROWS])], "lm_head", transB=1)
     return cap_logits(model, logits), b.stored(HEAD_TOKENS, stored[HEAD_TOKENS])
 
 
 def cap_logits(model: ModelBuilder, logits: str) -> str:
-    """Logits l [T,V] as cap · tanh(l / cap) where the model has a cap."""
-    b, cap = model.b, model.spec.logit_cap
+    """Logits l [T,V], times the model's multiplier, as cap · tanh(l / cap) where it has a cap."""
+    b, cap, multiplier = model.b, model.spec.logit_cap, model.spec.logit_multiplier
+    if multiplier != 1.0:
+        factor = b.constant("logit_multiplier", [], [multiplier])
+        logits = b.node("Mul", [logits, factor], "multiplied")
     if cap is None:
         return logits
     limit = b.constant("logit_cap", [], [cap])
@@ -78,12 +83,14 @@ def gated_mlp(layer: LayerBuilder, x: str) -> str:
     Where the layer has an output norm, it is taken of what is added to x.
     """
     with layer.b.scope("mlp"):
-        return _add_output(layer, x, activated(layer, x), "down_proj", "mlp_output_norm")
+        normed = layer.rms_norm(x, "post_attention_layernorm", "norm")
+        normed, both = convolve(layer, normed, "mlp_conv")
+        rows = activated(layer, normed)
+        return _add_output(layer, x, rows, "down_proj", "mlp_output_norm", both)
 
 
-def activated(layer: LayerBuilder, x: str) -> str:
-    """What an MLP's down_proj reads of rows x [T,H]: act(gate(n)) * up(n), n their norm."""
-    normed = layer.rms_norm(x, "post_attention_layernorm", "norm")
+def activated(layer: LayerBuilder, normed: str) -> str:
+    """What an MLP's down_proj reads of normed rows n [T,H]: act(gate(n)) * up(n)."""
     gate, up = layer.linear(normed, "gate_proj"), layer.linear(normed, "up_proj")
     is_silu = layer.spec.activation == "silu"
     function, name = (swiglu_function(), "swiglu") if is_silu else (geglu_function(), "geglu")
@@ -96,6 +103,7 @@ def attention(layer: LayerBuilder, x: str) -> str:
     b, sizes = layer.b, layer.sizes
     with b.scope("attention"):
         normed = layer.rms_norm(x, "input_layernorm", "norm")
+        normed, both = convolve(layer, normed, "attention_conv")
         gate = None
         if sizes.has_gate:
             q, gate = split_gated(layer, normed)
@@ -112,7 +120,7 @@ def attention(layer: LayerBuilder, x: str) -> str:
         flat = b.node("Reshape", [merged, b.integers(-1, width)], "rows")
         if gate is not None:
             flat = open_gate(layer, flat, gate)
-        return _add_output(layer, x, flat, "o_proj", "attention_output_norm")
+        return _add_output(layer, x, flat, "o_proj", "attention_output_norm", both)
 
 
 def turn_queries(layer: LayerBuilder, q: str) -> str:
@@ -206,8 +214,13 @@ def _recur(layer: LayerBuilder, sizes: RecurrentSizes, operands: list[str]) -> s
     return y
 
 
-def _add_output(layer: LayerBuilder, x: str, rows: str, role: str, norm: str) -> str:
-    """x [T,H] + the linear `role` of `rows`, with the norm of that where the layer has one."""
+def _add_output(
+    layer: LayerBuilder, x: str, rows: str, role: str, norm: str, both: Convolution | None
+) -> str:
+    """x [T,H] + the linear `role` of `rows`, convolved, or with its norm where there is one."""
+    if both is not None:
+        convolved = both.apply(layer.linear(rows, role), behind=True)
+        return layer.b.node("Add", [x, convolved], f"{role}_add")
     if not layer.has(norm):
         return layer.linear(rows, role, residual=x)
     normed = layer.rms_norm(layer.linear(rows, role), norm, norm)

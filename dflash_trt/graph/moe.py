@@ -143,7 +143,8 @@ def _mixture_beside_mlp(layer: LayerBuilder, x: str, moe: MoeSpec) -> str:
     """
     b = layer.b
     with b.scope("mlp"):
-        dense = layer.linear(activated(layer, x), "down_proj")
+        normed = layer.rms_norm(x, "post_attention_layernorm", "norm")
+        dense = layer.linear(activated(layer, normed), "down_proj")
         dense = layer.rms_norm(dense, "mlp_norm", "mlp_norm")
         normed = layer.rms_norm(x, "experts_norm", "experts_norm")
         routed = layer.rms_norm(x, "router_scale", "router_norm")

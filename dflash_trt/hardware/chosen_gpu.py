@@ -43,12 +43,9 @@ def choose_card(name: str | None) -> Card:
     try:
         return find_card()
     except DflashError as error:
-        raise DflashError(
-            f"no GPU is found on this machine ({error.message})",
-            where="--gpu",
-            fix=f"name one of {', '.join(gpu_names())}",
-            usage=True,
-        ) from error
+        what = f"no GPU is found on this machine ({error.message})"
+        fix = f"name one of {', '.join(gpu_names())}"
+        raise DflashError(what, where="--gpu", fix=fix, usage=True) from error
 
 
 def find_card() -> Card:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 from typing import Literal
+
+from dflash_trt.core.machine import own_cgroups, read_told
 
 AUTO: Literal["auto"] = "auto"
 SMALL_TARGET = 16_000_000
@@ -35,26 +36,10 @@ def count_cores(cpus: set[int], root: Path) -> int:
     """The same of the logical CPUs `cpus`, by the /sys and /proc below `root`."""
     topology = root / "sys/devices/system/cpu"
     siblings = "topology/thread_siblings_list"  # of the hardware threads of one core
-    cores = {_read(topology / f"cpu{cpu}" / siblings) or str(cpu) for cpu in cpus}
-    return max(1, min([len(cores), *(int(quota) for quota in _quotas(root))]))
-
-
-def _quotas(root: Path) -> Iterator[float]:
-    """CPUs' worth of time that each cgroup (version 2) above this process may use."""
-    top = root / "sys/fs/cgroup"
-    for line in _read(root / "proc/self/cgroup").splitlines():
-        if line.startswith("0::/"):
-            folder = top / line.removeprefix("0::/")
-            for one in (folder, *folder.parents):  # a limit of an outer group holds too
-                quota, _, period = _read(one / "cpu.max").partition(" ")
-                if quota.isdecimal() and int(quota):  # "max" is no limit
-                    yield int(quota) / int(period)
-                if one == top:
-                    break
-
-
-def _read(path: Path) -> str:
-    try:
-        return path.read_text(encoding="ascii").strip()
-    except (OSError, ValueError):
-        return ""
+    cores = {read_told(topology / f"cpu{cpu}" / siblings) or str(cpu) for cpu in cpus}
+    most = len(cores)
+    for group in own_cgroups(root):  # a limit of an outer group holds too
+        quota, _, period = read_told(group / "cpu.max").partition(" ")
+        if quota.isdecimal() and int(quota):  # "max" is no limit
+            most = min(most, int(quota) // int(period))
+    return max(1, most)

@@ -105,18 +105,13 @@ class Device:
         """The stream's handle."""
         return int(self._stream)
 
-    @property
-    def driver_version(self) -> str:
-        """The newest CUDA version that the driver supports, as 13.0."""
-        return "{}.{}".format(*driver_cuda(self._cuda))
-
     def describe(self) -> dict[str, Any]:
         """The device, for a record."""
         return {
             "name": self.name,
             "arch": self.arch,
             "memory_gb": round(self.total_bytes / 1e9, 1),
-            "driver_cuda": self.driver_version,
+            "driver_cuda": "{}.{}".format(*driver_cuda(self._cuda)),
         }
 
     def free_bytes(self) -> int:
@@ -132,10 +127,8 @@ class Device:
         """
         free = self.free_bytes()
         if size > free:
-            raise DflashError(
-                f"{purpose} of {size:,} bytes do not fit {self.name}: {free:,} are free",
-                fix=fix,
-            )
+            what = f"{purpose} of {size:,} bytes do not fit {self.name}: {free:,} are free"
+            raise DflashError(what, fix=fix)
         (address,) = self._call("cudaMalloc", max(size, 1))
         self._memory.add(int(address))
         return int(address)

@@ -142,12 +142,9 @@ def find_gpu(name: str) -> Gpu:
     """
     known = _read(GPUS_FILE).gpus
     if name.lower() not in known:
-        raise DflashError(
-            f"no GPU is called {one_line(name, 40)!r}{_hint(name.lower(), known)}",
-            where="--gpu",
-            fix=f"choose one of {', '.join(known)}",
-            usage=True,
-        )
+        what = f"no GPU is called {one_line(name, 40)!r}{_hint(name.lower(), known)}"
+        fix = f"choose one of {', '.join(known)}"
+        raise DflashError(what, where="--gpu", fix=fix, usage=True)
     return known[name.lower()]
 
 

@@ -37,12 +37,9 @@ def kernel_arch(arch: str) -> str:
     """
     known = {one.name: kernels for kernels, one in kernel_arches().items()}
     if arch not in known:
-        raise DflashError(
-            f"there are no kernels for {arch}",
-            where="--plugins",
-            fix=f"they are for {', '.join(known)}; leave it out",
-            usage=True,
-        )
+        what = f"there are no kernels for {arch}"
+        fix = f"they are for {', '.join(known)}; leave it out"
+        raise DflashError(what, where="--plugins", fix=fix, usage=True)
     return known[arch]
 
 
@@ -53,12 +50,9 @@ MAX_ROWS = 32
 def check_settled_rows(block_size: int) -> None:
     """Raises DflashError for a block that is more than `accept` has room for."""
     if block_size > MAX_ROWS:
-        raise DflashError(
-            f"a step settles at most {MAX_ROWS} rows, not a block of {block_size}",
-            where="--plugins",
-            fix=f"pass --block-size {MAX_ROWS} or less, or leave it out",
-            usage=True,
-        )
+        what = f"a step settles at most {MAX_ROWS} rows, not a block of {block_size}"
+        fix = f"pass --block-size {MAX_ROWS} or less, or leave it out"
+        raise DflashError(what, where="--plugins", fix=fix, usage=True)
 
 
 RECURRENT_HEAD_DIMS = (16, 32, 64, 128)

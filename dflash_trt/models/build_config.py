@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Mapping
 from functools import cache
 from importlib.resources import files
@@ -18,6 +19,7 @@ from pydantic import (
     model_validator,
 )
 
+from dflash_trt.core.files import resolved
 from dflash_trt.core.formats import QUANTIZED
 from dflash_trt.core.limits import MAX_BLOCK, PREFILL_CHUNK, Count
 from dflash_trt.core.validation import validate
@@ -160,20 +162,38 @@ class PublishedTarget(PublishedDecoder):
         return self
 
 
+class PublishedAdditions(_Strict):
+    """What a DFlash 2 draft has beyond a DFlash draft (see Dflash2Sizes)."""
+
+    group: Count
+    rank: Count
+    top_k: Count
+
+
 class PublishedDraft(PublishedDecoder):
     """A DFlash draft's sizes: its trained block, anchor included, and what feeds it.
 
     `target_layer_ids` are the layers that it taps, from 0, `mask_token_id` the token at positions
-    to draft. `max_context` is the target's where it is left out.
+    to draft. `max_context` is the target's where it is left out. With `dflash2` it is a DFlash 2
+    draft.
     """
 
     block_size: Block
     target_layer_ids: Annotated[tuple[Window, ...], Field(min_length=1)]
     mask_token_id: Window
     max_context: Count | None = None
+    dflash2: PublishedAdditions | None = None
+
+    @model_validator(mode="after")
+    def _groups_of_channels(self) -> Self:
+        if self.dflash2 is not None and self.hidden % self.dflash2.group:
+            raise ValueError(f"dflash2.group {self.dflash2.group} does not divide {self.hidden}")
+        return self
 
 
 Tau = Annotated[float, Field(ge=1)]
+BlockKind = Literal["DFlash", "DFlash 2", "DSpark", "MTP"]
+"""A drafter whose draft is a pair's own; EAGLE-3's is compared with it."""
 
 
 class PublishedAcceptance(_Strict):
@@ -188,9 +208,20 @@ class PublishedAcceptance(_Strict):
     dflash: dict[str, Tau] = {}
     eagle3: dict[str, Tau] = {}
     dspark: dict[str, Tau] = {}
+    dflash2: dict[str, Tau] = {}
     mtp: dict[str, Tau] = {}
     drafts: Count | None = None
     tree: tuple[Count, Count, Count] | None = None
+
+    @property
+    def by_kind(self) -> dict[BlockKind, dict[str, float]]:
+        """All that need no tree, by workload."""
+        return {
+            "DFlash": self.dflash,
+            "DFlash 2": self.dflash2,
+            "DSpark": self.dspark,
+            "MTP": self.mtp,
+        }
 
     @model_validator(mode="after")
     def _tree_of_eagle3(self) -> Self:
@@ -268,6 +299,26 @@ def data_folder(name: str) -> Path:
 def target_names() -> list[str]:
     """Names that `build --target` accepts besides a YAML file."""
     return sorted(path.stem for path in data_folder("build_configs").glob("*.yaml"))
+
+
+def advise_draft(folder: Path, *names: str | None) -> str | None:
+    """How to get the draft of a target, if a configuration has a model of one of its names."""
+    place = "".join(resolved(folder).parts[-3:])  # of a hub's snapshot the first has the name
+    called = [_letters(one) for one in (place, *names) if one]
+    found = [("", "")]
+    for name in target_names():
+        config, _ = load_config(name)
+        model, draft = config.target.checkpoint, config.draft.checkpoint
+        known = _letters(Path(model).name)
+        if not model.startswith(BUILTIN_PREFIX) and any(known in one for one in called):
+            draft = "the draft that ships" if draft.startswith(BUILTIN_PREFIX) else draft
+            how = f"`dflash-trt build --target {name} --target-checkpoint {folder}`"
+            found.append((known, f"{how} takes {draft} for {model}"))
+    return max(found, key=lambda one: len(one[0]))[1] or None
+
+
+def _letters(name: str) -> str:
+    return re.sub(r"[^a-z0-9]", "", name.lower())
 
 
 def targets_not_yet() -> dict[str, str]:

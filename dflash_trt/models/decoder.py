@@ -35,8 +35,8 @@ class DecoderSpec(ModelShape):
     `weights` maps roles ("norm", "layers.{i}.q_proj" …) to tensors. `rms_norm_eps` is added to the
     mean square, and norms multiply by `norm_offset` + w. Layers with a window turn by `local_rope`
     where it is given. Queries are multiplied by `query_scale`, 1/sqrt(D) where it is None. RoPE
-    turns the first `rotary_dim` elements of a head, all where it is None. Logits l become
-    c·tanh(l/c) of `logit_cap` c.
+    turns the first `rotary_dim` elements of a head, all where it is None. Logits l, times
+    `logit_multiplier`, become c·tanh(l/c) of `logit_cap` c.
     """
 
     rms_norm_eps: float
@@ -50,6 +50,7 @@ class DecoderSpec(ModelShape):
     local_rope: RopeSpec | None = None
     query_scale: float | None = None
     rotary_dim: int | None = None
+    logit_multiplier: float = 1.0
     logit_cap: float | None = None
 
     @property

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-DraftKind = Literal["DFlash", "DSpark", "EAGLE-3", "MTP"]
+DraftKind = Literal["DFlash", "DFlash 2", "DSpark", "EAGLE-3", "MTP"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +36,7 @@ class DraftTraits:
 
 TRAITS: Mapping[DraftKind, DraftTraits] = {
     "DFlash": DraftTraits("a DFlash draft", "2602.06036"),
+    "DFlash 2": DraftTraits("a DFlash 2 draft", "2602.06036"),
     "DSpark": DraftTraits("a DSpark draft", "2607.05147"),
     "EAGLE-3": DraftTraits(
         "an EAGLE-3 head",

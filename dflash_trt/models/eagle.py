@@ -43,7 +43,7 @@ _AUX_IDS = "eagle_aux_hidden_state_layer_ids"
 _LLAMA, _QWEN3 = "llama", "qwen3"
 _OTHER_IDS = "aux_hidden_state_layer_ids"
 SPECULATORS_LAYER = "transformer_layer_config"
-_VERIFIERS = ("verifier_norm.weight", "verifier_lm_head.weight")
+VERIFIERS = ("verifier_norm.weight", "verifier_lm_head.weight")
 _AMBIGUOUS = {
     False: "SpecForge up to 0.2.0 trains such a head without the norm before lm_head, all others "
     "keep it: remove the key if yours was trained with that norm",
@@ -108,7 +108,7 @@ class EagleConfig:
     @property
     def ignored(self) -> tuple[str, ...]:
         """Tensors that a checkpoint may hold beside its weights."""
-        return (D2T, T2D, EMBEDDING, *(_VERIFIERS if self.is_speculators else ()))
+        return (D2T, T2D, EMBEDDING, *(VERIFIERS if self.is_speculators else ()))
 
 
 def find_layout(config: ConfigFields) -> EagleLayout | None:
@@ -135,8 +135,6 @@ def read_eagle_config(config: ConfigFields, layout: EagleLayout) -> EagleConfig:
             raise place.unsupported("use_aux_hidden_state", "EAGLE-3 takes three layers")
         if place.has("norm_output") and not layout.is_speculators:
             raise place.unsupported("norm_output", _AMBIGUOUS[place.flag("norm_output", False)])
-    if config.flag("embed_requires_grad", False):
-        raise config.unsupported("embed_requires_grad", "heads over their target's embedding are")
     if config.values.get("quantization_config"):
         raise config.unsupported("quantization_config", "heads as trained are")
     norms_each, norms_all = (
@@ -185,8 +183,11 @@ def _read_taps(config: ConfigFields, eagle: ConfigFields, layout: EagleLayout) -
     named = eagle if eagle.has(key) else config
     if layout.is_speculators and not named.has(key):
         key = _OTHER_IDS
-    if not named.has(key):
-        return ()
+    return read_taps(named, key, shift) if named.has(key) else ()
+
+
+def read_taps(named: ConfigFields, key: str, shift: int) -> tuple[int, ...]:
+    """The tapped layers under `key`, which counts from `shift`: 1 where 0 is the embedding."""
     ids = named.integers(key, 0, MAX_LAYERS - 1 + shift, MAX_LAYERS)
     if min(ids) < shift:
         raise named.unsupported(key, "0 is the embedding, and only outputs of layers are tapped")
@@ -206,6 +207,8 @@ def eagle_rules(checkpoint: Checkpoint, config: EagleConfig) -> tuple[Rules, dic
         "lm_head": ("lm_head.weight", ("draft_vocab", "hidden")),
     }
     taps = len(config.target_layer_ids) or TAPS
+    if config.is_speculators and EMBEDDING in checkpoint.tensors:  # the target's, or its own
+        rules["embed_tokens"] = (EMBEDDING, ("vocab", "hidden"))
     if config.norms_all:
         rules[INPUT_NORM] = (f"{INPUT_NORM}.weight", ("taps*hidden",))
     if config.norms_each:
@@ -216,36 +219,38 @@ def eagle_rules(checkpoint: Checkpoint, config: EagleConfig) -> tuple[Rules, dic
             shape = (shape[0], "two*hidden")  # the embedding beside the feature
         rules[role.format(i=0)] = (name.replace("layers.{i}", place), shape)
     counts = {"two": 2, "taps": taps, "draft_vocab": config.draft_vocab_size}
+    counts["vocab"] = config.vocab_size
     return rules, config.sizes.symbols() | counts
 
 
-def read_draft_vocabulary(checkpoint: Checkpoint, config: EagleConfig) -> tuple[int, ...] | None:
-    """The target's token of each of the head's tokens; None where they are the same.
+def read_draft_vocabulary(
+    checkpoint: Checkpoint, size: int, vocab_size: int
+) -> tuple[int, ...] | None:
+    """The target's token of each of a draft's `size` tokens; None where they are the same.
 
     Raises:
         DflashError: no `d2t` where one is needed, or one that names no token of the target.
     """
-    size, entry = config.draft_vocab_size, checkpoint.tensors.get(D2T)
-    what = None
+    entry, what = checkpoint.tensors.get(D2T), None
     if entry is None:
-        if size == config.vocab_size:
+        if size == vocab_size:
             return None
-        what = f"has no d2t, which says what its {size:,} tokens are of {config.vocab_size:,}"
+        what = f"has no d2t, which says what its {size:,} tokens are of {vocab_size:,}"
     elif entry.dtype != "I64" or entry.shape != (size,):
         what = f"d2t is {entry.dtype} {list(entry.shape)}, not I64 [{size}]"
     else:
         offsets = np.memmap(entry.file, np.int64, "r", entry.offset, (size,))
         # Offsets near the ends of int64 would wrap around.
-        wild = np.abs(np.array(offsets, np.float64)) > config.vocab_size
+        wild = np.abs(np.array(offsets, np.float64)) > vocab_size
         tokens = np.arange(size) + np.where(wild, -(size + 1), offsets)
-        outside = np.flatnonzero((tokens < 0) | (tokens >= config.vocab_size))
+        outside = np.flatnonzero((tokens < 0) | (tokens >= vocab_size))
         if len(outside):
             moved = f"d2t moves token {outside[0]} by {int(offsets[outside[0]])}"
-            what = f"{moved}, outside a vocabulary of {config.vocab_size:,}"
+            what = f"{moved}, outside a vocabulary of {vocab_size:,}"
         elif len(np.unique(tokens)) < size:
             what = "d2t names a token twice"
     if what is not None:
-        raise DflashError(what, where=checkpoint.path, fix="download the head again")
+        raise DflashError(what, where=checkpoint.path, fix="download the draft again")
     return tuple(tokens.tolist())
 
 

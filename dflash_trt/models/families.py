@@ -291,7 +291,7 @@ HYBRID_KEYS = ("full_attention_interval", "linear_num_key_heads")
 NORM_EPS = 1e-6
 """transformers' own where the config is silent."""
 
-DRAFT_ARCHITECTURES = ("DFlashDraftModel", "Qwen3DFlashDraftModel")
+DRAFT_ARCHITECTURES = ("DFlashDraftModel", "Qwen3DFlashDraftModel", "DFlash2DraftModel")
 """Names under which drafts of the contract are published."""
 
 DRAFT_DEFAULT_HEAD_DIM = 128

@@ -69,7 +69,7 @@ def match_weights(
     weights: dict[str, TensorEntry] = {}
     missing: list[str] = []
     misshapen: list[str] = []
-    for role, (name, shape) in _expand(rules, layers, experts).items():
+    for role, (name, shape) in expand(rules, layers, experts).items():
         entry = checkpoint.tensors.get(name)
         if entry is None:
             missing.append(quoted(name))
@@ -107,7 +107,8 @@ def match_weights(
     return weights | scales
 
 
-def _expand(rules: Rules, layers: Mapping[str, Collection[int]], experts: int) -> Rules:
+def expand(rules: Rules, layers: Mapping[str, Collection[int]], experts: int = 0) -> Rules:
+    """Writes `rules` out for each of `layers`, by the names of their kinds, and each expert."""
     expanded: dict[str, tuple[str, Shape]] = {}
     for role, (name, shape) in rules.items():
         kind = next((kind for kind in layers if f"{{{kind}}}" in role), None)

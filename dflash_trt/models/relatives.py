@@ -1,7 +1,7 @@
 """Drafters that look like DFlash but compute something else: known by name, to be refused.
 
-DSpark is read in DeepSpec's layout alone (deepspec.py), EAGLE-3 in those of eagle.py; in others
-they are refused.
+DSpark is read in DeepSpec's layout (deepspec.py) and speculators', EAGLE-3 in those of eagle.py;
+in others they are refused.
 
 Sources: z-lab/dflash (DFlash2), NVIDIA Model Optimizer's exporters (DSpark, EAGLE-3),
 arXiv 2605.29707 (Domino), 2606.18394 (JetSpec), 2504.18583 (PARD), 2401.10774 (Medusa).
@@ -37,6 +37,8 @@ class Relative:
 SPECULATORS_KIND = "speculators_model_type"
 """What alone says which kind a draft in speculators' layout is."""
 SPECULATORS_EAGLE = "eagle3"
+SPECULATORS_DRAFTS = ("dflash", "dspark", "dflash2")
+"""Those that are read beside it."""
 
 RELATIVES: tuple[Relative, ...] = (
     Relative(
@@ -77,7 +79,7 @@ def refuse_relatives(
     """Raises DflashError for a relative other than `known`, by its config or a tensor's name."""
     if config.has(SPECULATORS_KIND):  # a config of speculators has keys of other kinds too
         kind = config.text(SPECULATORS_KIND)
-        if kind != SPECULATORS_EAGLE:
+        if kind not in (SPECULATORS_EAGLE, *SPECULATORS_DRAFTS):
             evidence = f"{SPECULATORS_KIND} {quoted(kind)}"
             raise _refusal(config, f"a draft in speculators' layout ({evidence})")
         return

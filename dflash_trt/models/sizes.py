@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -9,6 +10,7 @@ from functools import cached_property
 from typing import Self
 
 from dflash_trt.core.formats import Format
+from dflash_trt.models.dflash2 import Dflash2Sizes
 
 MAX_LAYERS = 1024
 MAX_WIDTH = 2**24
@@ -339,6 +341,7 @@ class DraftShape(ModelShape):
         target_layer_ids: the target's layers, from 0, whose outputs `fc` takes, in its order.
         vocab_size: the target's; None where a config is silent.
         markov_rank: of DSpark's head; 0 where there is none.
+        dflash2: what a DFlash 2 draft has beyond a DFlash draft.
         fuses_token: `fc` takes a token's embedding too, in every pass: an MTP layer's.
     """
 
@@ -347,11 +350,21 @@ class DraftShape(ModelShape):
     target_layer_ids: tuple[int, ...]
     vocab_size: int | None = None
     markov_rank: int = 0
+    dflash2: Dflash2Sizes | None = None
     fuses_token: bool = False
 
     @property
     def fc_weights(self) -> int:
         return (len(self.target_layer_ids) + self.fuses_token) * self.sizes.hidden_size**2
+
+    @property
+    def dflash2_weights(self) -> int:
+        """Of convolutions and selector."""
+        if self.dflash2 is None:
+            return 0
+        layers = len(self.sizes.layers)
+        shapes = self.dflash2.shapes(self.sizes.hidden_size, self.vocab_size or 0, layers)
+        return sum(map(math.prod, shapes.values()))
 
     @property
     def markov_weights(self) -> int:

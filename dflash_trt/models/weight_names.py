@@ -193,7 +193,7 @@ DRAFT_WEIGHTS: Rules = {
 LINEARS = frozenset(
     {
         *("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"),
-        *("in_proj_qkv", "in_proj_z", "out_proj", "fc", "lm_head"),
+        *("in_proj_qkv", "in_proj_z", "out_proj", "fc", "lm_head", "dynamic", "selector_gate"),
     }
 )
 """Last parts of the roles of matrices that a checkpoint may quantise."""

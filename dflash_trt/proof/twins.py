@@ -26,7 +26,9 @@ from dflash_trt.models.pair_check import Pair, check_pair
 from dflash_trt.models.target import read_target
 
 # What precision changes; every other field of a spec says what the model computes.
-PRECISION_FIELDS = frozenset({"weights", "checkpoint", "quantization"})
+PRECISION_FIELDS = frozenset(
+    {"weights", "checkpoint", "quantization", "attention_format", "mlp_format"}
+)
 # What sizes are called in config.json, and where a spec has them.
 SIZES = {
     "hidden_size": "hidden_size",
@@ -85,7 +87,8 @@ def read_pair(bundle: Bundle) -> Pair:
                 where=bundle.folder,
                 fix="build it again",
             )
-    return check_pair(read_target(weights / "target"), read_draft(weights / "draft"))
+    draft = read_draft(weights / "draft", tuple(bundle.manifest.draft.target_layer_ids))
+    return check_pair(read_target(weights / "target"), draft)
 
 
 @contextmanager

@@ -24,9 +24,10 @@ FUSED_GROUPS = (
 """Linears of one input, which servers fuse: they share scales."""
 
 LAYER_LINEARS = (*chain.from_iterable(FUSED_GROUPS), "o_proj", "down_proj", "out_proj")
-GATES = ("in_proj_b", "in_proj_a", "router", "shared_gate")
+GATES = ("in_proj_b", "in_proj_a", "router", "shared_gate", "dynamic", "selector_gate")
 """Linears that stay as they are: what a hybrid's give is its decay and step, which a state adds
-up over the whole text; those of experts choose and weigh them."""
+up over the whole text; those of experts choose and weigh them; DFlash 2's make kernels and weigh
+codes, in a sixtieth of its weights."""
 ALL_EXPERTS = "*.experts.*"
 """A pattern of every expert's modules."""
 LM_HEAD = "lm_head"

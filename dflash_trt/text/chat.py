@@ -85,11 +85,9 @@ class ChatRenderer:
             ]
             return self.render(conversation, variables)
         for at in sorted(lost):
-            raise DflashError(
-                f"drops message {at + 1}, of role {one_line(conversation[at]['role'], 40)!r}",
-                where="chat template",
-                fix="leave that message out, or use a chat template that shows its role",
-            )
+            what = f"drops message {at + 1}, of role {one_line(conversation[at]['role'], 40)!r}"
+            fix = "leave that message out, or use a chat template that shows its role"
+            raise DflashError(what, where="chat template", fix=fix)
         return text
 
     def _find_lost(
@@ -136,23 +134,16 @@ class ChatRenderer:
     def _render(self, conversation: Sequence[Message], variables: Mapping[str, Any] | None) -> str:
         # Defined and empty, as transformers does it.
         usual = {"add_generation_prompt": True, "tools": None, "documents": None}
+        given = {"messages": conversation, **usual, **self._special_tokens, **(variables or {})}
         job = {
             "template": self._choose(variables),
-            "variables": {
-                "messages": conversation,
-                **usual,
-                **self._special_tokens,
-                **(variables or {}),
-            },
+            "variables": given,
             "max_characters": MAX_RENDERED_CHARACTERS,
         }
         answer = self._sandbox.ask(job, LIMITS)
         if "text" not in answer:
-            raise DflashError(
-                one_line(answer.get("error")),
-                where="chat template",
-                fix="`generate --raw` sends the prompt without it",
-            )
+            fix = "`generate --raw` sends the prompt without it"
+            raise DflashError(one_line(answer.get("error")), where="chat template", fix=fix)
         text: str = answer["text"]
         return text
 

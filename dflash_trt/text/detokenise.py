@@ -217,13 +217,8 @@ class TextStream:
         """Characters so far, whether they are certain to be shown or not."""
 
     @property
-    def stopped(self) -> bool:
-        """True once a stop string was completed."""
-        return self._stop_strings.match is not None
-
-    @property
     def stop_string(self) -> str | None:
-        """The stop string that ended the text."""
+        """The stop string that ended the text, once one was completed."""
         return self._stop_strings.match
 
     def push(self, token_id: int) -> str:
@@ -236,6 +231,6 @@ class TextStream:
         return self._stop_strings.push(text)
 
     def flush(self) -> str:
-        """What is still held back; a stop string completed only here sets `stopped` too."""
+        """What is still held back; a stop string may be completed only here."""
         piece = self._stop_strings.push(self._detokenizer.flush())
         return piece + self._stop_strings.flush()

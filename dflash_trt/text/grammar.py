@@ -19,7 +19,7 @@ import numpy as np
 from tokenizers import Tokenizer
 
 from dflash_trt.core.masks import TokenMask
-from dflash_trt.core.strict_json import parse_json
+from dflash_trt.core.strict_json import parse_given
 from dflash_trt.errors import DflashError, install_extra, one_line
 from dflash_trt.text.json_schema import enforce_schema
 from dflash_trt.text.sandbox import Held, Sandbox, SandboxLimits, SandboxLostError
@@ -324,12 +324,9 @@ def _library() -> Any:
     try:
         import llguidance
     except ImportError as error:
-        raise DflashError(
-            "grammars need llguidance, which is not installed",
-            where="grammar",
-            fix=install_extra("serve"),
-            usage=True,
-        ) from error
+        what = "grammars need llguidance, which is not installed"
+        fix = install_extra("serve")
+        raise DflashError(what, where="grammar", fix=fix, usage=True) from error
     return llguidance
 
 
@@ -363,10 +360,7 @@ def lark_choice(text: str) -> str:
     Raises:
         DflashError: it is no list of texts, at least one, none empty (usage).
     """
-    try:
-        choices = parse_json(text.encode(), "grammar")
-    except DflashError as error:
-        raise _refusal(error.what) from error
+    choices = parse_given(text.encode(), "grammar")
     is_list = isinstance(choices, list) and bool(choices)
     if not is_list or not all(isinstance(one, str) and one for one in choices):
         raise _refusal("a choice is a list of texts, at least one, none empty")

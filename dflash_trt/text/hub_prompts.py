@@ -134,12 +134,9 @@ class HubPrompts:
             if files := [path for path in found if path.suffix == suffix]:
                 return files
         wanted = first_few(self.patterns, 3)
-        raise DflashError(
-            f"has no file such as {wanted}",
-            where=self.address,
-            fix="name its config and split, or its file=PATH (.jsonl, .json, .csv or .parquet)",
-            usage=True,
-        )
+        what = f"has no file such as {wanted}"
+        fix = "name its config and split, or its file=PATH (.jsonl, .json, .csv or .parquet)"
+        raise DflashError(what, where=self.address, fix=fix, usage=True)
 
     def _to_record(self, row: Any, where: str) -> PromptRecord:
         if not isinstance(row, dict):
@@ -191,9 +188,8 @@ def _read_parquet(file: Path, columns: list[str], where: str) -> Iterator[Any]:
     except DflashError:
         raise
     except Exception as error:  # pyarrow raises types of its own; the file is at fault
-        raise DflashError(
-            f"is no readable Parquet ({one_line(error, 120)})", where=where
-        ) from error
+        what = f"is no readable Parquet ({one_line(error, 120)})"
+        raise DflashError(what, where=where) from error
 
 
 def _check_column(name: str, known: list[str], where: str) -> None:

@@ -11,7 +11,7 @@ from functools import lru_cache
 from typing import Any, TypeVar
 from urllib.parse import unquote
 
-from dflash_trt.core.strict_json import parse_json
+from dflash_trt.core.strict_json import parse_given
 from dflash_trt.errors import DflashError, one_line
 
 # All others are annotations, as JSON Schema has it of every format.
@@ -33,7 +33,9 @@ _SAME = {
     r"@([A-Za-z0-9][A-Za-z0-9\-]*\.)+[A-Za-z]{2,}$": r"^(?:[A-Za-z0-9_'+\-]+\.)*"
     r"[A-Za-z0-9_'+\-]*[A-Za-z0-9_+-]@(?:[A-Za-z0-9][A-Za-z0-9\-]*\.)+[A-Za-z]{2,}$",
 }
-_PIECE = re.compile(r"\\.|\[(?:\\.|[^\]\\])*\]?|\(\?<?[=!]|.", re.DOTALL)
+_REPEATS = r"(?:[*+?]|\{\d+,?\d*\})[+?]?"
+_PIECE = re.compile(rf"\\.|\[(?:\\.|[^\]\\])*\]?|\(\?<?[=!]|{_REPEATS}|.", re.DOTALL)
+_STARTS = re.compile(r"\^([\w-]+)(?![*?{])(?!.*\|)")
 _FOREIGN = re.compile(r"\\[1-9k]|\(\?>|\(\?P[=>]")  # references to groups, and atomic ones
 T = TypeVar("T")
 
@@ -45,10 +47,7 @@ def enforce_schema(text: str) -> tuple[str, tuple[str, ...]]:
     Raises:
         DflashError: it is no JSON object (usage).
     """
-    try:
-        schema = parse_json(text.encode(), "grammar")
-    except DflashError as error:
-        raise DflashError(error.what, where="grammar", usage=True) from error
+    schema = parse_given(text.encode(), "grammar")
     if not isinstance(schema, dict):
         raise DflashError("a schema must be an object", where="grammar", usage=True)
     reader = _Reader(schema)
@@ -70,6 +69,7 @@ class _Reader:
         if "not" in schema and schema["not"] in ({}, True):
             return False
         self._read_names(schema)
+        self._read_keys(schema, at)
         self._read_choice(schema, at)
         for name in _NOT_DONE:
             value = schema.pop(name, None)
@@ -120,6 +120,24 @@ class _Reader:
             schema["additionalProperties"], schema["propertyNames"] = False, True
         elif not told:
             del schema["propertyNames"]
+
+    def _read_keys(self, schema: dict[str, Any], at: str) -> None:
+        """Says patternProperties in what llguidance reads, or lets them go where it cannot."""
+        given = _get(schema, "patternProperties", dict)
+        read = [read_pattern(name) for name in given]
+        starts = [found[1] if (found := _STARTS.match(name)) else "" for name in given]
+        apart = all(
+            not one.startswith(other) and not other.startswith(one)
+            for place, one in enumerate(starts)
+            for other in starts[:place]
+        )
+        if apart and all(len(kept) == 1 and not left_out for kept, left_out in read):
+            names = [kept[0] for kept, _ in read]
+            given |= dict(zip(names, [given.pop(name) for name in [*given]], strict=True))
+            return
+        self._relax("patternProperties", at)
+        for name in ("patternProperties", "additionalProperties"):  # whose names it cannot tell
+            schema.pop(name, None)
 
     def _read_values(self, schema: dict[str, Any], at: str) -> None:
         """Bounds, patterns and formats."""
@@ -193,6 +211,7 @@ def read_pattern(pattern: str) -> tuple[list[str], list[str]]:
         return [], [pattern]
     kept, heads, left_out, depth, is_choice = "", list[str](), list[str](), 0, False
     look: tuple[int, int] | None = None  # where it begins, and how deep
+    ended = -1
     for found in _PIECE.finditer(pattern):
         piece = found[0]
         if look is None and len(piece) > 2 and piece[0] == "(":
@@ -200,13 +219,15 @@ def read_pattern(pattern: str) -> tuple[list[str], list[str]]:
         depth += (piece[0] == "(") - (piece == ")")
         if look is None and piece in (r"\b", r"\B"):
             left_out.append(piece)
+        elif look is None and ended == found.start() and re.fullmatch(_REPEATS, piece):
+            continue  # of what was left out
         elif look is None:
             is_choice |= piece == "|" and depth == 0
             kept += piece
         elif depth == look[1]:
             group = pattern[look[0] : found.end()]
             (heads if kept == "^" and group.startswith("(?=") else left_out).append(group)
-            look = None
+            look, ended = None, found.end()
     if is_choice:
         heads, left_out = [], heads + left_out
     each = [read_pattern(f"^(?:{head[3:]}") for head in heads]

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from dflash_trt.core.files import FileKind, read_text
-from dflash_trt.core.strict_json import parse_json, quoted
+from dflash_trt.core.strict_json import parse_given, quoted
 from dflash_trt.errors import DflashError
 from dflash_trt.text.tokenizer import BundleTokenizer
 
@@ -71,11 +71,14 @@ def read_records(path: Path) -> list[PromptRecord]:
             all.
     """
     text = read_text(path, FileKind.PROMPTS, named=True)
+    records = []
     if path.suffix == ".jsonl":
-        lines = enumerate(text.split("\n"), start=1)
-        records = [_parse_line(line, f"{path}:{number}") for number, line in lines if line.strip()]
-    else:
-        records = [PromptRecord(text.removesuffix("\n"))] if text else []
+        for number, line in enumerate(text.split("\n"), start=1):
+            if line.strip():
+                where = f"{path}:{number}"
+                records.append(PromptRecord.of(parse_given(line.encode(), where), where))
+    elif text:
+        records.append(PromptRecord(text.removesuffix("\n")))
     if not records:
         raise DflashError("holds no prompt", where=path, usage=True)
     return records
@@ -129,9 +132,8 @@ def read_stdin() -> str:
     try:
         return str(data.decode("utf-8")).removesuffix("\n")
     except UnicodeDecodeError as error:
-        raise DflashError(
-            f"is not UTF-8 at byte {error.start}", where="stdin", usage=True
-        ) from error
+        what = f"is not UTF-8 at byte {error.start}"
+        raise DflashError(what, where="stdin", usage=True) from error
 
 
 def encode_prompts(
@@ -158,19 +160,8 @@ def encode_calibration(folder: Path, file: Path) -> list[list[int]]:
         DflashError: the checkpoint has no tokenizer, or a file that cannot be used.
     """
     if not (folder / "tokenizer.json").is_file():
-        raise DflashError(
-            "has no tokenizer.json, which calibration texts need",
-            where=folder,
-            fix="download the checkpoint's tokenizer",
-        )
-    return encode_prompts(
-        BundleTokenizer(folder), [one.text for one in read_given(None, file)], raw=False
-    )
-
-
-def _parse_line(line: str, where: str) -> PromptRecord:
-    try:
-        raw = parse_json(line.encode(), where)
-    except DflashError as error:
-        raise DflashError(error.what, where=where, usage=True) from error
-    return PromptRecord.of(raw, where)
+        what = "has no tokenizer.json, which calibration texts need"
+        fix = "download the checkpoint's tokenizer"
+        raise DflashError(what, where=folder, fix=fix)
+    texts = [one.text for one in read_given(None, file)]
+    return encode_prompts(BundleTokenizer(folder), texts, raw=False)

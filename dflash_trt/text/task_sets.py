@@ -56,12 +56,9 @@ def name_sources(given: Sequence[str]) -> dict[str, str]:
         if not source:
             raise DflashError(f"{text!r} names no file", where="--prompts", usage=True)
         if name in sources:
-            raise DflashError(
-                f"two sets are named {name!r}",
-                where="--prompts",
-                fix="name them apart: --prompts NAME=FILE",
-                usage=True,
-            )
+            what = f"two sets are named {name!r}"
+            fix = "name them apart: --prompts NAME=FILE"
+            raise DflashError(what, where="--prompts", fix=fix, usage=True)
         sources[name] = source
     return sources
 

@@ -6,6 +6,7 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from contextlib import closing
+from functools import lru_cache
 from operator import itemgetter
 from pathlib import Path
 from typing import Any
@@ -219,6 +220,9 @@ def _byte_characters() -> dict[str, int]:
     return characters | {chr(256 + place): byte for place, byte in enumerate(others)}
 
 
+_KNOWN_TOKENS = 1 << 16  # a reply with log-probabilities names the same ones again and again
+
+
 class TokenBytes:
     """Looks tokens of `tokenizer` up, special ones included."""
 
@@ -231,9 +235,13 @@ class TokenBytes:
         kinds = json.dumps(json.loads(decoder.__getstate__())) if decoder is not None else ""
         self._byte_level = _byte_characters() if '"ByteLevel"' in kinds else None
         self._fallback = '"ByteFallback"' in kinds
+        self._known = lru_cache(_KNOWN_TOKENS)(self._find)
 
     def __getitem__(self, token_id: int) -> bytes:
         """Its bytes; none of an id that is no token's."""
+        return self._known(token_id)
+
+    def _find(self, token_id: int) -> bytes:
         if token_id in self._added:
             return self._added[token_id].encode()
         text: str = self._tokenizer.id_to_token(token_id) or ""

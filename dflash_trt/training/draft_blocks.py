@@ -58,12 +58,7 @@ def order_rows(store: FeatureStore, rows: int, seed: int, epoch: int) -> list[li
 
 
 def draw_batch(
-    store: FeatureStore,
-    rows: Sequence[int],
-    anchors: int,
-    block_size: int,
-    seed: int,
-    step: int,
+    store: FeatureStore, rows: Sequence[int], anchors: int, block_size: int, seed: int, step: int
 ) -> Batch:
     """The batch of `step`; its anchors depend on seed, step and rows alone.
 

@@ -129,8 +129,11 @@ def shape_of(draft: DraftSpec, vocab_size: int, num_target_layers: int) -> Draft
     """
     layer = draft.sizes.layers[0]
     what = None
-    if draft.traits.is_chain or (draft.anchor_drafts and not draft.markov_rank):
+    is_moved = draft.anchor_drafts and not draft.markov_rank
+    if draft.traits.is_chain or draft.is_speculators or is_moved:
         what = f"is a {draft.kind} draft in another layout"
+    elif draft.dflash2 is not None:
+        what = f"is {draft.traits.title}"
     elif draft.rope.scaling is not None:
         what = "has scaled rotary embeddings"
     elif any(one.is_causal for one in draft.sizes.layers):

@@ -145,7 +145,7 @@ class AnswerServer:
         if wanted in names or (wanted is None and len(names) == 1):
             return wanted or names[0]
         what = "which of its models is the target?" if wanted is None else f"has no {wanted!r}"
-        shown = ", ".join(names[:5]) or "none"
+        shown = ", ".join(one_line(name, 60) for name in names[:5]) or "none"
         raise DflashError(
             f"{what} it lists {shown}",
             where=self._base,

@@ -18,10 +18,9 @@ from numpy.typing import NDArray
 from dflash_trt.backends.base import FloatArray
 from dflash_trt.core.machine import multiplies_bf16
 from dflash_trt.core.strict_json import read_json_object
-from dflash_trt.errors import DflashError
+from dflash_trt.errors import DflashError, import_extra
 from dflash_trt.graph.form import CacheDtype
 from dflash_trt.training.target import TrainingTarget
-from dflash_trt.training.training_request import training_module
 from dflash_trt.training.work_folder import write_json
 
 TOKENS, ROWS, FEATURES = "tokens.npy", "rows.npy", "features.npy"
@@ -187,7 +186,7 @@ class Teacher:
     """
 
     def __init__(self, folder: Path, taps: Sequence[int], device: str) -> None:
-        transformers = training_module("transformers")
+        transformers = import_extra("transformers", "train", "training")
         transformers.utils.logging.disable_progress_bar()
         self._model = transformers.AutoModel.from_pretrained(folder, dtype=torch.bfloat16)
         self._model.to(device).eval()

@@ -133,7 +133,7 @@ def finish(
         record = make_record(preparation, trained, rows, train, source)
         text = json.dumps(record, indent=2, sort_keys=True)
         (folder / RECORD_NAME).write_text(f"{text}\n", "utf-8")
-        write_lines(folder / "epochs.jsonl", (one.to_json() for one in trained.evaluations))
+        write_lines(folder / "epochs.jsonl", map(asdict, trained.evaluations))
         page = watch.draw(trained)
         if page is not None:
             (folder / CURVES_NAME).write_text(page, "utf-8")
@@ -212,8 +212,8 @@ def make_record(
         "shape": preparation.shape.config(),
         "settings": asdict(replace(settings, steps=trained.steps)),
         "chosen": describe(preparation.shape, settings, source),
-        "evaluations": [one.to_json() for one in trained.evaluations],
-        "best": trained.best.to_json(),
+        "evaluations": list(map(asdict, trained.evaluations)),
+        "best": asdict(trained.best),
         "ended": trained.ended,
         "start": None if request.start is None else resolved(request.start).name,
     }

@@ -64,10 +64,7 @@ class Plan:
 
 
 def check_hours(request: TrainRequest, row_s: float = 0.0, step_s: float = 0.0) -> None:
-    """Raises DflashError where the hours pay for nothing; says how many would do.
-
-    `row_s` and `step_s` are seconds of a prompt and of a step, as far as they are known.
-    """
+    """Raises DflashError where the hours pay for nothing, by what is known of `Rates`."""
     least_rows = (LEAST_ROWS + LEAST_HELD_OUT) * row_s / ANSWER_SHARE
     needed, hours = max(least_rows, LEAST_STEPS * step_s / TRAINING_SHARE) / 3600, request.hours
     if request.rows is None and request.steps is None and needed > hours:

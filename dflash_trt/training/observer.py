@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 from dflash_trt.core.progress import Progress
 from dflash_trt.training.hours_plan import Plan
@@ -30,9 +30,6 @@ class Evaluation:
     conditional_acceptance: list[float | None]
     recall_at_16: list[float | None]
     sets: dict[str, float | None]
-
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 @dataclass(frozen=True, slots=True)

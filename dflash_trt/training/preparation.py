@@ -9,7 +9,7 @@ from typing import Any
 
 from dflash_trt.core.files import file_sha256, resolved
 from dflash_trt.core.publish import StagedKind, check_destination
-from dflash_trt.errors import DflashError
+from dflash_trt.errors import DflashError, import_extra
 from dflash_trt.quantization.rewrite import checkpoint_key
 from dflash_trt.training.draft_shape import DraftDesign
 from dflash_trt.training.endpoint import AnswerOptions
@@ -17,7 +17,7 @@ from dflash_trt.training.recipe import choose_settings, choose_shape
 from dflash_trt.training.rows import LEAST_ANSWER, PromptRenderer, SplitRows, read_sets, split_rows
 from dflash_trt.training.target import TrainingTarget, find_target
 from dflash_trt.training.trainer import TrainerSettings
-from dflash_trt.training.training_request import TrainRequest, training_module
+from dflash_trt.training.training_request import TrainRequest
 from dflash_trt.training.work_folder import work_folder
 
 VERSION = 5
@@ -106,7 +106,7 @@ def prepare(request: TrainRequest) -> Preparation:
     if not 0 < request.hours <= 10_000:
         raise DflashError(f"{request.hours:g} is no time", where="--hours", usage=True)
     _check_apart(request)
-    is_cpu = not training_module("torch").cuda.is_available()
+    is_cpu = not import_extra("torch", "train", "training").cuda.is_available()
     target = find_target(request.target)
     prompts, hashes = read_sets(request.prompts)
     held_out, held_out_hashes = read_sets(request.held_out)

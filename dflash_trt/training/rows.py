@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from dflash_trt.core.files import FileKind, read_text
-from dflash_trt.core.strict_json import parse_json
+from dflash_trt.core.strict_json import parse_given
 from dflash_trt.errors import DflashError, refuse_options
 from dflash_trt.text.chat import Message
 from dflash_trt.text.hub_prompts import HubPrompts, is_hub_address
@@ -110,10 +110,7 @@ def _read_row(line: str, set_name: str, where: str) -> PromptRow:
     def refused(what: str) -> DflashError:
         return DflashError(what, where=where, usage=True)
 
-    try:
-        record = parse_json(line.encode(), where)
-    except DflashError as error:
-        raise refused(error.what) from error
+    record = parse_given(line.encode(), where)
     read: Mapping[str, Any] = record if isinstance(record, dict) else {}
     text, messages = read.get("prompt"), read.get("messages")
     answer = read.get("answer")

@@ -9,6 +9,7 @@ from __future__ import annotations
 import shutil
 import time
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 
 from dflash_trt.decoding.replay import Acceptance
@@ -138,7 +139,7 @@ class TrainStage:
             sets={name: one.acceptance_length for name, one in acceptance.sets.items()},
         )
         self._evaluations.append(evaluation)
-        self._lines.append(evaluation.to_json())
+        self._lines.append(asdict(evaluation))
         self._lines.sync()
         for other in folder.parent.iterdir():  # only once it is noted which is the best
             if other != self._best_folder:

@@ -4,22 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from importlib import import_module
 from pathlib import Path
-from typing import Any
-
-from dflash_trt.errors import DflashError, install_extra
-
-
-def training_module(name: str) -> Any:
-    """Import `name`, or raise a DflashError that says how to install the `train` extra."""
-    try:
-        return import_module(name)
-    except ImportError as error:
-        raise DflashError(
-            f"training needs {name}, which cannot be imported ({error})",
-            fix=install_extra("train"),
-        ) from error
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

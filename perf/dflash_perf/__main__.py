@@ -14,6 +14,7 @@ def benches() -> dict[str, click.Command]:
     from dflash_perf.bench import (  # noqa: F401 - an import declares a module's benchmark
         kernel_resources,
         kill_campaign,
+        neighbours,
         planner_fit,
         served_demo,
         speed,

@@ -11,7 +11,5 @@ def require(purpose: str, *modules: str) -> None:
     """Raises DflashError unless all `modules` are installed; `purpose` begins the message."""
     for module in modules:
         if find_spec(module) is None:
-            raise DflashError(
-                f"{purpose} needs {module}, which is not installed",
-                fix=install_extra("perf"),
-            )
+            what = f"{purpose} needs {module}, which is not installed"
+            raise DflashError(what, fix=install_extra("perf"))

@@ -11,25 +11,13 @@ from typing import Any
 
 from dflash_trt.core.machine import describe_host, processor
 
-LIBRARIES = (
-    "dflash-trt",
-    "grpcio",
-    "ml_dtypes",
-    "numpy",
-    "onnx",
-    "onnxruntime",
-    "tensorrt_rtx",
-    "triton",
-    "tritonclient",
-)
-
 
 def describe_machine() -> dict[str, Any]:
     """The machine that figures depend on: processor, cores, memory, system, library versions."""
     return {
         "processor": processor(),
         "memory_gib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1),
-        **describe_host(LIBRARIES),
+        **describe_host(),
     }
 
 

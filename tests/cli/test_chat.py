@@ -66,12 +66,15 @@ def test_a_system_message_stands_before_each(run: Run, talker: Path, bundle: Pat
 def test_a_conversation_is_remembered(
     run: Run, talker: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    _type(monkeypatch, "x\n\nb\n/new\n7\n")
+    _type(monkeypatch, "x\n/help\n\nb\n/new\n7\n/quit\n7\n")
     shown = run.well("generate", talker, "--chat", "--max-tokens", 4, "--block-schedule", "none")
     assert shown.out == "yz\nabab\n8901\n"
     lines = [line for line in shown.err.splitlines() if "tokens/s" in line]
     assert len(lines) == 3 and "acceptance length 1.50" in lines[1]
-    assert shown.err.startswith("pair, 1 CPU thread\n") and "Ctrl-D the chat" in shown.err
+    assert (
+        shown.err.startswith("pair, 1 CPU thread\n")
+        and shown.err.count("Ctrl-D or /quit the chat") == 2
+    )
 
 
 def test_what_a_chat_is_not(run: Run, talker: Path, bundle: Path) -> None:

@@ -6,16 +6,19 @@ the Python interface is in test_door.
 
 from __future__ import annotations
 
+import asyncio
 import io
 import json
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import click
 import pytest
 
+from dflash_trt.cli import serve
 from dflash_trt.cli.generation_output import OWN, TextWriter, showable
 from dflash_trt.decoding import Generator, TokenEvent
 from dflash_trt.text.harmony import HarmonyFormat
@@ -177,6 +180,25 @@ def test_chat_template(run: Run, own_pair: Path, build: Build) -> None:
     assert (raw["text"], raw["prompt_tokens"]) == ("aba", 4)
 
 
+def test_a_server_says_so_too(
+    run: Run,
+    slow_drafts: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """By its counters, once."""
+    run.well("package", slow_drafts, "-o", tmp_path / "repository")
+    counted = {"verify_steps": 50, "drafted_steps": 40, "step_tokens": 50, "draft_tokens": 280}
+    lines = [f'dflash_{one}_total{{model="x"}} {value}\n' for one, value in counted.items()]
+    told = iter([b"", "".join(lines).encode()])
+    monkeypatch.setattr(serve, "_ADVISE_S", 0.0)
+    server = Mock(read_metrics=lambda: next(told))
+    asyncio.run(serve._advise(Mock(server=server), tmp_path / "repository"))
+    (note,) = capsys.readouterr().err.splitlines()
+    assert note.startswith("note: acceptance length 1.00 stays below break-even 1.70: `--drafter ")
+
+
 def test_drafts_that_cost_more_than_they_bring(run: Run, slow_drafts: Path) -> None:
     useless, good = ("--prompt", "9"), ("--prompt", "b")
     for options in ([], ["--block-schedule", 8], ["--json"]):
@@ -185,7 +207,7 @@ def test_drafts_that_cost_more_than_they_bring(run: Run, slow_drafts: Path) -> N
         # The schedule goes on with smaller blocks, which cost less.
         cost = "1.6" if "--block-schedule" in options else "1."
         assert note.startswith(f"note: acceptance length 1.00 stays below break-even {cost}")
-        assert note.endswith(f": `dflash-trt diagnose {slow_drafts} --prompts FILE` says why")
+        assert note.endswith(f"faster, `dflash-trt diagnose {slow_drafts} --prompts FILE` says why")
         answer = run.well("generate", slow_drafts, *good, "--max-tokens", 128, *options)
         assert "break-even" not in answer.err
     answer = run.well("generate", slow_drafts, *useless, "--max-tokens", 64, "--drafter", "none")
@@ -235,6 +257,7 @@ def test_no_token_tells_a_terminal_what_to_do(
     )
     assert showable(CODES) == CODES
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    assert showable("good\rbad\r\n") == "good\\rbad\r\n"
     shown = "a\\x1b]0;b\\x07\\x9bc\t\n\u200dé\\x7f"
     assert showable(CODES) == shown
     for view, expected in ((False, shown), (True, click.style(shown, fg=OWN))):

@@ -60,7 +60,7 @@ def _setting(folder: Path, seconds: float = 100.0) -> Setting:
 def test_a_child_that_ends_well_leaves_strict_json(tmp_path: Path) -> None:
     outcome = run_in_child(finds, _setting(tmp_path))
     assert (outcome.status, outcome.reason, outcome.passed) == ("done", None, True)
-    assert [one.figures for one in outcome.probes] == [{"worst": "nan"}]
+    assert [one.figures for one in outcome.probes] == [{"worst": "NaN"}]
 
 
 def test_a_child_that_dies_leaves_what_it_found_and_how_it_died(tmp_path: Path) -> None:

@@ -33,6 +33,10 @@ def test_what_it_says(run: Run, model: Path, tmp_path: Path) -> None:
     assert shown[1].startswith("  tensors: 7 F32, 22 Q8_0; ") and "values rounded" in shown[1]
     assert shown[2].endswith("cut as gpt-2; ends at <|end|> (320); no chat template")
     assert shown[3:] == ["  licence: apache-2.0"]
+    assert run.well("import-gguf", model, "-o", tmp_path / "SmolLM2-135M-Instruct-Q8").out.endswith(
+        f"  draft: `dflash-trt build --target smollm2-135m --target-checkpoint {tmp_path}/SmolLM2-"
+        "135M-Instruct-Q8` takes the draft that ships for HuggingFaceTB/SmolLM2-135M-Instruct\n"
+    )
     exact = run.well("import-gguf", model, "-o", tmp_path / "exact", "--dtype", "fp32").out
     assert "every value is kept" in exact
 
@@ -58,5 +62,5 @@ def test_without_the_package(
     for name in [name for name in sys.modules if name.split(".")[0] == "gguf"]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "gguf", None)
-    shown = run("import-gguf", model, "-o", tmp_path / "out").fails(1, "needs the package gguf")
+    shown = run("import-gguf", model, "-o", tmp_path / "out").fails(1, "needs gguf")
     assert shown.endswith("pip install -e '.[gguf]' in a checkout of dflash-trt")

@@ -97,6 +97,10 @@ def test_a_workload_has_its_own_acceptance(run: Run) -> None:
     steps = {kind: one["step_seconds"] for kind, one in plan["most_interactive"].items()}
     markov = sum(steps["DSpark"].values()) / sum(steps["DFlash"].values())
     assert 1 < markov < 1.05
+    two = ("plan", "--target", "qwen3.8-27b", "--gpu", "b200", "--acceptance", "gsm8k, t=1")
+    assert run.well(*two, "--json").json["most_interactive"]["DFlash 2"]["tau"] > 5.36
+    deployed = ("build", *two[1:3], "--executor", "trtllm", "--profile", "b200x1")
+    run(*deployed).fails(2, "TensorRT-LLM documents no DFlash 2")
     plan = run.well(*ASKED, "500", "--gpu", "b300x8", "--acceptance", "math500", "--json").json
     assert set(plan["answers"]) == {"autoregressive", "DFlash"}
     run(*QWEN, "--acceptance", "chat").fails(2, "'chat' is neither", "workload: average, GSM8K")

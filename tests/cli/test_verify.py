@@ -143,7 +143,7 @@ def test_low_acceptance_points_to_diagnose(run: Run, bundle: Path, slow_drafts: 
     known = run.well("verify", slow_drafts, "--prompt", "9", *untimed, "--json")
     (note,) = [line for line in known.err.splitlines() if "break-even" in line]
     assert note.startswith("note: acceptance length 1.00 stays below break-even 1.70")
-    assert note.endswith(f": `dflash-trt diagnose {slow_drafts} --prompts FILE` says why")
+    assert note.endswith(f"faster, `dflash-trt diagnose {slow_drafts} --prompts FILE` says why")
     assert "break-even" not in run.well("verify", slow_drafts, "--prompt", "b", *untimed).err
 
 

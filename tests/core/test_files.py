@@ -16,11 +16,11 @@ from typing import cast
 import pytest
 
 from dflash_trt.core.files import FileKind, exists, find_file, open_file, read_bytes, read_text
-from dflash_trt.core.http_json import MAX_BYTES, read_reply
 from dflash_trt.core.publish import replace_file, replacing
 from dflash_trt.core.strict_json import MAX_VALUES, parse_json
 from dflash_trt.core.yaml_files import MOST_VALUES, parse_yaml
 from dflash_trt.errors import DflashError
+from dflash_trt.serving.client.openai_chat import MAX_BYTES, read_reply
 
 
 def _listen(path: Path) -> None:

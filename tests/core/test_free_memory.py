@@ -16,12 +16,12 @@ from dflash_trt.core.free_memory import available_memory
 def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A machine with 1,000 KiB available and cgroups below the folder returned."""
     (tmp_path / "meminfo").write_text("MemTotal: 9000 kB\nMemAvailable:    1000 kB\n")
-    root = tmp_path / "cgroup"
+    root = tmp_path / "sys/fs/cgroup"
     (root / "pods" / "mine").mkdir(parents=True)
-    (tmp_path / "membership").write_text("0::/pods/mine\n")
+    (tmp_path / "proc/self").mkdir(parents=True)
+    (tmp_path / "proc/self/cgroup").write_text("0::/pods/mine\n")
     monkeypatch.setattr(free_memory, "MEMORY_FILE", tmp_path / "meminfo")
-    monkeypatch.setattr(free_memory, "MEMBERSHIP_FILE", tmp_path / "membership")
-    monkeypatch.setattr(free_memory, "CGROUP_ROOT", root)
+    monkeypatch.setattr(free_memory, "ROOT", tmp_path)
     return root
 
 

@@ -159,7 +159,7 @@ def test_what_is_said(emitted: tuple[int, ...], break_even: float | None, is_sai
         mean = sum(emitted) / len(emitted)
         assert line == (
             f"acceptance length {mean:.2f} stays below break-even {break_even:.2f}: "
-            "`dflash-trt diagnose my-bundle --prompts FILE` says why"
+            "`--drafter none` is faster, `dflash-trt diagnose my-bundle --prompts FILE` says why"
         )
 
 

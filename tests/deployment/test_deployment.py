@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import tomllib
 from copy import copy
@@ -17,6 +18,7 @@ from dflash_trt.decoding.jobs import Outcome
 from dflash_trt.serving.openai.app import OpenAiApp
 from dflash_trt.serving.openai.figures import FRONT_KINDS, FrontFigures
 from dflash_trt.serving.server.metrics import KINDS
+from dflash_trt.serving.server.tritonserver import TritonServerBinary, server_environment
 from dflash_trt.text.tokenizer import BundleTokenizer
 from dflash_trt.version import __version__
 from tests.serving.fronts import ScriptedModel
@@ -107,7 +109,7 @@ def test_probes_ask_what_the_front_has(container: Any) -> None:
 
 
 def test_a_pod_has_time_to_drain(pod: Any, container: Any) -> None:
-    drain = read_serve(container["args"])["drain_seconds"]
+    drain = read_serve(container["args"])["exit_timeout_s"]
     name, waits = container["lifecycle"]["preStop"]["exec"]["command"]
     assert name == "sleep" and float(waits) > seconds(container["readinessProbe"])
     assert pod["terminationGracePeriodSeconds"] >= float(waits) + drain + TO_END_S
@@ -156,13 +158,13 @@ def test_compose_runs_the_image() -> None:
     options = read_serve(pair["command"])
     assert pair["ports"] == [f"127.0.0.1:{options['openai_port']}:{options['openai_port']}"]
     assert options["key_file"] == Path("/run/secrets", *pair["secrets"])
-    assert float(pair["stop_grace_period"].rstrip("s")) >= options["drain_seconds"] + TO_END_S
+    assert float(pair["stop_grace_period"].rstrip("s")) >= options["exit_timeout_s"] + TO_END_S
     assert pair["read_only"] and pair["cap_drop"] == ["ALL"]
     (tmp,) = pair["tmpfs"]
     assert tmp.startswith("/tmp:exec,")
     for place in (pair["build"]["dockerfile"], pair["build"]["context"]):
         assert (DEPLOY.parent / place).exists() or (DEPLOY / place).exists()
-    assert pair["volumes"][0].endswith(f":{options['source']}:ro")
+    assert pair["volumes"][0].endswith(f":{options['repository']}:ro")
 
 
 def compose() -> Any:
@@ -223,6 +225,14 @@ def test_every_alert_is_explained() -> None:
         assert f"`{alert['alert']}`" in page and f'"{alert["alert"]}"' in tried
         assert alert["labels"]["severity"] in ("page", "ticket") and alert["annotations"]["summary"]
     assert set(re.findall(r"`(Dflash\w+)`", page)) == {alert["alert"] for alert in alerts}
+
+
+def test_the_variables_of_a_plain_server_are_explained() -> None:
+    """Those that `serve` sets, for whoever starts Triton server without it."""
+    page = (TREE / "docs" / "serving.md").read_text(encoding="utf-8")
+    given = server_environment(TritonServerBinary(Path("tritonserver"), Path("/wheel/server")))
+    changed = [name for name, value in given.items() if value != os.environ.get(name)]
+    assert changed and all(f"\n| `{name}` | " in page for name in changed)
 
 
 def test_panels_lie_side_by_side() -> None:

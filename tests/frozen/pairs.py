@@ -16,6 +16,7 @@ from dflash_trt.models.target import read_target
 from tests.frozen.command_line import run_well
 from tests.reference.checkpoints import write_draft, write_target
 from tests.reference.deepspec import write_deepspec
+from tests.reference.dflash2 import write_dflash2
 from tests.reference.eagle import write_eagle
 from tests.reference.mtp import write_mtp
 from tests.reference.quantized import quantize_folder
@@ -86,6 +87,7 @@ PAIRS = {
         {"kv_heads": 2, "head_dim": 256, "num_layers": 3, "tie": True},
         forms=_OF_ENGINES,
     ),
+    "dflash2": FrozenPair(kind="DFlash 2", forms=(*_ON_CPU, "bf16-linear-compute")),
     "dspark": FrozenPair(kind="DSpark", forms=(*_ON_CPU, "bf16-linear-compute")),
     "mtp": FrozenPair("qwen3_5", {"num_layers": 4}, kind="MTP", forms=_ON_CPU),
     "eagle3": FrozenPair(kind="EAGLE-3", forms=(*_ON_CPU, "bf16-linear-compute")),
@@ -116,5 +118,7 @@ def _write_draft(pair: FrozenPair, folder: Path, target: Path) -> Path:
     if pair.kind == "DFlash":
         return write_draft(folder / "draft", target, **{**_DRAFT, **pair.draft})
     plain = write_draft(folder / "plain", target, **{**_DRAFT, **pair.draft})
+    if pair.kind == "DFlash 2":
+        return write_dflash2(folder / "draft", plain)
     tables = torch.ones(2, _TARGET["vocab"], _MARKOV_RANK)
     return write_deepspec(folder / "draft", plain, target, (tables[0], tables[1]))

@@ -19,8 +19,8 @@ from tests.graph.runner import BOUND, GraphRunner, tokens
 from tests.graph.variants import NAMES, build
 from tests.pairs import PairFactory, TinyPair, bundle_pair
 from tests.reference.compare import max_relative_error
-from tests.reference.deepspec import DeepSpecDraft, write_deepspec
-from tests.reference.draft import ReferenceDraft
+from tests.reference.deepspec import DeepSpecDraft, write_deepspec, write_speculators
+from tests.reference.draft import ReferenceDraft, load_tensors
 from tests.reference.generate import forward_with_taps
 
 CONTEXT = 90
@@ -181,3 +181,44 @@ def test_every_slot_drafts_what_the_reference_does(
     assert pair.bundle.manifest.draft.kind == ("DSpark" if rank else "DFlash")
     assert pair.bundle.manifest.draft.anchor_drafts
     check_blocks(pair, reference, [(0, 1), (7, 33), (82, 81)], (2, 5, 8), scratch=-1)
+
+
+class SpeculatorsDraft(DeepSpecDraft, CausalSlidingDraft):
+    """A drafter of speculators' whose sliding layers see only earlier rows of the block."""
+
+
+SOME = sorted(np.random.default_rng(4).choice(192, 120, replace=False).tolist())
+SPECULATORS: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
+    "32,000 of 151,936": ({"tokens": SOME}, ("lm_head",)),
+    "all its own": ({"tokens": SOME, "own": 0.3}, ("embed_tokens", "lm_head")),
+    "anchors draft": ({"sample_from_anchor": True, "own": None}, ()),
+    "slides both ways": ({"sliding_window_non_causal": True}, ()),
+    "DSpark": ({"kind": "dspark", "tokens": SOME}, ("lm_head",)),
+    "DSpark behind its anchor": ({"kind": "dspark", "sample_from_anchor": False}, ()),
+}
+DAILY = {"32,000 of 151,936", "all its own", "DSpark", "DSpark behind its anchor"}
+
+
+@pytest.mark.parametrize("name", [one if one in DAILY else exhaustive(one) for one in SPECULATORS])
+def test_drafts_of_speculators(name: str, make_pair: PairFactory, tmp_path: Path) -> None:
+    """Taps one layer on, fewer tokens, matrices of its own, anchors that draft, causal rows."""
+    (options, owned), markov = SPECULATORS[name], None
+    if "kind" in options:
+        torch.manual_seed(3)
+        count = len(options.get("tokens", range(192)))
+        markov = torch.randn(192, RANK), torch.randn(count, RANK) * 0.4
+    draft = SLIDING | {"sliding_window": 5, "target_layer_ids": [1, 3]}
+    base = make_pair("qwen3", {"vocab": 192}, draft)
+    (tmp_path / "target").symlink_to(base.folder / "target")
+    folders = tmp_path / "draft", base.folder / "draft", base.folder / "target"
+    write_speculators(*folders, markov=markov, **options)
+    pair, is_causal = bundle_pair(tmp_path, BuildSpec()), name != "slides both ways"
+    reference = (SpeculatorsDraft if is_causal else DeepSpecDraft)(base.reference_draft, markov)
+    held = load_tensors(tmp_path / "draft")
+    reference.embed = held.get("embed_tokens.weight", reference.embed)
+    reference.lm_head = held.get("lm_head.weight", reference.lm_head)
+    reference.tokens = torch.tensor(SOME) if "tokens" in options else None
+    reference.drafts_anchor = options.get("sample_from_anchor", markov is not None)
+    assert pair.pair.draft.owned == owned
+    assert pair.pair.draft.layer_causal == (is_causal, False, is_causal)
+    check_blocks(pair, reference, [(0, 1), (82, 81)], (2, 5, 8), -reference.drafts_anchor)

@@ -37,6 +37,7 @@ HEADS: dict[str, dict[str, Any]] = {
         "norms": "fc_norm",
         "taps": (1, 2, 5),
         "norm_output": True,
+        "embed_requires_grad": True,
         "architectures": ["Eagle3DraftModel"],
         "gru_hidden_dim": 4,
     },

@@ -45,7 +45,8 @@ from tests.lossless.runs import (
 )
 from tests.pairs import FIT_PROMPTS, TWO_KINDS, PairFactory, bundle_pair
 from tests.pairs import caches as cache_options
-from tests.reference.deepspec import write_deepspec
+from tests.reference.deepspec import write_deepspec, write_speculators
+from tests.reference.dflash2 import write_dflash2
 from tests.standins.executor import FakeExecutor
 
 VOCAB, SLOTS = 64, 8
@@ -55,8 +56,8 @@ LAYERS: dict[str, Any] = {"vocab": VOCAB, "num_layers": 4}
 DRAFT: dict[str, Any] = {**TWO_KINDS, "target_layer_ids": [0, 1, 3]}
 FITTED = {"target": LAYERS, "draft": DRAFT, "fit_steps": 60}
 CACHES = ("linear", "paged", "fp8", "fp8 paged")
-CHAINS = ("DSpark", "EAGLE-3", "MTP")
-DRAFTERS = ("DFlash", "prompt lookup", "DSpark", "EAGLE-3")
+CHAINS = ("DSpark", "EAGLE-3", "speculators", "MTP")
+DRAFTERS = ("DFlash", "prompt lookup", "DFlash 2", *CHAINS[:3])
 
 HYBRID = FITTED | {
     "target": LAYERS | {"head_dim": 32},
@@ -98,6 +99,8 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "quantize": {"target": {"algorithm": "FP8", "exclude": UNCHOSEN}},
     },
 }
+WALKS = {"DFlash 2": {"family": "qwen3"} | FITTED, "hybrid DFlash 2": FAMILIES["hybrid"]}
+"""Pairs whose fitted drafts get additions that are too small to forget what they know."""
 DAILY_FAMILIES = (("gpt_oss", "fp8"), ("gemma4", "paged"), ("hybrid", "paged"), ("MTP", "paged"))
 MORE_FAMILIES = (
     ("MTP", "linear"),
@@ -113,6 +116,7 @@ MORE_FAMILIES = (
     ("hybrid mixture", "paged"),
     ("hybrid nvfp4", "paged"),
     ("hybrid mixture fp8", "paged"),
+    ("hybrid DFlash 2", "paged"),
     ("scaled", "fp8 paged"),
 )
 PAGES = {"gemma4": 61, "gemma4_moe": 61}
@@ -161,16 +165,27 @@ def chains(make_pair: PairFactory, tmp_path_factory: pytest.TempPathFactory) -> 
         for before, token in zip(one.token_ids, one.token_ids[1:], strict=False):
             followed[token, before] += 20
     folders = {name: tmp_path_factory.mktemp("chain") for name in CHAINS}
-    (folders["DSpark"] / "target").symlink_to(base.folder / "target")
-    markov = torch.eye(VOCAB), followed
-    write_deepspec(
-        folders["DSpark"] / "draft", base.folder / "draft", base.folder / "target", markov
-    )
+    markov, source = torch.eye(VOCAB), (base.folder / "draft", base.folder / "target")
+    for name in ("DSpark", "speculators"):
+        (folders[name] / "target").symlink_to(base.folder / "target")
+    write_deepspec(folders["DSpark"] / "draft", *source, (markov, followed))
+    # Some tokens, a head of its own, and a context that ends before the answers do.
+    own: dict[str, Any] = {"tokens": range(3, VOCAB), "markov": (markov, followed[3:]), "ends": 48}
+    write_speculators(folders["speculators"] / "draft", *source, kind="dspark", **own)
     write_fitted_eagle(folders["EAGLE-3"], base, (1, 2, 4), SLOTS)
     hybrid = make_pair(**FAMILIES["hybrid"], **LIMITS)
     greedy = [replace(one, sampling=SamplingParams()) for one in mixed_requests()]
     write_fitted_mtp(folders["MTP"], hybrid, greedy)
     return folders
+
+
+def _walk(make_pair: PairFactory, name: str) -> Path:
+    fitted = make_pair(**WALKS[name], **LIMITS).folder
+    folder = fitted / "walk"
+    if not folder.exists():
+        write_dflash2(folder / "draft", fitted / "draft", gain=0.1)
+        (folder / "target").symlink_to(fitted / "target")
+    return folder
 
 
 def _chain(folder: Path, caches: str) -> Bundle:
@@ -188,7 +203,9 @@ def _chain(folder: Path, caches: str) -> Bundle:
 def make_case(make_pair: PairFactory, request: pytest.FixtureRequest) -> Callable[..., Case]:
     def make(name: str, caches: str) -> Case:
         build: Make = partial(_family, make_pair, name)
-        if name in CHAINS:
+        if name in WALKS:
+            build = partial(_chain, _walk(make_pair, name))
+        elif name in CHAINS:
             build = partial(_chain, request.getfixturevalue("chains")[name])
         linear = caches.replace("paged", "").strip() or "linear"
         drafter = PROMPT_LOOKUP if name == "prompt lookup" else DFLASH
@@ -250,6 +267,7 @@ def test_families_keep_every_bit(make_case: Callable[..., Case], name: str, cach
         ("hybrid", "paged"),
         ("MTP", "paged"),
         exhaustive("DFlash", "paged"),
+        exhaustive("hybrid DFlash 2", "paged"),
         exhaustive("EAGLE-3", "fp8 paged"),
         exhaustive("gpt_oss", "fp8 paged"),
         exhaustive("hybrid mixture", "paged"),
@@ -273,7 +291,7 @@ def test_a_prefix_is_copied_not_computed(make_case: Callable[..., Case], name: s
     check_copied_prefix(make_case(name, "linear").open()[0])
 
 
-@pytest.mark.parametrize("name", ["DSpark", "EAGLE-3", "MTP", "hybrid"])
+@pytest.mark.parametrize("name", ["DFlash 2", "DSpark", "EAGLE-3", "MTP", "hybrid", "speculators"])
 def test_a_replay_counts_what_the_loop_counted(make_case: Callable[..., Case], name: str) -> None:
     """`diagnose` and `train-draft` measure with it: chunks of a prompt, states in between."""
     case = make_case(name, "linear")

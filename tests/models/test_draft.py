@@ -65,12 +65,30 @@ def test_default_target_layer_ids(
     assert default_target_layer_ids(target_layers, draft_layers) == ids
 
 
-def test_absent_target_layer_ids(make_draft: MakeCheckpoint) -> None:
+def test_absent_target_layer_ids(make_target: MakeCheckpoint, make_draft: MakeCheckpoint) -> None:
+    target = read_target(make_target())
     absent = {"target_layer_ids": ...}
     draft = read_draft(make_draft(absent, taps=2, num_target_layers=12))
-    assert draft.target_layer_ids == (1, 9)
-    with refused("default tapped layers of a 2-layer target are [1, -1]"):
-        read_draft(make_draft(absent, taps=2, num_target_layers=2))
+    assert draft.target_layer_ids == (1, 9) and draft.taps_by_rule
+    with refused("num_target_layers 12 is not the target's 6", "or `build` --target-layer-ids"):
+        check_pair(target, draft)
+    folder = make_draft(absent, taps=2, num_target_layers=2)
+    with refused("default tapped layers of a 2-layer target are [1, -1]", "--target-layer-ids"):
+        read_draft(folder)
+    draft = check_pair(target, read_draft(folder, (4, 2))).draft  # whatever the rule would be
+    assert draft.target_layer_ids == (4, 2) and not draft.taps_by_rule
+    with refused("--target-layer-ids: the draft takes layers 1, 2, 3", "leave it out"):
+        read_draft(make_draft(), (4, 2))
+
+
+def test_vocabularies_may_be_padded(
+    make_target: MakeCheckpoint, make_draft: MakeCheckpoint
+) -> None:
+    """As MiMo's: nothing of the vocabulary is the draft's."""
+    target = read_target(make_target({"vocab_size": 152_576}, vocab_size=152_576))
+    assert check_pair(target, read_draft(make_draft(vocab_size=152_064))).target is target
+    with refused("vocab_size 150000 is not the target's 152576"):
+        check_pair(target, read_draft(make_draft(vocab_size=150_000)))
 
 
 @pytest.mark.parametrize(
@@ -125,7 +143,7 @@ def test_config_errors(make_draft: MakeCheckpoint, changes: dict[str, Any], piec
     [
         *(
             ({"architectures": [one]}, name, f'architecture "{one}"')
-            for one, name in (("DFlash2DraftModel", "DFlash2"), ("PEagleDraftModel", "PEagle"))
+            for one, name in (("DSpark2DraftModel", "DSpark"), ("PEagleDraftModel", "PEagle"))
         ),
         *(
             ({"extra": {one: [2]}}, name, f'tensor "{one}"')

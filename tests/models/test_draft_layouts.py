@@ -1,7 +1,8 @@
-"""Drafts in DeepSpec's layout and EAGLE-3 heads: as published, and what of them is refused."""
+"""Drafts in DeepSpec's and speculators' layouts, EAGLE-3 heads: as published, and refused."""
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -9,11 +10,14 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
+from dflash_trt.core.formats import Format
+from dflash_trt.models.dflash2 import Dflash2Sizes
 from dflash_trt.models.draft import read_draft
 from dflash_trt.models.draft_tokens import write_draft_tokens
 from dflash_trt.models.pair_check import check_pair
 from dflash_trt.models.rope import YarnScaling
 from dflash_trt.models.target import read_target
+from dflash_trt.quantization.linears import QuantizeOptions, select_linears
 from tests.models.conftest import (
     DRAFT_CONFIG,
     SIZES,
@@ -23,6 +27,7 @@ from tests.models.conftest import (
     write_checkpoint,
 )
 from tests.models.helpers import refused
+from tests.reference.deepspec import write_speculators
 
 RANK = 6
 DEEPSPEC: dict[str, Any] = {
@@ -84,6 +89,61 @@ def test_variants_of_deepspec_are_refused(
     folder = write_dspark(tmp_path / "draft", make_target(), HEADS, **changes)
     with refused(piece):
         read_draft(folder)
+
+
+KEYS = ("conv_kernel_size", "conv_group_size", "selector_rank", "selector_top_k")
+DFLASH2: dict[str, Any] = dict(zip(KEYS, (2, 4, 6, 8), strict=True))
+ADDITIONS: dict[str, list[int]] = {
+    **{
+        f"layers.{i}.{one}_conv.{name}": shape
+        for i in (0, 1)
+        for one in ("attention", "mlp")
+        for name, shape in (("base_kernel", [2, 2, 16]), ("kernel_projection.weight", [16, 16]))
+    },
+    "candidate_selector.predecessor_codebook": [40, 6],
+    "candidate_selector.successor_codebook": [40, 6],
+    "candidate_selector.hidden_projection.weight": [6, 16],
+}
+TWO = {"architectures": ["DFlash2DraftModel"]}
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"inner": DFLASH2, **TWO},
+        {"inner": {"selector_top_k": 8}, **DFLASH2, "selector_top_k": 9, **TWO},
+        {"inner": DFLASH2 | {"projector_type": "dflash2"}},
+    ],
+    ids=["z-lab", "partly at the top level", "ModelOpt"],
+)
+def test_what_is_read_of_dflash2(changes: dict[str, Any], make_draft: MakeCheckpoint) -> None:
+    changes = {"output_multiplier": 0.5, "final_logit_softcapping": 30, **changes}
+    draft = read_draft(make_draft(extra=ADDITIONS, **changes))
+    assert (draft.kind, draft.block_size, draft.anchor_drafts) == ("DFlash 2", 8, False)
+    assert draft.dflash2 == Dflash2Sizes(group=4, rank=6, top_k=8)
+    assert (draft.logit_multiplier, draft.logit_cap) == (0.5, 30)
+    assert len(draft.weights) == 3 + 2 * 11 + 2 * 4 + 3
+    chosen = select_linears(draft, QuantizeOptions(Format.FP8))
+    assert len(chosen.linears) == 2 * 7 and len(chosen.kept) == 2 * 2 + 2, "fc, and what gates"
+
+
+@pytest.mark.parametrize(
+    ("inner", "piece"),
+    [
+        ({"conv_kernel_size": 3}, "conv_kernel_size = 3 is not supported; convolutions of 2 taps"),
+        ({"conv_group_size": 5}, "conv_group_size is 5; it must divide hidden_size (16)"),
+        ({"conv_group_size": 8}, '"layers.0.attention_conv.kernel_projection.weight" is [16, 16]'),
+        ({"selector_top_k": 41}, "selector_top_k is 41; it must be an integer from 1 to 40"),
+        ({"selector_rank": ...}, "selector_rank is missing"),
+        ({"projector_type": "domino"}, "is a Domino drafter"),
+        ({"selector_temperature": 2}, "dflash_config.selector_temperature = 2 is not supported"),
+    ],
+)
+def test_variants_of_dflash2_are_refused(
+    inner: dict[str, Any], piece: str, make_draft: MakeCheckpoint
+) -> None:
+    with refused(piece):
+        read_draft(make_draft(DFLASH2 | inner, extra=ADDITIONS, **TWO))
 
 
 def test_matrices_of_another_target_are_refused(
@@ -186,9 +246,8 @@ OTHER_LAYER = {"transformer_layer_config": NESTED | {"model_type": "qwen3_next"}
 @pytest.mark.parametrize(
     ("changes", "piece"),
     [
-        ({"speculators_model_type": "dflash"}, '(speculators_model_type "dflash"), which is not'),
+        ({"speculators_model_type": "dflash3"}, '(speculators_model_type "dflash3"), which is'),
         ({"speculators_model_type": "peagle"}, "is a draft in speculators' layout"),
-        ({"embed_requires_grad": True}, "heads over their target's embedding are"),
         ({"aux_hidden_state_layer_ids": [0, 2, 4]}, "0 is the embedding"),
         (OTHER_LAYER, 'model_type = "qwen3_next" is not supported; llama and qwen3 layers are'),
         ({"norm_before_fc": True}, '1 missing ("input_norm.weight")'),
@@ -202,6 +261,49 @@ def test_speculators_say_what_they_are(changes: dict[str, Any], piece: str, tmp_
     assert (draft.kind, draft.target_layer_ids) == ("EAGLE-3", (0, 2, 5))
     with refused(piece):
         read_draft(write(tmp_path / "other", **SPECULATORS | changes))
+
+
+@pytest.fixture
+def speculator(make_target: MakeCheckpoint, make_draft: MakeCheckpoint, tmp_path: Path) -> Any:
+    """As RedHatAI/Qwen3-8B-speculator.dflash, at tiny sizes."""
+    types = ["sliding_attention", "full_attention"]
+    source = make_draft(layer_types=types, sliding_window=16), make_target()
+    return partial(write_speculators, tmp_path / "speculator", *source, tokens=range(0, 40, 2))
+
+
+def test_what_is_read_of_speculators(speculator: Any, make_target: MakeCheckpoint) -> None:
+    draft, target = read_draft(speculator()), read_target(make_target())
+    assert (draft.kind, draft.block_size, draft.anchor_drafts) == ("DFlash", 8, False)
+    assert (draft.target_layer_ids, draft.mask_token_id) == ((1, 2, 3), 39)
+    assert (draft.layer_windows, draft.layer_causal) == ((16, None), (True, False))
+    assert draft.token_ids == tuple(range(0, 40, 2)) and not draft.norms_last_tap
+    assert check_pair(target, draft).draft.owned == ("lm_head",)
+    tensors = load_file(file := draft.checkpoint.path / "model.safetensors")
+    tensors["embed_tokens.weight"][39] += 1  # the mask's row alone makes it another matrix
+    save_file(tensors, file)
+    assert "embed_tokens" in check_pair(target, read_draft(file.parent)).draft.owned
+    draft = read_draft(speculator(kind="dspark", markov_rank=0, sample_from_anchor=...))
+    assert (draft.kind, draft.block_size, draft.anchor_drafts) == ("DFlash", 9, True)
+
+
+@pytest.mark.parametrize(
+    ("changes", "piece"),
+    [
+        ({"projector_type": "domino"}, 'projector_type = "domino" is not supported'),
+        ({"speculators_model_type": "domino"}, '(speculators_model_type "domino"), which is'),
+        ({"target_hidden_size": 32}, "drafts as wide as their target are"),
+        ({"aux_hidden_state_layer_ids": [0, 2, 4]}, "0 is the embedding"),
+        ({"mask_token_id": None}, "mask_token_id is missing"),
+        ({"draft_vocab_size": 25}, '"lm_head.weight" is [20, 16], not [25, 16]'),
+        ({"own": None}, '1 missing ("lm_head.weight")'),
+        ({"kind": "dspark", "markov_rank": ...}, "markov_rank is missing"),
+    ],
+)
+def test_variants_of_speculators_are_refused(
+    changes: dict[str, Any], piece: str, speculator: Any
+) -> None:
+    with refused(piece):
+        read_draft(speculator(**changes))
 
 
 @pytest.mark.parametrize(

@@ -107,12 +107,15 @@ def test_spread_is_students_t() -> None:
 
     values = [10.0, 12.0, 11.0, 15.0]
     spread = Spread.of(values)
-    assert spread is not None and spread.half_width is not None
+    assert spread is not None and spread.confidence_95_half_width is not None
     expected = stats.t.interval(0.95, 3, loc=12.0, scale=stats.sem(values))
-    found = (spread.mean - spread.half_width, spread.mean + spread.half_width)
+    found = (
+        spread.mean - spread.confidence_95_half_width,
+        spread.mean + spread.confidence_95_half_width,
+    )
     assert found == pytest.approx(expected)
     single = Spread.of([3.0])
-    assert single is not None and single.half_width is None and Spread.of([]) is None
+    assert single is not None and single.confidence_95_half_width is None and Spread.of([]) is None
 
 
 def test_every_metric_states_its_formula() -> None:
@@ -130,7 +133,7 @@ def test_a_point_averages_seconds_before_it_inverts() -> None:
     ]
     (point,) = group(runs)
     assert point.interactivity == pytest.approx(1 / 0.2)
-    assert point.throughput is not None and point.throughput.count == 2
+    assert point.throughput is not None and point.throughput.runs == 2
     assert any("fewer than 10" in note for note in point.notes)
     assert RunSummary.from_json(json.loads(json.dumps(runs[0].to_json()))) == runs[0]
 

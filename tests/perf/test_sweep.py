@@ -192,7 +192,7 @@ def test_a_chat_model_is_asked_chats(sweep: Sweep, stub: Stub, tmp_path: Path) -
     outcome = sweep_yaml(
         ["--config", tmp_path / "raw.yaml", "--prompts", prompts], tmp_path / "raw"
     )
-    outcome.fails(1, "every answer of a load was empty or ended after one token")
+    outcome.fails(1, "every answer of a run was empty or ended after one token")
     assert "concurrency 1: 3 of 3 answers were empty or ended after one token" in outcome.err
 
 

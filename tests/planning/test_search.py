@@ -22,7 +22,7 @@ from dflash_trt.deploy.planning.layout_search import (
     possible_layouts,
     project,
 )
-from dflash_trt.deploy.planning.projection import Projection, better, make_projection
+from dflash_trt.deploy.planning.projection import Projection, make_projection
 from dflash_trt.errors import DflashError
 from dflash_trt.hardware.gpus import find_gpu
 
@@ -81,7 +81,7 @@ def test_ratios_are_of_answers(plan: Projection) -> None:
 
 
 def test_blocks_shrink_with_load(plan: Projection) -> None:
-    blocks = [better(drafted, plain).verified for drafted, plain in plan.blocks()]
+    blocks = [best.verified for best, _ in plan.blocks()]
     assert blocks == sorted(blocks, reverse=True) and blocks[0] == 10
 
 

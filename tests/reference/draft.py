@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -139,22 +139,28 @@ class ReferenceDraft:
             assert context[i][0].shape[2] == start
             prefix = f"layers.{i}."
             normed = self._norm(x, prefix + "input_layernorm")
+            normed, finish = self._around(normed, prefix + "attention_conv")
             query = self._heads(self._linear(normed, prefix + "self_attn.q_proj"))
             query = self._rotate(self._norm(query, prefix + "self_attn.q_norm"), start)
             block_kv.append(self._key_value(i, normed, start))
             key = torch.cat([context[i][0], block_kv[i][0]], dim=2)
             value = torch.cat([context[i][1], block_kv[i][1]], dim=2)
             attended = self._attend(query, key, value, start, self.config.windows[i])
-            x = x + self._linear(attended, prefix + "self_attn.o_proj")
+            x = x + finish(self._linear(attended, prefix + "self_attn.o_proj"))
             normed = self._norm(x, prefix + "post_attention_layernorm")
+            normed, finish = self._around(normed, prefix + "mlp_conv")
             gate = self._linear(normed, prefix + "mlp.gate_proj")
             up = self._linear(normed, prefix + "mlp.up_proj")
-            x = x + self._linear(gate * torch.sigmoid(gate) * up, prefix + "mlp.down_proj")
+            x = x + finish(self._linear(gate * torch.sigmoid(gate) * up, prefix + "mlp.down_proj"))
         final_hidden = self._norm(x, "norm")
         logits = final_hidden @ self.lm_head.T
         ids = logits.argmax(-1)
         ids[:, 0] = anchors
         return DraftOutput(ids, logits, block_kv, final_hidden)
+
+    def _around(self, x: Tensor, name: str) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
+        """What a sublayer reads of x [B, S, H], and what becomes of its output."""
+        return x, lambda output: output
 
     def _linear(self, x: Tensor, name: str) -> Tensor:
         return x @ self.weights[name + ".weight"].T

@@ -86,7 +86,9 @@ def write_eagle(
         tensors["t2d"] = torch.zeros(vocab, dtype=torch.bool)
         tensors["t2d"][chosen] = True
     if layout in ("speculators", "deepspec"):
-        tensors["embed_tokens.weight"] = load_tensors(target)["model.embed_tokens.weight"]
+        embedding = load_tensors(target)["model.embed_tokens.weight"]
+        own = torch.rand_like(embedding) if changes.get("embed_requires_grad") else 0
+        tensors["embed_tokens.weight"] = embedding + own
     sizes: dict[str, Any] = {
         "hidden_size": hidden,
         "intermediate_size": inner,
@@ -150,6 +152,7 @@ class ReferenceEagle:
             weights[plain] = tensor.float() if tensor.is_floating_point() else tensor
         module = target.get_input_embeddings()
         embed = module(torch.arange(module.num_embeddings)).detach().float()
+        embed = weights.get("embed_tokens.weight", embed)
         sizes = config.get("transformer_layer_config", config)
         carries = bool(config.get("norm_before_residual"))
         hands = bool(config.get("norm_output"))

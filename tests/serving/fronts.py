@@ -55,6 +55,7 @@ class ScriptedModel:
         endless: after the pieces, more and more of them.
         reason: why every answer ends.
         cached: prompt tokens from a prefix cache, where there is one.
+        gate: what the first piece waits for.
     """
 
     pieces: Sequence[str | Exception] = ("one ", "two")
@@ -62,6 +63,7 @@ class ScriptedModel:
     endless: bool = False
     reason: FinishReason = "length"
     cached: int | None = None
+    gate: threading.Event | None = None
     ready: bool = True
     asked: list[GenerationRequest] = field(default_factory=list)
     finished: list[str] = field(default_factory=list)
@@ -75,6 +77,8 @@ class ScriptedModel:
         how = "cancelled"
         text = ""
         try:
+            while self.gate is not None and not self.gate.is_set():
+                await asyncio.sleep(0.001)
             for index, piece in enumerate(self.pieces):
                 await asyncio.sleep(0)
                 if isinstance(piece, Exception):

@@ -116,7 +116,7 @@ def test_a_key_has_its_share_of_requests(front: Front, log: Log) -> None:
     model = ScriptedModel(endless=True)
     url = front(model)
     streams = [ask(url, ONE, stream=True) for _ in range(2)]
-    with pytest.raises(openai.RateLimitError, match="2 requests of this key are in flight") as full:
+    with pytest.raises(openai.RateLimitError, match="2 outputs of this key are in flight") as full:
         ask(url, ONE)
     assert full.value.response.headers["Retry-After"]
     for stream in streams:
@@ -124,6 +124,14 @@ def test_a_key_has_its_share_of_requests(front: Front, log: Log) -> None:
         stream.close()
     wait_until(lambda: len(model.finished) == 2)
     refused, *cut = log(3)
+    with pytest.raises(openai.BadRequestError, match="3 outputs are more than the 2"):
+        ask(url, ONE, n=3)
+    stream = ask(url, ONE, stream=True)
+    with pytest.raises(openai.RateLimitError, match="1 outputs of this key are in flight"):
+        ask(url, ONE, n=2)
+    stream.close()
+    wait_until(lambda: len(model.finished) == 3)
+    log(3)
     assert refused["status"] == 429 and not any(line["output_tokens"] for line in cut)
     assert ask(front(ScriptedModel()), ONE).usage.total_tokens == TOKENS
     (line,) = log(1)

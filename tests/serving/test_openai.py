@@ -6,6 +6,7 @@ import http.client
 import json
 from collections.abc import Iterator
 from contextlib import closing
+from itertools import chain
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -17,6 +18,8 @@ from tokenizers import Tokenizer
 from dflash_trt.errors import DflashError
 from dflash_trt.serving.client.errors import ServedModelError
 from dflash_trt.serving.openai.body import MAX_BODY_BYTES, MAX_VALUES
+from dflash_trt.serving.openai.chat_request import read_chat
+from dflash_trt.serving.openai.errors import ApiError
 from dflash_trt.serving.openai.tokenization import MAX_CHARACTERS
 from dflash_trt.text.sandbox import Sandbox, SandboxLostError
 from dflash_trt.version import __version__
@@ -109,6 +112,71 @@ def test_the_bytes_of_a_stream(front: Front) -> None:
     assert [one["choices"][0]["finish_reason"] for one in chunks] == [None, None, "length"]
     assert not any(one["usage"] for one in chunks) and last["usage"]["total_tokens"] == 17
     assert len({one["id"] for one in (*chunks, last)}) == 1 and model.asked[0].streaming
+
+
+def _ask(url: str, path: str, body: Any) -> tuple[list[Any], list[Any]]:
+    """The reply, or the chunks of a stream; and the choices in them."""
+    status, content, _ = post(url, path, body)
+    assert status == 200, content
+    events = [one for one in content.decode().split("\n\n") if "[DONE]" not in one and one]
+    replies = [json.loads(one.removeprefix("data: ")) for one in events]
+    return replies, [one for reply in replies for one in reply["choices"]]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_token_ids_of_prompts_that_are_cut(front: Front, folder: Path, stream: bool) -> None:
+    core, model = Tokenizer.from_file(str(folder / "tokenizer.json")), ScriptedModel()
+    model.token_ids = ((4, 5), (6,))
+    texts, url = ("count", "<user>count<end><answer>"), front(model)
+    cut, of_chat = (core.encode(one, add_special_tokens=False).ids[-2:] for one in texts)
+    asked = {"stream": stream, "return_token_ids": True, "truncate_prompt_tokens": 2, "n": 2}
+    asked |= {"request_id": "r-1"}
+    body = PROMPT | asked | {"prompt": ["count", [3, 5, 7]], "echo": True}
+    _, choices = _ask(url, "/v1/completions", body)
+    told = {one["index"]: one["prompt_token_ids"] for one in choices if "prompt_token_ids" in one}
+    assert told == {0: cut, 1: cut, 2: [5, 7], 3: [5, 7]}
+    assert {one.prompt for one in model.asked} == {tuple(cut), (5, 7)}
+    replies, chats = _ask(url, "/v1/chat/completions", CHAT | asked)
+    assert {one["id"] for one in replies} == {"chatcmpl-r-1"}
+    assert replies[0]["prompt_token_ids"] == of_chat and model.asked[-1].prompt == tuple(of_chat)
+    for some, count in ((choices, 4), (chats, 2)):
+        for index in range(count):
+            ids = [one["token_ids"] for one in some if one["index"] == index]
+            assert [*chain(*ids)] == [4, 5, 6]
+    # What fits is what the context of 512 leaves.
+    for fields, most in (({"max_tokens": 12}, 500), ({}, 511)):
+        long = [{"role": "user", "content": "a" * 600}]
+        fields |= {"messages": long, "truncate_prompt_tokens": -1}
+        _ask(url, "/v1/chat/completions", CHAT | fields)
+        assert len(model.asked[-1].prompt) == most
+
+
+def test_usage_of_each_chunk(front: Front) -> None:
+    """As vLLM tells it: of the chunk's choice so far."""
+    url = front(ScriptedModel(token_ids=((4, 5), (6,))))
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    body = PROMPT | {"prompt": ["count", [3]], "stream": True, "stream_options": options}
+    (*chunks, last), _ = _ask(url, "/v1/completions", body)
+    for index, prompt in ((0, 5), (1, 1)):
+        some = [one["usage"] for one in chunks if one["choices"][0]["index"] == index]
+        assert [one["completion_tokens"] for one in some] == [2, 3, 3]
+        assert all(one["total_tokens"] == prompt + one["completion_tokens"] for one in some)
+    assert last["choices"] == [] and last["usage"]["completion_tokens"] == 20
+
+
+def test_where_a_message_goes_on() -> None:
+    """Behind its text, with its blanks where the template keeps them."""
+    goes_on = {"model": "demo", "continue_final_message": True}
+    begun = [*CHAT["messages"], {"role": "assistant", "content": "one, "}]
+    chat = read_chat(goes_on | {"messages": begun}).chat
+    assert chat is not None and not chat.opens
+    with pytest.raises(ApiError, match="the last message has no text"):
+        read_chat(goes_on | {"messages": [{"role": "user", "content": " "}]})
+    said = chat.messages[-1]["content"]
+    assert chat.cut(f"<a>{said}</a>") == "<a>one, "
+    assert chat.cut(f"<a>{said.strip()}</a>") == "<a>one,"
+    with pytest.raises(ApiError, match="does not show the last message"):
+        chat.cut("<a></a>")
 
 
 def test_chat(front: Front) -> None:

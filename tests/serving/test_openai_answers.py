@@ -132,6 +132,29 @@ def test_calls_whole_and_streamed(
             assert '"get": ' not in prompt and "get {" in prompt, "arguments are an object"
 
 
+@pytest.mark.parametrize(("template", "core", "text"), FAMILIES)
+def test_an_answer_that_is_cut_comes_back(
+    tmp_path: Path, template: str, core: Tokenizer, text: str
+) -> None:
+    """Wherever that is: marked, streamed as it is whole, and with results or without."""
+    with templated_front(tmp_path / "model", template, core) as front:
+        whole = script_tokens(core, text, 1)
+        for count in range(1, len(whole.pieces), 13):
+            model = ScriptedModel(whole.pieces[:count], whole.token_ids[:count])
+            client = openai_client(front(model))
+            choice = client.chat.completions.create(**CHAT).choices[0]
+            calls = choice.message.tool_calls or []
+            content, streamed, reason = _stream(client)
+            assert (content, reason) == (choice.message.content or "", "length")
+            assert [one["arguments"] for one in streamed] == [
+                one.function.arguments for one in calls
+            ]
+            results = [{"role": "tool", "tool_call_id": one.id, "content": "x"} for one in calls]
+            for rest in ([], ASK, [*results, *ASK]):
+                messages = [*ASK, choice.message.model_dump(exclude_none=True), *rest]
+                client.chat.completions.create(**CHAT | {"messages": messages})
+
+
 def _grammar_allows(model: ScriptedModel, core: Tokenizer, text: str) -> bool:
     """Whether an answer may be this text and end, by the grammar of the newest request."""
     grammar = model.asked[-1].grammar

@@ -131,7 +131,7 @@ def test_messages() -> None:
             {"role": "system", "content": "s"},
             {"role": "developer", "content": ""},
             {"role": "user", "content": parts},
-            {"role": "assistant", "content": "x", "refusal": None, "tool_calls": []},
+            {"role": "assistant", "content": "x", "parsed": {"a": 1}, "tool_calls": []},
             {"type": "message", "role": "user", "name": "ana", "content": "y", "audio": None},
             {"role": "assistant", "content": None, "name": "bot", "annotations": [{"url": "u"}]},
         ]
@@ -139,7 +139,7 @@ def test_messages() -> None:
     read = asked.chat.messages
     assert [one["content"] for one in read] == ["s", "", "ab", "x", "y", ""]
     assert [one.get("name") for one in read[3:]] == [None, "ana", "bot"]
-    assert not any({"type", "annotations"} & one.keys() for one in read)
+    assert not any({"type", "annotations", "parsed"} & one.keys() for one in read)
 
 
 def test_neutral_values_ask_for_nothing() -> None:
@@ -147,7 +147,8 @@ def test_neutral_values_ask_for_nothing() -> None:
     neutral |= {"frequency_penalty": 0, "presence_penalty": 0.0, "priority": 0}
     neutral |= {"length_penalty": 1.0, "spaces_between_special_tokens": True, "detokenize": True}
     neutral |= {"use_beam_search": False, "lora_path": "", "documents": [], "vllm_xargs": {}}
-    _completion(**neutral, best_of=1, suffix="")
+    neutral |= {"mirostat": 0, "xtc_probability": 0.0, "best_of": 2, "n": 2}
+    _completion(**neutral, suffix="")
     _chat(
         **neutral,
         tools=[],
@@ -202,7 +203,7 @@ BOTH: list[tuple[dict[str, Any], str | None, str]] = [
     ({"priority": 1}, "priority", "0, not 1"),
     ({"request_id": "a b"}, "request_id", "match pattern"),
     ({"length_penalty": 0.5}, "length_penalty", "1, not 0.5"),
-    ({"frobnicate": 0}, "frobnicate", "not supported"),
+    ({"best_of": 3, "n": 2}, "best_of", "must be n, 2, not 3"),
     ({"stop": ["a" * 2000] * 3}, "stop", "6,000 characters of stop strings are more than 4,096"),
     ({"stop": [""]}, "stop[0]", "empty"),
     ({"stop": "\ud800"}, "stop", "not Unicode"),
@@ -251,7 +252,6 @@ COMPLETIONS: dict[str, list[dict[str, Any]]] = {
     "prompt[1]": [{"prompt": one} for one in ([[1], []], ["a", ""])],
     "prompt[0][1]": [{"prompt": [[1, -1]]}],
     "logprobs": [{"logprobs": 21}],
-    "best_of": [{"best_of": 3}],
     "suffix": [{"suffix": "end"}],
     "messages": [{"messages": HELLO}],
 }
@@ -267,7 +267,6 @@ CHATS: dict[str, list[dict[str, Any]]] = {
     "prompt": [{"prompt": "x"}],
     "max_tokens": [{"max_tokens": 3, "max_completion_tokens": 4}],
     "tools": [{"tools": [_function(name=f"f{at}") for at in range(129)]}],
-    "continue_final_message": [{"continue_final_message": True}],
     "add_generation_prompt": [{"continue_final_message": True, "add_generation_prompt": True}],
     "tools[1].function.name": [{"tools": [_function(), _function()]}],
 }
@@ -338,9 +337,8 @@ def test_calls_and_their_results() -> None:
     assert read[1]["tool_calls"][1]["id"] == "d"
     assert read[2] == {"role": "tool", "content": "d", "tool_call_id": "d", "name": "f"}
     for messages, param in (
-        ([asks, *results[:1]], "messages"),
-        ([asks, *results[:1], *HELLO], "messages[2]"),
         ([asks, *results, results[0]], "messages[3].tool_call_id"),
+        ([asks, *HELLO, *results], "messages[2].tool_call_id"),
         ([*results], "messages[0].tool_call_id"),
     ):
         assert _refuse(_chat, {"messages": messages}).param == param
@@ -355,10 +353,11 @@ def test_calls_and_their_results() -> None:
         ('{"a": 1 "b"}', {"a": 1}),
         ("no JSON", {"arguments": "no JSON"}),
         ("[1]", {"arguments": "[1]"}),
+        ('{"a": 1}', {"a": 1}),
     ],
 )
 def test_a_call_that_was_cut_comes_back(arguments: str, shown: dict[str, Any]) -> None:
-    """With its result or without, whatever the model wrote."""
+    """With its result or without, whatever the model wrote; and one that is whole."""
     cut = {**CALL, "function": {"name": "f", "arguments": arguments}}
     asks = {"role": "assistant", "content": None, "tool_calls": [cut]}
     result = {"role": "tool", "content": "no JSON", "tool_call_id": "c", "name": "f"}

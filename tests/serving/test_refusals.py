@@ -81,6 +81,7 @@ def test_parameters_are_checked(addresses: ServerAddresses) -> None:
         ("skip_special_tokens", "maybe", ""),
         ("min_tokens", True, "True is not an integer"),
         ("end_id", "two", ""),
+        ("prompt_ids", f"[{'1,' * 20_000}1]", "20,001 tokens do not fit: the context of 16384"),
         ("timeout_us", "soon", ""),
         ("timeout_us", -1, ""),
         ("block_size", 1, "1 is not an integer of at least 2"),

@@ -131,8 +131,8 @@ def test_a_channel_is_not_asked_after_its_end() -> None:
     senders[3].cancelled = True
     wait_until(lambda: bool(gone) and all(sender.questions for sender in senders))
     for channel in channels:
-        channel.finish()
-        channel.finish()
+        channel.end()
+        channel.end()
         assert not channel.is_cancelled()
     time.sleep(0.02)  # the watch goes on asking, of channels that know better
     watch.close()

@@ -162,9 +162,10 @@ def test_every_line_is_json(start: Serve) -> None:
     process = start(
         "dies", "--max-restarts", 0, "--log-format", "json", "--log-file", "/dev/stderr"
     )
-    err = process.communicate(timeout=PATIENCE_S)[1]
-    messages = [json.loads(line)["message"] for line in err.splitlines()]
+    out, err = process.communicate(timeout=PATIENCE_S)
+    told, messages = ([json.loads(one)["message"] for one in x.splitlines()] for x in (out, err))
     assert process.returncode == 3 and messages[0].startswith("starting ")
+    assert told[0].startswith("ready after ")
     assert messages[-1].startswith("error: ") and "ended by itself" in messages[-1]
     assert any("the last words" in one for one in messages[1:-1])
 

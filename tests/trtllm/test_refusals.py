@@ -15,7 +15,7 @@ from dflash_trt.deploy.trtllm.schema import DFlashConfig, check_arguments
 from dflash_trt.deploy.trtllm.versions import DEFAULT_VERSION, VERSIONS, find_version
 from dflash_trt.errors import DflashError
 from dflash_trt.models.target import read_target
-from tests.reference.deepspec import write_deepspec
+from tests.reference.deepspec import write_deepspec, write_speculators
 from tests.trtllm.conftest import QWEN3, Run, build_deployment, own_profile
 
 POSITIONS = 32768 + 16
@@ -341,3 +341,5 @@ def test_drafts_of_deepspec(run: Run, pair: Path, tmp_path: Path) -> None:
         if not (draft := tmp_path / name).exists():
             write_deepspec(draft, folder / "draft", folder / "target", markov)
         run(*own, draft, *more).fails(2, piece)
+    write_speculators(draft := tmp_path / "other", folder / "draft", folder / "target")
+    run(*own, draft).fails(2, "is in speculators' layout, which nothing says that TensorRT-LLM")

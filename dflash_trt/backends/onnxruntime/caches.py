@@ -22,6 +22,8 @@ from dflash_trt.graph.tensors import CacheShape
 # (below, matrix products with large heads take another path).
 LENGTH_STEP = 64
 FIRST_LENGTH = 128
+# A long prompt is often followed by another; moving all caches takes as long as several steps.
+SPARE_CALLS = 64
 
 
 class LinearCaches:
@@ -34,13 +36,13 @@ class LinearCaches:
         self._shapes = shapes
         self._slots = slots
         self._limit = round_length(max_seq_len)
-        self.length = FIRST_LENGTH
+        self.length, self._spare_calls = FIRST_LENGTH, 0
         self._arrays = self._allocate()
 
     def fit(self, held: Sequence[int]) -> bool:
         """Makes M fit the positions `held` per slot: doubles, or halves where a quarter would do.
 
-        Returns whether the arrays moved, so that all addresses are stale.
+        That must be so for some calls. Returns whether the arrays moved: all addresses are stale.
 
         Raises:
             ValueError: a slot would hold more than max_seq_len allows.
@@ -50,7 +52,8 @@ class LinearCaches:
             raise ValueError(f"{longest} positions do not fit caches of {self._limit}")
         while length < longest:
             length = min(length * 2, self._limit)
-        while length > FIRST_LENGTH and longest <= length // 4:
+        self._spare_calls = self._spare_calls + 1 if length >= 4 * longest else 0
+        while self._spare_calls > SPARE_CALLS and FIRST_LENGTH < length >= 4 * longest:
             length = _round_up(length // 2)
         if length == self.length:
             return False

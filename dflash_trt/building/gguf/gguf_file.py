@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,7 @@ import numpy.typing as npt
 
 from dflash_trt.core.files import open_file
 from dflash_trt.core.strict_json import quoted
-from dflash_trt.errors import DflashError, install_extra, one_line
+from dflash_trt.errors import DflashError, import_extra, one_line
 from dflash_trt.quantization.codecs import Float32
 
 MAX_HEADER_BYTES = 32 << 20
@@ -125,11 +124,7 @@ def read_gguf(path: str | Path) -> GgufFile:
 
 def gguf_package() -> Any:
     """The package `gguf`; DflashError where it cannot be imported."""
-    try:
-        return import_module("gguf")
-    except ImportError as error:
-        what = f"reading GGUF needs the package gguf, which cannot be imported ({error})"
-        raise DflashError(what, fix=install_extra("gguf")) from error
+    return import_extra("gguf", "gguf", "reading a GGUF file")
 
 
 def _value(field: Any) -> Value:

@@ -13,6 +13,7 @@ from dflash_trt.building.synthetic.checkpoint_writer import (
     write_checkpoint,
 )
 from dflash_trt.deploy.planning.known_pairs import PairShape
+from dflash_trt.models import dflash2
 from dflash_trt.models.sizes import DraftShape, ModelShape, TargetShape
 
 _PLAIN = {"model_type": "qwen3", "rope_theta": 10_000.0, "rms_norm_eps": 1e-6}
@@ -88,16 +89,22 @@ def draft_config(pair: PairShape, mask_token_id: int) -> dict[str, Any]:
     """A draft's config.json, with tapped layers spread evenly over the target's."""
     layers, taps = len(pair.target.sizes.layers), len(pair.draft.target_layer_ids)
     ids = [1 + round(tap * (layers - 4) / (taps - 1)) for tap in range(taps)]
+    inner: dict[str, Any] = {"mask_token_id": mask_token_id, "target_layer_ids": ids}
+    if (own := pair.draft.dflash2) is not None:
+        inner |= dict(
+            zip(dflash2.KEYS, (dflash2.TAPS, own.group, own.rank, own.top_k), strict=True)
+        )
     return (
         _PLAIN
         | {
-            "architectures": ["DFlashDraftModel"],
+            "architectures": ["DFlashDraftModel" if own is None else dflash2.ARCHITECTURE],
             "num_target_layers": layers,
             "block_size": pair.draft.block_size,
-            "dflash_config": {"mask_token_id": mask_token_id, "target_layer_ids": ids},
+            "dflash_config": inner,
         }
         | config_sizes(pair.draft)
         | window_keys(pair.draft)
+        | ({} if own is None else {"is_causal": False})
     )
 
 
@@ -116,11 +123,15 @@ def window_keys(model: ModelShape) -> dict[str, Any]:
 def draft_shapes(draft: DraftShape) -> Shapes:
     """The draft's tensors: name → shape."""
     hidden = draft.sizes.hidden_size
-    return {
+    shapes: Shapes = {
         "fc.weight": (hidden, hidden * len(draft.target_layer_ids)),
         "hidden_norm.weight": (hidden,),
         "norm.weight": (hidden,),
     } | _layer_shapes(LAYER_PREFIX["draft"], draft)
+    if draft.dflash2 is not None:
+        layers = len(draft.sizes.layers)
+        shapes |= draft.dflash2.shapes(hidden, draft.vocab_size or 0, layers)
+    return shapes
 
 
 def attention_shapes(model: ModelShape) -> Shapes:

@@ -147,7 +147,7 @@ def bundle_memory(manifest: Manifest) -> Memory:
         if (experts := model.experts) is not None:
             stored, decoded = experts.weight_bytes, decoded - experts.parameters
         weights.append(stored + decoded * item)
-    if not draft.traits.owns_head:
+    if not (draft.traits.owns_head or "lm_head" in draft.owned):
         weights[1] += (draft.token_count or target.vocab_size) * target.hidden_size * item
     length = limits.max_seq_len
     return Memory(

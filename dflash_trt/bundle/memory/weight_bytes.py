@@ -58,9 +58,9 @@ def target_weight_bytes(model: TargetShape, layout: GpuLayout = ONE_GPU) -> floa
 
 
 def draft_weight_bytes(draft: DraftShape, layout: GpuLayout = ONE_GPU) -> float:
-    """Bytes of a draft's own weights on one GPU of `layout`: layers, fc and Markov head (bf16)."""
-    beside = 2 * (draft.fc_weights + draft.markov_weights) / layout.attention_ways
-    return _layer_bytes(draft, layout) + beside
+    """Bytes of a draft's own weights on one GPU of `layout`: layers, and in bf16 what is beside."""
+    beside = draft.fc_weights + draft.markov_weights + draft.dflash2_weights
+    return _layer_bytes(draft, layout) + 2 * beside / layout.attention_ways
 
 
 def shape_weight_bytes(target: TargetShape, draft: DraftShape) -> tuple[int, int]:

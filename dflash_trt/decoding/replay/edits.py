@@ -11,7 +11,9 @@ from pathlib import Path
 import onnx
 
 from dflash_trt.core.files import FileKind, find_file
+from dflash_trt.core.limits import MAX_BLOCK
 from dflash_trt.errors import DflashError
+from dflash_trt.graph.dflash2.selector import IDS, SCORES
 from dflash_trt.graph.draft import MARKOV_CHOICE
 from dflash_trt.graph.eagle import STEPS
 
@@ -50,9 +52,8 @@ def find_node(model: onnx.ModelProto, name: str) -> onnx.NodeProto:
         if node.name == name:
             found: onnx.NodeProto = node
             return found
-    raise DflashError(
-        f"has no node {name}", where=f"{model.graph.name}.onnx", fix="build the bundle again"
-    )
+    where, fix = f"{model.graph.name}.onnx", "build the bundle again"
+    raise DflashError(f"has no node {name}", where=where, fix=fix)
 
 
 def has_node(model: onnx.ModelProto, name: str) -> bool:
@@ -88,9 +89,12 @@ def residual_after(model: onnx.ModelProto, layer: int, layers: int) -> str:
 
 def draft_logits(model: onnx.ModelProto) -> str:
     """The value of `draft.onnx` whose argmax are the drafts: [B·(S-1),V]; of a Markov chain
-    [B,n·V] with n at least S - 1, of an EAGLE-3 chain [S-1,B,V]. Those of chains are added."""
+    [B,n·V] with n at least S - 1, of an EAGLE-3 chain [S-1,B,V]. Those of chains are added. Of a
+    walk [B,n,top_k,2] they are candidates, each with its score."""
     if has_node(model, STEPS):
         return _tell_steps(find_node(model, STEPS))
+    if has_node(model, SCORES.format(0)):
+        return _tell_walk(model)
     if has_node(model, "head/choice"):
         return _first_input(model, "head/choice")
     slots = (f"head/{MARKOV_CHOICE.format(slot)}" for slot in count())
@@ -99,6 +103,17 @@ def draft_logits(model: onnx.ModelProto) -> str:
     node = onnx.helper.make_node("Concat", parts, ["chain"], name="chain", axis=1)
     model.graph.node.append(node)
     return "chain"
+
+
+def _tell_walk(model: onnx.ModelProto) -> str:
+    """Adds all slots' candidates and scores; the value's name."""
+    slots = sum(has_node(model, SCORES.format(slot)) for slot in range(MAX_BLOCK))
+    add, node = model.graph.node.append, onnx.helper.make_node
+    for name, parts in (("walk_ids", IDS), ("walk_scores", SCORES)):
+        add(node("Concat", [parts.format(slot) for slot in range(slots)], [name], axis=1))
+    add(node("Cast", ["walk_ids"], ["walk_tokens"], to=onnx.TensorProto.FLOAT))
+    add(node("Concat", ["walk_tokens", "walk_scores"], ["walk"], name="walk", axis=3))
+    return "walk"
 
 
 def _tell_steps(loop: onnx.NodeProto) -> str:

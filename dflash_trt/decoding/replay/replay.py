@@ -127,7 +127,7 @@ class Replay:
         Raises:
             DflashError: see `measure`.
         """
-        self._check_ids(token_ids, "token_ids")
+        check_ids(token_ids, self.bundle.manifest, "token_ids")
         chunks: list[FloatArray] = []
         self._graphs.run_target(token_ids, chunks.append)
         return np.concatenate(chunks)
@@ -163,10 +163,7 @@ class Replay:
             if not len(answer.prompt_ids):
                 what = "its prompt holds no token"
                 raise DflashError(what, where=f"answer {number}", usage=True)
-            self._check_ids(answer.known_ids, f"answer {number}")
-
-    def _check_ids(self, ids: Sequence[int], where: str) -> None:
-        check_ids(ids, self.bundle.manifest, where)
+            check_ids(answer.known_ids, self.bundle.manifest, f"answer {number}")
 
 
 @dataclass(slots=True)
@@ -235,8 +232,8 @@ class _Walk:
                         caches.fill(slot, last.context)
 
     def _step_all(self, caches: HostCaches, seated: list[_Walker]) -> None:
-        first, most = 0, self._graphs.limits.max_seq_len
-        for rows, run in groupby(seated, lambda one: min(self._block_size, most - one.anchor)):
+        first, most, end = 0, self._block_size, self._graphs.drafts_end
+        for rows, run in groupby(seated, lambda one: min(most, max(1, end - one.anchor))):
             together = list(run)
             self._step(caches, first, together, rows)
             first += len(together)

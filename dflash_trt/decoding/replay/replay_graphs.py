@@ -123,15 +123,12 @@ class ReplayGraphs:
     def __init__(self, bundle: Bundle, threads: int, edits: Edits) -> None:
         manifest = bundle.manifest
         if manifest.engines is not None:
-            raise DflashError(
-                f"was built for {manifest.executor}; answers are replayed on the CPU",
-                where=bundle.folder,
-                fix="build the pair with --executor cpu",
-                usage=True,
-            )
+            what = f"was built for {manifest.executor}; answers are replayed on the CPU"
+            fix = "build the pair with --executor cpu"
+            raise DflashError(what, where=bundle.folder, fix=fix, usage=True)
         self._bundle, self._threads, self._edits = bundle, threads, edits
         self.form = manifest.graph_form
-        self.limits = manifest.limits
+        self.limits, self.drafts_end = manifest.limits, manifest.drafts_end
         self.vocab_size = manifest.target.vocab_size
         self.mask_token_id = manifest.draft.mask_token_id
         self._token_ids = _draft_token_ids(bundle)
@@ -209,10 +206,15 @@ class ReplayGraphs:
         tokens = np.empty((batch, rows), np.int64)
         inputs = {BLOCK_IDS: blocks, CACHE_START: np.asarray(starts, np.int64)}
         logits = self._run("draft", inputs, {DRAFT_TOKEN_IDS: tokens}, caches, first, batch)
-        if self._token_ids is not None:
-            wide = np.full((*logits.shape[:-1], self.vocab_size), -np.inf, np.float32)
-            wide[..., self._token_ids] = logits
-            logits = wide
+        if logits.ndim == 4:  # a walk's candidates with their scores
+            ids, scores = logits[..., 0].astype(np.int64), logits[..., 1]
+            logits = np.full((*ids.shape[:-1], self.vocab_size), -np.inf, np.float32)
+            np.put_along_axis(logits, ids, scores, axis=2)
+        elif self._token_ids is not None:
+            count = len(self._token_ids)
+            wide = np.full((logits.size // count, self.vocab_size), -np.inf, np.float32)
+            wide[:, self._token_ids] = logits.reshape(-1, count)
+            logits = wide.reshape(*logits.shape[:-1], -1)  # which a Markov chain has in one row
         if self._is_chain:  # step by step
             logits = logits.transpose(1, 0, 2)
         logits = logits.reshape(batch, -1, self.vocab_size)  # a chain tells more slots than it has
@@ -279,4 +281,5 @@ def _draft_token_ids(bundle: Bundle) -> Int64Array | None:
     """The tokens [K] that a bundle's draft chooses among; None where it is all of them."""
     if bundle.manifest.draft.token_count is None:
         return None
-    return np.array(read_draft(bundle.folder / "weights" / "draft").token_ids, np.int64)
+    taps = tuple(bundle.manifest.draft.target_layer_ids)
+    return np.array(read_draft(bundle.folder / "weights" / "draft", taps).token_ids, np.int64)

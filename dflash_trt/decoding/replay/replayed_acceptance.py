@@ -12,6 +12,7 @@ import numpy.typing as npt
 from dflash_trt.backends.base import FloatArray, Int64Array
 from dflash_trt.bundle.manifest import Manifest
 from dflash_trt.core.limits import advise_shorter
+from dflash_trt.decoding.request import check_vocabulary
 from dflash_trt.decoding.statistics import AcceptanceStatistics, RequestStatistics, total
 from dflash_trt.errors import DflashError
 
@@ -41,20 +42,14 @@ class Answer:
 
 def check_ids(ids: Sequence[int], manifest: Manifest, where: str) -> None:
     """Raises DflashError (usage) for ids that are no sequence of the target."""
-    vocab_size, max_seq_len = manifest.target.vocab_size, manifest.limits.max_seq_len
+    max_seq_len = manifest.limits.max_seq_len
     if not len(ids):
         raise DflashError("it holds no token", where=where, usage=True)
-    outside = next((one for one in ids if not 0 <= one < vocab_size), None)
-    if outside is not None:
-        what = f"token id {outside} is outside the vocabulary of {vocab_size}"
-        raise DflashError(what, where=where, usage=True)
+    check_vocabulary(ids, manifest.target.vocab_size, where)
     if len(ids) > max_seq_len:
-        raise DflashError(
-            f"{len(ids)} tokens exceed the bundle's max_seq_len of {max_seq_len}",
-            where=where,
-            fix=f"leave it out, or {advise_shorter(max_seq_len, manifest.longest)}",
-            usage=True,
-        )
+        what = f"{len(ids)} tokens exceed the bundle's max_seq_len of {max_seq_len}"
+        fix = f"leave it out, or {advise_shorter(max_seq_len, manifest.longest)}"
+        raise DflashError(what, where=where, fix=fix, usage=True)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -11,7 +11,7 @@ import numpy as np
 
 from dflash_trt.bundle.bundle import Bundle
 from dflash_trt.decoding.schedule import NO_SPECULATION, BlockSchedule
-from dflash_trt.decoding.statistics import AcceptanceStatistics
+from dflash_trt.decoding.statistics import AcceptanceStatistics, RunningTotals
 from dflash_trt.decoding.tuning.bundle_schedule import AUTO, choose_schedule
 from dflash_trt.errors import DflashError
 
@@ -30,8 +30,8 @@ class DraftedSteps:
         length: mean tokens of one; needs a step.
     """
 
-    def __init__(self, *of: AcceptanceStatistics) -> None:
-        self.count = sum(one.position_trials[0] for one in of if one.position_trials)
+    def __init__(self, *of: AcceptanceStatistics | RunningTotals) -> None:
+        self.count = sum(one.drafted_steps for one in of)
         plain = sum(one.steps for one in of) - self.count
         self.block = 1 + sum(one.drafted_tokens for one in of) / max(self.count, 1)
         self.length = (sum(one.step_tokens for one in of) - plain) / max(self.count, 1)
@@ -69,7 +69,7 @@ def own_schedule(bundle: Bundle) -> BlockSchedule | None:
 
 
 def low_acceptance(steps: DraftedSteps, break_even: float | None, bundle: str) -> str | None:
-    """A line that points to `diagnose` where drafts bring less than they cost; else None.
+    """A line that says what to do where drafts bring less than they cost; else None.
 
     Args:
         break_even: tokens that such a step has to bring; None if nobody measured it.
@@ -81,5 +81,12 @@ def low_acceptance(steps: DraftedSteps, break_even: float | None, bundle: str) -
         return None
     return (
         f"acceptance length {steps.length:.2f} stays below break-even {break_even:.2f}: "
-        f"`dflash-trt diagnose {bundle} --prompts FILE` says why"
+        f"`--drafter none` is faster, `dflash-trt diagnose {bundle} --prompts FILE` says why"
     )
+
+
+def advise_served(bundle: Bundle, totals: RunningTotals) -> str | None:
+    """The same of a served bundle, by what its server has counted and `tune` timed."""
+    steps = DraftedSteps(totals)
+    break_even = schedule_break_even(own_schedule(bundle), steps.block)
+    return low_acceptance(steps, break_even, "BUNDLE")

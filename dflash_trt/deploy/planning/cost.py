@@ -112,6 +112,12 @@ class Replica:
             compute=self._arithmetic(2 * rows * weights / ways, self.gpu.bf16),
         )
 
+    def reading(self, sequences: int, items: int) -> Seconds:
+        """Duration of reading `items` activations of each of the replica's `sequences`."""
+        moved = ACTIVATION_BYTES * items * self.layout.sequences_per_gpu(sequences)
+        reach = self.gpu.bandwidth * self.calibration.bandwidth_fraction
+        return Seconds(kv=moved / self.layout.attention_ways / reach)
+
     def time(self, work: PassCost) -> Seconds:
         """Duration of one pass; every GPU of the replica takes as long."""
         model, layout = work.model, self.layout

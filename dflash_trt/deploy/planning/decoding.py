@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
 from dflash_trt.deploy.planning.acceptance_rates import AcceptanceCurve
 from dflash_trt.deploy.planning.cost import PassCost, Replica, Seconds
+from dflash_trt.models.dflash2 import Dflash2Sizes
 from dflash_trt.models.draft_kinds import DraftKind
 from dflash_trt.models.eagle import default_taps
 from dflash_trt.models.sizes import DecoderSizes, DraftShape, TargetShape
@@ -16,6 +17,9 @@ EAGLE_VOCAB = 32_000
 """EAGLE-3 drafts choose among this many frequent tokens (as published heads do)."""
 MARKOV_RANK = 256
 """Of a DSpark draft's head that corrects a slot's logits by the token before (arXiv 2607.05147)."""
+
+DFLASH2 = Dflash2Sizes(group=16, rank=256, top_k=16)
+"""Of a DFlash 2 draft, as z-lab's are."""
 
 
 def _target_pass(
@@ -81,8 +85,35 @@ class DFlash:
         injection = model.sizes.hidden_size * sum(one.kv_elements for one in model.sizes.layers)
         extra = self.draft.fc_weights + injection
         verify = _target_pass(replica, self.target, batch, block, context, extra)
-        draft = replica.time(PassCost(model, batch, block, context + block, drafts, head))
-        return verify + draft + replica.step_overhead
+        own = PassCost(
+            model, batch, block, context + block, drafts, head, extra_weights=self.beside
+        )
+        return verify + replica.time(own) + replica.step_overhead
+
+    @property
+    def beside(self) -> int:
+        """Weights that rows of the draft's pass go through beside its layers."""
+        return 0
+
+
+@dataclass(frozen=True, slots=True)
+class DFlash2(DFlash):
+    """DFlash's passes with convolutions, then the likeliest tokens of each slot, and a walk.
+
+    Finding those reads all logits once more. The walk reads `top_k` codes of a slot, which is
+    next to nothing; its launches are not counted.
+    """
+
+    kind: ClassVar[Kind] = "DFlash 2"
+
+    @property
+    def beside(self) -> int:
+        own = replace(self.draft, vocab_size=0, dflash2=self.draft.dflash2 or DFLASH2)
+        return own.dflash2_weights
+
+    def step(self, replica: Replica, batch: int, context: float, drafts: int) -> Seconds:
+        logits = replica.reading(batch, drafts * self.target.vocab_size)
+        return DFlash.step(self, replica, batch, context, drafts) + logits
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,6 +213,6 @@ class Mtp(DFlash):
         return verify + replica.time(own) * drafts + replica.step_overhead
 
 
-Speculative = DFlash | DSpark | Eagle3 | Mtp
+Speculative = DFlash | DFlash2 | DSpark | Eagle3 | Mtp
 Decoding = Autoregressive | Speculative
 """A way to decode a target; a value, so that answers about it can be kept."""

@@ -6,12 +6,12 @@ from dataclasses import dataclass, replace
 from functools import cache
 from itertools import cycle, islice
 from pathlib import Path
-from typing import Literal
 
 from dflash_trt.core.formats import Format
 from dflash_trt.deploy.planning.acceptance_rates import AcceptanceCurve, read_acceptance
 from dflash_trt.deploy.planning.decoding import (
     DFlash,
+    DFlash2,
     DraftTree,
     DSpark,
     Eagle3,
@@ -20,6 +20,7 @@ from dflash_trt.deploy.planning.decoding import (
 )
 from dflash_trt.errors import DflashError, nearest, one_line
 from dflash_trt.models.build_config import (
+    BlockKind,
     PublishedAcceptance,
     PublishedDecoder,
     PublishedDraft,
@@ -29,6 +30,7 @@ from dflash_trt.models.build_config import (
     load_config,
     target_names,
 )
+from dflash_trt.models.dflash2 import Dflash2Sizes
 from dflash_trt.models.families import find_family
 from dflash_trt.models.mtp import layer_shape
 from dflash_trt.models.sizes import (
@@ -39,6 +41,13 @@ from dflash_trt.models.sizes import (
     RecurrentSizes,
     TargetShape,
 )
+
+_DECODINGS: dict[BlockKind, type[DFlash]] = {
+    "DFlash": DFlash,
+    "DFlash 2": DFlash2,
+    "DSpark": DSpark,
+    "MTP": Mtp,
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,16 +64,22 @@ class PairShape:
     published: tuple[PublishedAcceptance, ...] = ()
 
     @property
-    def drafter(self) -> Literal["DFlash", "DSpark", "MTP"]:
+    def drafter(self) -> BlockKind:
         """How its own draft decodes."""
         if self.draft.fuses_token:
             return "MTP"
+        if self.draft.dflash2 is not None:
+            return "DFlash 2"
         return "DSpark" if self.draft.markov_rank else "DFlash"
+
+    def own_taus(self, one: PublishedAcceptance) -> dict[str, float]:
+        """What `one` publishes of its own draft, by workload."""
+        return one.by_kind[self.drafter]
 
     @property
     def workloads(self) -> list[str]:
-        """Those that DFlash's τ is published for; the first is the one to take unasked."""
-        return list(dict.fromkeys(name for one in self.published for name in one.dflash))
+        """Those that its τ is published for; the first is the one to take unasked."""
+        return list(dict.fromkeys(name for one in self.published for name in self.own_taus(one)))
 
 
 def pair_names() -> list[str]:
@@ -109,6 +124,7 @@ def as_pair(name: str, shape: PublishedPair) -> PairShape:
             mask_token_id=draft.mask_token_id,
             target_layer_ids=draft.target_layer_ids,
             vocab_size=target.vocab,
+            dflash2=None if (own := draft.dflash2) is None else Dflash2Sizes(**own.model_dump()),
         ),
         architecture=target.architecture,
         published=shape.acceptance,
@@ -116,9 +132,10 @@ def as_pair(name: str, shape: PublishedPair) -> PairShape:
 
 
 def _draft_sizes(draft: PublishedDraft) -> DecoderSizes:
-    """Layers that slide are causal, those that see everything are not."""
+    """Layers that slide are causal, but a DFlash 2's; those that see everything are not."""
     sizes = _sizes(draft)
-    return sizes.with_layers(sizes.windows, map(bool, sizes.windows))
+    causal = (bool(window) and draft.dflash2 is None for window in sizes.windows)
+    return sizes.with_layers(sizes.windows, causal)
 
 
 def _target(target: PublishedTarget) -> TargetShape:
@@ -176,7 +193,8 @@ def published_decodings(pair: PairShape, acceptance: str | None = None) -> list[
     if acceptance is not None:
         curve = read_acceptance(acceptance, drafts, pair.workloads)
     elif name is not None:
-        tau, one = next((x.dflash[name], x) for x in pair.published if name in x.dflash)
+        one = next(one for one in pair.published if name in pair.own_taus(one))
+        tau = pair.own_taus(one)[name]
         curve = _published(name, tau, one.drafts or drafts, one)
     else:
         raise DflashError(
@@ -188,16 +206,14 @@ def published_decodings(pair: PairShape, acceptance: str | None = None) -> list[
     found: list[Speculative] = []
     if (eagle := _eagle3(pair, name)) is not None:
         found.append(eagle)
-    own = {"DFlash": DFlash, "DSpark": DSpark, "MTP": Mtp}
-    found.append(own[pair.drafter](pair.target, pair.draft, curve))
+    found.append(_DECODINGS[pair.drafter](pair.target, pair.draft, curve))
     for one in pair.published:
-        if name is not None and name in one.dspark:
-            markov = _published(name, one.dspark[name], one.drafts or drafts, one)
-            found.append(DSpark(pair.target, pair.draft, markov))
-        if name is not None and name in one.mtp:
-            layer = layer_shape(pair.target)
-            own_layer = _published(name, one.mtp[name], one.drafts or layer.block_size - 1, one)
-            found.append(Mtp(pair.target, layer, own_layer))
+        for kind, taus in one.by_kind.items():
+            if name is None or name not in taus or taus is pair.own_taus(one):
+                continue
+            draft = layer_shape(pair.target) if kind == "MTP" else pair.draft
+            other = _published(name, taus[name], one.drafts or draft.block_size - 1, one)
+            found.append(_DECODINGS[kind](pair.target, draft, other))
     return found
 
 

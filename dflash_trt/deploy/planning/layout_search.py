@@ -168,42 +168,31 @@ def answer(
 def best_at(
     site: Site, layout: GpuLayout, decoding: Decoding, workload: Workload, batch: int
 ) -> PlanPoint:
-    """The best number of drafts for `batch` sequences of one replica, whether they fit or not."""
-    replica = site.replica(layout)
-    prompt = prefill(replica, decoding.target, workload.input_tokens)
-    ways = (
-        _point(replica, decoding, batch, drafts, workload, prompt) for drafts in decoding.drafts()
-    )
-    return max(ways, key=lambda point: point.throughput)
+    """The best number of drafts for `batch` sequences of one replica, whether they fit or not.
 
-
-def _point(
-    replica: Replica,
-    decoding: Decoding,
-    batch: int,
-    drafts: int,
-    workload: Workload,
-    prompt: float,
-) -> PlanPoint:
-    """In steady state each request brings a prefill of `prompt` seconds, which all others wait for.
-
-    Its own ends before its first token, so that only the others' count in its TPOT.
+    In steady state each request brings a prefill, which all others wait for. Its own ends before
+    its first token, so that only the others' count in its TPOT.
     """
-    tau = decoding.tau(drafts)
-    step = decoding.step(replica, batch, workload.held, drafts)
-    per_token = step.total / tau
-    share = prompt / workload.output_tokens
-    return PlanPoint(
-        kind=decoding.kind,
-        layout=replica.layout,
-        batch=batch,
-        drafts=drafts,
-        verified=decoding.verified(drafts),
-        tau=tau,
-        step=step,
-        interactivity=1 / (per_token + (batch - 1) * share),
-        throughput=batch / (per_token + batch * share) / replica.layout.gpus,
-    )
+    replica = site.replica(layout)
+    share = prefill(replica, decoding.target, workload.input_tokens) / workload.output_tokens
+
+    def project_with(drafts: int) -> PlanPoint:
+        tau = decoding.tau(drafts)
+        step = decoding.step(replica, batch, workload.held, drafts)
+        per_token = step.total / tau
+        return PlanPoint(
+            kind=decoding.kind,
+            layout=layout,
+            batch=batch,
+            drafts=drafts,
+            verified=decoding.verified(drafts),
+            tau=tau,
+            step=step,
+            interactivity=1 / (per_token + (batch - 1) * share),
+            throughput=batch / (per_token + batch * share) / layout.gpus,
+        )
+
+    return max(map(project_with, decoding.drafts()), key=lambda point: point.throughput)
 
 
 def _batches(users: int) -> Iterator[int]:

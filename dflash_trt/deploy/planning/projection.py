@@ -64,9 +64,9 @@ class Projection:
             return None
         return answer(self.site, self.decodings[kind], self.workload, asked)
 
-    def ratio(self, kind: Kind) -> float | None:
+    def ratio(self, kind: Kind, interactivity: float | None = None) -> float | None:
         """Its throughput ÷ autoregressive decoding's, both at the interactivity."""
-        mine, base = self.answer(kind), self.answer(BASELINE)
+        mine, base = self.answer(kind, interactivity), self.answer(BASELINE, interactivity)
         return None if mine is None or base is None else mine.throughput / base.throughput
 
     def fastest(self, kind: Kind) -> PlanPoint:
@@ -91,15 +91,18 @@ class Projection:
         return (self.answer(own) or self.fastest(own)).layout
 
     def blocks(self) -> list[tuple[PlanPoint, PlanPoint]]:
-        """The drafter's best block and autoregressive decoding on `layout`, by batch."""
+        """What to run on `layout` and autoregressive decoding there, by batch.
+
+        The drafter's best block; block 1, no speculation, where that is as fast.
+        """
         own = self.pair.drafter
         users = self.memory(self.layout, own).users
 
         def best(kind: Kind, batch: int) -> PlanPoint:
             return best_at(self.site, self.layout, self.decodings[kind], self.workload, batch)
 
-        batches = [batch for batch in _SHOWN_BATCHES if batch <= users]
-        return [(best(own, batch), best(BASELINE, batch)) for batch in batches]
+        pairs = [(best(BASELINE, n), best(own, n)) for n in _SHOWN_BATCHES if n <= users]
+        return [(max(pair, key=lambda one: one.throughput), pair[0]) for pair in pairs]
 
     def memory(self, layout: GpuLayout, kind: Kind, context: int | None = None) -> ServedMemory:
         """What `kind` takes of a GPU's memory, at another context than the workload's if given."""
@@ -149,19 +152,14 @@ class Projection:
             ],
             "blocks": [
                 {
-                    **point_json(better(drafted, plain)),
-                    "block_size": better(drafted, plain).verified,
-                    "speedup": better(drafted, plain).throughput / plain.throughput,
+                    **point_json(best),
+                    "block_size": best.verified,
+                    "speedup": best.throughput / plain.throughput,
                 }
-                for drafted, plain in self.blocks()
+                for best, plain in self.blocks()
             ],
             "sensitivity": [asdict(one) for one in self.sensitivity],
         }
-
-
-def better(drafted: PlanPoint, plain: PlanPoint) -> PlanPoint:
-    """What to run at a batch: no speculation, block size 1, where that is as fast."""
-    return drafted if drafted.throughput > plain.throughput else plain
 
 
 def point_json(point: PlanPoint) -> dict[str, Any]:

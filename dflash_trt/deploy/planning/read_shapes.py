@@ -25,6 +25,7 @@ from dflash_trt.models.sizes import (
     TargetShape,
     Windows,
 )
+from dflash_trt.models.speculators import translated
 from dflash_trt.models.target import MAX_VOCAB, text_config
 
 
@@ -79,9 +80,8 @@ def read_target_shape(folder: Path) -> TargetShape:
 
 
 def read_draft_shape(folder: Path, target: TargetShape) -> DraftShape:
-    """The shape of a DFlash draft of `target`, of a DSpark draft in DeepSpec's layout, or of the
-    MTP layer in a target's own checkpoint."""
-    config = _open(folder)
+    """The shape of a DFlash or DSpark draft of `target`, or of the MTP layer in its checkpoint."""
+    config = translated(_open(folder))
     architecture = read_architecture(config)
     family = find_family(architecture)
     if family is not None and mtp.may_hold_layer(config):
@@ -92,7 +92,7 @@ def read_draft_shape(folder: Path, target: TargetShape) -> DraftShape:
         what = f"is no DFlash draft ({architecture}); those are {', '.join(DRAFT_ARCHITECTURES)}"
         raise DflashError(what, where=config.where, usage=True)
     draft = read_draft_config(config, len(target.sizes.layers), is_deepspec=is_deepspec)
-    if is_deepspec and not draft.markov_rank:
+    if is_deepspec and not draft.markov_rank and deepspec.drafts_anchor(config):
         what = "is a DFlash draft moved by a slot (markov_rank 0), which nothing else serves"
         raise DflashError(what, where=config.where, fix="build it for --executor cpu", usage=True)
     return replace(draft, vocab_size=target.vocab_size)

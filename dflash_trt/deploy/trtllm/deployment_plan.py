@@ -117,7 +117,7 @@ def plan_deployment(
         gpu = find_gpu(profile.gpu)
     except DflashError as error:
         raise refusal(error.what, where, error.fix) from error
-    _check_documented(target, where)
+    _check_documented(pair, where)
     given = {
         OPTION: options.llm_args,
         "--attention-backend": options.backend,
@@ -192,18 +192,21 @@ def fit_batch(
     return best
 
 
-def _check_documented(target: TargetShape, where: str) -> None:
-    """Raises DflashError for a target with which no known version documents DFlash.
+def _check_documented(pair: PairShape, where: str) -> None:
+    """Raises DflashError for a target or a draft with which no known version documents DFlash.
 
     Sources: the feature matrix of its supported models; pull request 13782 for dense hybrids, which
     both versions here have.
     """
-    family = "Gemma 4" if target.sizes.has_full_heads else None
+    target = pair.target
+    unknown = "DFlash for Gemma 4" if target.sizes.has_full_heads else None
     if target.sizes.has_state and target.experts is not None:
-        family = "Qwen3.5's mixtures of experts"
-    if family is not None:
+        unknown = "DFlash for Qwen3.5's mixtures of experts"
+    if pair.draft.dflash2 is not None:
+        unknown = "DFlash 2"
+    if unknown is not None:
         fix = f"neither {' nor '.join(VERSIONS)} does; build it for --executor cpu or tensorrt-rtx"
-        raise refusal(f"TensorRT-LLM documents no DFlash for {family}", where, fix)
+        raise refusal(f"TensorRT-LLM documents no {unknown}", where, fix)
 
 
 def _check_parallelism(

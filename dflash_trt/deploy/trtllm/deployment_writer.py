@@ -16,12 +16,7 @@ from dflash_trt.core.files import find_file
 from dflash_trt.core.links import check_copies, copy_file, place_files
 from dflash_trt.core.progress import Progress
 from dflash_trt.core.publish import staged_folder
-from dflash_trt.deploy.trtllm.arguments import (
-    Sources,
-    model_arguments,
-    packages,
-    serve_arguments,
-)
+from dflash_trt.deploy.trtllm.arguments import Sources, model_arguments, packages, serve_arguments
 from dflash_trt.deploy.trtllm.deployment_plan import DeploymentPlan
 from dflash_trt.deploy.trtllm.deployment_record import (
     DEPLOYMENT,
@@ -144,7 +139,7 @@ def _write_variant(folder: Path, plan: DeploymentPlan, sources: Sources, variant
 
 def _write_scripts(folder: Path, plan: DeploymentPlan, sources: Sources) -> None:
     """What looks at a machine before it serves, and what serves from Triton server."""
-    variants, draft = sources.variants, plan.pair.draft
+    draft = plan.pair.draft
     stated: dict[str, Any] = {
         "target_layer_ids": list(draft.target_layer_ids),
         "mask_token_id": draft.mask_token_id,
@@ -152,21 +147,18 @@ def _write_scripts(folder: Path, plan: DeploymentPlan, sources: Sources) -> None
     }
     if draft.markov_rank:
         stated |= {"block_size": draft.block_size - 1, "markov_rank": draft.markov_rank}
-    names = {"version": plan.version.name, "variants": variants, "drafting": sources.drafting}
     preflight = _render(
         "preflight.py.j2",
-        **names,
-        packages=json.dumps({one: packages(plan, one) for one in variants}, indent=4),
-        arch=plan.gpu.arch,
-        gpus=plan.profile.gpus // plan.profile.nodes,
-        memory=plan.memory.gpu_memory,
+        plan,
+        sources,
+        packages=json.dumps({one: packages(plan, one) for one in sources.variants}, indent=4),
         least_share=LEAST_MEMORY,
         draft=json.dumps(sources.locations["draft"]),
         stated=json.dumps(stated),
     )
     _write(folder / "preflight.py", preflight)
     script = folder / "serve-triton.sh"
-    _write(script, _render("serve-triton.sh.j2", **names))
+    _write(script, _render("serve-triton.sh.j2", plan, sources))
     script.chmod(0o755)
 
 
@@ -193,8 +185,7 @@ def _sweep(plan: DeploymentPlan, variant: Variant) -> dict[str, Any]:
 
 
 def _readme(plan: DeploymentPlan, sources: Sources) -> str:
-    locations, profile = sources.locations, plan.profile
-    lines = []
+    locations, lines = sources.locations, []
     for variant in sources.variants:
         line = f"`{variant}`: {TITLES[variant]}"
         if variant == "eagle3":
@@ -215,36 +206,19 @@ def _readme(plan: DeploymentPlan, sources: Sources) -> str:
     if plan.chat_template_kwargs:
         body["chat_template_kwargs"] = plan.chat_template_kwargs
     quantized = {role: f"{role} ({name})" for role, name in sources.precision.items()}
-    needed, options, draft = packages(plan, sources.drafting), plan.options, plan.pair.draft
     return _render(
         "README.md.j2",
-        name=plan.name,
-        hardware=plan.hardware,
-        version=plan.version.name,
-        image=plan.version.image,
+        plan,
+        sources,
+        draft=plan.pair.draft,
         local=[quantized.get(role, role) for role in sources.folders],
         variants=lines,
-        variant_names=sources.variants,
-        drafting=sources.drafting,
         title=TITLES[sources.drafting],
         memory=_memory(plan),
-        max_batch=plan.max_batch,
-        max_seq_len=plan.max_seq_len,
-        block=draft.block_size,
-        backend=plan.backend,
-        needed=needed,
-        ids=list(draft.target_layer_ids),
-        mask=draft.mask_token_id,
-        tail=plan.recompute_tail,
-        options=options,
+        needed=packages(plan, sources.drafting),
         parsers=REASONING_PARSERS.get(plan.pair.architecture or "", ()),
-        target=locations["target"],
         chat=json.dumps(body),
         results=f"../results-{plan.name}-{plan.profile_name}",
-        kwargs=plan.chat_template_kwargs,
-        gpus=profile.gpus,
-        nodes=profile.nodes,
-        gpus_per_node=profile.gpus // profile.nodes,
         interactivity=INTERACTIVITY,
     )
 
@@ -279,12 +253,12 @@ def _template(name: str) -> str:
     return (files("dflash_trt.deploy.trtllm") / "templates" / name).read_text(encoding="utf-8")
 
 
-def _render(template: str, **values: Any) -> str:
+def _render(template: str, plan: DeploymentPlan, sources: Sources, **values: Any) -> str:
     environment = jinja2.Environment(
         undefined=jinja2.StrictUndefined, keep_trailing_newline=True, autoescape=False
     )
     environment.filters["quote"] = shlex.quote  # for a shell
-    return environment.from_string(_template(template)).render(values)
+    return environment.from_string(_template(template)).render(values, plan=plan, sources=sources)
 
 
 def _write(path: Path, text: str) -> None:

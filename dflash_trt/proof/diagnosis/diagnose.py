@@ -169,11 +169,7 @@ def _break_even(bundle: Bundle) -> float:
 
 
 def _try_forms(
-    bundle: Bundle,
-    base: Acceptance,
-    questions: Sequence[str],
-    service: Serving,
-    progress: Progress,
+    bundle: Bundle, base: Acceptance, questions: Sequence[str], service: Serving, progress: Progress
 ) -> list[Trial]:
     """The same prompts in other forms."""
     if not questions:

@@ -141,10 +141,7 @@ class TrialBench:
 
 def _stretched(context: ContextRows, length: int) -> ContextRows:
     """A context's rows over and over, `length` in all."""
-    return {
-        name: np.concatenate([rows] * -(-length // max(len(rows), 1)))[:length]
-        for name, rows in context.items()
-    }
+    return {name: np.resize(rows, (length, *rows.shape[1:])) for name, rows in context.items()}
 
 
 def _list_changes(bundle: Bundle, longest: int) -> list[Change]:

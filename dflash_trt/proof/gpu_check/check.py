@@ -129,11 +129,8 @@ def check_gpu(folder: Path, progress: Progress, only: Sequence[str] = ()) -> Che
     if machine.status != "done":
         if machine.status == "failed":
             raise DflashError(str(machine.reason))
-        what, fix = (
-            f"the GPU does not answer: {machine.reason}",
-            "nvidia-smi says whether it is well",
-        )
-        raise DflashError(what, fix=fix)
+        what = f"the GPU does not answer: {machine.reason}"
+        raise DflashError(what, fix="nvidia-smi says whether it is well")
     record = open_record(folder, machine.probes[0].to_json()["figures"])
     folder.mkdir(parents=True, exist_ok=True)
     record.save(folder)  # a folder that cannot be written to is known before minutes of work

@@ -25,11 +25,6 @@ COPIED_BYTES, COPIES = 1 << 30, 10
 NEEDS_GPU = "--gpu-check is for an NVIDIA GPU; `dflash-trt doctor` says what runs without one"
 DRIVER_VERSION = Path("/sys/module/nvidia/version")
 
-RECORDED = (
-    "dflash-trt numpy onnx onnxruntime cuda-python cuda-bindings triton torch "
-    "tensorrt tensorrt-cu13 tensorrt-cu12 tensorrt-rtx tensorrt-rtx-cu13 tensorrt-rtx-cu12"
-).split()
-
 
 def describe_machine(setting: Setting) -> Iterator[Probe]:
     """One finding: the GPU, its driver and the versions of what is installed.
@@ -48,7 +43,7 @@ def describe_machine(setting: Setting) -> Iterator[Probe]:
     known = arches().get(gpu["arch"])
     kernels = "none" if known is None or known.kernels is None else known.kernels
     detail = f"{gpu['name']} ({gpu['arch']}); this project's kernels for it: {kernels}"
-    figures = {"gpu": gpu | {"driver": driver}, **describe_host(RECORDED)}
+    figures = {"gpu": gpu | {"driver": driver}, **describe_host()}
     yield Probe("the GPU answers", True, detail, figures)
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
@@ -15,6 +14,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
+from pydantic import TypeAdapter
+from pydantic_core import to_json
 
 from dflash_trt.core.files import FileKind, exists, read_text
 from dflash_trt.core.publish import replace_file
@@ -41,7 +42,8 @@ class Probe:
 
     def to_json(self) -> dict[str, Any]:
         """As strict JSON has it: numbers of NumPy are Python's, NaN and infinities are words."""
-        raw: dict[str, Any] = _plain(asdict(self))
+        text = to_json(self, inf_nan_mode="strings", fallback=np.generic.item)
+        raw: dict[str, Any] = json.loads(text)
         return raw
 
 
@@ -82,14 +84,8 @@ class PartOutcome:
         return found if self.status == "done" else f"{self.status}: {self.reason} ({found})"
 
     def to_json(self) -> dict[str, Any]:
-        return {
-            "status": self.status,
-            "reason": self.reason,
-            "seconds": round(self.seconds, 3),
-            "passed": self.passed,
-            "probes": [one.to_json() for one in self.probes],
-            "log": self.log,
-        }
+        probes = [one.to_json() for one in self.probes]
+        return {**asdict(self), "passed": self.passed, "probes": probes}
 
 
 @dataclass(slots=True)
@@ -179,6 +175,9 @@ class CheckRecord:
         return "\n".join(text) + "\n"
 
 
+_RECORDS = TypeAdapter(CheckRecord)
+
+
 def open_record(folder: Path, machine: dict[str, Any]) -> CheckRecord:
     """The record in `folder` if it is of this machine and these versions, or a new one.
 
@@ -190,13 +189,8 @@ def open_record(folder: Path, machine: dict[str, Any]) -> CheckRecord:
         return CheckRecord(machine, source_hash(), datetime.now(UTC).isoformat(timespec="seconds"))
     text = read_text(path, FileKind.MANIFEST, named=True)
     try:
-        raw = json.loads(text)
-        record = CheckRecord(raw["machine"], raw["source"], raw["date"])
-        for name, one in raw["parts"].items():
-            probes = [Probe(**probe) for probe in one["probes"]]
-            ended = one["status"], one["reason"], one["seconds"]
-            record.parts[name] = PartOutcome(*ended, probes, one["log"])
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        record = _RECORDS.validate_json(text)
+    except ValueError as error:
         what = f"is not a record of this check ({one_line(error, 80)})"
         raise DflashError(what, where=path, fix="choose another -o", usage=True) from error
     if (record.machine, record.source) != (machine, source_hash()):
@@ -218,13 +212,3 @@ def source_hash() -> str:
             digest.update(f"{path.relative_to(root)}\0".encode())
             digest.update(path.read_bytes())
     return digest.hexdigest()[:16]
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {str(key): _plain(one) for key, one in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(one) for one in value]
-    if isinstance(value, np.generic):
-        value = value.item()
-    return str(value) if isinstance(value, float) and not math.isfinite(value) else value

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import math
 import time
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, cast, get_args
 
 import numpy as np
@@ -42,6 +44,7 @@ _LISTS = ("acceptance_histogram", "position_trials", "position_accepts")
 _OPTIONAL = ("cached_prompt_tokens", "preemptions", "forced_tokens")
 # Of INT32; beyond any context and any vocabulary, so that it limits nothing.
 _LARGEST = 2**31 - 1
+_LARGE_BYTES = 64 << 10  # read beside the event loop
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,9 +97,6 @@ class ServedModel(WireClient):
 
     _parameters: dict[str, str] | None = None
 
-    def __init__(self, address: str) -> None:
-        super().__init__(address)
-
     async def ping(self) -> None:
         """Asks for nothing: to stop a request of a name that none has.
 
@@ -109,11 +109,9 @@ class ServedModel(WireClient):
     async def stream(self, request: GenerationRequest) -> AsyncGenerator[TextDelta, None]:
         """Yields the output as it grows, in whole characters; ends as `WireClient.infer` does."""
         if await self._parameter("streaming_text") is None:
-            raise DflashError(
-                f"its model {MODEL} is not one of `dflash-trt package`",
-                where=self.address,
-                fix="package the bundle again, or use the server's OpenAI port",
-            )
+            what = f"its model {MODEL} is not one of `dflash-trt package`"
+            fix = "package the bundle again, or use the server's OpenAI port"
+            raise DflashError(what, where=self.address, fix=fix)
         submitted_at, first_at = time.perf_counter(), None
         deltas: list[TextDelta] = []
         failure: ServedModelError | None = None  # raised at the end: see wire.py
@@ -129,7 +127,9 @@ class ServedModel(WireClient):
                 if failure is not None or not response.raw.get("text_output"):
                     continue  # the final response may be empty
                 first_at = first_at or response.at
-                delta = _read_delta(response, request)
+                read = partial(_read_delta, response, request)
+                is_large = sum(map(len, response.raw.values())) > _LARGE_BYTES
+                delta = await asyncio.to_thread(read) if is_large else read()
                 deltas.append(delta)
                 if reason in get_args(FinishReason):
                     is_whole = True
@@ -254,15 +254,9 @@ def _read_statistics(response: Response, first_s: float, end_s: float) -> Reques
             fix = "serve a repository that `dflash-trt package` made"
             what = f"its last answer has no {name}"
             raise ServedModelError(what, "failed", where=MODEL, fix=fix)
-    known = RequestStatistics(**found)
     for grammar_us in response.numbers("grammar_us"):
-        known = replace(
-            known,
-            constrained_steps=known.steps,
-            constrained_step_tokens=known.step_tokens,
-            grammar_s=grammar_us / 1e6,
-        )
-    return known
+        found["grammar_s"] = grammar_us / 1e6
+    return RequestStatistics(**found)
 
 
 def _join(

@@ -1,6 +1,6 @@
 """An OpenAI-compatible server over HTTP: requests, and a streamed conversation.
 
-The standard library is enough.
+The standard library is enough. What is answered is as little to be trusted as a stranger's file.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from contextlib import closing
 from http.client import HTTPException, HTTPResponse
 from typing import Any
 
-from dflash_trt.core.http_json import error_detail, open_reply, parse_object, read_reply
+from dflash_trt.core.strict_json import parse_json
 from dflash_trt.errors import DflashError, one_line
 from dflash_trt.sampling.params import SamplingParams
 
@@ -25,6 +25,9 @@ _MAX_LINE = 1 << 20
 _MAX_ANSWER = 256 << 20
 """Bytes of a stream: an event for each of a million tokens."""
 _MAX_NAME = 500
+MAX_BYTES = 16 << 20
+MAX_VALUES = 200_000
+_DETAIL_BYTES, _DETAIL_SHOWN = 2000, 200
 _NEUTRAL = {"top_p": 1.0, "top_k": -1, "min_p": 0.0, "repetition_penalty": 1.0}
 
 
@@ -36,6 +39,16 @@ def neutral_sampling(models: object) -> dict[str, Any]:
     listed = models if isinstance(models, list) else []
     is_ours = any(isinstance(one, dict) and one.get("owned_by") == "dflash-trt" for one in listed)
     return dict(_NEUTRAL) if is_ours else {}
+
+
+class _NoRedirects(urllib.request.HTTPRedirectHandler):
+    """A request has a key in it, and a redirect would give that to whom the server names."""
+
+    def redirect_request(self, *_: object) -> None:
+        return None
+
+
+_opener = urllib.request.build_opener(_NoRedirects)
 
 
 class OpenAiConnection:
@@ -60,19 +73,56 @@ class OpenAiConnection:
         data = None if body is None else json.dumps(body).encode()
         try:
             request = urllib.request.Request(self.base + path, data, headers)
-            return open_reply(request, timeout_s)
+            reply: HTTPResponse = _opener.open(request, timeout=timeout_s)  # of one silence
         except urllib.error.HTTPError as error:
             fix = f"set {API_KEY}" if error.code == 401 else None
-            what = f"answers {error.code} to {path}: {error_detail(error)}"
+            what = f"answers {error.code} to {path}: {_read_detail(error)}"
             raise DflashError(what, where=self.base, fix=fix) from error
         except (OSError, HTTPException, ValueError) as error:
             what = f"does not answer {path} ({one_line(error, 120)})"
             raise DflashError(what, where=self.base, fix=self._unreachable) from error
+        return reply
 
     def read(self, path: str, body: Mapping[str, Any] | None, timeout_s: float) -> dict[str, Any]:
         """As `open`, and the object that is answered."""
         with self.open(path, body, timeout_s) as reply:
             return read_reply(reply, self.base + path)
+
+
+def _read_detail(error: urllib.error.HTTPError) -> str:
+    """What a server says of its refusal, on one line."""
+    try:
+        with error:
+            said = error.read(_DETAIL_BYTES)
+    except (OSError, HTTPException, ValueError):
+        return "and breaks off"
+    return one_line(said.decode(errors="replace"), _DETAIL_SHOWN)
+
+
+def read_reply(response: HTTPResponse, where: str) -> dict[str, Any]:
+    """The object that a server answers.
+
+    Raises:
+        DflashError: it breaks off, is too large, or is no JSON object.
+    """
+    try:
+        data = response.read(MAX_BYTES + 1)
+    except (OSError, HTTPException, ValueError) as error:
+        raise DflashError(f"breaks off ({one_line(error, 120)})", where=where) from error
+    if len(data) > MAX_BYTES:
+        raise DflashError(f"answers with more than {MAX_BYTES >> 20} MiB", where=where)
+    return _parse_object(data, where)
+
+
+def _parse_object(data: bytes, where: str) -> dict[str, Any]:
+    """The object in an answer, or in an event of one."""
+    try:
+        reply = parse_json(data, where, MAX_VALUES)
+    except DflashError as error:
+        raise DflashError(f"answers {error.what}", where=where) from error  # no file's advice
+    if not isinstance(reply, dict):
+        raise DflashError("answers with no JSON object", where=where)
+    return reply
 
 
 class OpenAiChat:
@@ -127,7 +177,7 @@ class OpenAiChat:
                     if field == "data" and data.strip() == "[DONE]":
                         return
                     if field == "data":
-                        yield from _pieces(parse_object(data.encode(), self.base), self.base)
+                        yield from _pieces(_parse_object(data.encode(), self.base), self.base)
             except (OSError, HTTPException, ValueError) as error:
                 why = f" ({one_line(error, 100)})"
         raise DflashError(f"the answer broke off{why}", where=self.base, fix="ask again")

@@ -252,10 +252,9 @@ def _connect(address: str) -> InferenceServerClient:
     try:
         from tritonclient.grpc.aio import InferenceServerClient
     except ImportError as error:
-        raise DflashError(
-            f"a client needs tritonclient ({one_line(error)})",
-            fix=install_extra("serve"),
-        ) from error
+        what = f"a client needs tritonclient ({one_line(error)})"
+        fix = install_extra("serve")
+        raise DflashError(what, fix=fix) from error
     # A pool of its own: gRPC would lay channels of one address on one connection.
     options = [
         ("grpc.use_local_subchannel_pool", 1),

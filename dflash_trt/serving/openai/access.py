@@ -8,7 +8,7 @@ import sys
 import time
 import uuid
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 
@@ -48,7 +48,7 @@ class AccessRecord:
 class Gate:
     """Middleware that lets HTTP requests through to `app`, with an id each.
 
-    A request's state has its "record"; `figures` count it."""
+    A request's state has its "record", and "take_places" for its outputs; `figures` count it."""
 
     def __init__(self, app: ASGIApp, options: FrontOptions, figures: FrontFigures) -> None:
         self._app, self._options, self._figures = app, options, figures
@@ -76,7 +76,8 @@ class Gate:
             await send(message)
 
         try:
-            with self._admit(record, headers):
+            with self._admit(record, headers) as take_places:
+                scope["state"]["take_places"] = take_places
                 await self._app(scope, receive, mark)
         except ApiError as error:
             await JSONResponse(**error.to_response())(scope, receive, mark)
@@ -88,10 +89,13 @@ class Gate:
                     print(json.dumps(asdict(record)), file=sys.stderr, flush=True)
 
     @contextmanager
-    def _admit(self, record: AccessRecord, headers: Headers) -> Iterator[None]:
-        """Holds a place of the request's key; refused are only requests that have not begun."""
+    def _admit(self, record: AccessRecord, headers: Headers) -> Iterator[Callable[[int], None]]:
+        """Holds a place of the request's key, and of all its outputs once they are known.
+
+        Refused are only requests that have not begun.
+        """
         if self._keys is None or not record.path.startswith(_GUARDED):
-            yield
+            yield lambda count: None
             return
         scheme, _, token = headers.get("Authorization", "").partition(" ")
         key = self._keys.find(token.strip()) if scheme.lower() == "bearer" else None
@@ -99,12 +103,21 @@ class Gate:
             what = "no good API key in the header Authorization: Bearer KEY"
             raise ApiError(what, status=401, code="invalid_api_key")
         record.key = key
-        most, running = self._options.key_requests, self._running[key]
-        if most is not None and running >= most:
-            what = f"{running} requests of this key are in flight, and no more may be"
-            raise ApiError(what, status=429, code="rate_limit_exceeded")
-        self._running[key] += 1
+        most, held = self._options.key_requests, 0
+
+        def take_places(count: int) -> None:
+            nonlocal held
+            others = self._running[key] - held
+            if most is not None and count > most:
+                what = f"{count} outputs are more than the {most} in flight that this key may have"
+                raise ApiError(what)
+            if most is not None and others + count > most:
+                what = f"{others} outputs of this key are in flight, and no more than {most} may be"
+                raise ApiError(what, status=429, code="rate_limit_exceeded")
+            self._running[key], held = others + count, count
+
+        take_places(1)
         try:
-            yield
+            yield take_places
         finally:
-            self._running[key] -= 1
+            self._running[key] -= held

@@ -24,11 +24,12 @@ from dflash_trt.serving.openai.body import BodyReader, read_body
 from dflash_trt.serving.openai.chat_request import CompletionRequest, read_chat, read_completion
 from dflash_trt.serving.openai.errors import ApiError, as_api_error
 from dflash_trt.serving.openai.figures import FrontFigures
+from dflash_trt.serving.openai.large import ReplyDesk, check_places
 from dflash_trt.serving.openai.messages import Conversation, check_variables, read_conversation
 from dflash_trt.serving.openai.reply import ReplyWriter
 from dflash_trt.serving.openai.responses_reply import ResponseWriter
 from dflash_trt.serving.openai.responses_request import read_response, rename
-from dflash_trt.serving.openai.streams import EventStream, finish, merge, unless_gone
+from dflash_trt.serving.openai.streams import EventStream, merge, unless_gone, write_whole
 from dflash_trt.serving.openai.tokenization import (
     DetokenizeRequest,
     describe_tokenizer,
@@ -84,7 +85,7 @@ class OpenAiApp:
         # A hostile template holds up no tokens, nor the other way round.
         self.render_thread = ThreadPoolExecutor(1, thread_name_prefix="chat-template")
         self.token_thread = ThreadPoolExecutor(1, thread_name_prefix="tokenize")
-        self.bodies, self.created = BodyReader(), int(time.time())
+        self.bodies, self.desk, self.created = BodyReader(), ReplyDesk(), int(time.time())
         self.token_bytes = TokenBytes(tokenizer.core)
         self.is_harmony = harmony = isinstance(self.answers, HarmonyFormat)
         self.tool_format: ToolFormat | None = None
@@ -201,6 +202,8 @@ class OpenAiApp:
             self.tokenizer.core,
             asked.body.separate_reasoning,
         )
+        check_places(outputs, asked.body.prompt_logprobs)
+        request.state.take_places(len(outputs))
         echoed = shown.outputs() if asked.body.echo else []
         leads = [await self._read_prompt(one.prompt) for one in echoed] or [""] * len(outputs)
         readers = [AnswerReader() for _ in outputs]
@@ -211,11 +214,11 @@ class OpenAiApp:
         writer = writing(asked, readers, leads, self.token_bytes, record, reasons=reasons)
         deltas = merge([self.upstream.stream(one) for one in outputs])
         if not asked.generation.streaming:
-            results = await unless_gone(request, finish(deltas, len(outputs)))
-            return JSONResponse(writer.whole(results))
-        # Not before the first answer is it known which status the reply has.
+            reply = write_whole(deltas, len(outputs), writer, self.desk)
+            return await unless_gone(request, reply)
+        # A refusal has a status, which is known when there is an answer, or has not been for long.
         first = await unless_gone(request, anext(deltas))
-        return EventStream(first, deltas, writer)
+        return EventStream(first, deltas, writer, self.desk)
 
     def _bind(self, use: ToolUse | None, answer: Grammar | None, prompt: str) -> Grammar | None:
         """The grammar of a chat's answer, which stands behind its reasoning."""

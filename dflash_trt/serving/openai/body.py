@@ -79,7 +79,7 @@ class BodyReader:
 class Body(StrictRecord):
     """A JSON object of known fields alone; null is as good as absent.
 
-    So are an unknown field's false and whatever is empty: clients send what they do not ask for.
+    So are an unknown field's false, zero and whatever is empty: they ask for nothing.
     """
 
     @model_validator(mode="before")
@@ -91,12 +91,8 @@ class Body(StrictRecord):
         return {
             name: value
             for name, value in raw.items()
-            if value is not None and (name in known or not _asks_nothing(value))
+            if value is not None and (name in known or value)
         }
-
-
-def _asks_nothing(value: Any) -> bool:
-    return value is False or value in ("", [], {})
 
 
 def check_unicode(text: str) -> str:

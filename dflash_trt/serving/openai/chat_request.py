@@ -29,6 +29,10 @@ from dflash_trt.serving.openai.structured import StructuredBody, find_warnings, 
 
 DEFAULT_COMPLETION_TOKENS = 16  # OpenAI's; a chat's default is the end of the context
 _SAMPLING = [one.name for one in fields(SamplingParams)]
+_AS_GIVEN = (
+    *("ignore_eos", "min_tokens", "include_stop_str_in_output", "skip_special_tokens"),
+    *("add_special_tokens", "logprobs_mode", "prompt_logprobs"),
+)
 MOST_CHOICES = 64
 """Outputs of one request; each takes a place of the served model."""
 
@@ -91,8 +95,9 @@ class _CommonBody(StructuredBody):
 
     model: str
     stream: bool = False
-    stream_options: _StreamOptions | None = None
+    stream_options: _StreamOptions = _StreamOptions()
     n: Count = 1
+    best_of: int | None = None
     max_tokens: int | None = None
     temperature: float = 1.0
     top_p: float = 1.0
@@ -137,7 +142,6 @@ class _CompletionBody(_CommonBody):
     logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
     echo: bool = False
     add_special_tokens: bool = True
-    best_of: Literal[1] = 1
     suffix: Literal[""] = ""
     separate_reasoning: ClassVar[bool] = False
 
@@ -177,13 +181,13 @@ class CompletionRequest:
     @property
     def include_usage(self) -> bool:
         """Whether a stream ends with the token counts."""
-        return self.body.stream_options is not None and self.body.stream_options.include_usage
+        return self.body.stream_options.include_usage
 
     @property
     def counts_always(self) -> bool:
         """Whether each chunk of a stream has the token counts so far."""
         options = self.body.stream_options
-        return options is not None and options.include_usage and options.continuous_usage_stats
+        return options.include_usage and options.continuous_usage_stats
 
     @property
     def needs_ids(self) -> bool:
@@ -265,7 +269,9 @@ def _read_generation(
         of = f"{body.n:,}" if count == 1 else f"{count:,} prompts of {body.n:,}"
         what = f"{of} outputs are more than {MOST_CHOICES} in one request"
         raise ApiError(what, param="n" if body.n > 1 else "prompt")
-    if body.stream_options not in (None, _StreamOptions()) and not body.stream:
+    if body.best_of not in (None, body.n):
+        raise ApiError(f"must be n, {body.n}, not {body.best_of}", param="best_of")
+    if body.stream_options != _StreamOptions() and not body.stream:
         raise ApiError("goes with stream: true only", param="stream_options")
     grammar, allowed = read_structure(body), body.allowed_token_ids
     try:
@@ -275,15 +281,8 @@ def _read_generation(
             sampling=SamplingParams(**{name: getattr(body, name) for name in _SAMPLING}),
             stop_strings=tuple(body.stop),
             stop_token_ids=tuple(body.stop_token_ids),
-            ignore_eos=body.ignore_eos,
-            min_tokens=body.min_tokens,
-            include_stop_str_in_output=body.include_stop_str_in_output,
-            skip_special_tokens=body.skip_special_tokens,
-            add_special_tokens=body.add_special_tokens,
             streaming=body.stream,
             logprobs=logprobs,
-            logprobs_mode=body.logprobs_mode,
-            prompt_logprobs=body.prompt_logprobs,
             penalties=Penalties(
                 frequency=body.frequency_penalty,
                 presence=body.presence_penalty,
@@ -293,6 +292,7 @@ def _read_generation(
             allowed_token_ids=allowed if allowed is None else tuple(allowed),
             bad_words=tuple(body.bad_words),
             grammar=grammar,
+            **{name: getattr(body, name) for name in _AS_GIVEN},
         )
     except DflashError as error:
         param = "stop" if error.where == "stop_strings" else error.where

@@ -25,10 +25,7 @@ _GENERATING = ("/v1/completions", "/v1/chat/completions", "/v1/responses")
 
 @dataclass(frozen=True, slots=True)
 class FrontFigures:
-    """Counts answers, and adds the server's own figures and how often it has failed.
-
-    `model` is in every label.
-    """
+    """Counts answers of `model`, and adds the server's own figures and how often it has failed."""
 
     read_server: Callable[[], bytes] = bytes
     count_failures: Callable[[], int] = lambda: 0

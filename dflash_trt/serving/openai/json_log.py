@@ -1,4 +1,4 @@
-"""Makes JSON of all that `serve` writes to stderr: its own lines, libraries' and warnings."""
+"""Makes JSON of all that `serve` writes: its own lines, libraries' and warnings."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import sys
 import threading
 from contextlib import suppress
 from datetime import UTC, datetime
+from typing import TextIO
 
-_STDERR = 2
 _MOST_BYTES = 1 << 16  # of a line
 _LAST_S = 2.0  # for what was written last, should another process hold the pipe
 
@@ -20,35 +20,29 @@ def now() -> str:
     return datetime.now(UTC).isoformat(timespec="milliseconds")
 
 
-def wrap_stderr() -> None:
-    """Makes an object with `time` and `message` of every line on stderr that is none, from now on.
+def wrap_output() -> None:
+    """Makes JSON of every line of output from now on; compiled libraries do not ask Python."""
+    for stream in filter(None, (sys.stdout, sys.stderr)):
+        descriptor = stream.fileno()
+        real, (reader, writer) = os.dup(descriptor), os.pipe()
+        os.dup2(writer, descriptor)
+        os.close(writer)
+        copying = threading.Thread(target=_copy, args=(reader, real), name="log", daemon=True)
+        copying.start()
+        atexit.register(_end, stream, real, copying)
 
-    It is the file that is wrapped: compiled libraries do not ask for Python's.
-    """
-    try:
-        real = os.dup(_STDERR)
-    except OSError:  # it was closed before the start
-        return
-    reader, writer = os.pipe()
-    os.dup2(writer, _STDERR)
-    os.close(writer)
-    copying = threading.Thread(target=_copy, args=(reader, real), name="log", daemon=True)
-    copying.start()
 
-    def end() -> None:
-        sys.stderr.flush()
-        os.dup2(real, _STDERR)
-        copying.join(_LAST_S)
-
-    atexit.register(end)
+def _end(stream: TextIO, real: int, copying: threading.Thread) -> None:
+    stream.flush()
+    os.dup2(real, stream.fileno())
+    copying.join(_LAST_S)
 
 
 def _copy(reader: int, real: int) -> None:
     with open(reader, "rb") as lines, open(real, "wb", buffering=0, closefd=False) as log:
         while line := lines.readline(_MOST_BYTES):
-            if line.strip():
-                with suppress(OSError):  # a log that is full ends nothing
-                    log.write(as_json(line))
+            with suppress(OSError):  # a log that is full ends nothing
+                log.write(as_json(line) if line.strip() else b"")
 
 
 def as_json(line: bytes) -> bytes:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, Discriminator, Field, Tag, model_validator
+from pydantic import AfterValidator, Discriminator, Field, Tag
 from pydantic_core import from_json
 
 from dflash_trt.core.strict_json import parse_json, quoted
@@ -78,10 +78,6 @@ MOST_VARIABLES = 32
 _TAKEN = {"messages", "tools", "documents", "add_generation_prompt", *SPECIAL_TOKENS}
 
 
-class CutArguments(dict[str, Any]):
-    """What can be read of a call's arguments that are no whole JSON object."""
-
-
 def _read_arguments(given: Any) -> dict[str, Any]:
     """The object that a call's arguments are the text of: what templates take.
 
@@ -99,7 +95,7 @@ def _read_arguments(given: Any) -> dict[str, Any]:
         begun = from_json(given, allow_inf_nan=False, allow_partial="trailing-strings")
     except ValueError:
         begun = None
-    return CutArguments(begun if isinstance(begun, dict) else {"arguments": given})
+    return begun if isinstance(begun, dict) else {"arguments": given}
 
 
 def _find_form(content: Any) -> str:
@@ -149,20 +145,16 @@ class _Told(_Said):
 
 class _Answered(_Said):
     role: Literal["assistant"]
+    content: MessageText = ""
     # A conversation goes on from answers, not from what led to them.
     reasoning_content: Any = None
     reasoning: Any = None
     reasoning_details: Any = None
     thinking_blocks: Any = None
     annotations: Any = None
+    parsed: Any = None
     provider_specific_fields: Any = None
     tool_calls: list[_Call] = Field([])
-
-    @model_validator(mode="before")
-    @classmethod
-    def _fill_content(cls, raw: Any) -> Any:
-        says_nothing = isinstance(raw, dict) and raw.get("content") is None
-        return {**raw, "content": ""} if says_nothing else raw
 
 
 class _Result(_Said):
@@ -221,8 +213,8 @@ def read_conversation(
     parallel: bool = True,
 ) -> Conversation:
     """A chat as its template takes it: results have the name of their function."""
-    waiting: dict[str, _Called] = {}
-    """Calls whose results have not come, by their ids."""
+    waiting: dict[str, str] = {}
+    """Functions of calls whose results have not come, by the calls' ids."""
     read: list[Message] = []
     for place, one in enumerate(messages):
         where = f"messages[{place}]"
@@ -232,23 +224,22 @@ def read_conversation(
             if call not in waiting:
                 what = f"{quoted(call)} is no call that waits for a result"
                 raise ApiError(what, param=f"{where}.tool_call_id")
-            message |= {"tool_call_id": call, "name": waiting.pop(call).name}
+            message |= {"tool_call_id": call, "name": waiting.pop(call)}
         else:
-            _check_answered(waiting, where)
+            waiting.clear()  # a call that was cut need not have a result
             message |= {} if one.name is None else {"name": one.name}
         if isinstance(one, _Answered) and one.tool_calls:
             message["tool_calls"] = [each.model_dump() for each in one.tool_calls]
             for at, each in enumerate(one.tool_calls):
                 if each.id in waiting:
                     raise ApiError("is another call's id", param=f"{where}.tool_calls[{at}].id")
-                waiting[each.id] = each.function
+                waiting[each.id] = each.function.name
         read.append(message)
-    _check_answered(waiting, "messages")
     continues = body.continue_final_message
     if continues and body.add_generation_prompt:
         raise ApiError(f"does not go with {CONTINUES}", param="add_generation_prompt")
-    if continues and (read[-1]["role"] != "assistant" or not read[-1]["content"].strip()):
-        raise ApiError("the last message is no text of the assistant", param=CONTINUES)
+    if continues and not read[-1]["content"].strip():
+        raise ApiError("the last message has no text", param=CONTINUES)
     if continues:
         read[-1] = {**read[-1], "content": read[-1]["content"] + _TAG}
     return Conversation(
@@ -258,15 +249,6 @@ def read_conversation(
         opens=not continues and body.add_generation_prompt is not False,
         continues=continues,
     )
-
-
-def _check_answered(waiting: dict[str, _Called], where: str) -> None:
-    """Raises ApiError for a call without its result, which one that was cut need not have."""
-    for call, called in waiting.items():
-        if not isinstance(called.arguments, CutArguments):
-            what = f"the call {quoted(call)} has no message of role tool after it"
-            raise ApiError(what, param=where)
-    waiting.clear()
 
 
 def _read_variables(body: TemplateBody) -> dict[str, Any]:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import math
 import secrets
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import accumulate
 from typing import Any
@@ -18,6 +17,7 @@ from dflash_trt.serving.openai.access import AccessRecord
 from dflash_trt.serving.openai.answer_reader import AnswerReader
 from dflash_trt.serving.openai.chat_request import CompletionRequest
 from dflash_trt.serving.openai.errors import as_api_error
+from dflash_trt.serving.openai.large import EVENT, WHOLE, Written, is_large, write_json
 from dflash_trt.text.detokenise import AnswerPiece, CallPiece
 from dflash_trt.text.tokenizer import TokenBytes
 
@@ -52,10 +52,12 @@ class ReplyWriter:
             _Choice(index, asked, reader, lead, tokens, describe_prompt, reasons=reasons)
             for index, (reader, lead) in enumerate(zip(readers, leads, strict=True))
         ]
-        self._readers, self._told = readers, 0
+        self._readers, self._told = readers, [0] * len(readers)
         tells = self._is_chat and asked.body.return_token_ids
         self._prompt_ids: dict[str, Any] = {"prompt_token_ids": asked.prompts[0]} if tells else {}
         self._statistics: dict[int, RequestStatistics] = {}
+        self._prompt_logprobs: Sequence[TokenLogprob] | None = None
+        self._is_large = False
         self._warnings = {"warnings": [*asked.warnings]} if asked.warnings else {}
         record.warnings = len(asked.warnings) or None
         prefix, self._object = (
@@ -67,46 +69,51 @@ class ReplyWriter:
             "model": asked.body.model,
         }
 
-    def whole(self, results: Sequence[RequestResult]) -> dict[str, Any]:
-        """The reply to a request that does not stream, of each choice's result."""
-        choices = []
-        for index, result in enumerate(results):
-            self._take(index, result.statistics)
-            choices.append(self._choices[index].whole(result))
-        return {
+    def choice(self, index: int, result: RequestResult) -> Iterator[bytes]:
+        """Yields the JSON of a choice of a reply that does not stream."""
+        self._take(index, result.statistics)
+        if self._is_chat:  # says it once
+            self._prompt_logprobs = self._prompt_logprobs or result.prompt_logprobs
+        yield from write_json(self._choices[index].whole(result), WHOLE)
+
+    def whole(self, choices: Sequence[Written]) -> Iterator[bytes]:
+        """Yields the JSON of a reply that does not stream, of all its choices."""
+        reply = {
             **self._head,
             "object": self._object,
             **self._prompt_ids,
-            **(self._describe_prompt(results[0].prompt_logprobs) if self._is_chat else {}),
+            **self._describe_prompt(self._prompt_logprobs),
             "choices": choices,
             "usage": self._describe_usage(),
             **self._warnings,
         }
+        yield from write_json(reply, WHOLE)
 
     def opening(self) -> bytes:
         """What a stream begins with: who speaks in a chat, an echo without log-probabilities."""
         opened = [one for choice in self._choices for one in choice.open()]
-        return b"".join(self._event(one, **self._prompt_ids) for one in opened)
+        return b"".join(part for one in opened for part in self._event(one, **self._prompt_ids))
 
-    def piece(self, index: int, delta: TextDelta) -> bytes:
-        """The chunks of a choice's delta; none while there is nothing to show yet."""
-        choice = self._choices[index]
-        self._told += 0 if self._asked.echoes_only else len(delta.token_ids)
-        chunks = b"".join(map(self._event, choice.continue_by(delta)))
+    def piece(self, index: int, delta: TextDelta) -> Iterator[bytes]:
+        """Yields the chunks of a choice's delta; none while there is nothing to show yet."""
+        choice, self._is_large = self._choices[index], is_large(delta)
+        self._told[index] += 0 if self._asked.echoes_only else len(delta.token_ids)
+        chunks = choice.continue_by(delta)
         if self._is_chat and (shown := self._describe_prompt(delta.prompt_logprobs)):
-            chunks = self._event(choice.chunk({}), **shown) + chunks
+            yield from self._event(choice.chunk({}), **shown)
+        for chunk in chunks:
+            yield from self._event(chunk)
         if delta.result is None:
-            return chunks
+            return
         self._take(index, delta.result.statistics)
-        if len(self._statistics) < len(self._choices):
-            return chunks
-        if self._asked.include_usage:
-            chunks += self._event(None, usage=self._describe_usage())
-        return chunks + b"data: [DONE]\n\n"
+        if len(self._statistics) == len(self._choices):
+            if self._asked.include_usage:
+                yield from self._event(None, usage=self._describe_usage())
+            yield b"data: [DONE]\n\n"
 
     def fail(self, error: DflashError) -> bytes:
         """An error after the status line has gone: the stream ends with it, without [DONE]."""
-        return to_event(as_api_error(error).to_json())
+        return b"".join(self._to_event(as_api_error(error).to_json()))
 
     def _take(self, index: int, one: RequestStatistics) -> None:
         if self._asked.echoes_only:
@@ -118,7 +125,7 @@ class ReplyWriter:
 
     def _event(
         self, choice: dict[str, Any] | None, *, usage: dict[str, Any] | None = None, **shown: Any
-    ) -> bytes:
+    ) -> Iterator[bytes]:
         body: dict[str, Any] = {
             **self._head,
             **shown,
@@ -126,11 +133,18 @@ class ReplyWriter:
             "choices": [] if choice is None else [choice],
             **(self._warnings if choice is not None and choice["finish_reason"] else {}),
         }
-        if usage is None and self._asked.counts_always:
-            prompt = sum(map(len, self._asked.prompts))
-            usage = {"prompt_tokens": prompt, "completion_tokens": self._told}
-            usage["total_tokens"] = prompt + self._told
-        return to_event(body | ({"usage": usage} if self._asked.include_usage else {}))
+        if choice is not None and self._asked.counts_always:
+            told = self._told[choice["index"]]
+            prompt = len(self._asked.prompts[choice["index"] // self._asked.body.n])
+            usage = {"prompt_tokens": prompt, "completion_tokens": told}
+            usage["total_tokens"] = prompt + told
+        return self._to_event(body | ({"usage": usage} if self._asked.include_usage else {}))
+
+    def _to_event(self, body: Mapping[str, Any]) -> Iterator[bytes]:
+        """The parts of one server-sent event."""
+        yield b"data: "
+        yield from write_json(body, EVENT) if self._is_large else [EVENT.encode(body).encode()]
+        yield b"\n\n"
 
     def _describe_usage(self) -> dict[str, Any]:
         """Token counts of the choices, of which samples of one prompt count it once.
@@ -188,10 +202,9 @@ class _Choice:
             None if top is None else LogprobsWriter(tokens, chat=self._is_chat, top=top)
         )
         self._untold: list[TokenLogprob] = []
-        self._ids: dict[str, list[int]] = {"token_ids": []} if asked.body.return_token_ids else {}
-        self._prompt_ids: dict[str, Any] = {}
+        self._ids: dict[str, Any] = {"token_ids": []} if asked.body.return_token_ids else {}
         if self._ids and not self._is_chat:
-            self._prompt_ids["prompt_token_ids"] = asked.prompts[index // asked.body.n]
+            self._ids["prompt_token_ids"] = asked.prompts[index // asked.body.n]
 
     def whole(self, result: RequestResult) -> dict[str, Any]:
         """The choice of a reply that does not stream."""
@@ -234,8 +247,8 @@ class _Choice:
         """Keeps what the next chunk tells, unless only the prompt is echoed."""
         if not self._echoes_only:
             self._untold += logprobs
-            for known in self._ids.values():
-                known += token_ids
+            if self._ids:
+                self._ids["token_ids"] += token_ids
 
     def _begin_text(self, logprobs: Sequence[TokenLogprob] | None) -> dict[str, Any]:
         """What a completion says of its prompt; of an echo its tokens come first."""
@@ -273,10 +286,7 @@ class _Choice:
         logprobs = None
         if self._logprobs is not None and (self._untold or reason is not None):
             logprobs, self._untold = self._logprobs.write(self._untold), []
-        told = {**self._prompt_ids, **{name: [*ids] for name, ids in self._ids.items()}}
-        self._prompt_ids = {}
-        for known in self._ids.values():
-            known.clear()
+        told, self._ids = self._ids, {"token_ids": []} if self._ids else {}
         ending = {"logprobs": logprobs, "finish_reason": reason}
         return {"index": self._index, **shown, **ending, **told}
 
@@ -300,12 +310,6 @@ def _join_calls(pieces: Sequence[CallPiece]) -> list[dict[str, Any]]:
 
 def _open_call() -> dict[str, str]:
     return {"id": f"call_{secrets.token_hex(12)}", "type": "function"}
-
-
-def to_event(body: Mapping[str, Any]) -> bytes:
-    """Writes one server-sent event."""
-    # ASCII: some readers of event streams take U+2028 for the end of a line.
-    return b"data: " + json.dumps(body, separators=(",", ":")).encode() + b"\n\n"
 
 
 # JSON has no infinity; OpenAI's own value for a token that cannot come.

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from dflash_trt.decoding import RequestResult
 from dflash_trt.errors import DflashError
 from dflash_trt.serving.client.client import TextDelta
 from dflash_trt.serving.openai.errors import as_api_error
-from dflash_trt.serving.openai.reply import ReplyWriter, to_event
+from dflash_trt.serving.openai.large import WHOLE, Written, is_large, write_json
+from dflash_trt.serving.openai.reply import ReplyWriter
 
 Event = tuple[str, dict[str, Any]]
 # Of a kind of items: what ids begin with, what its events are called, and what it begins as.
@@ -48,42 +49,46 @@ class ResponseWriter(ReplyWriter):
         self._untold: list[Any] = []
         self._number = 0
 
-    def whole(self, results: Sequence[RequestResult]) -> dict[str, Any]:
-        """The response to a request that does not stream."""
-        (one,) = results
+    def choice(self, index: int, result: RequestResult) -> Iterator[bytes]:
+        """Yields the response to a request that does not stream."""
         delta = TextDelta(
-            text=one.text or "",
-            token_ids=one.token_ids,
-            logprobs=one.logprobs or (),
-            result=one,
+            text=result.text or "",
+            token_ids=result.token_ids,
+            logprobs=result.logprobs or (),
+            result=result,
         )
         for _ in self._advance(delta):
             pass
-        return self._response
+        yield from write_json(self._response, WHOLE)
+
+    def whole(self, choices: Sequence[Written]) -> Iterator[bytes]:
+        """Yields it, which is its only choice's."""
+        yield from choices[0].pieces
 
     def opening(self) -> bytes:
         """What a stream begins with."""
         kinds = ("created", "in_progress")
-        return self._write((f"response.{one}", {"response": self._response}) for one in kinds)
+        told = ((f"response.{one}", {"response": self._response}) for one in kinds)
+        return b"".join(self._write(told))
 
-    def piece(self, index: int, delta: TextDelta) -> bytes:
-        """The events of a delta; none while there is nothing to show yet."""
-        return self._write(self._advance(delta))
+    def piece(self, index: int, delta: TextDelta) -> Iterator[bytes]:
+        """Yields the events of a delta; none while there is nothing to show yet."""
+        self._is_large = is_large(delta)
+        yield from self._write(self._advance(delta))
 
     def fail(self, error: DflashError) -> bytes:
         """What a stream ends with after an error."""
         told = as_api_error(error)
         code = "server_error" if told.status >= 500 else "invalid_prompt"  # of OpenAI's list
         self._response |= {"status": "failed", "error": {"code": code, "message": told.message}}
-        return self._write([("response.failed", {"response": self._response})])
+        return b"".join(self._write([("response.failed", {"response": self._response})]))
 
-    def _write(self, events: Iterator[Event] | Sequence[Event]) -> bytes:
-        written = b""
+    def _write(self, events: Iterable[Event]) -> Iterator[bytes]:
         for kind, fields in events:
             body = {"type": kind, "sequence_number": self._number, **fields}
-            written += b"event: " + kind.encode() + b"\n" + to_event(body)
+            yield b"event: " + kind.encode() + b"\n"
+            yield from self._to_event(body)
             self._number += 1
-        return written
 
     def _advance(self, delta: TextDelta) -> Iterator[Event]:
         reason = None

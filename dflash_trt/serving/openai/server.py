@@ -6,6 +6,7 @@ import asyncio
 import logging
 import resource
 import socket
+import sys
 from contextlib import nullcontext
 
 import h11
@@ -89,6 +90,8 @@ def count_connections() -> int:
     return max(16, min(MOST_CONNECTIONS, files - _OTHER_FILES))
 
 
+# By default the event loop may wait 5 ms, at each turn, for a thread that writes a large reply.
+_SWITCH_INTERVAL_S = 0.0002
 # A client that reads nothing must not keep the port.
 _FLUSH_S = 2
 
@@ -146,6 +149,7 @@ class OpenAiServer:
 
     async def run(self) -> None:
         """Serves until stopped; DflashError where it ends by itself."""
+        sys.setswitchinterval(_SWITCH_INTERVAL_S)
         try:
             await self._server.serve(sockets=[self._socket])
         finally:

@@ -5,29 +5,36 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Coroutine, Sequence
 from contextlib import aclosing, suppress
+from functools import partial
 from typing import Any, TypeVar
 
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import StreamingResponse
+from starlette.responses import Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
-from dflash_trt.decoding import RequestResult
 from dflash_trt.errors import DflashError
 from dflash_trt.serving.client.client import TextDelta
+from dflash_trt.serving.openai.large import ReplyDesk, Written, check_size, is_large
 from dflash_trt.serving.openai.reply import ReplyWriter
 
 _MOST_WAITING = 16
 """Deltas that a slow client lets wait here; the others wait in the served model."""
+HEAD_S = 1.0
+"""What has no answer by then is not refused: a stream's head goes out."""
+COMMENT_S = 5.0
+_COMMENT = b": waiting\n\n"
 
 T = TypeVar("T")
 Deltas = AsyncGenerator[TextDelta, None]
-ChoiceDeltas = AsyncGenerator[tuple[int, TextDelta], None]
+ChoiceDelta = tuple[int, TextDelta] | None  # None: there was none for a while
+ChoiceDeltas = AsyncGenerator[ChoiceDelta, None]
 
 
 async def merge(streams: Sequence[Deltas]) -> ChoiceDeltas:
     """Yields the deltas of all, each with its stream's index, as they come.
 
-    The first error of one ends all of them.
+    None comes after HEAD_S without any, and after every COMMENT_S without one. The first error of
+    one ends all of them.
     """
     waiting: asyncio.Queue[tuple[int, TextDelta] | Exception | None] = asyncio.Queue(_MOST_WAITING)
 
@@ -43,9 +50,16 @@ async def merge(streams: Sequence[Deltas]) -> ChoiceDeltas:
 
     reading = [asyncio.create_task(read(index, one)) for index, one in enumerate(streams)]
     try:
-        left = len(streams)
+        left, patience = len(streams), HEAD_S
         while left:
-            item = await waiting.get()
+            try:
+                async with asyncio.timeout(patience):
+                    item = await waiting.get()
+            except TimeoutError:
+                yield None
+                continue
+            finally:
+                patience = COMMENT_S
             if isinstance(item, Exception):
                 raise item
             if item is None:
@@ -64,9 +78,9 @@ class EventStream(StreamingResponse):
     media_type = "text/event-stream"
 
     def __init__(
-        self, first: tuple[int, TextDelta], deltas: ChoiceDeltas, writer: ReplyWriter
+        self, first: ChoiceDelta, deltas: ChoiceDeltas, writer: ReplyWriter, desk: ReplyDesk
     ) -> None:
-        events = _write_events(first, deltas, writer)
+        events = _write_events(first, deltas, writer, desk)
         super().__init__(events, headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
         self._deltas, self._events = deltas, events
 
@@ -76,25 +90,44 @@ class EventStream(StreamingResponse):
 
 
 async def _write_events(
-    first: tuple[int, TextDelta], deltas: ChoiceDeltas, writer: ReplyWriter
+    item: ChoiceDelta, deltas: ChoiceDeltas, writer: ReplyWriter, desk: ReplyDesk
 ) -> AsyncGenerator[bytes, None]:
-    """The reply's events; an error after the first of them is an event too."""
-    yield writer.opening() + writer.piece(*first)
+    """The reply's events, `item` first; an error after the first of them is an event too."""
+    yield writer.opening()
     try:
-        async for index, delta in deltas:
-            yield writer.piece(index, delta)
+        while True:
+            if item is None:
+                yield _COMMENT
+            else:
+                parts = partial(writer.piece, *item)
+                async for piece in await desk.write(parts, large=is_large(item[1])):
+                    yield piece
+            item = await anext(deltas)
+    except StopAsyncIteration:
+        pass
     except DflashError as error:
         yield writer.fail(error)
 
 
-async def finish(deltas: ChoiceDeltas, count: int) -> list[RequestResult]:
-    """The results of all outputs, in order."""
-    results: dict[int, RequestResult] = {}
+async def write_whole(
+    deltas: ChoiceDeltas, count: int, writer: ReplyWriter, desk: ReplyDesk
+) -> Response:
+    """The reply to a request that does not stream; each output is written as it ends."""
+    choices: dict[int, Written] = {}
+    any_large = False
     async with aclosing(deltas):
-        async for index, delta in deltas:
-            if delta.result is not None:
-                results[index] = delta.result
-    return [results[index] for index in range(count)]  # whole, or the stream had raised
+        async for item in deltas:
+            if item is None or (result := item[1].result) is None:
+                continue
+            any_large |= (large := is_large(item[1]))
+            parts = partial(writer.choice, item[0], result)
+            choices[item[0]] = await desk.write(parts, large=large)
+            check_size(sum(one.size for one in choices.values()))
+    listed = [choices[index] for index in range(count)]  # whole, or the stream had raised
+    parts = partial(writer.whole, listed)
+    whole = await desk.write(parts, large=any_large, within=listed)
+    length = {"Content-Length": str(whole.size)}
+    return StreamingResponse(whole, headers=length, media_type="application/json")
 
 
 async def unless_gone(request: Request, work: Coroutine[Any, Any, T]) -> T:

@@ -201,7 +201,7 @@ class TritonPythonModel:
         if read_scalar(tensors, "stop", bool):
             for one in self._list_live():
                 one.is_cancelled |= bool(request_id) and one.request_id == request_id
-            channel.finish()
+            channel.end()
             return
         parameters = {"streaming_text": self._streaming_text, **channel.parameters}
         forward = read_forward(tensors, parameters, request.timeout())

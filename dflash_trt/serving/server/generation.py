@@ -165,11 +165,6 @@ class GenerationReader:
         longest = max(map(len, tokenizer.core.get_vocab(with_added_tokens=True)))
         self._max_characters, self._max_seq_len = max_seq_len * longest, max_seq_len
 
-    def close(self) -> None:
-        """Ends the process of the chat template."""
-        if self._renderer is not None:
-            self._renderer.close()
-
     def read(self, tensors: Tensors, parameters: Mapping[str, Any]) -> Generation:
         """Raises DflashError (usage) naming the first input that cannot be served."""
         check_inputs(tensors, UNIMPLEMENTED)
@@ -227,8 +222,11 @@ class GenerationReader:
 
     def _read_prompt(self, given: _Given) -> tuple[str, tuple[int, ...]]:
         """The prompt's text and its tokens; no text where our own clients send tokens."""
-        most = self._max_seq_len
+        most, sent = self._max_seq_len, str(given.parameter("prompt_ids"))
         special = given.flag("add_special_tokens", default=True)
+        if (count := sent.count(",") + 1) > most:
+            what = f"{count:,} tokens do {TOO_LONG} of {most} holds fewer"
+            raise refuse("prompt_ids", what)
         ids = given.json("prompt_ids", list[int], most + 1, most * _MOST_ID_TEXT)
         if ids is not None:
             return "", tuple(ids)

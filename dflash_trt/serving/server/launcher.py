@@ -18,7 +18,7 @@ from tempfile import TemporaryDirectory
 
 from dflash_trt.core.files import resolved
 from dflash_trt.decoding.worker import Phase
-from dflash_trt.errors import DflashError, one_line
+from dflash_trt.errors import DflashError, one_line, printable
 from dflash_trt.serving.server.heartbeat import HEARTBEAT_VARIABLE, has_dead_child, read_heartbeat
 from dflash_trt.serving.server.tritonserver import (
     find_tritonserver,
@@ -111,6 +111,15 @@ class ServerOptions:
     exit_timeout_s: int = 10
     removed_with: tuple[Path, ...] = ()
 
+    @property
+    def places(self) -> dict[str, tuple[str, int]]:
+        """Host and port by protocol."""
+        return {
+            "grpc": (self.host, self.grpc_port),
+            "http": (self.host if self.expose_http else LOOPBACK, self.http_port),
+            "metrics": (self.host, self.metrics_port),
+        }
+
 
 @dataclass(frozen=True, slots=True)
 class ServerAddresses:
@@ -130,11 +139,6 @@ class TritonServer:
             raise DflashError("is not a model repository", where=options.repository, usage=True)
         self.origin = binary.path
         self._exit_timeout_s = options.exit_timeout_s
-        places = {
-            "http": (options.host if options.expose_http else LOOPBACK, options.http_port),
-            "grpc": (options.host, options.grpc_port),
-            "metrics": (options.host, options.metrics_port),
-        }
         with ExitStack() as stack:
             folder = TemporaryDirectory(prefix="dflash-trt-server-", ignore_cleanup_errors=True)
             self._folder = Path(stack.enter_context(folder))
@@ -145,12 +149,15 @@ class TritonServer:
             # nobody listens here; until then the system gives the ports to nobody else.
             self._held_ports = {
                 name: stack.enter_context(bind_port(host, port, f"--{name}-port"))
-                for name, (host, port) in places.items()
+                for name, (host, port) in options.places.items()
             }
             bound = {name: one.getsockname() for name, one in self._held_ports.items()}
             self.ports = {f"{name}_port": address[1] for name, address in bound.items()}
             self.addresses = ServerAddresses(
-                **{name: client_address(places[name][0], one[1]) for name, one in bound.items()}
+                **{
+                    name: client_address(options.places[name][0], one[1])
+                    for name, one in bound.items()
+                }
             )
             # Models' processes get their arguments split at spaces, which this path has none of.
             repository = self._folder / "repository"
@@ -311,7 +318,7 @@ class TritonServer:
                 break
         # Without its time stamp and the Python traceback at its end.
         text = re.sub(r"^[IWE]\d{4} [\d:.]+ \d+ [\w.]+:\d+\] ", "", reason).strip().strip('"')
-        return one_line(text.partition(r"\n\nAt:")[0])
+        return one_line(printable(text.partition(r"\n\nAt:")[0]))
 
 
 def _get(address: str, path: str) -> bytes | None:

@@ -169,7 +169,6 @@ class TritonPythonModel:
         """Ends what is still running."""
         self._compiling.close()
         self._worker.close()
-        self._reader.close()
         self._replies.shutdown()
         self._watch.close()
         self._metrics.close()
@@ -180,7 +179,7 @@ class TritonPythonModel:
         request_id, parameters = request.request_id(), channel.parameters
         if read_scalar(tensors, "stop", bool):
             self._stop([request_id, *str(parameters.get(STOP_IDS, "")).split()])
-            channel.finish()
+            channel.end()
             return
         generation = self._reader.read(tensors, parameters)
         self._worker.check(generation.request)

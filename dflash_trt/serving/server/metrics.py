@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import threading
 import time
+from collections import defaultdict
 from collections.abc import Callable
 from functools import partial
 from queue import Empty, SimpleQueue
@@ -27,13 +29,16 @@ _COUNTER_PERIOD_S = 0.5  # there are more of them
 _LABELLED = {
     "dflash_requests_total": "Requests by outcome.",
     "dflash_grammars_total": "Requests with a grammar, by whether it could be used.",
+    "dflash_accepted_draft_tokens_by_position_total": "Accepted, by place in the block, from 1.",
 }
 _COUNTERS = {
     "dflash_prompt_tokens_total": ("prompt_tokens", "Prompt tokens in the caches."),
     "dflash_cached_prompt_tokens_total": ("cached_prompt_tokens", "Those from the prefix cache."),
     "dflash_preemptions_total": ("preemptions", "Times a request lost its pages."),
+    "dflash_yields_total": ("yields", "Times a request gave its slot for another's turn."),
     "dflash_output_tokens_total": ("output_tokens", "Output tokens."),
     "dflash_verify_steps_total": ("steps", "Verify steps of the target, counted per request."),
+    "dflash_drafted_steps_total": ("drafted_steps", "Those of them that had a draft."),
     "dflash_step_tokens_total": ("step_tokens", "Tokens that verify steps emitted."),
     "dflash_draft_tokens_total": ("drafted_tokens", "Draft tokens verified."),
     "dflash_accepted_draft_tokens_total": ("accepted_tokens", "Draft tokens accepted."),
@@ -41,9 +46,6 @@ _COUNTERS = {
     "dflash_constrained_step_tokens_total": ("constrained_step_tokens", "Tokens of these steps."),
     "dflash_forced_draft_tokens_total": ("forced_tokens", "Draft tokens that a grammar put in."),
     "dflash_grammar_seconds_total": ("grammar_s", "Processor time in grammars, while decoding."),
-}
-_POSITIONS = {
-    "dflash_accepted_draft_tokens_by_position_total": "Accepted, by place in the block, from 1.",
 }
 _HISTOGRAMS = {
     "dflash_queue_seconds": ("queue_s", "From arrival to the first prefill pass.", SECONDS),
@@ -72,19 +74,27 @@ _GAUGES = {
     "dflash_acceptance_length": "Tokens per verify step (tau) since the start.",
 }
 KINDS = {
-    **dict.fromkeys((*_LABELLED, *_COUNTERS, *_POSITIONS), "counter"),
+    **dict.fromkeys((*_LABELLED, *_COUNTERS), "counter"),
     **dict.fromkeys(_HISTOGRAMS, "histogram"),
     **dict.fromkeys(_GAUGES, "gauge"),
 }
 """What a model exports: Prometheus's kind of each family."""
 
 
+def read_totals(figures: bytes) -> RunningTotals:
+    """The counters among a server's `figures`; 0 where it tells none."""
+    totals, text = RunningTotals(), figures.decode()
+    for name, (field, _) in _COUNTERS.items():
+        for value in re.findall(rf"^{name}\S* (\S+)$", text, re.MULTILINE):
+            setattr(totals, field, float(value))
+    return totals
+
+
 class Metrics:
     """Shows what `worker` does while it does it, and counts what ends, in its own thread.
 
     Every figure is a message to the server and takes it about 0.2 ms. `utils` is the module
-    `triton_python_backend_utils`; `model` is in every label, `slots` requests run at a time, and
-    `queue` may wait.
+    `triton_python_backend_utils`; `slots` requests of `model` run at a time, and `queue` may wait.
     """
 
     def __init__(
@@ -92,7 +102,7 @@ class Metrics:
     ) -> None:
         self._worker, self._utils, self._model = worker, utils, model
         self._families: list[Any] = []  # a family must outlive its metrics
-        requests, grammars = (self._family(*one) for one in _LABELLED.items())
+        requests, grammars, self._positions = (self._family(*one) for one in _LABELLED.items())
         # What ends, by outcome, and grammars, by whether they could be used.
         self._ends = {one: self._metric(requests, {"outcome": one.value}) for one in Outcome}
         self._grammars = {
@@ -103,7 +113,6 @@ class Metrics:
             field: self._metric(self._family(name, text))
             for name, (field, text) in _COUNTERS.items()
         }
-        (self._positions,) = (self._family(*one) for one in _POSITIONS.items())
         self._gauges: dict[str, Any] = {}
         for name, text in _GAUGES.items():
             labels = {"version": __version__} if name == "dflash_build_info" else {}
@@ -117,7 +126,7 @@ class Metrics:
         self._show({"dflash_build_info": 1, **limits})
         self._totals, self._told = worker.totals, dict[str | int, float]()
         self._told_at = 0.0
-        self._steps = self._step_tokens = 0.0
+        self._sums = defaultdict[str | int, float](float)
         self._ended: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="metrics", daemon=True)
         self._thread.start()
@@ -163,25 +172,20 @@ class Metrics:
 
     def _tell_totals(self) -> None:
         """Lets the counters follow; a generator that was opened anew begins at 0."""
-        totals = self._worker.totals
-        self._add(self._totals)
-        if totals is not self._totals:
-            self._totals, self._told = totals, {}
-            self._add(totals)
         self._told_at = time.monotonic()
-
-    def _add(self, totals: RunningTotals) -> None:
-        told = self._told
-        found: dict[str | int, float] = {f: getattr(totals, f) for f, _ in _COUNTERS.values()}
-        found |= dict(enumerate(totals.position_accepts, start=1))
-        for field, value in found.items():
-            if field not in self._counters:
-                self._counters[field] = self._metric(self._positions, {"position": str(field)})
-            if (more := value - told.get(field, 0)) > 0:
-                self._counters[field].increment(more)
-        self._steps += found["steps"] - told.get("steps", 0)
-        self._step_tokens += found["step_tokens"] - told.get("step_tokens", 0)
-        self._told = found
+        for totals in (self._totals, self._worker.totals):
+            if totals is not self._totals:
+                self._totals, self._told = totals, {}
+            found: dict[str | int, float] = {f: getattr(totals, f) for f, _ in _COUNTERS.values()}
+            found |= dict(enumerate(totals.position_accepts, start=1))
+            for field, value in found.items():
+                if field not in self._counters:
+                    labels = {"position": str(field)}
+                    self._counters[field] = self._metric(self._positions, labels)
+                if (more := value - self._told.get(field, 0)) > 0:
+                    self._counters[field].increment(more)
+                    self._sums[field] += more
+            self._told = found
 
     def _count(self, outcome: Outcome, one: RequestStatistics | None) -> None:
         self._tell_totals()
@@ -199,8 +203,8 @@ class Metrics:
             "dflash_cached_tokens": load.cached_tokens,
             "dflash_cache_usage_ratio": load.cache_usage,
         }
-        if self._steps:
-            figures["dflash_acceptance_length"] = self._step_tokens / self._steps
+        if steps := self._sums["steps"]:
+            figures["dflash_acceptance_length"] = self._sums["step_tokens"] / steps
         self._show(figures)
 
     def _show(self, figures: dict[str, float]) -> None:

@@ -80,7 +80,7 @@ class Channel:
         ]
         response = self._utils.InferenceResponse(tensors)
         if final:
-            self._end(response)
+            self.end(response)
         else:
             self._sender.send(response)
 
@@ -104,13 +104,10 @@ class Channel:
 
     def pass_on(self, error: Any) -> None:
         """Ends the request with a TritonError."""
-        self._end(self._utils.InferenceResponse(error=error))
+        self.end(self._utils.InferenceResponse(error=error))
 
-    def finish(self) -> None:
-        """Ends the request without a further message."""
-        self._end()
-
-    def _end(self, *response: Any) -> None:
+    def end(self, *response: Any) -> None:
+        """Ends the request, with a last message if there is one."""
         with self._lock:
             if not self._ended:
                 self._ended = True

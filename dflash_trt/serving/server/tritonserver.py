@@ -40,10 +40,9 @@ def find_tritonserver() -> TritonServerBinary:
     wheel = find_wheel()
     if wheel is not None and (binary := wheel / "bin" / "tritonserver").is_file():
         return TritonServerBinary(binary, wheel)
-    raise DflashError(
-        "there is no tritonserver: not in PATH, not in NGC's place, not in the environment",
-        fix=f"{install_extra('serve')} (Python below 3.13), or use NGC's container",
-    )
+    what = "there is no tritonserver: not in PATH, not in NGC's place, not in the environment"
+    fix = f"{install_extra('serve')} (Python below 3.13), or use NGC's container"
+    raise DflashError(what, fix=fix)
 
 
 def prepare_backends(binary: TritonServerBinary, folder: Path) -> list[str]:
@@ -99,11 +98,9 @@ def _library_folders(wheel: Path) -> list[Path]:
     if library.is_file():
         folders.append(library.parent)
     elif ctypes.util.find_library(f"python{PYTHON_VERSION}") is None:
-        raise DflashError(
-            f"libpython{PYTHON_VERSION}.so.1.0 is missing, which Python models need",
-            where=library.parent,
-            fix="install it (Debian: libpython3-dev), or use a Python built with --enable-shared",
-        )
+        what = f"libpython{PYTHON_VERSION}.so.1.0 is missing, which Python models need"
+        fix = "install it (Debian: libpython3-dev), or use a Python built with --enable-shared"
+        raise DflashError(what, where=library.parent, fix=fix)
     return folders
 
 

@@ -16,7 +16,8 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from itertools import cycle, islice
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -52,6 +53,23 @@ def own_memory(pid: int) -> int:
     return 0
 
 
+@contextmanager
+def serve(bundle: Path, *options: str) -> Iterator[tuple[subprocess.Popen[str], dict[str, str]]]:
+    """Serves a bundle on free ports; gives the process, and host:port by interface."""
+    ports = [part for name in _PORTS for part in (f"--{name}-port", "0")]
+    command = [sys.executable, "-m", "dflash_trt", "serve", str(bundle), *ports, *options]
+    pipe, silent = subprocess.PIPE, subprocess.DEVNULL
+    with subprocess.Popen(command, stdout=pipe, stderr=silent, text=True) as process:
+        try:
+            assert process.stdout is not None
+            if not process.stdout.readline().startswith("ready"):
+                raise DflashError("serve did not become ready")
+            lines = [process.stdout.readline().split() for _ in _PORTS]
+            yield process, {name: urlsplit(url).netloc for name, url, *_ in lines}
+        finally:
+            process.kill()
+
+
 def _lives(pid: int) -> bool:
     return read_state(PROC / str(pid))[0] not in "ZX"
 
@@ -59,13 +77,10 @@ def _lives(pid: int) -> bool:
 class Campaign:
     """A served bundle, and clients that ask in closed loops until told to stop."""
 
-    def __init__(self, process: subprocess.Popen[str], model: str, max_tokens: int) -> None:
-        assert process.stdout is not None
-        if not process.stdout.readline().startswith("ready"):
-            raise DflashError("serve did not become ready")
-        self._process = process
-        urls = dict(process.stdout.readline().split()[:2] for _ in _PORTS)
-        self._address, self._grpc = (urlsplit(urls[one]).netloc for one in ("OpenAI", "gRPC"))
+    def __init__(
+        self, process: subprocess.Popen[str], hosts: dict[str, str], model: str, max_tokens: int
+    ) -> None:
+        self._process, self._address, self._grpc = process, hosts["OpenAI"], hosts["gRPC"]
         self._body = {"model": model, "prompt": PROMPT, "max_tokens": max_tokens, "temperature": 0}
         self.outcomes = Counter[str]()
         self.lost: list[str] = []
@@ -76,9 +91,7 @@ class Campaign:
     def _children(self) -> dict[int, str]:
         """Command lines of `serve`'s children by process id."""
         found: dict[int, str] = {}
-        for process in PROC.iterdir():
-            if not process.name.isdecimal():
-                continue
+        for process in PROC.glob("[0-9]*"):
             state, parent = read_state(process)
             if parent == self._process.pid and state not in "ZX":
                 with suppress(OSError):
@@ -188,26 +201,12 @@ class Campaign:
 
 
 @bench(runs=10)
-def measure(
-    work: Work,
-    bundle: Path,
-    *,
-    clients: int = 32,
-    max_tokens: int = 64,
-) -> Figures:
+def measure(work: Work, bundle: Path, *, clients: int = 32, max_tokens: int = 64) -> Figures:
     require("the kill campaign", "aiohttp")
     allow_more_files()
-    ports = [part for name in _PORTS for part in (f"--{name}-port", "0")]
-    command = [sys.executable, "-m", "dflash_trt", "serve", str(bundle), *ports]
-    command += ["--max-restarts", "1000"]
-    pipe, silent = subprocess.PIPE, subprocess.DEVNULL
     name = open_bundle(bundle).manifest.name
-    with subprocess.Popen(command, stdout=pipe, stderr=silent, text=True) as process:
-        try:
-            campaign = Campaign(process, name, max_tokens)
-            return asyncio.run(_run(campaign, work.runs, clients))
-        finally:
-            process.kill()
+    with serve(bundle, "--max-restarts", "1000") as served:
+        return asyncio.run(_run(Campaign(*served, name, max_tokens), work.runs, clients))
 
 
 async def _run(campaign: Campaign, runs: int, clients: int) -> Figures:

@@ -53,19 +53,18 @@ HEADER = f"# Written by `{COMMAND} --write` from published.yaml beside it.\n"
 
 @dataclass(frozen=True, slots=True)
 class Planner:
-    """The planner with given parameters, for sequences that hold `context` tokens each."""
+    """The planner with given parameters, at the tables' context and concurrencies."""
 
+    tables: dict[str, Any]
     parameters: Calibration
-    context: int
-    concurrency: list[int]
 
     def rates(self, row: PublishedRow, decoding: Decoding) -> Array:
         """tokens/s at each concurrency, with the most drafts per step."""
         replica = Replica(find_gpu(row["gpu"]), GpuLayout(), self.parameters)
         drafts = max(decoding.drafts())
-        seconds = [decoding.step(replica, n, self.context, drafts).total for n in self.concurrency]
-        batches: Array = np.array(self.concurrency, dtype=float)
-        return np.asarray(decoding.tau(drafts) * batches / seconds, dtype=float)
+        context, batches = self.tables["context"], self.tables["concurrency"]
+        seconds = [decoding.step(replica, batch, context, drafts).total for batch in batches]
+        return np.asarray(decoding.tau(drafts) * np.array(batches) / seconds, dtype=float)
 
     def throughput_errors(self, row: PublishedRow) -> Array:
         """Relative errors of tokens/s, with drafts where the row has a τ."""
@@ -106,7 +105,7 @@ def fit(tables: dict[str, Any]) -> tuple[Calibration, dict[str, float]]:
     rows = [row for row in tables["throughput"] if row["fitted"]]
 
     def errors(logs: Array) -> Array:
-        planner = _planner(tables, _parameters(np.exp(logs)))
+        planner = Planner(tables, _parameters(np.exp(logs)))
         found = [planner.throughput_errors(row) for row in rows]
         return np.asarray(np.log1p(np.concatenate(found)), dtype=float)
 
@@ -120,7 +119,7 @@ def fit(tables: dict[str, Any]) -> tuple[Calibration, dict[str, float]]:
 
 def judge(tables: dict[str, Any], parameters: Calibration) -> list[ProjectionAccuracy]:
     """The planner's errors on every table, fitted or held out."""
-    planner = _planner(tables, parameters)
+    planner = Planner(tables, parameters)
     found = [
         _accuracy(row["table"], planner.throughput_errors(row), fitted=row["fitted"])
         for row in tables["throughput"]
@@ -148,17 +147,13 @@ def judge(tables: dict[str, Any], parameters: Calibration) -> list[ProjectionAcc
             continue
         error = np.array([ratio / row["published"] - 1])
         found.append(_accuracy(row["statement"], error, note=f"{note}, {ratio:.2f} projected"))
-    alone = _planner({**tables, "concurrency": [1]}, parameters)
+    alone = Planner({**tables, "concurrency": [1]}, parameters)
     for row in tables["single"]:
         speedups = [alone.speedups(row, _dflash({**row, "tau": tau})) for tau in row["taus"]]
         note = "another engine, its GPU not published (B200 assumed)"
         errors = np.concatenate(speedups) / row["values"] - 1
         found.append(_accuracy(row["table"], errors, note=note))
     return found
-
-
-def _planner(tables: dict[str, Any], parameters: Calibration) -> Planner:
-    return Planner(parameters, tables["context"], tables["concurrency"])
 
 
 def _parameters(values: Array) -> Calibration:

@@ -81,11 +81,6 @@ def build_fronts(points: Sequence[SweepPoint]) -> dict[str, Front]:
     return {name: Front(found) for name, found in by_name.items()}
 
 
-def answer(points: Sequence[SweepPoint], interactivity: float, baseline: str) -> SweepAnswer:
-    """Every configuration's answer at `interactivity`, in the order of `points`."""
-    return SweepAnswer(interactivity, baseline, build_fronts(points))
-
-
 def loads_between(points: Sequence[SweepPoint], targets: Sequence[float]) -> list[OfferedLoad]:
     """Concurrencies to measure between the two points around each target interactivity.
 

@@ -37,17 +37,17 @@ def describe(values: Sequence[float]) -> dict[str, float]:
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """A figure over repeated runs.
+    """A figure over repeated `runs`.
 
-    `half_width` is half of the mean's 95 % confidence interval, by Student's t with count - 1
-    degrees of freedom; None with a single run.
+    `confidence_95_half_width` is half of the mean's confidence interval, by Student's t with
+    runs - 1 degrees of freedom; None with a single run.
     """
 
     mean: float
-    low: float
-    high: float
-    count: int
-    half_width: float | None
+    min: float
+    max: float
+    runs: int
+    confidence_95_half_width: float | None
 
     @staticmethod
     def of(values: Sequence[float]) -> Spread | None:
@@ -62,15 +62,6 @@ class Spread:
             half_width = quantile * float(np.std(values, ddof=1)) / math.sqrt(count)
         mean = math.fsum(values) / count
         return Spread(mean, min(values), max(values), count, half_width)
-
-    def to_json(self) -> dict[str, float | int | None]:
-        return {
-            "mean": self.mean,
-            "min": self.low,
-            "max": self.high,
-            "runs": self.count,
-            "confidence_95_half_width": self.half_width,
-        }
 
 
 def ttft(request: RequestRecord) -> float | None:
@@ -161,21 +152,11 @@ def client_cpu_share(run: RunRecord) -> float | None:
     return run.client_cpu_share
 
 
-REQUEST_METRICS: dict[str, RequestMetric] = {
-    "ttft": ttft,
-    "tpot": tpot,
-    "e2e": e2e,
-    "output_tokens": output_tokens,
-    "input_tokens": input_tokens,
-}
-RUN_METRICS: dict[str, RunMetric] = {
-    "interactivity": interactivity,
-    "output_throughput": output_throughput,
-    "output_throughput_per_gpu": output_throughput_per_gpu,
-    "goodput": goodput,
-    "acceptance_length": acceptance_length,
-    "client_cpu_share": client_cpu_share,
-}
+_OF_REQUESTS = (ttft, tpot, e2e, output_tokens, input_tokens)
+REQUEST_METRICS: dict[str, RequestMetric] = {one.__name__: one for one in _OF_REQUESTS}
+_OF_RUNS = [interactivity, output_throughput, output_throughput_per_gpu, goodput]
+_OF_RUNS += [acceptance_length, client_cpu_share]
+RUN_METRICS: dict[str, RunMetric] = {one.__name__: one for one in _OF_RUNS}
 """Metrics by tag, in the order of reports."""
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from pydantic import TypeAdapter
@@ -208,11 +208,6 @@ class SweepPoint:
         return self.value("output_throughput_per_gpu") or self.value("output_throughput")
 
     @property
-    def short(self) -> int:
-        """Answers that were empty or ended after a token."""
-        return sum(run.short for run in self.runs)
-
-    @property
     def notes(self) -> list[str]:
         """Reasons to trust the figures less, as sentences for the report."""
         notes: list[str] = []
@@ -227,8 +222,8 @@ class SweepPoint:
             notes.append(f"the client used {busiest:.0%} of a core: it may be the bottleneck")
         if early := sum(run.ended_early for run in self.runs):
             notes.append(f"{early} requests ended early: the server does not ignore eos")
-        if self.short:
-            what = f"{self.short} of {self.requests} answers were empty or ended after one token"
+        if short := sum(run.short for run in self.runs):
+            what = f"{short} of {self.requests} answers were empty or ended after one token"
             notes.append(f"{what}: without a TPOT they count for nothing")
         if looping := sum(one.looping or 0 for one in self.of_set(ALL)):
             others = self.set_value(ALL, "acceptance_length")
@@ -245,7 +240,7 @@ class SweepPoint:
             "load": self.load.model_dump(exclude_none=True),
             "interactivity": self.interactivity,
             "values": {
-                tag: spread.to_json() for tag in tags if (spread := self.value(tag)) is not None
+                tag: asdict(spread) for tag in tags if (spread := self.value(tag)) is not None
             },
             "quantiles": {
                 tag: {rank: self.quantile(tag, rank) for rank in ("avg", "p50", "p90", "p99")}
@@ -267,7 +262,7 @@ class SweepPoint:
             "output_tokens": sum(one.output_tokens for one in parts),
             "verify_steps": sum(one.verify_steps for one in parts),
             "looping": sum(one.looping or 0 for one in parts),
-            "values": {tag: spread.to_json() for tag, spread in found if spread is not None},
+            "values": {tag: asdict(spread) for tag, spread in found if spread is not None},
         }
 
 

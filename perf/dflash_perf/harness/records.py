@@ -8,6 +8,8 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal, Protocol
 
+from pydantic import TypeAdapter
+
 from dflash_perf.harness.sweep_config import Goodput
 
 TokenSource = Literal["output_ids", "counts", "tokenizer"]
@@ -85,11 +87,11 @@ class RequestRecord(ServerCounts):
 
     @staticmethod
     def from_json(raw: dict[str, Any]) -> RequestRecord:
-        """The record that `to_json` wrote; raises TypeError for anything else."""
-        known = {one.name for one in dataclasses.fields(RequestRecord)}
-        kept = {key: value for key, value in raw.items() if key in known}
-        lists = {key: tuple(value) for key, value in kept.items() if isinstance(value, list)}
-        return RequestRecord(**{**kept, **lists})
+        """The record that `to_json` wrote; raises ValueError for anything else."""
+        return _RECORDS.validate_python(raw)
+
+
+_RECORDS = TypeAdapter(RequestRecord)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

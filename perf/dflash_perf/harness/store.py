@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import fcntl
 import json
-import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -91,11 +90,11 @@ class ResultStore:
         shutil.rmtree(partial, ignore_errors=True)
         partial.mkdir(parents=True)
         lines = (json.dumps(one.to_json(), separators=(",", ":")) for one in run.requests)
-        _write(partial / "requests.jsonl", "".join(f"{line}\n" for line in lines))
-        _write(partial / "summary.json", _to_json(summary.to_json()))
+        text = "".join(f"{line}\n" for line in lines)
+        replace_file(partial / "requests.jsonl", text.encode(), durable=True)
+        _write_json(partial / "summary.json", summary.to_json())
         partial.rename(folder)
-        content = _to_json([point.to_json() for point in self.points()])
-        replace_file(self.folder / "points.json", content.encode(), durable=True)
+        _write_json(self.folder / "points.json", [point.to_json() for point in self.points()])
 
     def runs(self) -> list[RunSummary]:
         """All finished runs, in the plan's order of configurations.
@@ -128,14 +127,14 @@ class ResultStore:
         try:
             lines = read_bytes(path, FileKind.DATA_SET).splitlines()
             return [RequestRecord.from_json(parse_json(line, path)) for line in lines]
-        except TypeError as error:
+        except ValueError as error:
             raise DflashError("cannot be read as a run's requests", where=path) from error
 
     def add_servers(self, servers: dict[str, Any]) -> None:
         """Records what each configuration's server says about itself."""
         plan = self.plan()
         plan["servers"] = {**plan.get("servers", {}), **servers}
-        replace_file(self._plan, _to_json(plan).encode(), durable=True)
+        _write_json(self._plan, plan)
 
     @property
     def _plan(self) -> Path:
@@ -160,7 +159,7 @@ class ResultStore:
             self._refuse_changes(plan, wanted, prompts_sha256)
             plan["config"] = _merge(plan["config"], wanted)
         plan["commands"].append({"at": now, "command": command})
-        replace_file(self._plan, _to_json(plan).encode(), durable=True)
+        _write_json(self._plan, plan)
 
     def _refuse_changes(self, plan: dict[str, Any], wanted: dict[str, Any], digest: str) -> None:
         before = plan["config"]
@@ -197,12 +196,6 @@ def _merge(before: dict[str, Any], wanted: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _to_json(value: Any) -> str:
-    return json.dumps(value, indent=2, allow_nan=False) + "\n"
-
-
-def _write(path: Path, text: str) -> None:
-    with path.open("w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
+def _write_json(path: Path, value: Any) -> None:
+    text = json.dumps(value, indent=2, allow_nan=False) + "\n"
+    replace_file(path, text.encode(), durable=True)

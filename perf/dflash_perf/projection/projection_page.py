@@ -86,8 +86,7 @@ def draw_plan(plan: Projection, measured: Sequence[SweepPoint] = ()) -> Chart:
 
     def draw(name: str, front: Sequence[FrontPoint], what: str, **style: Any) -> None:
         xs, ys = zip(*((point.interactivity, point.throughput) for point in front), strict=True)
-        look: dict[str, Any] = {"color": chosen[name].colour, "marker": chosen[name].marker}
-        axes.plot(xs, ys, **look, label=f"{name}, {what}", **style)
+        axes.plot(xs, ys, label=f"{name}, {what}", **chosen[name], **style)
 
     for number, kind in enumerate(plan.points):
         projected = _with_answer(plan, kind)

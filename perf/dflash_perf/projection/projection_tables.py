@@ -12,7 +12,7 @@ from dflash_trt.bundle.memory.cache_bytes import (
 from dflash_trt.deploy.planning.calibration import StoredCalibration
 from dflash_trt.deploy.planning.cost import Seconds
 from dflash_trt.deploy.planning.decoding import Kind
-from dflash_trt.deploy.planning.projection import BASELINE, TAU, Projection, Sensitivity, better
+from dflash_trt.deploy.planning.projection import BASELINE, TAU, Projection, Sensitivity
 
 NOT_REACHABLE = "not reachable"
 UNIT = "tokens/s per GPU"
@@ -59,10 +59,7 @@ def front_table(plan: Projection) -> Table:
     rows = []
     for asked in sorted({*chosen, *filter(None, [plan.interactivity])}):
         found = {kind: plan.answer(kind, asked) for kind in plan.points}
-        drafted, plain = found[own], found[BASELINE]
-        ratio = None
-        if drafted is not None and plain is not None:
-            ratio = drafted.throughput / plain.throughput
+        drafted = found[own]
         rates = {
             str(kind): DASH if one is None else f"{one.throughput:,.0f}"
             for kind, one in found.items()
@@ -70,7 +67,7 @@ def front_table(plan: Projection) -> Table:
         cells = {
             "tokens/s per user": f"{asked:g}",
             **rates,
-            "÷ autoregressive": format_ratio(ratio),
+            "÷ autoregressive": format_ratio(plan.ratio(own, asked)),
             f"{own}'s configuration": DASH if drafted is None else drafted.label,
         }
         rows.append(cells)
@@ -80,8 +77,7 @@ def front_table(plan: Projection) -> Table:
 def block_table(plan: Projection) -> Table:
     """The best block by batch on the layout of the drafter's answer; block 1 is no speculation."""
     rows = []
-    for drafted, plain in plan.blocks():
-        best = better(drafted, plain)
+    for best, plain in plan.blocks():
         cells = {
             "users": f"{best.batch}",
             "limited by": describe_limit(best.step),
@@ -183,13 +179,10 @@ def plan_headline(plan: Projection) -> str:
     best_kind = max(found, key=lambda kind: found[kind].throughput)
     best_point = found[best_kind]
     answer = f"{best_point.throughput:,.0f} {UNIT} ({best_point.label})"
-    plainly = found.get(BASELINE)
-    if best_kind == BASELINE:
-        over = ""
-    elif plainly is None:
+    ratio, over = plan.ratio(best_kind), ""
+    if best_kind != BASELINE:
         over = f"; {BASELINE} does not reach it"
-    else:
-        over = f", {best_point.throughput / plainly.throughput:.2f} times {BASELINE}"
+        over = over if ratio is None else f", {ratio:.2f} times {BASELINE}"
     return f"At {asked}, {best_kind} gives the most: {answer}{over}."
 
 

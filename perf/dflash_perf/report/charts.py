@@ -85,21 +85,14 @@ def draw_all(data: ChartData) -> list[Chart]:
             "Conditional acceptance by draft position.",
             _draw_positions(data),
         ),
-        (
-            "ttft",
-            "Time to first token",
-            f"Request sent → first text. {band}",
-            "Distribution of the time to first token by load.",
-            _draw_bands(data, "ttft", "time to first token"),
-        ),
-        (
-            "tpot",
-            "Time per output token",
-            f"(E2E - TTFT) / (output tokens - 1), of each request. {band}",
-            "Distribution of the time per output token by load.",
-            _draw_bands(data, "tpot", "time per output token"),
-        ),
     ]
+    times = [
+        ("ttft", "time to first token", "Request sent → first text."),
+        ("tpot", "time per output token", "(E2E - TTFT) / (output tokens - 1), of each request."),
+    ]
+    for tag, name, formula in times:
+        alternative, figure = f"Distribution of the {name} by load.", _draw_bands(data, tag, name)
+        wanted.append((tag, name.capitalize(), f"{formula} {band}", alternative, figure))
     return [
         Chart(key, title, caption, alternative, figure)
         for key, title, caption, alternative, figure in wanted
@@ -122,28 +115,19 @@ def _draw_fronts(data: ChartData, unit: str) -> Figure | None:
             label += f": {value.sign}{value.throughput:,.0f}"
             label += f" ({value.sign}{ratio:.2f}×)" if is_other else ""
         xs, ys = zip(*front.curve(), strict=True)
-        axes.plot(xs, ys, color=look.colour, label=label)
+        axes.plot(xs, ys, color=look["color"], label=label)
         best = {(point.interactivity, point.throughput) for point in front.points}
         for point in data.points:
             x, y = point.interactivity, point.throughput
             if point.configuration != name or x is None or y is None:
                 continue
             alpha = 1 if (x, y.mean) in best else 0.4
-            spread = [[y.mean - y.low], [y.high - y.mean]]
-            mark: dict[str, Any] = {
-                "fmt": look.marker,
-                "color": look.colour,
-                "elinewidth": 1,
-                "alpha": alpha,
-            }
-            axes.errorbar([x], [y.mean], yerr=spread, **mark)
+            spread = [[y.mean - y.min], [y.max - y.mean]]
+            style: dict[str, Any] = {"color": look["color"], "alpha": alpha}
+            axes.errorbar([x], [y.mean], yerr=spread, fmt=look["marker"], elinewidth=1, **style)
             # To the right, as the curve falls: above, the label would touch the next point.
-            place: dict[str, Any] = {
-                "xytext": (6, 3),
-                "textcoords": "offset points",
-                "fontsize": 7.5,
-            }
-            axes.annotate(_short(point.load), (x, y.mean), color=look.colour, alpha=alpha, **place)
+            style |= {"xytext": (6, 3), "textcoords": "offset points", "fontsize": 7.5}
+            axes.annotate(_short(point.load), (x, y.mean), **style)
     axes.margins(x=0.05, y=0.08)
     axes.set_xlim(left=0)
     axes.set_ylim(bottom=0)
@@ -176,17 +160,11 @@ def _draw_speedup(data: ChartData) -> Figure | None:
     figure, (axes,) = new_chart()
     axes.set_xscale("log", base=2)
     for name, entries in series.items():
-        look = data.looks[name]
         means = [sum(ratios) / len(ratios) for _, ratios in entries]
         low = [mean - min(r) for mean, (_, r) in zip(means, entries, strict=True)]
         high = [max(r) - mean for mean, (_, r) in zip(means, entries, strict=True)]
-        style: dict[str, Any] = {
-            "fmt": f"-{look.marker}",
-            "color": look.colour,
-            "elinewidth": 1,
-            "label": name,
-        }
-        axes.errorbar([load for load, _ in entries], means, yerr=[low, high], **style)
+        style: dict[str, Any] = {"yerr": [low, high], "elinewidth": 1, "label": name}
+        axes.errorbar([load for load, _ in entries], means, **data.looks[name], **style)
     axes.axhline(1, color=INK, linewidth=1)
     ticks = sorted({concurrency for entries in series.values() for concurrency, _ in entries})
     axes.set_xticks(ticks, [str(tick) for tick in ticks])
@@ -216,10 +194,8 @@ def _draw_positions(data: ChartData) -> Figure | None:
     # Short blocks are drawn last: longer ones have the same beginning and would hide them.
     by_length = sorted(data.profiles.items(), key=lambda item: len(item[1].conditional))
     for name, profile in reversed(by_length):
-        look = data.looks[name]
         label = f"{name}: τ = {profile.acceptance_length:.2f}"
-        style = {"color": look.colour, "marker": look.marker}
-        draw_shares(axes, {label: profile.conditional}, **style)
+        draw_shares(axes, {label: profile.conditional}, **data.looks[name])
     draw_shares(axes, {"": [None] * len(by_length[-1][1].conditional)})  # ticks of the longest
     axes.set_xlabel("draft position in the block")
     axes.set_ylabel("accepted, given all before it were")
@@ -239,12 +215,12 @@ def _draw_bands(data: ChartData, tag: str, label: str) -> Figure | None:
         known = [value * 1e3 for value in values if value is not None]
         if len(known) != len(_BAND):
             continue
-        look = data.looks[name]
+        colour = data.looks[name]["color"]
         x = loads.index(point.load) + (number - (len(data.names) - 1) / 2) * spacing
-        axes.vlines(x, known[0], known[4], color=look.colour, linewidth=1.1)
-        axes.vlines(x, known[1], known[3], color=look.colour, linewidth=4.5, alpha=0.55)
+        axes.vlines(x, known[0], known[4], color=colour, linewidth=1.1)
+        axes.vlines(x, known[1], known[3], color=colour, linewidth=4.5, alpha=0.55)
         shown = None if name in drawn else name
-        axes.plot([x], [known[2]], look.marker, color=look.colour, markersize=5, label=shown)
+        axes.plot([x], [known[2]], **data.looks[name], linestyle="", markersize=5, label=shown)
         drawn[name] = name
     if not drawn:
         return None

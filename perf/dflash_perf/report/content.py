@@ -8,7 +8,7 @@ from typing import Any
 
 from dflash_perf.extra import require
 from dflash_perf.front import Front
-from dflash_perf.harness.interactivity import SweepAnswer, answer, build_fronts, throughput_unit
+from dflash_perf.harness.interactivity import SweepAnswer, build_fronts, throughput_unit
 from dflash_perf.harness.load_metrics import (
     REQUEST_METRICS,
     RUN_METRICS,
@@ -83,8 +83,9 @@ def _gather(
         requests = [one for run in runs if run.configuration == name for one in store.requests(run)]
         if (profile := AcceptanceProfile.of(requests)) is not None:
             profiles[name] = profile
-    chosen = list(targets) or choose_interactivity(build_fronts(points), base)
-    answers = [answer(points, target, base) for target in chosen]
+    fronts = build_fronts(points)
+    chosen = list(targets) or choose_interactivity(fronts, base)
+    answers = [SweepAnswer(target, base, fronts) for target in chosen]
     charts = draw_all(ChartData(points, base, profiles, answers[0] if answers else None))
     unit = throughput_unit(points)
     definitions = list(map(definition, REQUEST_METRICS.values()))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from urllib.parse import quote
 
@@ -56,12 +56,7 @@ class Page:
         filters = {"text": _markdown_text, "cell": _markdown_cell, "path": quote}
         environment.filters.update(filters)
         shown = [(heading, [part for part in parts if part]) for heading, parts in self.sections]
-        page = {
-            "title": self.title,
-            "subtitle": self.subtitle,
-            "headline": self.headline,
-            "sections": [(heading, parts) for heading, parts in shown if parts],
-        }
+        page = replace(self, sections=[(heading, parts) for heading, parts in shown if parts])
         return environment.get_template(template).render(page=page, draw=draw)
 
 

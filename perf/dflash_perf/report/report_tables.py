@@ -13,6 +13,7 @@ from dflash_perf.harness.points import SweepPoint
 from dflash_trt.core.text_table import columns
 
 DASH = "–"
+_TIMES = (("ttft", "p50"), ("ttft", "p99"), ("tpot", "p50"), ("tpot", "p99"), ("e2e", "p50"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,10 +64,8 @@ def point_table(points: Sequence[SweepPoint], unit: str) -> Table:
             unit: format_spread(point.throughput),
             **{
                 f"{tag.upper()} {rank}, ms": format_number(point.quantile(tag, rank), 1e3)
-                for tag, rank in (("ttft", "p50"), ("ttft", "p99"), ("tpot", "p50"))
+                for tag, rank in _TIMES
             },
-            "TPOT p99, ms": format_number(point.quantile("tpot", "p99"), 1e3),
-            "E2E p50, ms": format_number(point.quantile("e2e", "p50"), 1e3),
             "goodput, req/s": format_spread(point.value("goodput")),
             "τ": format_spread(point.value("acceptance_length")),
             "requests": f"{point.requests:,}",
@@ -116,7 +115,7 @@ def format_spread(spread: Spread | None) -> str:
     """The mean ± half of its confidence interval, if it has one."""
     if spread is None:
         return DASH
-    half = spread.half_width
+    half = spread.confidence_95_half_width
     return format_number(spread.mean) + ("" if half is None else f" ± {format_number(half)}")
 
 

@@ -61,22 +61,18 @@ class Chart:
     figure: Figure
 
 
-@dataclass(frozen=True, slots=True)
-class Look:
-    """How a configuration is drawn, the same in every chart."""
-
-    colour: str
-    marker: str
+Look = dict[str, Any]
+"""How a configuration is drawn, the same in every chart: matplotlib's color and marker."""
 
 
 def looks(names: Sequence[str], baseline: str) -> dict[str, Look]:
     """A look for each configuration; after six, colours repeat with another marker."""
     others = [name for name in names if name != baseline]
-    chosen = {baseline: Look(BASELINE_COLOUR, "X")}
+    chosen = {baseline: {"color": BASELINE_COLOUR, "marker": "X"}}
     for index, name in enumerate(others):
         turn = index // len(COLOURS)
         marker = MARKERS[(index + turn) % len(MARKERS)]
-        chosen[name] = Look(COLOURS[index % len(COLOURS)], marker)
+        chosen[name] = {"color": COLOURS[index % len(COLOURS)], "marker": marker}
     return chosen
 
 
@@ -120,7 +116,7 @@ def mark_answers(
     )
     for name, value in found.items():
         if value is not None:
-            (ring,) = axes.plot([at], [value], "o", color=chosen[name].colour, markersize=10)
+            (ring,) = axes.plot([at], [value], "o", color=chosen[name]["color"], markersize=10)
             ring.set(markerfacecolor="white", markeredgewidth=1.8, zorder=5)
 
 

@@ -33,6 +33,7 @@ from tests.covering import exhaustive
 from tests.lossless.runs import count_tokens, make_requests, run_traffic, write_fitted_eagle
 from tests.lossless.test_hybrids import PAIR, draw_prompt
 from tests.pairs import FIT_PROMPTS, PairFactory, TinyPair, bundle_pair, caches, write_bundle
+from tests.reference.dflash2 import write_dflash2
 from tests.standins.cuda import FakeCuda
 from tests.standins.plugin_tensorrt import stand_in_builder
 from tests.standins.stub_builder import StubBuilder
@@ -112,10 +113,22 @@ def make_native(
     return make_machine(built, folder, "tensorrt", graphs, draws=True, prefill_chunk=40)
 
 
+def make_built(make_pair: PairFactory, name: str, folder: Path, **paging: Any) -> TinyPair:
+    """A pair of TARGETS, or one whose fitted draft has DFlash 2's additions."""
+    if name != "walk":
+        return make_pair(**PAIR | TARGETS[name], **paging)
+    fitted = make_pair("qwen3", {"vocab": VOCAB}, {}, fit_steps=60).folder
+    write_dflash2(folder / "draft", fitted / "draft", gain=0.1)
+    (folder / "target").symlink_to(fitted / "target")
+    return bundle_pair(folder, BuildSpec(caches=caches(**paging)), max_seq_len=192, max_batch=8)
+
+
 @pytest.mark.parametrize(
     ("name", "kernels"),
     [
         ("recurrent", True),
+        ("walk", False),
+        exhaustive("walk", True),
         *(exhaustive(*one) for one in (("recurrent", False), ("large heads", True))),
         exhaustive("large heads", False),
     ],
@@ -130,7 +143,7 @@ def test_generations_are_the_cpus(
     speculation: bool,
 ) -> None:
     """Linear caches: chunks, rejected drafts, moved slots, idle sequences."""
-    built, requests = make_pair(**PAIR | TARGETS[name]), ask([*PROMPTS])
+    built, requests = make_built(make_pair, name, tmp_path / "pair"), ask([*PROMPTS])
     options = GeneratorOptions(speculation=speculation)
     alone = run_alone(built, requests, options=options)
     executor = make_native(built, monkeypatch, tmp_path, kernels=kernels).open()
@@ -141,7 +154,7 @@ def test_generations_are_the_cpus(
     assert executor.runner.captured > 0
 
 
-@pytest.mark.parametrize(("name", "seed"), [("recurrent", 1), ("large heads", 0)])
+@pytest.mark.parametrize(("name", "seed"), [("recurrent", 1), ("large heads", 0), ("walk", 0)])
 @pytest.mark.exhaustive
 def test_any_traffic_over_pages_keeps_every_token(
     make_pair: PairFactory, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str, seed: int
@@ -150,7 +163,8 @@ def test_any_traffic_over_pages_keeps_every_token(
 
     The windows of the Gemma 4 and of its draft have pages of their own.
     """
-    built, stem = make_pair(**PAIR | TARGETS[name], paging=POOL), draw_prompt(40)
+    built = make_built(make_pair, name, tmp_path / "pair", paging=POOL)
+    stem = draw_prompt(40)
     assert bool(built.bundle.manifest.graph_form.windows) is (name == "large heads")
     tails = [(*stem, *draw_prompt(9, seed=each)) for each in range(2)]
     requests = ask([*tails, *PROMPTS[:2], stem])

@@ -23,6 +23,7 @@ from tests.backends.tensorrt.build.conftest import BuildEngines
 from tests.covering import exhaustive
 from tests.pairs import TWO_KINDS, PairFactory
 from tests.reference.deepspec import write_deepspec
+from tests.reference.dflash2 import write_dflash2
 from tests.reference.eagle import write_eagle
 from tests.reference.quantized import Algorithm
 
@@ -137,6 +138,13 @@ def markov(make_pair: PairFactory, folder: Path) -> Pair:
     return check_pair(read_target(target), read_draft(draft))
 
 
+def walk(make_pair: PairFactory, folder: Path) -> Pair:
+    """DFlash 2: candidates by two TOPKs, of scores and of tokens, and one choice for each slot."""
+    base = make_pair("qwen3", {"head_dim": 64, "num_layers": 2}, {**TWO_TAPS, **TWO_KINDS})
+    draft = write_dflash2(folder / "draft", base.folder / "draft")
+    return check_pair(base.pair.target, read_draft(draft))
+
+
 def eagle(make_pair: PairFactory, folder: Path) -> Pair:
     """EAGLE-3: seven steps in the draft's engine, each an attention of TensorRT's own."""
     target = make_pair("qwen3", {"head_dim": 64, "num_layers": 2}, TWO_TAPS).folder / "target"
@@ -148,6 +156,7 @@ GEMMA = {"head_dim": 256, "num_layers": 3, "tie": True}
 DECOMPOSED = {"decomposed_attention_4_1_512": "function"}
 KINDS: dict[str, tuple[Any, dict[str, tuple[int, int]], dict[str, int], dict[str, str]]] = {
     "markov": (markov, {"target": (2, 8), "draft": (2, 4), "target_only": (2, 4)}, {}, {}),
+    "walk": (walk, {"target": (2, 8), "draft": (2, 4)}, {}, {}),
     "eagle": (eagle, {"target": (2, 8), "draft": (7, 4), "target_only": (2, 4)}, {}, {}),
     # A loop for each recurrent layer, whose state and rows TensorRT updates in place like K and V.
     "recurrent": (
@@ -185,8 +194,9 @@ def test_every_kind_of_model_builds(
         counted = {"SOFTMAX": 0} | layers
         assert {kind: summary["layers"].get(kind, 0) for kind in counted} == counted
         assert operations.items() <= engine.operations.items()
-    if name == "markov":
-        assert found["draft"][1]["layers"]["TOPK"] == pair.draft.block_size - 1
+    if name in ("markov", "walk"):
+        choices = pair.draft.block_size - 1
+        assert found["draft"][1]["layers"]["TOPK"] == choices + 2 * (name == "walk")
 
 
 QUANTIZED: dict[str, tuple[str, Any, Any, Algorithm, Precision, str]] = {

@@ -1,0 +1,1 @@
+"""What DFlash 2 adds to a draft's graph."""
