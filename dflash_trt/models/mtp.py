@@ -14,7 +14,7 @@ from typing import Any
 from dflash_trt.errors import DflashError
 from dflash_trt.models.config_fields import ConfigFields
 from dflash_trt.models.eagle import MAX_DRAFTS
-from dflash_trt.models.families import find_family, target_rules
+from dflash_trt.models.families import Family, find_family, target_rules
 from dflash_trt.models.folder import open_checkpoint
 from dflash_trt.models.name_map import match_weights
 from dflash_trt.models.quantization import stored_formats
@@ -22,7 +22,7 @@ from dflash_trt.models.quantized_weights import quantized_linears
 from dflash_trt.models.relatives import read_architecture
 from dflash_trt.models.sizes import DecoderSizes, DraftShape, TargetShape
 from dflash_trt.models.target import expert_storage, read_target_config
-from dflash_trt.models.weight_names import Rules
+from dflash_trt.models.weight_names import ExpertStorage, Rules
 
 TOKEN_NORM, OUTPUT_NORM = "pre_fc_norm_embedding", "pre_fc_norm_hidden"
 """Roles of the norms of what `fc` takes."""
@@ -32,6 +32,8 @@ _OWN_WEIGHTS: Rules = {
     TOKEN_NORM: (f"mtp.{TOKEN_NORM}.weight", ("hidden",)),
     OUTPUT_NORM: (f"mtp.{OUTPUT_NORM}.weight", ("hidden",)),
 }
+OWN_SYMBOLS = {"two": 2}
+"""Of a layer's rules, beside its target's."""
 _DEDICATED = "mtp_use_dedicated_embeddings"
 
 
@@ -45,6 +47,17 @@ def layer_shape(target: TargetShape) -> DraftShape:
     """The shape of a target's layer."""
     positions = target.max_position_embeddings
     return DraftShape(**_shape(target.sizes), max_position_embeddings=positions)
+
+
+def layer_rules(
+    family: Family, *, attention_bias: bool = False, storage: ExpertStorage = "float"
+) -> Rules:
+    """The weights of the one layer in a checkpoint of `family`."""
+    family = replace(family, prefix=_PREFIX)
+    rules = target_rules(family, attention_bias=attention_bias, tied=True, storage=storage)
+    rules = {role: rule for role, rule in rules.items() if "{linear}" not in role}
+    del rules["embed_tokens"]
+    return {**rules, **_OWN_WEIGHTS}
 
 
 def check_layer(config: ConfigFields) -> None:
@@ -94,19 +107,12 @@ def read_layer(folder: Path) -> dict[str, Any]:
     held = {name: one for name, one in checkpoint.tensors.items() if name.startswith(_PREFIX)}
     if not count or not held:
         raise _no_layer(folder, f"no tensor {_PREFIX}*" if count else f"no {_COUNT}")
-    rules = target_rules(
-        family,
-        attention_bias=found.attention_bias,
-        tied=True,
-        storage=expert_storage(family, found.moe, replace(checkpoint, tensors=held)),
-    )
-    rules = {role: rule for role, rule in rules.items() if "{linear}" not in role}
-    del rules["embed_tokens"]
+    storage = expert_storage(family, found.moe, replace(checkpoint, tensors=held))
     weights = match_weights(
         replace(checkpoint, tensors=held),
-        {**rules, **_OWN_WEIGHTS},
+        layer_rules(family, attention_bias=found.attention_bias, storage=storage),
         1,
-        found.weight_symbols() | {"two": 2},
+        found.weight_symbols() | OWN_SYMBOLS,
         quantization=stated["quantization"],
     )
     if not quantized_linears(weights):  # as where all the rest is

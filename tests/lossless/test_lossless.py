@@ -56,8 +56,8 @@ LAYERS: dict[str, Any] = {"vocab": VOCAB, "num_layers": 4}
 DRAFT: dict[str, Any] = {**TWO_KINDS, "target_layer_ids": [0, 1, 3]}
 FITTED = {"target": LAYERS, "draft": DRAFT, "fit_steps": 60}
 CACHES = ("linear", "paged", "fp8", "fp8 paged")
-CHAINS = ("DSpark", "EAGLE-3", "speculators", "MTP")
-DRAFTERS = ("DFlash", "prompt lookup", "DFlash 2", *CHAINS[:3])
+CHAINS = ("DSpark", "EAGLE-3", "speculators")
+DRAFTERS = ("DFlash", "prompt lookup", "DFlash 2", *CHAINS)
 
 HYBRID = FITTED | {
     "target": LAYERS | {"head_dim": 32},
@@ -101,6 +101,8 @@ FAMILIES: dict[str, dict[str, Any]] = {
 }
 WALKS = {"DFlash 2": {"family": "qwen3"} | FITTED, "hybrid DFlash 2": FAMILIES["hybrid"]}
 """Pairs whose fitted drafts get additions that are too small to forget what they know."""
+OWN_LAYERS = {"MTP": FAMILIES["hybrid"], "mixture MTP": FAMILIES["hybrid mixture"]}
+"""Targets that get a layer which is fitted to their own answers."""
 DAILY_FAMILIES = (("gpt_oss", "fp8"), ("gemma4", "paged"), ("hybrid", "paged"), ("MTP", "paged"))
 MORE_FAMILIES = (
     ("MTP", "linear"),
@@ -117,6 +119,7 @@ MORE_FAMILIES = (
     ("hybrid nvfp4", "paged"),
     ("hybrid mixture fp8", "paged"),
     ("hybrid DFlash 2", "paged"),
+    ("mixture MTP", "paged"),
     ("scaled", "fp8 paged"),
 )
 PAGES = {"gemma4": 61, "gemma4_moe": 61}
@@ -173,9 +176,6 @@ def chains(make_pair: PairFactory, tmp_path_factory: pytest.TempPathFactory) -> 
     own: dict[str, Any] = {"tokens": range(3, VOCAB), "markov": (markov, followed[3:]), "ends": 48}
     write_speculators(folders["speculators"] / "draft", *source, kind="dspark", **own)
     write_fitted_eagle(folders["EAGLE-3"], base, (1, 2, 4), SLOTS)
-    hybrid = make_pair(**FAMILIES["hybrid"], **LIMITS)
-    greedy = [replace(one, sampling=SamplingParams()) for one in mixed_requests()]
-    write_fitted_mtp(folders["MTP"], hybrid, greedy)
     return folders
 
 
@@ -185,6 +185,15 @@ def _walk(make_pair: PairFactory, name: str) -> Path:
     if not folder.exists():
         write_dflash2(folder / "draft", fitted / "draft", gain=0.1)
         (folder / "target").symlink_to(fitted / "target")
+    return folder
+
+
+def _own_layer(make_pair: PairFactory, name: str) -> Path:
+    base = make_pair(**OWN_LAYERS[name], **LIMITS)
+    folder = base.folder / "mtp"
+    if not folder.exists():
+        greedy = [replace(one, sampling=SamplingParams()) for one in mixed_requests()]
+        write_fitted_mtp(folder, base, greedy)
     return folder
 
 
@@ -205,6 +214,8 @@ def make_case(make_pair: PairFactory, request: pytest.FixtureRequest) -> Callabl
         build: Make = partial(_family, make_pair, name)
         if name in WALKS:
             build = partial(_chain, _walk(make_pair, name))
+        elif name in OWN_LAYERS:
+            build = partial(_chain, _own_layer(make_pair, name))
         elif name in CHAINS:
             build = partial(_chain, request.getfixturevalue("chains")[name])
         linear = caches.replace("paged", "").strip() or "linear"
@@ -271,6 +282,7 @@ def test_families_keep_every_bit(make_case: Callable[..., Case], name: str, cach
         exhaustive("EAGLE-3", "fp8 paged"),
         exhaustive("gpt_oss", "fp8 paged"),
         exhaustive("hybrid mixture", "paged"),
+        exhaustive("mixture MTP", "paged"),
     ],
 )
 def test_a_shared_prefix_changes_neither_bits_nor_acceptance(
@@ -278,7 +290,7 @@ def test_a_shared_prefix_changes_neither_bits_nor_acceptance(
 ) -> None:
     """Prompts part right behind a page: its last row depends on no token behind it."""
     paged, linear = make_case(name, caches).open()
-    chunk = {"prefill_chunk": 24} if "hybrid" in name or name == "MTP" else {}
+    chunk = {"prefill_chunk": 24} if "hybrid" in name or name in OWN_LAYERS else {}
 
     def poison(generator: Generator) -> None:
         poison_all_free_pages(generator, paged)
