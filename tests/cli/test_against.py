@@ -116,6 +116,13 @@ def test_the_table(run: Run, twins: Twins) -> None:
     assert len(lines) == 16
 
 
+def test_precisions_may_differ(run: Run, twins: Twins, tmp_path: Path) -> None:
+    pair = twins.checkpoints["bundle"] / "pair.yaml"
+    run.well("build", "--target", pair, "--precision", "fp8", "-o", tmp_path / "fp8")
+    outcome = run.well("verify", tmp_path / "fp8", "--against", twins.bundle, "--max-tokens", 12)
+    assert outcome.out.startswith("15 predicted tokens, bundle beside")
+
+
 def test_bounds(run: Run, twins: Twins) -> None:
     common = ["verify", twins.bundle, "--against", twins.twin]
     common += ["--max-tokens", MAX_TOKENS]

@@ -11,9 +11,8 @@ from pathlib import Path
 import onnx
 
 from dflash_trt.core.files import FileKind, find_file
-from dflash_trt.core.limits import MAX_BLOCK
 from dflash_trt.errors import DflashError
-from dflash_trt.graph.dflash2.selector import IDS, SCORES
+from dflash_trt.graph.dflash2.selector import IDS, MASKS, PLACE, SCORES, START
 from dflash_trt.graph.draft import MARKOV_CHOICE
 from dflash_trt.graph.eagle import STEPS
 
@@ -93,7 +92,7 @@ def draft_logits(model: onnx.ModelProto) -> str:
     walk [B,n,top_k,2] they are candidates, each with its score."""
     if has_node(model, STEPS):
         return _tell_steps(find_node(model, STEPS))
-    if has_node(model, SCORES.format(0)):
+    if has_node(model, SCORES):
         return _tell_walk(model)
     if has_node(model, "head/choice"):
         return _first_input(model, "head/choice")
@@ -106,13 +105,24 @@ def draft_logits(model: onnx.ModelProto) -> str:
 
 
 def _tell_walk(model: onnx.ModelProto) -> str:
-    """Adds all slots' candidates and scores; the value's name."""
-    slots = sum(has_node(model, SCORES.format(slot)) for slot in range(MAX_BLOCK))
-    add, node = model.graph.node.append, onnx.helper.make_node
-    for name, parts in (("walk_ids", IDS), ("walk_scores", SCORES)):
-        add(node("Concat", [parts.format(slot) for slot in range(slots)], [name], axis=1))
-    add(node("Cast", ["walk_ids"], ["walk_tokens"], to=onnx.TensorProto.FLOAT))
-    add(node("Concat", ["walk_tokens", "walk_scores"], ["walk"], name="walk", axis=3))
+    """Adds all slots' candidates, with their scores behind what was chosen; the value's name."""
+    slots = takewhile(partial(has_node, model), (PLACE.format(slot) for slot in count()))
+    constant = partial(onnx.helper.make_tensor, data_type=onnx.TensorProto.INT64, dims=[1])
+    numbers = {f"walk_{one}": constant(f"walk_{one}", vals=[one]) for one in (0, 1, 2, 3)}
+    model.graph.initializer.extend(numbers.values())
+    cut, float32 = ["walk_0", MASKS, "walk_1"], onnx.TensorProto.FLOAT
+    for op, inputs, name, attributes in (
+        ("Concat", [START, *slots], "walk_places", {"axis": 1}),
+        ("Slice", ["walk_places", *cut], "walk_before", {}),
+        ("Unsqueeze", ["walk_before", "walk_2"], "walk_rows", {}),
+        ("GatherND", [SCORES, "walk_rows"], "walk_scores", {"batch_dims": 2}),
+        ("Cast", [IDS], "walk_tokens", {"to": float32}),
+        ("Unsqueeze", ["walk_tokens", "walk_3"], "walk_first", {}),
+        ("Unsqueeze", ["walk_scores", "walk_3"], "walk_second", {}),
+        ("Concat", ["walk_first", "walk_second"], "walk", {"axis": 3}),
+    ):
+        node = onnx.helper.make_node(op, inputs, [name], name=name, **attributes)
+        model.graph.node.append(node)
     return "walk"
 
 

@@ -17,8 +17,13 @@ from dflash_trt.graph.model_builder import ModelBuilder
 from dflash_trt.models.draft import DraftSpec
 
 WALK = "head/walk"
-SCORES, IDS = f"{WALK}/slot_{{}}/both_scores", f"{WALK}/slot_{{}}/own_ids"
-"""Values [B,1,top_k,1] of slot `{}`: its candidates' scores, and which tokens they are."""
+SCORES, IDS, START, MASKS = (
+    f"{WALK}/{name}" for name in ("both_scores", "slot_ids", "start", "masks")
+)
+PLACE = f"{WALK}/slot_{{}}/place"
+"""Values: scores [B,n,top_k,top_k] of each slot's candidates behind each of the slot before;
+which tokens they are [B,n,top_k]; the place [B,1] before the first slot; n [1]; the place that
+slot `{}` chooses [B,1]."""
 
 
 def own_scores(head: ModelBuilder, draft: DraftSpec) -> ModelBuilder:
@@ -32,17 +37,18 @@ def choose_by_walk(
 ) -> str:
     """Chooses a token for each masked slot [B,n], n up to `slots`, of its row [B·n,H].
 
-    `scores` [B·n,K] are those of the value `tokens` [K], None where K is all. The walk is unrolled,
-    as engines want it: in a call of fewer slots the rest choose again from the last, and are cut
-    off.
+    `scores` [B·n,K] are those of the value `tokens` [K], None where K is all. What the best is
+    behind each candidate of the slot before is found for all slots at once; the walk then looks it
+    up. It is unrolled, as engines want it: in a call of fewer slots the rest choose again from the
+    last, and are cut off.
     """
     b, batch = model.b, model.rows.batch
-    zero, one = b.integers(0), b.integers(1)
+    zero, one, two = b.integers(0), b.integers(1), b.integers(2)
+    rank = model.entry("successors").shape[1]
 
-    def by_slot(value: str, *trailing: int) -> str:
-        sizes = b.integers(-1, *trailing)
-        shape = b.node("Concat", [batch, sizes], f"{value.rpartition('/')[2]}_shape", axis=0)
-        return b.node("Reshape", [value, shape], f"{value.rpartition('/')[2]}_by_slot")
+    def by_slot(value: str, name: str, *trailing: int) -> str:
+        shape = b.node("Concat", [batch, b.integers(-1, *trailing)], f"{name}_shape", axis=0)
+        return b.node("Reshape", [value, shape], name)
 
     with b.scope("walk"):
         scores, places = _candidates(model, scores, top_k)
@@ -50,31 +56,34 @@ def choose_by_walk(
         gate = model.linear(normed, "selector_gate", name="gate")
         gate = b.node("Unsqueeze", [gate, one], "gates")
         codes = b.node("Mul", [look_up(model, "successors", ids), gate], "codes")
-        rank = model.entry("successors").shape[1]
-        codes = by_slot(codes, top_k, rank)
-        scores, ids = by_slot(scores, top_k, 1), by_slot(ids, top_k, 1)
-        last = b.node("Sub", [model.rows.count, b.integers(2)], "last_slot")
-        before = b.node("Slice", [BLOCK_IDS, zero, one, one], "anchor_column")
-        before = b.node("Reshape", [before, b.integers(-1)], "anchor")
+        codes = by_slot(codes, "slot_codes", top_k, rank)
+        columns = b.node("Transpose", [codes], "code_columns", perm=[0, 1, 3, 2])
+        scores, ids = by_slot(scores, "slot_scores", 1, top_k), by_slot(ids, "slot_ids", top_k)
+        anchor = b.node("Slice", [BLOCK_IDS, zero, one, one], "anchor")
+        first = b.node("Expand", [by_slot(anchor, "anchors", 1), b.integers(1, 1, top_k)], "first")
+        earlier = b.node("Slice", [ids, zero, b.integers(-1), one], "earlier_ids")
+        before = b.node("Concat", [first, earlier], "before", axis=1)
+        with b.scope("behind"):
+            rows = look_up(model, "predecessors", before)
+        pair = b.node("MatMul", [rows, columns], "pair_scores")
+        best = b.node(
+            "ArgMax", [b.node("Add", [pair, scores], "both_scores")], "best", axis=3, keepdims=0
+        )
+        last = b.node("Squeeze", [b.node("Sub", [model.rows.count, two], "last")], "last_slot")
+        place = b.node("Mul", [anchor, zero], "start")
         chosen: list[str] = []
         for slot in range(slots):
             with b.scope(f"slot_{slot}"):
-                index = b.node("Min", [b.integers(slot), last], "index")
-                own, held, known = (
-                    b.node("Gather", [value, index], name, axis=1)
-                    for value, name in ((codes, "own_codes"), (scores, "scores"), (ids, "own_ids"))
-                )
-                code = look_up(model, "predecessors", before)
-                code = b.node("Unsqueeze", [code, b.integers(1, 3)], "code_column")
-                pair = b.node("MatMul", [own, code], "pair_scores")
-                both = b.node("Add", [held, pair], "both_scores")
-                place = b.node("ArgMax", [both], "choice", axis=2, keepdims=1)
-                token = b.node("GatherElements", [known, place], "token", axis=2)
-                before = b.node("Reshape", [token, b.integers(-1)], "before")
-                chosen.append(b.node("Unsqueeze", [before, one], "column"))
-        every = b.node("Concat", chosen, "every_token", axis=1)
+                index = b.node("Min", [b.integers(slot, scalar=True), last], "index")
+                behind = b.node("Gather", [best, index], "behind", axis=1)
+                place = b.node("GatherElements", [behind, place], "place", axis=1)
+                chosen.append(place)
+        every = b.node("Concat", chosen, "every_place", axis=1)
         end = b.node("Sub", [model.rows.count, one], "masks")
-        return b.node("Slice", [every, zero, end, one], "tokens")
+        every = b.node("Slice", [every, zero, end, one], "chosen_places")
+        every = b.node("Unsqueeze", [every, two], "chosen_columns")
+        found = b.node("GatherElements", [ids, every], "chosen_ids", axis=2)
+        return b.node("Squeeze", [found, two], "tokens")
 
 
 def _candidates(model: ModelBuilder, scores: str, top_k: int) -> tuple[str, str]:

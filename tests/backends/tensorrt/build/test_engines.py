@@ -139,7 +139,7 @@ def markov(make_pair: PairFactory, folder: Path) -> Pair:
 
 
 def walk(make_pair: PairFactory, folder: Path) -> Pair:
-    """DFlash 2: candidates by two TOPKs, of scores and of tokens, and one choice for each slot."""
+    """DFlash 2: candidates by two TOPKs, of scores and of tokens, and one choice of all slots."""
     base = make_pair("qwen3", {"head_dim": 64, "num_layers": 2}, {**TWO_TAPS, **TWO_KINDS})
     draft = write_dflash2(folder / "draft", base.folder / "draft")
     return check_pair(base.pair.target, read_draft(draft))
@@ -195,8 +195,8 @@ def test_every_kind_of_model_builds(
         assert {kind: summary["layers"].get(kind, 0) for kind in counted} == counted
         assert operations.items() <= engine.operations.items()
     if name in ("markov", "walk"):
-        choices = pair.draft.block_size - 1
-        assert found["draft"][1]["layers"]["TOPK"] == choices + 2 * (name == "walk")
+        choices = {"markov": pair.draft.block_size - 1, "walk": 1 + 2}
+        assert found["draft"][1]["layers"]["TOPK"] == choices[name]
 
 
 QUANTIZED: dict[str, tuple[str, Any, Any, Algorithm, Precision, str]] = {
