@@ -9,7 +9,7 @@ from dflash_trt.backends.tensorrt.build.builder import EngineOptions, local_arch
 from dflash_trt.backends.tensorrt.library import LIBRARIES, find_arch, load_library
 from dflash_trt.building.bundle_writer import build_bundle
 from dflash_trt.building.deployment import BuiltDeployment, build_deployment
-from dflash_trt.building.named_pair import find_config
+from dflash_trt.building.named_pair import find_config, takes_own_layer
 from dflash_trt.building.profile import on_profile
 from dflash_trt.building.quantize import choose_precisions, find_texts, plan_quantization
 from dflash_trt.building.sources import fetch, find_source
@@ -57,21 +57,30 @@ def build(spec: BuildSpec, progress: Progress) -> BuiltBundle | BuiltDeployment:
     config = spec.apply(config)
     if spec.is_deployment:
         assert name is not None
+        if takes_own_layer(spec.checkpoints, config):
+            what = "deployments with the target's MTP layer are not written yet"
+            fix = "pass a draft, or build for --executor cpu"
+            raise DflashError(what, where="--draft-checkpoint", fix=fix, usage=True)
         return build_deployment(spec, config, path, name, progress)
     compute, algorithms = choose_precisions(config, spec.precision, path, spec.executor)
     engines = _choose_engines(spec, profile, compute)
     texts = find_texts(config, path, spec.precision.calibration) if algorithms else None
     output = spec.output or Path(f"{path.stem}-bundle")
     check_destination(output, overwrite=spec.overwrite)  # before anything is downloaded
-    folders = []
-    for source, given, option in (
-        (config.target, spec.checkpoints.target_checkpoint, "--target-checkpoint"),
-        (config.draft, spec.checkpoints.draft_checkpoint, "--draft-checkpoint"),
-    ):
-        folders.append(given or fetch(find_source(source, path, None, option), path, option))
+    takes_own = takes_own_layer(spec.checkpoints, config)
+    sources = [(config.target, spec.checkpoints.target_checkpoint, "--target-checkpoint")]
+    if not takes_own:
+        sources.append((config.draft, spec.checkpoints.draft_checkpoint, "--draft-checkpoint"))
+    folders = [
+        given or fetch(find_source(source, path, None, option), path, option)
+        for source, given, option in sources
+    ]
     progress.stage("reading checkpoints", None)
-    taps = spec.checkpoints.target_layer_ids
-    pair = check_pair(read_target(folders[0]), read_draft(folders[1], taps))
+    target, taps = read_target(folders[0]), spec.checkpoints.target_layer_ids
+    if takes_own and not target.sizes.has_state:
+        what = f"has no MTP layer: it is of the family {target.family}"
+        raise DflashError(what, where=folders[0], fix="pass a draft's folder", usage=True)
+    pair = check_pair(target, read_draft(folders[-1], taps))
     plan = None
     if texts is not None:
         plan = plan_quantization(

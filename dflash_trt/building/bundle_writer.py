@@ -80,7 +80,8 @@ def build_bundle(
     """
     fp8, page_size = spec.cache_dtype is CacheDtype.FP8, spec.page_size
     kernels = engines is not None and (fp8 or page_size is not None)
-    wanted = {PairFeature.KERNEL_CACHES: kernels, PairFeature.FP8_CACHES: fp8}
+    wanted = {PairFeature.ENGINES: engines is not None, PairFeature.KERNEL_CACHES: kernels}
+    wanted[PairFeature.FP8_CACHES] = fp8
     check_pair_features(pair, [feature for feature, is_wanted in wanted.items() if is_wanted])
     limits = _limits(pair, config)
     end_ids = _find_end_ids(pair)

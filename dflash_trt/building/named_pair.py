@@ -6,6 +6,7 @@ Of a YAML file everything that is wrong is told at once, the files that it names
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,8 @@ from dflash_trt.models.folder import CONFIG_NAME, read_config
 from dflash_trt.models.hub import local_checkpoint
 
 ROLES = ("target", "draft")
+OWN_LAYER = "mtp"
+"""In a draft's place: the layer in the target's own checkpoint (models/mtp.py)."""
 _TRAIN = "add --draft-checkpoint DIR; `dflash-trt train-draft` makes one"
 _BOTH = "pass --target-checkpoint DIR and --draft-checkpoint DIR"
 
@@ -38,12 +41,16 @@ def find_config(target: str | None, given: Checkpoints) -> tuple[BuildConfig, Pa
 
     `target` is a name that `targets` lists, a YAML file, or a folder: one that has `target/` and
     `draft/`, one with a single YAML file, or a target's checkpoint whose draft is given. None
-    stands for the two folders in `given`. Where there is no YAML file the configuration has the
-    defaults, and the path a name for the pair.
+    stands for the two folders in `given`; a draft "mtp" is the target's own layer. Where there is
+    no YAML file the configuration has the defaults, and the path a name for the pair.
 
     Raises:
         DflashError: nothing that can be a pair, or a YAML file with mistakes (usage).
     """
+    if takes_own_layer(given):
+        own = given.target_checkpoint or Path(target or "")
+        own = own / "target" if _is_checkpoint(own / "target") else own
+        return find_config(target, replace(given, draft_checkpoint=own))
     if target is None:
         return _given_pair(given)
     folder = Path(target)
@@ -51,6 +58,14 @@ def find_config(target: str | None, given: Checkpoints) -> tuple[BuildConfig, Pa
     if is_name or folder.suffix in YAML_SUFFIXES or not _is_folder(target):
         return load_config(target, partial(_missing_files, given=given))
     return _folder_pair(folder, given)
+
+
+def takes_own_layer(given: Checkpoints, config: BuildConfig | None = None) -> bool:
+    """Whether the draft is to be the target's own layer: as is `given`, else as `config` says."""
+    folder = given.draft_checkpoint
+    if folder is not None:
+        return str(folder) == OWN_LAYER and not folder.is_dir()
+    return config is not None and config.draft.checkpoint == OWN_LAYER
 
 
 def _given_pair(given: Checkpoints) -> tuple[BuildConfig, Path]:
@@ -133,6 +148,8 @@ def _missing_files(
         source = raw.get(role)
         name = source.get("checkpoint") if isinstance(source, Mapping) else source
         if folders[role] is not None or not isinstance(name, str) or resolve_builtin(name):
+            continue
+        if role == "draft" and name == OWN_LAYER:
             continue
         try:
             local_checkpoint(name, base=path.parent)

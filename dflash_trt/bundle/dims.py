@@ -14,6 +14,7 @@ from dflash_trt.core.validation import StrictRecord
 from dflash_trt.errors import printable
 from dflash_trt.models.decoder import DecoderSpec
 from dflash_trt.models.draft_kinds import TRAITS, DraftKind, DraftTraits
+from dflash_trt.models.moe import MoeSpec
 from dflash_trt.models.pair_check import Pair
 from dflash_trt.models.quantization import LinearFormat
 from dflash_trt.models.quantized_weights import (
@@ -29,7 +30,6 @@ from dflash_trt.models.sizes import (
     LayerSizes,
     RecurrentSizes,
 )
-from dflash_trt.models.target import TargetSpec
 
 
 def _printable(text: str) -> str:
@@ -184,6 +184,7 @@ class DraftDims(ModelDims):
     max_position_embeddings: Positive | None = Field(
         default=None, exclude_if=lambda one: one is None
     )
+    experts: ExpertDims | None = Field(default=None, exclude_if=lambda one: one is None)
 
     @model_validator(mode="before")
     @classmethod
@@ -200,7 +201,9 @@ class DraftDims(ModelDims):
     @property
     def sizes(self) -> DecoderSizes:
         sizes = super().sizes.with_layers(self.layer_windows, self.layer_causal)
-        return replace(sizes, features=self.hidden_size if self.traits.is_chain else 0)
+        features = self.hidden_size if self.traits.is_chain else 0
+        experts = None if self.experts is None else self.experts.sizes
+        return replace(sizes, features=features, experts=experts)
 
 
 def target_dims(pair: Pair, end_ids: Sequence[int]) -> TargetDims:
@@ -220,11 +223,11 @@ def target_dims(pair: Pair, end_ids: Sequence[int]) -> TargetDims:
     )
 
 
-def _expert_dims(target: TargetSpec) -> ExpertDims | None:
-    moe = target.moe
-    if moe is None:
+def _expert_dims(spec: DecoderSpec) -> ExpertDims | None:
+    moe = spec.sizes.experts
+    if not isinstance(moe, MoeSpec):
         return None
-    stored = {role: entry for role, entry in target.weights.items() if ".experts." in role}
+    stored = {role: entry for role, entry in spec.weights.items() if ".experts." in role}
     dtypes = sorted({entry.dtype for entry in stored.values()})
     return ExpertDims(
         experts=moe.experts,
@@ -255,6 +258,7 @@ def draft_dims(pair: Pair) -> DraftDims:
         max_position_embeddings=(
             positions if positions < pair.target.max_position_embeddings else None
         ),
+        experts=_expert_dims(draft),
     )
 
 

@@ -163,6 +163,7 @@ def check_executor(
 class PairFeature(Enum):
     """What depends on the kinds of draft and target: as the refusal names it, and a way out."""
 
+    ENGINES = ("engines", "build it for --executor cpu, or pass another draft")
     KERNEL_CACHES = ("engines with paged or FP8 caches", "leave out --kv-layout and --kv-dtype")
     QUANTIZING = ("quantising the pair", "quantize the target first, build that")
     FP8_CACHES = ("FP8 KV caches", "leave it out: the CPU executor runs the pair as it is")
@@ -175,6 +176,7 @@ class PairFeature(Enum):
 def draft_lacks(traits: DraftTraits) -> list[PairFeature]:
     """What no pair of such a draft can have yet."""
     have = {
+        PairFeature.ENGINES: traits.has_engines,
         PairFeature.KERNEL_CACHES: traits.has_kernel_caches,
         PairFeature.QUANTIZING: traits.is_quantised,
         PairFeature.DIAGNOSIS: traits.is_diagnosed,
@@ -208,7 +210,7 @@ def render() -> Iterator[str]:
         yield f"| {feature.title} | `{option}` | {' | '.join(cells)} |"
     yield ""
     yield f"| kind | {' | '.join(one.title for one in PairFeature)} |"
-    yield "|---|---|---|---|---|"
+    yield f"|---{'|---' * len(PairFeature)}|"
     for traits in TRAITS.values():
         yield _kind_row(traits.title, draft_lacks(traits))
     for kind in (HYBRIDS, TWO_HEADS):

@@ -37,7 +37,11 @@ _checkpoints = option_group(
     "checkpoints",
     Checkpoints,
     click.option("--target-checkpoint", type=FOLDER, help="Folder to use for the target."),
-    click.option("--draft-checkpoint", type=FOLDER, help="Folder to use for the draft."),
+    click.option(
+        "--draft-checkpoint",
+        type=FOLDER,
+        help="Folder to use for the draft; mtp: the layer in the target's own checkpoint.",
+    ),
     click.option(
         "--target-layer-ids",
         type=LAYERS,

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 
-from dflash_trt.building.named_pair import find_config
+from dflash_trt.building.named_pair import find_config, takes_own_layer
 from dflash_trt.building.on_gpu import NEVER_RUN, judge_pair
 from dflash_trt.building.sources import find_source, read_shapes
 from dflash_trt.building.spec import Checkpoints
@@ -103,9 +103,9 @@ def command(
 ) -> None:
     """Project a pair's throughput per GPU at a fixed interactivity, from first principles.
 
-    Autoregressive decoding, DFlash, and EAGLE-3-like and DSpark drafts where their τ is published,
-    on every layout of the GPUs: bytes, FLOPs and overheads, calibrated on published measurements.
-    No figure of it is measured.
+    Autoregressive decoding, the pair's own drafts, and other kinds where their τ is published, on
+    every layout of the GPUs: bytes, FLOPs and overheads, calibrated on published measurements. No
+    figure of it is measured.
     """
     name, gpus = _split_count(gpu)
     card = choose_card(name)
@@ -121,7 +121,8 @@ def command(
     else:  # what a build would find
         source, path = find_config(target, Checkpoints())
         model = find_source(source.target, path, None, "--target")
-        draft = find_source(source.draft, path, None, "--target")
+        own = takes_own_layer(Checkpoints(), source)
+        draft = model if own else find_source(source.draft, path, None, "--target")
         pair = replace(read_shapes(model, draft, source, path), name=path.stem)
     if precision is not None:
         pair = replace(pair, target=pair.target.in_format(Format(precision)))

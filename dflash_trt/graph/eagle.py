@@ -27,11 +27,23 @@ from dflash_trt.graph.caches.native import attend_with_rows, held_lengths
 from dflash_trt.graph.caches.rows import store_rows
 from dflash_trt.graph.call_rows import Rows
 from dflash_trt.graph.form import Precision
-from dflash_trt.graph.layers import embed, gated_mlp, split_heads
+from dflash_trt.graph.layers import (
+    embed,
+    gated_mlp,
+    lm_head,
+    open_gate,
+    split_gated,
+    split_heads,
+    turn_keys,
+    turn_queries,
+)
 from dflash_trt.graph.model_builder import LayerBuilder, ModelBuilder
+from dflash_trt.graph.moe import mixture_mlp
 from dflash_trt.graph.rope_tables import HEAD_TOKENS
 from dflash_trt.models.draft import DraftSpec
 from dflash_trt.models.eagle import FC_NORM, INPUT_NORM
+from dflash_trt.models.moe import MoeSpec
+from dflash_trt.models.mtp import OUTPUT_NORM, TOKEN_NORM
 from dflash_trt.models.safetensors_header import TensorEntry
 
 STEPS = "chain/steps"
@@ -51,16 +63,8 @@ def inject_context(
     b, rows, width = head.b, head.rows, head.spec.hidden_size
     with b.scope("injection"):
         embedded = embed(head) if head.has("embed_tokens") else embedded
-        if head.has(FC_NORM.format(0)):
-            roles = (FC_NORM.format(at) for at in range(len(taps)))
-            taps = [head.rms_norm(tap, role, role) for tap, role in zip(taps, roles, strict=True)]
-        tapped = b.node("Concat", taps, "taps", axis=1) if len(taps) > 1 else taps[0]
-        if head.has(INPUT_NORM):
-            tapped = head.rms_norm(tapped, INPUT_NORM, INPUT_NORM)
-        # Single channels of a target's hidden state reach 2e4, whose sums overflow float16.
-        tapped = b.widen(tapped, "fc_input")
-        fused = head.linear(tapped, "fc", precision=Precision.FLOAT32)
-        fused = b.node("Reshape", [b.narrow(fused, "features"), rows.shape(width)], "feature_rows")
+        feature = taps[0] if head.has(OUTPUT_NORM) else _fuse(head, taps)
+        fused = b.node("Reshape", [feature, rows.shape(width)], "feature_rows")
         bounds = [b.integers(0), b.integers(-1), b.integers(1)]
         earlier = b.node("Slice", [fused, *bounds], "earlier_features")
         first = b.node("Unsqueeze", [feature_before(head), b.integers(1)], "first_feature")
@@ -68,10 +72,24 @@ def inject_context(
         moved = b.node("Reshape", [moved, b.integers(-1, width)], "moved_rows")
         layer = head.layer(0)
         with b.scope("draft_layers.0"):
-            x, _ = layer_input(layer, embedded, moved, carries_norm=carries_norm)
+            x, _ = layer_input(head, embedded, moved, carries_norm=carries_norm)
             k, v = keys_and_values(layer, x)
             store_chain(layer, k, v)
         store_features(head, fused)
+
+
+def _fuse(head: ModelBuilder, taps: list[str]) -> str:
+    """What a head makes of its taps [T,H] each: a feature [T,H]."""
+    b = head.b
+    if head.has(FC_NORM.format(0)):
+        roles = (FC_NORM.format(at) for at in range(len(taps)))
+        taps = [head.rms_norm(tap, role, role) for tap, role in zip(taps, roles, strict=True)]
+    tapped = b.node("Concat", taps, "taps", axis=1) if len(taps) > 1 else taps[0]
+    if head.has(INPUT_NORM):
+        tapped = head.rms_norm(tapped, INPUT_NORM, INPUT_NORM)
+    # Single channels of a target's hidden state reach 2e4, whose sums overflow float16.
+    tapped = b.widen(tapped, "fc_input")
+    return b.narrow(head.linear(tapped, "fc", precision=Precision.FLOAT32), "features")
 
 
 def feature_before(head: ModelBuilder) -> str:
@@ -120,10 +138,19 @@ def store_features(head: ModelBuilder, features: str) -> None:
 
 
 def layer_input(
-    layer: LayerBuilder, embedded: str, feature: str, *, carries_norm: bool
+    model: ModelBuilder, embedded: str, feature: str, *, carries_norm: bool
 ) -> tuple[str, str]:
-    """What q, k and v are made of [T,2H], and what the layer adds to [T,H]."""
-    b = layer.b
+    """What q, k and v are made of [T,2H], and what the layer adds to [T,H].
+
+    Of an MTP layer both are [T,H]: it fuses the two rows before its layer.
+    """
+    b, layer = model.b, model.layer(0)
+    if model.has(OUTPUT_NORM):
+        token = model.rms_norm(embedded, TOKEN_NORM, "token_norm")
+        output = model.rms_norm(feature, OUTPUT_NORM, "feature_norm")
+        both = b.node("Concat", [token, output], "token_and_output", axis=1)
+        x = model.linear(both, "fc")
+        return layer.rms_norm(x, "input_layernorm", "input_norm"), x
     token = layer.rms_norm(embedded, "input_layernorm", "token_norm")
     normed = layer.rms_norm(feature, "hidden_norm", "feature_norm")
     both = b.node("Concat", [token, normed], "token_and_feature", axis=1)
@@ -131,11 +158,10 @@ def layer_input(
 
 
 def keys_and_values(layer: LayerBuilder, x: str) -> tuple[str, str]:
-    """K, turned by its position, and V [B,kv heads,S,D] of rows x [T,2H]."""
-    b, heads = layer.b, layer.sizes.kv_heads
+    """K, turned by its position, and V [B,kv heads,S,D] of rows x [T,n]."""
+    heads = layer.sizes.kv_heads
     k, v = split_heads(layer, x, "k", heads), split_heads(layer, x, "v", heads)
-    operands = [k, *layer.tables.keys(b), layer.rows.positions]
-    return b.node("RotaryEmbedding", operands, "k_rope"), v
+    return turn_keys(layer, k), v
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,7 +193,10 @@ class EagleChain:
             nothing = b.node("Expand", [nothing, shape], "no_rows")
             state = [anchors, feature, nothing, nothing]
             for role in sorted(self.draft.weights):  # cast once, not at every step
-                self.base.weight(role)
+                if ".experts." not in role:
+                    self.base.weight(role)
+            if not self.base.has("lm_head"):
+                self.target.weight("lm_head" if self.target.has("lm_head") else "embed_tokens")
             if b.form.precision is Precision.FLOAT32:
                 attend = self._attention()
                 rows = ("B", sizes.kv_heads, "rows", sizes.head_dim)
@@ -244,18 +273,28 @@ class EagleChain:
         model = ModelBuilder(b, "draft", spec, rows, self.base.tables)
         layer = model.layer(0)
         embedded = embed(model if model.has("embed_tokens") else target)
-        x, carried = layer_input(layer, embedded, feature, carries_norm=spec.carries_norm)
-        q = split_heads(layer, x, "q", layer.sizes.heads)
-        q = b.node("RotaryEmbedding", [q, *layer.tables.queries(b), rows.positions], "q_rope")
+        x, carried = layer_input(model, embedded, feature, carries_norm=spec.carries_norm)
+        gate = None
+        if layer.sizes.has_gate:
+            q, gate = split_gated(layer, x)
+        else:
+            q = split_heads(layer, x, "q", layer.sizes.heads)
+        q = turn_queries(layer, q)
         k, v = keys_and_values(layer, x)
         k = b.node("Concat", [k_before, k], "k_so_far", axis=2)
         v = b.node("Concat", [v_before, v], "v_so_far", axis=2)
         attended = attend(layer, q, k, v)
         width = layer.sizes.heads * layer.sizes.head_dim
         attended = b.node("Reshape", [attended, b.integers(-1, width)], "rows_out")
-        feature = gated_mlp(layer, layer.linear(attended, "o_proj", residual=carried))
+        if gate is not None:
+            attended = open_gate(layer, attended, gate)
+        feature = layer.linear(attended, "o_proj", residual=carried)
+        moe = spec.sizes.experts
+        assert moe is None or isinstance(moe, MoeSpec)
+        feature = gated_mlp(layer, feature) if moe is None else mixture_mlp(layer, feature, moe)
         normed = model.rms_norm(feature, "norm", "norm")
-        logits = model.linear(normed, "lm_head")
+        has_head = model.has("lm_head")
+        logits = model.linear(normed, "lm_head") if has_head else lm_head(target, normed)
         choice = b.node("ArgMax", [logits], "choice", axis=1, keepdims=0)
         if HEAD_TOKENS in self.stored:
             ids = b.stored(HEAD_TOKENS, self.stored[HEAD_TOKENS])

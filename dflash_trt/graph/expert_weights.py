@@ -1,7 +1,7 @@
 """How a layer's experts are stored, and the operations that turn one into matrices.
 
-The bodies below are pieces of `dflash::moe` (moe.py). On the CPU they take expert `e` and give
-`w_in` [2,H,I] and `w_out` [2,I,H/2], each matrix in two halves of its columns; for TensorRT they
+The bodies below are pieces of `dflash::moe` (moe.py). In its loop they take expert `e` and give
+`w_in` [2,H,I] and `w_out` [2,I,H/2], each matrix in two halves of its columns; without, they
 take `ids` [T,k] and give `w_in` [T,k,H,2I] and `w_out` [T,k,I,H].
 """
 
@@ -28,7 +28,7 @@ MX_PARTS = {"blocks": "blocks", "scales": "scales"}
 NVFP4_PARTS = {"codes": EXPERT_BLOCKS, "scales": WEIGHT_SCALE, "scale": WEIGHT_SCALE_2}
 _BYTES = np.arange(256, dtype=np.uint8)
 
-# What the templates below take on the CPU, where `e` is one expert, and where `ids` are many.
+# What the templates below take in a loop, where `e` is one expert, and where `ids` are many.
 _ONE: dict[str, Any] = {
     "expert": "e",
     "turn": [1, 0],
@@ -127,12 +127,14 @@ class ExpertWeights:
 def expert_weights(layer: LayerBuilder, moe: MoeSpec) -> ExpertWeights:
     """The experts of `layer`, as stored on the CPU, else in the compute type where floats."""
     hidden, ffn, precision = layer.spec.hidden_size, moe.intermediate_size, layer.b.form.precision
-    is_cpu = precision is Precision.FLOAT32
-    lead = () if is_cpu else (0, 0)
-    take, words = (layer.stored, _ONE) if is_cpu else (layer.weight, _MANY)
+    loops, is_cpu = layer.b.may_loop, precision is Precision.FLOAT32
+    lead = () if loops else (0, 0)
+    take, words = layer.stored if is_cpu else layer.weight, _ONE if loops else _MANY
+    if is_cpu:  # what was taken is as stored
+        words = words | {key: _ONE[key] for key in ("cast", "rows")}
     shapes: dict[str, tuple[int, ...]]
     shapes = {"in_shape": (*lead, 2 * ffn, hidden), "out_shape": (*lead, hidden, ffn)}
-    if is_cpu:
+    if loops:
         shapes = {"in_shape": (2, ffn, hidden), "out_shape": (2, hidden // 2, ffn)}
 
     def both(template: str) -> str:
@@ -148,8 +150,9 @@ def expert_weights(layer: LayerBuilder, moe: MoeSpec) -> ExpertWeights:
         inputs = {name: take(f"experts.{name}.rows") for name in MATRICES}
         return ExpertWeights(inputs, both(_ROWS), shapes, is_interleaved=False)
     if moe.storage not in ("MXFP4", "NVFP4"):
+        take = layer.stored if loops else layer.weight
         inputs = {name: take(f"experts.{name}") for name in MATRICES}
-        if is_cpu:
+        if loops:
             return ExpertWeights(inputs, both(_STACKED_CPU), {"halves": (0, 2, -1)})
         return ExpertWeights(inputs, both(_STACKED_GATHER), {})
     is_mx = moe.storage == "MXFP4"

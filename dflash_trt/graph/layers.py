@@ -100,34 +100,56 @@ def activated(layer: LayerBuilder, normed: str) -> str:
 
 def attention(layer: LayerBuilder, x: str) -> str:
     """x [T,H] + o_proj(attention(input_layernorm(x))), writing the rows' K and V into the cache."""
-    b, sizes, tables, rows = layer.b, layer.sizes, layer.tables, layer.rows
+    b, sizes = layer.b, layer.sizes
     with b.scope("attention"):
         normed = layer.rms_norm(x, "input_layernorm", "norm")
         normed, both = convolve(layer, normed, "attention_conv")
         gate = None
         if sizes.has_gate:
-            q, gate = _split_gated(layer, normed)
+            q, gate = split_gated(layer, normed)
         else:
             q = split_heads(layer, normed, "q", sizes.heads)
         keys = _project(layer, normed, "k", sizes.kv_heads)
         k = _by_head(layer, keys, "k")
         values = keys if sizes.keys_are_values else _project(layer, normed, "v", sizes.kv_heads)
         v = _by_head(layer, values, "v")
-        part: dict[str, Any] = {}
-        if (turned := layer.spec.rotary_dim) is not None:
-            scale = b.constant("query_scale", [], [query_scale(layer.spec)])
-            q, part = b.node("Mul", [q, scale], "q_scaled"), {"rotary_embedding_dim": turned}
-        # The query tables carry 1/sqrt(D), so that no other node has to scale q.
-        queries = tables.queries(b) if turned is None else tables.keys(b)
-        q = b.node("RotaryEmbedding", [q, *queries, rows.positions], "q_rope", **part)
-        k = b.node("RotaryEmbedding", [k, *tables.keys(b), rows.positions], "k_rope", **part)
+        q, k = turn_queries(layer, q), turn_keys(layer, k)
         attended = attend(layer, q, k, v)
         merged = b.node("Transpose", [attended], "by_row", perm=[0, 2, 1, 3])
         width = sizes.heads * sizes.head_dim
         flat = b.node("Reshape", [merged, b.integers(-1, width)], "rows")
         if gate is not None:
-            flat = b.node("Mul", [flat, b.node("Sigmoid", [gate], "open")], "gated")
+            flat = open_gate(layer, flat, gate)
         return _add_output(layer, x, flat, "o_proj", "attention_output_norm", both)
+
+
+def turn_queries(layer: LayerBuilder, q: str) -> str:
+    """q [B,heads,S,D] turned by its rows' positions, and scaled for attention."""
+    b, tables, part = layer.b, layer.tables, _turned_part(layer)
+    if part:
+        scale = b.constant("query_scale", [], [query_scale(layer.spec)])
+        q = b.node("Mul", [q, scale], "q_scaled")
+    # The query tables carry 1/sqrt(D), so that no other node has to scale q.
+    queries = tables.keys(b) if part else tables.queries(b)
+    return b.node("RotaryEmbedding", [q, *queries, layer.rows.positions], "q_rope", **part)
+
+
+def turn_keys(layer: LayerBuilder, k: str) -> str:
+    """k [B,kv heads,S,D] turned by its rows' positions."""
+    operands = [k, *layer.tables.keys(layer.b), layer.rows.positions]
+    return layer.b.node("RotaryEmbedding", operands, "k_rope", **_turned_part(layer))
+
+
+def _turned_part(layer: LayerBuilder) -> dict[str, Any]:
+    """The attribute of RoPE that turns a part of each head; none where it turns all."""
+    turned = layer.spec.rotary_dim
+    return {} if turned is None else {"rotary_embedding_dim": turned}
+
+
+def open_gate(layer: LayerBuilder, x: str, gate: str) -> str:
+    """Attention's rows x [T,n] times how far their gate [T,n] is open."""
+    b = layer.b
+    return b.node("Mul", [x, b.node("Sigmoid", [gate], "open")], "gated")
 
 
 def gated_delta(layer: LayerBuilder, x: str) -> str:
@@ -205,7 +227,7 @@ def _add_output(
     return layer.b.node("Add", [x, normed], f"{norm}_add")
 
 
-def _split_gated(layer: LayerBuilder, x: str) -> tuple[str, str]:
+def split_gated(layer: LayerBuilder, x: str) -> tuple[str, str]:
     """Projects rows [T,H] to q [B,heads,S,D], normed, and a gate [T,heads·D]; a head has both."""
     b, heads, size = layer.b, layer.sizes.heads, layer.sizes.head_dim
     projected = layer.linear(x, "q_proj")

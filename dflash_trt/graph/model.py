@@ -50,6 +50,7 @@ class GraphBuilder:
         self._once: dict[Hashable, str] = {}
         self._functions: dict[tuple[str, str, str], onnx.FunctionProto] = {}
         self._observed: dict[str, str] = {}
+        self._is_in_loop = False
 
     @contextmanager
     def scope(self, name: str) -> Iterator[None]:
@@ -62,6 +63,11 @@ class GraphBuilder:
     def scopes(self) -> tuple[str, ...]:
         """Those that what is built now is in."""
         return tuple(self._scopes)
+
+    @property
+    def may_loop(self) -> bool:
+        """Whether a loop may be added now: on the CPU, and in no other."""
+        return self.form.precision is Precision.FLOAT32 and not self._is_in_loop
 
     def input(self, name: str, element_type: int, shape: Sequence[Dim]) -> str:
         self._inputs.append(helper.make_tensor_value_info(name, element_type, list(shape)))
@@ -147,8 +153,9 @@ class GraphBuilder:
         with self.scope(name):
             number, going = self._full("number"), self._full("going")
             before = [self._full(f"before_{index}") for index in range(len(carried))]
-            self._nodes = []
+            self._nodes, self._is_in_loop = [], True
             after = step(number, before)
+            self._is_in_loop = False
             after = [self.node("Identity", [one], f"after_{at}") for at, one in enumerate(after)]
             kept = self.node("Identity", [after[0]], "kept")
             goes_on = self.node("Identity", [going], "goes_on")

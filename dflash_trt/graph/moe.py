@@ -74,7 +74,7 @@ hidden = Mul (up_one, glu)
 """
 
 # Rows `rows` [m] chose expert `e`; `shares` [T,k] are what they give it.
-_CPU_COMBINE = """
+_LOOP_COMBINE = """
     flat_ids = Reshape (ids, flat)
     used = Unique <sorted = 1> (flat_ids)
     used_count = Size (used)
@@ -171,7 +171,8 @@ def _mix(layer: LayerBuilder, moe: MoeSpec, inputs: dict[str, str]) -> str:
         if layer.has(f"experts.{name}.bias"):
             inputs[f"{name}_bias"] = layer.weight(f"experts.{name}.bias")
     is_gelu = layer.spec.activation == "gelu_tanh"
-    function = _function(moe, layer.b.form.precision, list(inputs), stored, is_gelu=is_gelu)
+    precision, loops = layer.b.form.precision, layer.b.may_loop
+    function = _function(moe, precision, list(inputs), stored, is_gelu=is_gelu, loops=loops)
     return layer.b.call(function, list(inputs.values()), MOE)[0]
 
 
@@ -188,19 +189,25 @@ def _shared_expert(layer: LayerBuilder, x: str) -> str:
 
 
 def _function(
-    moe: MoeSpec, precision: Precision, names: list[str], stored: ExpertWeights, *, is_gelu: bool
+    moe: MoeSpec,
+    precision: Precision,
+    names: list[str],
+    stored: ExpertWeights,
+    *,
+    is_gelu: bool,
+    loops: bool,
 ) -> onnx.FunctionProto:
-    is_cpu, is_scaled = precision is Precision.FLOAT32, "expert_scales" in names
+    is_scaled = "expert_scales" in names
 
     def add_bias(bias: str, value: str, result: str) -> str:
         if bias not in names:
             return f"{result} = Identity ({value})"
-        shift = f"{bias}_shift = Gather <axis = 0> ({bias}, {'e' if is_cpu else 'ids'})"
+        shift = f"{bias}_shift = Gather <axis = 0> ({bias}, {'e' if loops else 'ids'})"
         return f"{shift}\n    {result} = Add ({value}, {bias}_shift)"
 
     activation = _GEGLU if is_gelu else _SWIGLU
-    axis = 1 + (not is_cpu) + stored.is_interleaved
-    combine = (_CPU_COMBINE if is_cpu else _GATHER_COMBINE).format(
+    axis = 1 + (not loops) + stored.is_interleaved
+    combine = (_LOOP_COMBINE if loops else _GATHER_COMBINE).format(
         weights=stored.body,
         gate_up_bias=add_bias("gate_up_bias", "both", "biased"),
         split=_SPLIT.format(axis=axis),
@@ -212,18 +219,18 @@ def _function(
     read = ("routed" if "routed" in names else "x", "router", "router_bias")
     text = _FUNCTION.format(
         inputs=", ".join(names),
-        constants=_constants(moe, precision, stored),
+        constants=_constants(moe, precision, stored, loops=loops),
         routed=", ".join(name for name in read if name in names),
         route=_ROUTE[routing] + _SCALED * is_scaled,
         combine=combine,
     )
-    overload = "chosen_experts" if is_cpu else "gathered_experts"
+    overload = "chosen_experts" if loops else "gathered_experts"
     return define(text, stored.tables, overload=overload)
 
 
-def _constants(moe: MoeSpec, precision: Precision, stored: ExpertWeights) -> str:
+def _constants(moe: MoeSpec, precision: Precision, stored: ExpertWeights, *, loops: bool) -> str:
     """Every list of integers and every number that the body reads by name."""
-    rest = () if precision is Precision.FLOAT32 else (0,)
+    rest = () if loops else (0,)
     lists: dict[str, tuple[int, ...]]
     lists = {"count": (moe.chosen,), "flat": (-1,), "columns": (0, -1), "axis_1": (1,)}
     lists |= {"axis_2": (2,), "axes_1_2": (1, 2)}

@@ -192,14 +192,16 @@ class PublishedDraft(PublishedDecoder):
 
 
 Tau = Annotated[float, Field(ge=1)]
+BlockKind = Literal["DFlash", "DFlash 2", "DSpark", "MTP"]
+"""A drafter whose draft is a pair's own; EAGLE-3's is compared with it."""
 
 
 class PublishedAcceptance(_Strict):
     """Acceptance lengths (tokens per verify step, bonus included) that one `source` states.
 
-    By drafter and workload. `drafts` is how many tokens DFlash, DFlash 2 and DSpark drafted, None
-    where it was the whole block. EAGLE-3's `tree` is [depth, width, verified rows]: the DFlash
-    paper states trees of 60 rows, their depth and width are assumed.
+    By drafter and workload. `drafts` is how many tokens all but EAGLE-3 drafted, None where it
+    was the whole block. EAGLE-3's `tree` is [depth, width, verified rows]: the DFlash paper states
+    trees of 60 rows, their depth and width are assumed.
     """
 
     source: str
@@ -207,8 +209,19 @@ class PublishedAcceptance(_Strict):
     eagle3: dict[str, Tau] = {}
     dspark: dict[str, Tau] = {}
     dflash2: dict[str, Tau] = {}
+    mtp: dict[str, Tau] = {}
     drafts: Count | None = None
     tree: tuple[Count, Count, Count] | None = None
+
+    @property
+    def by_kind(self) -> dict[BlockKind, dict[str, float]]:
+        """All that need no tree, by workload."""
+        return {
+            "DFlash": self.dflash,
+            "DFlash 2": self.dflash2,
+            "DSpark": self.dspark,
+            "MTP": self.mtp,
+        }
 
     @model_validator(mode="after")
     def _tree_of_eagle3(self) -> Self:

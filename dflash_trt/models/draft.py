@@ -9,7 +9,7 @@ from pathlib import Path
 from dflash_trt.core.limits import MAX_BLOCK
 from dflash_trt.core.strict_json import quoted
 from dflash_trt.errors import DflashError
-from dflash_trt.models import deepspec, dflash2, eagle, speculators
+from dflash_trt.models import deepspec, dflash2, eagle, mtp, speculators
 from dflash_trt.models.config_fields import ConfigFields
 from dflash_trt.models.decoder import LOGIT_CAP, DecoderSpec, read_sizes
 from dflash_trt.models.draft_kinds import TRAITS, DraftKind, DraftTraits
@@ -51,8 +51,8 @@ class DraftSpec(DraftShape, DecoderSpec):
     `own_embedding_scale` multiplies rows of the target's embedding as it is stored; None: they are
     scaled as the target's. `norms_last_tap`: of the target's last layer the final norm's output
     is tapped. `taps_by_rule`: its config does not name the tapped layers, and nobody else does.
-    An EAGLE-3 head has no masks, and `target_layer_ids` only with its target where its config names
-    none; `carries_norm` and `hands_normed` as eagle.py has them.
+    A chain has no masks, and an EAGLE-3 head `target_layer_ids` only with its target where its
+    config names none; `carries_norm` and `hands_normed` as eagle.py has them.
     """
 
     num_target_layers: int | None
@@ -72,8 +72,8 @@ class DraftSpec(DraftShape, DecoderSpec):
 
     @property
     def owned(self) -> tuple[str, ...]:
-        """What of its own it has instead of the target's, by role; a chain's head is always so."""
-        roles = ["embed_tokens"] if self.traits.is_chain else deepspec.COPIES
+        """What of its own it has instead of the target's, by role; EAGLE-3's head is always so."""
+        roles = ["embed_tokens"] if self.traits.owns_head else deepspec.COPIES
         return tuple(role for role in roles if role in self.weights)
 
     @property
@@ -83,8 +83,8 @@ class DraftSpec(DraftShape, DecoderSpec):
 
     @property
     def fc_input_size(self) -> int:
-        """Columns of `fc`: tapped layers times the target's hidden size."""
-        return logical_shape(self.weights["fc"])[1]
+        """Columns of `fc` for tapped layers: these times the target's hidden size."""
+        return logical_shape(self.weights["fc"])[1] - self.hidden_size * self.fuses_token
 
 
 def default_target_layer_ids(num_target_layers: int, num_draft_layers: int) -> tuple[int, ...]:
@@ -113,6 +113,10 @@ def read_draft(folder: str | Path, target_layer_ids: tuple[int, ...] | None = No
     layout = eagle.find_layout(config)
     if layout is not None:
         return _read_eagle(folder, config, layout, target_layer_ids)
+    if mtp.may_hold_layer(config):
+        layer = DraftSpec(**mtp.read_layer(folder))
+        _refuse_other_taps(config, layer.target_layer_ids, target_layer_ids)
+        return layer
     config = speculators.translated(config)
     is_speculators = speculators.is_speculators(config)
     is_deepspec = read_architecture(config) == deepspec.ARCHITECTURE

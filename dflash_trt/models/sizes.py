@@ -342,6 +342,7 @@ class DraftShape(ModelShape):
         vocab_size: the target's; None where a config is silent.
         markov_rank: of DSpark's head; 0 where there is none.
         dflash2: what a DFlash 2 draft has beyond a DFlash draft.
+        fuses_token: `fc` takes a token's embedding too, in every pass: an MTP layer's.
     """
 
     block_size: int
@@ -350,10 +351,11 @@ class DraftShape(ModelShape):
     vocab_size: int | None = None
     markov_rank: int = 0
     dflash2: Dflash2Sizes | None = None
+    fuses_token: bool = False
 
     @property
     def fc_weights(self) -> int:
-        return len(self.target_layer_ids) * self.sizes.hidden_size**2
+        return (len(self.target_layer_ids) + self.fuses_token) * self.sizes.hidden_size**2
 
     @property
     def dflash2_weights(self) -> int:

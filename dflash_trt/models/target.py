@@ -40,7 +40,7 @@ from dflash_trt.models.rope import (
     read_ropes_by_kind,
 )
 from dflash_trt.models.safetensors_header import TensorEntry
-from dflash_trt.models.sizes import TargetShape
+from dflash_trt.models.sizes import DecoderSizes, TargetShape
 from dflash_trt.models.weight_names import ExpertStorage
 
 GENERATION_CONFIG_NAME = "generation_config.json"
@@ -77,14 +77,27 @@ class TargetSpec(TargetShape, DecoderSpec):
         return experts
 
 
-def read_target(folder: str | Path) -> TargetSpec:
-    """Reads and checks a target's folder; no weight is loaded.
+@dataclass(frozen=True, slots=True)
+class TargetConfig:
+    """What a target's config says: `text` is its part on the text model, `stated` what of it are
+    fields of any decoder's spec."""
 
-    Raises:
-        DflashError: a malformed folder, an architecture or variant that is not supported, or
-            weights that do not fit the config.
-    """
-    folder = Path(folder)
+    whole: ConfigFields
+    text: ConfigFields
+    family: Family
+    moe: MoeSpec | None
+    sizes: DecoderSizes
+    attention_bias: bool
+    stated: dict[str, Any]
+
+    def weight_symbols(self) -> dict[str, int]:
+        """The names that weight shapes are written in."""
+        moe = self.moe.symbols(self.sizes.hidden_size) if self.moe else {}
+        return self.sizes.symbols() | moe | {"vocab": self.stated["vocab_size"]}
+
+
+def read_target_config(folder: Path) -> TargetConfig:
+    """Reads a target's config.json; DflashError where it is malformed or not supported."""
     whole = ConfigFields(read_config(folder), folder / CONFIG_NAME)
     family = _find_family(whole)
     config = text_config(whole, family)
@@ -94,16 +107,16 @@ def read_target(folder: str | Path) -> TargetSpec:
     has_packed_experts = experts is not None and "MXFP4" in experts.experts
     quantization = read_quantization(whole, has_packed_experts=has_packed_experts)
     sizes = read_sizes(config, family.default_head_dim, family.activation, family.mlp_key)
-    vocab_size = config.integer("vocab_size", high=MAX_VOCAB)
     stated: dict[str, Any] = {
         "rms_norm_eps": config.number("rms_norm_eps", NORM_EPS, high=1.0),
         "max_position_embeddings": config.integer("max_position_embeddings"),
-        "vocab_size": vocab_size,
+        "vocab_size": config.integer("vocab_size", high=MAX_VOCAB),
+        "quantization": quantization,
+        "norm_offset": family.norm_offset,
+        "activation": family.activation,
     }
     moe = read_moe(config, family, sizes.hidden_size, quantization)
     attention_bias = config.flag("attention_bias", family.default_attention_bias)
-    ties = whole if whole.has("tie_word_embeddings") else config
-    tied = ties.flag("tie_word_embeddings", family.default_tied)
     if family.is_hybrid:
         stated["rope"], stated["rotary_dim"] = read_partial_rope(config, sizes.layer.head_dim)
     elif family.is_gemma:
@@ -117,6 +130,22 @@ def read_target(folder: str | Path) -> TargetSpec:
         scalar = config.number("query_pre_attn_scalar", GEMMA_QUERY_SCALAR, low=LEAST)
         stated["query_scale"] = scalar**-0.5
     sizes = replace(read_layers(config, family, sizes), experts=moe)
+    return TargetConfig(whole, config, family, moe, sizes, attention_bias, stated)
+
+
+def read_target(folder: str | Path) -> TargetSpec:
+    """Reads and checks a target's folder; no weight is loaded.
+
+    Raises:
+        DflashError: a malformed folder, an architecture or variant that is not supported, or
+            weights that do not fit the config.
+    """
+    folder = Path(folder)
+    found = read_target_config(folder)
+    whole, config, sizes, stated = found.whole, found.text, found.sizes, found.stated
+    ties = whole if whole.has("tie_word_embeddings") else config
+    tied = ties.flag("tie_word_embeddings", found.family.default_tied)
+    vocab_size = stated["vocab_size"]
     eos_token_ids = _read_eos_token_ids(folder, whole if whole.has(EOS) else config)
     if any(token_id >= vocab_size for token_id in eos_token_ids):
         what = f"eos_token_id {list(eos_token_ids)} is outside the vocabulary of {vocab_size}"
@@ -124,26 +153,21 @@ def read_target(folder: str | Path) -> TargetSpec:
         raise DflashError(what, where=folder, fix=fix)
 
     checkpoint = open_checkpoint(folder)
-    family = _as_named(family, checkpoint)
-    storage: ExpertStorage = "float" if moe is None else moe.storage
-    if experts is not None and "separate" in experts.experts:  # which are known in two ways
-        first = f"{family.prefix}layers.0.mlp.experts.0."
-        is_apart = any(name.startswith(first) for name in checkpoint.tensors)
-        storage = "separate" if is_apart else storage
+    family = _as_named(found.family, checkpoint)
     weights = match_weights(
         checkpoint,
         target_rules(
             family,
-            attention_bias=attention_bias,
+            attention_bias=found.attention_bias,
             tied=tied,
-            storage=storage,
+            storage=expert_storage(family, found.moe, checkpoint),
             keys_are_values=sizes.full_layer.keys_are_values,
         ),
         len(sizes.layers),
-        sizes.symbols() | (moe.symbols(sizes.hidden_size) if moe else {}) | {"vocab": vocab_size},
+        found.weight_symbols(),
         # Some exporters also write the tied head; it must equal the embedding and is not used.
         (family.head_name,) if tied else (),
-        quantization,
+        stated["quantization"],
         linear_layers=[i for i, layer in enumerate(sizes.layers) if layer.recurrent is not None],
         sliding_layers=[i for i, layer in enumerate(sizes.layers) if layer.window is not None],
         unused=family.unused,
@@ -155,23 +179,31 @@ def read_target(folder: str | Path) -> TargetSpec:
         narrow = {"BF16": ml_dtypes.bfloat16, "F16": np.float16}.get(embedding.dtype, np.float32)
         exact = np.float32(math.sqrt(embedding.shape[1]))
         stated["embedding_scale"] = float(exact.astype(narrow))
-    attention_format, mlp_format = stored_formats(quantization)
+    attention_format, mlp_format = stored_formats(stated["quantization"])
     return TargetSpec(
         **stated,
         family=family.name,
         sizes=sizes,
         qk_norm=family.qk_norm,
-        attention_bias=attention_bias,
+        attention_bias=found.attention_bias,
         tie_word_embeddings=tied,
         eos_token_ids=eos_token_ids,
         weights=weights,
-        quantization=quantization,
         attention_format=attention_format,
         mlp_format=mlp_format,
         checkpoint=checkpoint,
-        norm_offset=family.norm_offset,
-        activation=family.activation,
     )
+
+
+def expert_storage(family: Family, moe: MoeSpec | None, checkpoint: Checkpoint) -> ExpertStorage:
+    """How the experts of a first layer below the family's prefix are stored."""
+    if moe is None or family.experts is None:
+        return "float"
+    if "separate" in family.experts.experts:  # which are known in two ways
+        first = f"{family.prefix}layers.0.mlp.experts.0."
+        if any(name.startswith(first) for name in checkpoint.tensors):
+            return "separate"
+    return moe.storage
 
 
 def text_config(config: ConfigFields, family: Family) -> ConfigFields:

@@ -42,10 +42,11 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
     return build(folder)
 
 
-def build(folder: Path) -> Bundle:
+def build(folder: Path, draft: str = "draft") -> Bundle:
     """The pair in `folder`, within bounds of time and memory."""
-    (folder / "pair.yaml").write_text("target: target\ndraft: draft\n", encoding="utf-8")
-    options = ["--target", str(folder / "pair.yaml"), "-o", str(folder / "bundle"), *LENGTH]
+    (folder / "pair.yaml").write_text(f"target: target\ndraft: {draft}\n", encoding="utf-8")
+    places = ["--target", str(folder / "pair.yaml"), "-o", str(folder / "bundle")]
+    options = [*places, *LENGTH, "--overwrite"]
     command = [sys.executable, "-c", MEASURED_BUILD, "build", *options]
     out = subprocess.run(command, check=True, capture_output=True, text=True).stdout
     seconds, peak = map(float, out.splitlines()[-1].split()[1:])
@@ -79,6 +80,8 @@ def test_qwen3_8_27b(tmp_path: Path) -> None:
     assert bundle.manifest.draft.kind == "DFlash 2"
     assert bundle.manifest.draft.parameters == 1_924_404_480
     assert len(initializers(bundle)) > 500
+    draft = build(tmp_path, "mtp").manifest.draft
+    assert (draft.kind, draft.parameters, draft.target_layer_ids) == ("MTP", 424_699_392, [63])
 
 
 def test_engines_of_it_are_for_several_gpus(

@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
+from safetensors.torch import load_file
 
 from dflash_trt.backends.tensorrt.build import builder
 from dflash_trt.bundle.bundle import open_bundle
 from dflash_trt.cli.main import main
 from dflash_trt.graph.caches import native
+from dflash_trt.models.draft import read_draft
 from dflash_trt.models.quantized_weights import quantized_linears, read_scalar
 from dflash_trt.models.target import read_target
 from dflash_trt.quantization.linears import ALL_EXPERTS, LAYER_LINEARS
 from tests.cli.bigram import write_tokenizer
 from tests.covering import exhaustive
+from tests.models.helpers import edit_json, edit_tensors, refused
 from tests.pairs import PairFactory, TinyPair
+from tests.reference.checkpoints import write_target
+from tests.reference.mtp import write_mtp
 
 KERNELS = ("--executor", "tensorrt", "--precision", "bf16", "--plugins")
 
@@ -166,3 +174,79 @@ def test_quantize_takes_every_linear(gemma: TinyPair, capfd: pytest.CaptureFixtu
     assert main(command) == 0
     found = quantized_linears(read_target(output).weights)
     assert len(found) == 3 * 7 - 1 and "layers.2.v_proj" not in found
+
+
+@pytest.fixture(scope="module")
+def own(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a target that has an MTP layer, and a YAML file that names both."""
+    folder = tmp_path_factory.mktemp("own")
+    write_mtp(write_target(folder / "target", "qwen3_5", vocab=300, num_layers=4, vision=True))
+    write_tokenizer(folder / "target")
+    (folder / "own.yaml").write_text("target: target\ndraft: mtp\n")
+    (folder / "texts.jsonl").write_text('{"prompt": "a"}\n')
+    return folder
+
+
+DEMO = Path(__file__).parents[2] / "demo_pair" / "target"
+BY_WORD = ["--target-checkpoint", "{}/target", "--draft-checkpoint", "mtp"]
+QUANTIZED = ["--precision", "fp8", "--calibration", "{}/texts.jsonl"]
+BY_YAML = ["--target", "{}/own.yaml"]
+
+
+@pytest.mark.parametrize("words", [BY_WORD, BY_YAML, ["--target", "{}/target", *BY_WORD[2:]]])
+def test_a_targets_own_layer_drafts(
+    own: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], words: list[str]
+) -> None:
+    output, text = str(tmp_path / "b"), str(own / "texts.jsonl")
+    assert main(["build", *(one.format(own) for one in words), "-o", output]) == 0
+    assert "MTP draft of 1 (" in capsys.readouterr().out
+    assert main(["inspect", output]) == 0
+    assert "target with an MTP layer, for executor cpu" in capsys.readouterr().out
+    assert main(["tune", output, "--prompts", text, "--block-size", "2,8", "--batch", "1"]) == 0
+    capsys.readouterr()
+    plan = ["plan", "--target", str(own / "own.yaml"), "--gpu", "h100", "--acceptance", "4"]
+    assert main([*plan, "--json", "--input-tokens", "64", "--output-tokens", "64"]) == 0
+    assert set(json.loads(capsys.readouterr().out)["fronts"]) == {"autoregressive", "MTP"}
+
+
+@pytest.mark.parametrize(
+    ("options", "what"),
+    [
+        (["--executor", "tensorrt-rtx"], "an MTP layer, for which engines cannot be built yet"),
+        (["--executor", "trtllm", "--profile", "h100x1"], "deployments with the target's MTP"),
+        (["--target-checkpoint", f"{DEMO}"], "has no MTP layer: it is of the family qwen3"),
+        (["--target-layer-ids", "1"], "the draft takes layers 3 ("),
+        (["--kv-dtype", "fp8"], "for which FP8 KV caches cannot be built yet"),
+        (QUANTIZED, "an MTP layer, for which quantising the pair cannot be built yet"),
+    ],
+)
+def test_what_no_own_layer_can(
+    own: Path, capsys: pytest.CaptureFixture[str], options: list[str], what: str
+) -> None:
+    output = own / "refused"
+    words = [*BY_WORD, "-o", "{}/refused", *options]
+    assert main(["build", *(one.format(own) for one in words)]) == 2
+    assert what in capsys.readouterr().err
+    assert not output.exists()
+
+
+@pytest.mark.parametrize(
+    ("changes", "what"),
+    [
+        ({"mtp_num_hidden_layers": None}, "has no MTP layer (no mtp_num_hidden_layers)"),
+        ({"mtp_num_hidden_layers": 2}, "mtp_num_hidden_layers = 2 is not supported; one layer is"),
+        ({"mtp_use_dedicated_embeddings": True}, "mtp_use_dedicated_embeddings = true is not"),
+        ({"intermediate_size": 80}, '"mtp.layers.0.mlp.gate_proj.weight" is [96, 64], not [80'),
+        ({}, "has no MTP layer (no tensor mtp.*)"),
+    ],
+)
+def test_layers_that_are_not_read(own: Path, changes: dict[str, Any], what: str) -> None:
+    folder = own / "changed"
+    shutil.copytree(own / "target", folder, dirs_exist_ok=True)
+    config = json.loads((folder / "config.json").read_text())
+    edit_json(folder / "config.json", text_config=config["text_config"] | changes)
+    if not changes:
+        held = load_file(folder / "model.safetensors")
+        edit_tensors(folder / "model.safetensors", {one: None for one in held if "mtp." in one})
+    with refused(what):
+        read_draft(folder)

@@ -99,6 +99,9 @@ def test_a_workload_has_its_own_acceptance(run: Run) -> None:
     assert 1 < markov < 1.05
     two = ("plan", "--target", "qwen3.8-27b", "--gpu", "b200", "--acceptance", "gsm8k, t=1")
     assert run.well(*two, "--json").json["most_interactive"]["DFlash 2"]["tau"] > 5.36
+    plan = run.well(*two[:-1], "overall, t=1", "--json").json
+    taus = [plan["most_interactive"][kind]["tau"] for kind in ("MTP", "DFlash 2")]
+    assert 2.5 < taus[0] < 2.82 < taus[1] < 3.59
     deployed = ("build", *two[1:3], "--executor", "trtllm", "--profile", "b200x1")
     run(*deployed).fails(2, "TensorRT-LLM documents no DFlash 2")
     plan = run.well(*ASKED, "500", "--gpu", "b300x8", "--acceptance", "math500", "--json").json

@@ -18,6 +18,7 @@ from tests.reference.checkpoints import write_draft, write_target
 from tests.reference.deepspec import write_deepspec
 from tests.reference.dflash2 import write_dflash2
 from tests.reference.eagle import write_eagle
+from tests.reference.mtp import write_mtp
 from tests.reference.quantized import quantize_folder
 
 _TARGET = {"hidden": 64, "heads": 2, "kv_heads": 1, "head_dim": 64, "vocab": 97, "num_layers": 2}
@@ -88,6 +89,7 @@ PAIRS = {
     ),
     "dflash2": FrozenPair(kind="DFlash 2", forms=(*_ON_CPU, "bf16-linear-compute")),
     "dspark": FrozenPair(kind="DSpark", forms=(*_ON_CPU, "bf16-linear-compute")),
+    "mtp": FrozenPair("qwen3_5", {"num_layers": 4}, kind="MTP", forms=_ON_CPU),
     "eagle3": FrozenPair(kind="EAGLE-3", forms=(*_ON_CPU, "bf16-linear-compute")),
 }
 
@@ -109,6 +111,8 @@ def write_pair(name: str, folder: Path) -> Pair:
 
 
 def _write_draft(pair: FrozenPair, folder: Path, target: Path) -> Path:
+    if pair.kind == "MTP":
+        return write_mtp(target)
     if pair.kind == "EAGLE-3":
         return write_eagle(folder / "draft", target, taps=(0, 1), draft_vocab=48)
     if pair.kind == "DFlash":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import shutil
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -16,6 +17,7 @@ from tests.pairs import TinyPair
 from tests.reference.compare import assert_bitwise_equal
 from tests.reference.eagle import ReferenceEagle, write_eagle
 from tests.reference.generate import forward_with_taps
+from tests.reference.mtp import fit_mtp, write_mtp
 
 OUTPUT = 56
 
@@ -190,4 +192,16 @@ def write_fitted_eagle(folder: Path, base: TinyPair, taps: Sequence[int], count:
     fitted = torch.linalg.solve(x.T @ x + 0.1 * torch.eye(x.shape[1]), x.T @ y).T
     tensors = load_file(draft / "model.safetensors")
     save_file(tensors | {"lm_head.weight": fitted.contiguous()}, draft / "model.safetensors")
+    return folder
+
+
+def write_fitted_mtp(folder: Path, base: TinyPair, asked: Sequence[Request]) -> Path:
+    """The target of `base` in `folder`, with a layer that is fitted to its answers, as both."""
+    target = write_mtp(Path(shutil.copytree(base.folder / "target", folder / "target")))
+    examples, last = [], (base.pair.target.num_layers - 1,)
+    for request, one in zip(asked, run_baseline(base.open(), list(asked)), strict=True):
+        ids = torch.tensor([*request.prompt_ids, *one.token_ids])
+        examples.append((ids, forward_with_taps(base.reference, ids[None], last)[1][0]))
+    fit_mtp(target, base.reference, examples)
+    (folder / "draft").symlink_to(target)
     return folder

@@ -41,6 +41,7 @@ from tests.lossless.runs import (
     run_baseline,
     run_traffic,
     write_fitted_eagle,
+    write_fitted_mtp,
 )
 from tests.pairs import FIT_PROMPTS, TWO_KINDS, PairFactory, bundle_pair
 from tests.pairs import caches as cache_options
@@ -100,8 +101,11 @@ FAMILIES: dict[str, dict[str, Any]] = {
 }
 WALKS = {"DFlash 2": {"family": "qwen3"} | FITTED, "hybrid DFlash 2": FAMILIES["hybrid"]}
 """Pairs whose fitted drafts get additions that are too small to forget what they know."""
-DAILY_FAMILIES = (("gpt_oss", "fp8"), ("gemma4", "paged"), ("hybrid", "paged"))
+OWN_LAYERS = {"MTP": FAMILIES["hybrid"], "mixture MTP": FAMILIES["hybrid mixture"]}
+"""Targets that get a layer which is fitted to their own answers."""
+DAILY_FAMILIES = (("gpt_oss", "fp8"), ("gemma4", "paged"), ("hybrid", "paged"), ("MTP", "paged"))
 MORE_FAMILIES = (
+    ("MTP", "linear"),
     ("llama", "linear"),
     ("qwen2", "linear"),
     ("mistral", "linear"),
@@ -115,6 +119,7 @@ MORE_FAMILIES = (
     ("hybrid nvfp4", "paged"),
     ("hybrid mixture fp8", "paged"),
     ("hybrid DFlash 2", "paged"),
+    ("mixture MTP", "paged"),
     ("scaled", "fp8 paged"),
 )
 PAGES = {"gemma4": 61, "gemma4_moe": 61}
@@ -183,6 +188,15 @@ def _walk(make_pair: PairFactory, name: str) -> Path:
     return folder
 
 
+def _own_layer(make_pair: PairFactory, name: str) -> Path:
+    base = make_pair(**OWN_LAYERS[name], **LIMITS)
+    folder = base.folder / "mtp"
+    if not folder.exists():
+        greedy = [replace(one, sampling=SamplingParams()) for one in mixed_requests()]
+        write_fitted_mtp(folder, base, greedy)
+    return folder
+
+
 def _chain(folder: Path, caches: str) -> Bundle:
     place = folder / caches
     if not place.exists():
@@ -200,6 +214,8 @@ def make_case(make_pair: PairFactory, request: pytest.FixtureRequest) -> Callabl
         build: Make = partial(_family, make_pair, name)
         if name in WALKS:
             build = partial(_chain, _walk(make_pair, name))
+        elif name in OWN_LAYERS:
+            build = partial(_chain, _own_layer(make_pair, name))
         elif name in CHAINS:
             build = partial(_chain, request.getfixturevalue("chains")[name])
         linear = caches.replace("paged", "").strip() or "linear"
@@ -260,11 +276,13 @@ def test_families_keep_every_bit(make_case: Callable[..., Case], name: str, cach
         ("EAGLE-3", "paged"),
         ("gemma4", "paged"),
         ("hybrid", "paged"),
+        ("MTP", "paged"),
         exhaustive("DFlash", "paged"),
         exhaustive("hybrid DFlash 2", "paged"),
         exhaustive("EAGLE-3", "fp8 paged"),
         exhaustive("gpt_oss", "fp8 paged"),
         exhaustive("hybrid mixture", "paged"),
+        exhaustive("mixture MTP", "paged"),
     ],
 )
 def test_a_shared_prefix_changes_neither_bits_nor_acceptance(
@@ -272,7 +290,7 @@ def test_a_shared_prefix_changes_neither_bits_nor_acceptance(
 ) -> None:
     """Prompts part right behind a page: its last row depends on no token behind it."""
     paged, linear = make_case(name, caches).open()
-    chunk = {"prefill_chunk": 24} if "hybrid" in name else {}
+    chunk = {"prefill_chunk": 24} if "hybrid" in name or name in OWN_LAYERS else {}
 
     def poison(generator: Generator) -> None:
         poison_all_free_pages(generator, paged)
@@ -285,7 +303,7 @@ def test_a_prefix_is_copied_not_computed(make_case: Callable[..., Case], name: s
     check_copied_prefix(make_case(name, "linear").open()[0])
 
 
-@pytest.mark.parametrize("name", ["DFlash 2", "DSpark", "EAGLE-3", "hybrid", "speculators"])
+@pytest.mark.parametrize("name", ["DFlash 2", "DSpark", "EAGLE-3", "MTP", "hybrid", "speculators"])
 def test_a_replay_counts_what_the_loop_counted(make_case: Callable[..., Case], name: str) -> None:
     """`diagnose` and `train-draft` measure with it: chunks of a prompt, states in between."""
     case = make_case(name, "linear")

@@ -10,6 +10,7 @@ from dflash_trt.building.synthetic.qwen3 import config_sizes, draft_config, writ
 from dflash_trt.deploy.planning.known_pairs import PairShape
 from dflash_trt.models.families import QWEN3_5, target_rules
 from dflash_trt.models.layers import FULL, LINEAR
+from dflash_trt.models.mtp import OWN_SYMBOLS, layer_rules
 from dflash_trt.models.name_map import expand, size_of
 from dflash_trt.models.sizes import TargetShape
 
@@ -17,7 +18,7 @@ _ROPE = {"rope_type": "default", "rope_theta": 10_000_000, "partial_rotary_facto
 
 
 def write_hybrid(folder: Path, pair: PairShape, *, random: bool) -> int:
-    """Writes a Qwen3.5 pair in bf16, as `write_both` does, without vision and MTP layers."""
+    """Writes a Qwen3.5 pair in bf16, as `write_both` does, with its MTP layer, without vision."""
     target, taps = pair.target, list(pair.draft.target_layer_ids)
     config: dict[str, Any] = {
         "architectures": [QWEN3_5.architecture],
@@ -40,6 +41,7 @@ def _text_config(target: TargetShape) -> dict[str, Any]:
         "linear_key_head_dim": one.head_dim,
         "linear_value_head_dim": one.head_dim,
         "linear_conv_kernel_dim": one.kernel,
+        "mtp_num_hidden_layers": 1,
         "rms_norm_eps": 1e-6,
         "rope_parameters": _ROPE,
     }
@@ -51,8 +53,9 @@ def _tensors(target: TargetShape) -> Tensors:
         kinds["i"].append(index)
         kinds["full" if layer.recurrent is None else "linear"].append(index)
     rules = target_rules(QWEN3_5, attention_bias=False, tied=target.tie_word_embeddings)
-    symbols = target.sizes.symbols() | {"vocab": target.vocab_size}
+    symbols = target.sizes.symbols() | {"vocab": target.vocab_size} | OWN_SYMBOLS
+    one = expand(layer_rules(QWEN3_5), {"i": [0], "full": [0]})
     return {
         name: ("BF16", tuple(int(size_of(term, symbols)) for term in shape))
-        for name, shape in expand(rules, kinds).values()
+        for name, shape in (*expand(rules, kinds).values(), *one.values())
     }

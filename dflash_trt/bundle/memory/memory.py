@@ -141,17 +141,18 @@ def bundle_memory(manifest: Manifest) -> Memory:
             pool=pool,
             splits=any(name.startswith(SPLIT_ATTENTION) for name in operations),
         )
-    item, experts = form.precision.item_bytes, target.experts
-    stored, decoded = 0, target.parameters
-    if experts is not None:
-        stored, decoded = experts.weight_bytes, decoded - experts.parameters
-    drafted = draft.parameters
-    if not draft.traits.is_chain and "lm_head" not in draft.owned:
-        drafted += (draft.token_count or target.vocab_size) * target.hidden_size
+    item, weights = form.precision.item_bytes, []
+    for model in (target, draft):
+        stored, decoded = 0, model.parameters
+        if (experts := model.experts) is not None:
+            stored, decoded = experts.weight_bytes, decoded - experts.parameters
+        weights.append(stored + decoded * item)
+    if not (draft.traits.owns_head or "lm_head" in draft.owned):
+        weights[1] += (draft.token_count or target.vocab_size) * target.hidden_size * item
     length = limits.max_seq_len
     return Memory(
-        target_weights=stored + decoded * item,
-        draft_weights=drafted * item,
+        target_weights=weights[0],
+        draft_weights=weights[1],
         target_cache=_allocated(target.sizes, limits, form, pool, length, spare=0),
         draft_cache=_allocated(draft.sizes, limits, form, pool, length, spare=0),
         states=_state_bytes(target.sizes, limits, form, pool),

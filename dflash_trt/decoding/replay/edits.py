@@ -61,10 +61,11 @@ def has_node(model: onnx.ModelProto, name: str) -> bool:
 
 
 def tapped_features(model: onnx.ModelProto) -> str:
-    """The value [T,taps·H] of `target.onnx` that the draft's `fc` reads."""
+    """The value [T,taps·H] of `target.onnx` that the draft's `fc` reads, or an MTP layer keeps."""
     if has_node(model, "injection/taps"):
         return "injection/taps"
-    return _first_input(model, "injection/fc")
+    has_fc = has_node(model, "injection/fc")
+    return _first_input(model, "injection/fc" if has_fc else "injection/feature_rows")
 
 
 def add_streams(model: onnx.ModelProto, layers: int) -> str:

@@ -196,6 +196,23 @@ class Eagle3:
         return verify + levels + replica.step_overhead
 
 
-Speculative = DFlash | DFlash2 | DSpark | Eagle3
+@dataclass(frozen=True, slots=True)
+class Mtp(DFlash):
+    """The target's own layer, which runs once for every draft over all of the vocabulary.
+
+    `fc` takes the embedding and the output, in the target's pass as in each of its own.
+    """
+
+    kind: ClassVar[Kind] = "MTP"
+
+    def step(self, replica: Replica, batch: int, context: float, drafts: int) -> Seconds:
+        model, head, fused = self.draft, self.target.vocab_weights, self.draft.fc_weights
+        beside = fused + model.sizes.hidden_size * model.sizes.layer.kv_elements
+        verify = _target_pass(replica, self.target, batch, drafts + 1, context, beside)
+        own = PassCost(model, batch, 1, context + drafts, 1, head, extra_weights=fused)
+        return verify + replica.time(own) * drafts + replica.step_overhead
+
+
+Speculative = DFlash | DFlash2 | DSpark | Eagle3 | Mtp
 Decoding = Autoregressive | Speculative
 """A way to decode a target; a value, so that answers about it can be kept."""

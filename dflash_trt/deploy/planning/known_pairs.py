@@ -6,7 +6,6 @@ from dataclasses import dataclass, replace
 from functools import cache
 from itertools import cycle, islice
 from pathlib import Path
-from typing import Literal
 
 from dflash_trt.core.formats import Format
 from dflash_trt.deploy.planning.acceptance_rates import AcceptanceCurve, read_acceptance
@@ -16,10 +15,12 @@ from dflash_trt.deploy.planning.decoding import (
     DraftTree,
     DSpark,
     Eagle3,
+    Mtp,
     Speculative,
 )
 from dflash_trt.errors import DflashError, nearest, one_line
 from dflash_trt.models.build_config import (
+    BlockKind,
     PublishedAcceptance,
     PublishedDecoder,
     PublishedDraft,
@@ -31,6 +32,7 @@ from dflash_trt.models.build_config import (
 )
 from dflash_trt.models.dflash2 import Dflash2Sizes
 from dflash_trt.models.families import find_family
+from dflash_trt.models.mtp import layer_shape
 from dflash_trt.models.sizes import (
     DecoderSizes,
     DraftShape,
@@ -39,6 +41,13 @@ from dflash_trt.models.sizes import (
     RecurrentSizes,
     TargetShape,
 )
+
+_DECODINGS: dict[BlockKind, type[DFlash]] = {
+    "DFlash": DFlash,
+    "DFlash 2": DFlash2,
+    "DSpark": DSpark,
+    "MTP": Mtp,
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,15 +64,17 @@ class PairShape:
     published: tuple[PublishedAcceptance, ...] = ()
 
     @property
-    def drafter(self) -> Literal["DFlash", "DFlash 2", "DSpark"]:
+    def drafter(self) -> BlockKind:
         """How its own draft decodes."""
+        if self.draft.fuses_token:
+            return "MTP"
         if self.draft.dflash2 is not None:
             return "DFlash 2"
         return "DSpark" if self.draft.markov_rank else "DFlash"
 
     def own_taus(self, one: PublishedAcceptance) -> dict[str, float]:
-        """What `one` publishes of its own draft, by workload; of DSpark's, what DFlash has."""
-        return one.dflash if self.draft.dflash2 is None else one.dflash2
+        """What `one` publishes of its own draft, by workload."""
+        return one.by_kind[self.drafter]
 
     @property
     def workloads(self) -> list[str]:
@@ -195,14 +206,14 @@ def published_decodings(pair: PairShape, acceptance: str | None = None) -> list[
     found: list[Speculative] = []
     if (eagle := _eagle3(pair, name)) is not None:
         found.append(eagle)
-    classes: dict[str, type[DFlash]] = {"DFlash": DFlash, "DFlash 2": DFlash2, "DSpark": DSpark}
-    found.append(classes[pair.drafter](pair.target, pair.draft, curve))
+    found.append(_DECODINGS[pair.drafter](pair.target, pair.draft, curve))
     for one in pair.published:
-        others = {"DFlash": one.dflash, "DFlash 2": one.dflash2, "DSpark": one.dspark}
-        for kind, taus in others.items():
-            if name is not None and name in taus and taus is not pair.own_taus(one):
-                other = _published(name, taus[name], one.drafts or drafts, one)
-                found.append(classes[kind](pair.target, pair.draft, other))
+        for kind, taus in one.by_kind.items():
+            if name is None or name not in taus or taus is pair.own_taus(one):
+                continue
+            draft = layer_shape(pair.target) if kind == "MTP" else pair.draft
+            other = _published(name, taus[name], one.drafts or draft.block_size - 1, one)
+            found.append(_DECODINGS[kind](pair.target, draft, other))
     return found
 
 

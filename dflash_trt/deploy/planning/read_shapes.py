@@ -7,7 +7,7 @@ from pathlib import Path
 
 from dflash_trt.deploy.planning.known_pairs import PairShape
 from dflash_trt.errors import DflashError
-from dflash_trt.models import deepspec
+from dflash_trt.models import deepspec, mtp
 from dflash_trt.models.config_fields import ConfigFields
 from dflash_trt.models.decoder import read_sizes
 from dflash_trt.models.draft import read_draft_config
@@ -80,9 +80,13 @@ def read_target_shape(folder: Path) -> TargetShape:
 
 
 def read_draft_shape(folder: Path, target: TargetShape) -> DraftShape:
-    """The shape of a DFlash or DSpark draft of `target`."""
+    """The shape of a DFlash or DSpark draft of `target`, or of the MTP layer in its checkpoint."""
     config = translated(_open(folder))
     architecture = read_architecture(config)
+    family = find_family(architecture)
+    if family is not None and mtp.may_hold_layer(config):
+        mtp.check_layer(text_config(config, family))
+        return mtp.layer_shape(target)
     is_deepspec = architecture == deepspec.ARCHITECTURE
     if architecture not in DRAFT_ARCHITECTURES and not is_deepspec:
         what = f"is no DFlash draft ({architecture}); those are {', '.join(DRAFT_ARCHITECTURES)}"
