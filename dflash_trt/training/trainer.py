@@ -93,7 +93,9 @@ class Trainer:
         common = None
         if tokens is not None and tokens < len(head):
             common = common_tokens(store, max(tokens - DRAWN, 1))
-        self._head = Head(head, common, DRAWN, ends.logit_cap)
+        shape = model.shape
+        own = None if shape.dflash2 is None else (shape.logit_multiplier, shape.logit_cap)
+        self._head = Head(head, common, DRAWN, ends.logit_cap, own)
         self._weights = slot_weights(model.shape.block_size, settings.gamma)
         self._optimizers = _optimizers(model, settings)
         self.steps_per_epoch = len(order_rows(store, settings.rows, settings.seed, 0))
@@ -136,7 +138,8 @@ class Trainer:
         """The loss of a batch, with gradients to come."""
         device, is_bf16 = self._device, self.settings.is_bf16
         width, anchors = self.model.shape.hidden_size, batch.anchors.to(self._device)
-        head = self.model.markov_head
+        head, selector = self.model.markov_head, self.model.candidate_selector
+        before = _tokens_before(batch).to(device)
         with torch.autocast(device.type, torch.bfloat16, enabled=is_bf16):
             features = batch.features.to(device)
             features = features if is_bf16 else features.float()
@@ -149,8 +152,9 @@ class Trainer:
                 self.step,
                 believed=self._believed(features[..., -width:], anchors),
                 soft=self.settings.soft,
-                # The tokens that the head is given: as they are, not as they were drafted.
-                markov=None if head is None else (head, _tokens_before(batch).to(device)),
+                # The tokens before: as they are, not as they were drafted.
+                markov=None if head is None else (head, before),
+                selector=None if selector is None else (selector, before),
             )
 
     def _states(self, batch: Batch, features: Tensor, anchors: Tensor) -> Tensor:
@@ -244,10 +248,10 @@ def learning_rate(settings: TrainerSettings, step: int) -> float:
 def _optimizers(model: nn.Module, settings: TrainerSettings) -> list[torch.optim.Optimizer]:
     """Muon for matrices, AdamW for norms, and for tables of tokens, most of whose rows rest."""
     named = dict(model.named_parameters())
-    matrices = [
-        one for name, one in named.items() if one.ndim == 2 and not name.startswith("markov_head.")
-    ]
-    norms = [one for name, one in named.items() if one.ndim != 2 or name.startswith("markov_head.")]
+    tables = {name for name in named if name.startswith("markov_head.") or "codebook" in name}
+    is_matrix = {name: one.ndim == 2 and name not in tables for name, one in named.items()}
+    matrices = [one for name, one in named.items() if is_matrix[name]]
+    norms = [one for name, one in named.items() if not is_matrix[name]]
     rate, dtype = settings.learning_rate, torch.bfloat16 if settings.is_bf16 else torch.float32
     return [
         Muon(matrices, lr=rate, weight_decay=settings.weight_decay, dtype=dtype),
