@@ -114,6 +114,7 @@ def block_loss(
     if markov is not None:
         move, before = markov
         logits = logits + move(before[is_counted], tokens).float()
+    truth = None
     if believed is None:
         losses = functional.cross_entropy(logits, indices, reduction="none")
     else:
@@ -126,8 +127,8 @@ def block_loss(
     total = (losses * share).sum() / share.sum()
     if selector is not None:
         select, before = selector
-        added = selector_loss(select, logits, states, before[is_counted], indices, tokens, share)
-        total = total + SELECTOR_WEIGHT * added
+        told = (logits, states, before[is_counted], indices, tokens, share, truth)
+        total = total + SELECTOR_WEIGHT * selector_loss(select, *told)
     return total
 
 
@@ -139,6 +140,7 @@ def selector_loss(
     indices: Tensor,
     tokens: Tensor | slice,
     share: Tensor,
+    truth: Tensor | None = None,
 ) -> Tensor:
     """Cross-entropy of n slots over their own likeliest tokens, behind the true ones: a scalar.
 
@@ -150,12 +152,15 @@ def selector_loss(
         before: [n], tokens.
         indices: [n], labels among the K.
         share: [n], the slots' weights.
+        truth: [n, K], probabilities that are the labels, as far as they are candidates'.
     """
     scores, places = logits.topk(min(select.top_k, logits.shape[1]))
     is_label = places == indices[:, None]
     is_kept = is_label.any(1)
     candidates = places if isinstance(tokens, slice) else tokens[places]
     scores = (scores + select(states, before, candidates))[is_kept]
-    losses = functional.cross_entropy(scores, is_label[is_kept].int().argmax(1), reduction="none")
+    believed = is_label.float() if truth is None else truth.gather(1, places)
+    believed = believed[is_kept] / believed[is_kept].sum(1, keepdim=True)
+    losses = functional.cross_entropy(scores, believed, reduction="none")
     kept = share[is_kept]
     return (losses * kept).sum() / kept.sum().clamp(min=1e-9)

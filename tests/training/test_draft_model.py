@@ -180,9 +180,26 @@ def test_half_of_a_label_is_what_the_target_believed() -> None:
     assert float(trainer.loss(batch).detach()) == pytest.approx(total / weight_sum, rel=1e-5)
 
 
-def test_the_selectors_loss_is_of_candidates_behind_the_tokens_as_they_are() -> None:
+def test_a_dflash2_draft_as_it_is_published_goes_on(tmp_path: Path) -> None:
+    """All layers slide, and fields lie where Qwen3.8-27B-DFlash2 has them."""
+    shape = replace(DFLASH2, windows=(48,), logit_multiplier=1.0, logit_cap=None)
+    model = start_draft(shape, None, 0)
+    model.save(tmp_path, ends())
+    config = shape.config()
+    config["dflash_config"]["block_size"] = config.pop("block_size")
+    config["dflash_config"].pop("causal")
+    config["rope_parameters"] = {"rope_type": "default", "rope_theta": config.pop("rope_theta")}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert shape_of(read_draft(tmp_path), VOCAB, shape.num_target_layers) == shape
+    went_on = start_draft(shape, tmp_path, 0).state_dict()
+    wanted = model.state_dict()
+    assert all(one.equal(wanted[name].bfloat16().float()) for name, one in went_on.items())
+
+
+@pytest.mark.parametrize("soft", [0.0, 0.25])
+def test_the_selectors_loss_is_of_candidates_behind_the_tokens_as_they_are(soft: float) -> None:
     """Slot by slot in float64; where the label is no candidate, only the head's loss is left."""
-    trainer = make_trainer(replace(SETTINGS, soft=0.0), "DFlash 2")
+    trainer = make_trainer(replace(SETTINGS, soft=soft), "DFlash 2")
     spread(trainer.model)
     model, table = trainer.model, embedding().double()
     selector, top_k = model.candidate_selector, 5
@@ -201,12 +218,15 @@ def test_the_selectors_loss_is_of_candidates_behind_the_tokens_as_they_are() -> 
         state, weight = hidden[row, anchor, slot - 1], math.exp(-(slot - 1) / 4)
         unary = 4 * torch.tanh(0.5 * (table @ state) / 4)
         moved = codes["predecessor_codebook"][before] * (codes["hidden_projection.weight"] @ state)
-        pairs = [("head", -float(unary.log_softmax(0)[label]))]
+        stream = batch.features[row, int(batch.anchors[row, anchor]) + slot - 1, 2 * HIDDEN :]
+        truth = soft * (table @ ends().states(stream).double()).softmax(0)
+        truth[label] += 1 - soft
+        pairs = [("head", -float(truth @ unary.log_softmax(0)))]
         candidates = unary.topk(top_k).indices.tolist()
         if label in candidates:
             scores = unary[candidates] + codes["successor_codebook"][candidates] @ moved
-            loss = -float(scores.log_softmax(0)[candidates.index(label)])
-            pairs.append(("selector", loss))
+            kept = truth[candidates] / truth[candidates].sum()
+            pairs.append(("selector", -float(kept @ scores.log_softmax(0))))
         left_out += label not in candidates
         for name, loss in pairs:
             sums[name] = [sums[name][0] + weight * loss, sums[name][1] + weight]
