@@ -42,7 +42,7 @@ SHAPE = DraftDesign(
     rope_theta=10_000.0,
 )
 DFLASH2 = replace(
-    SHAPE, dflash2=Dflash2Sizes(4, 6, 5), logit_multiplier=0.5, logit_cap=4.0, windows=(None,)
+    SHAPE, dflash2=Dflash2Sizes(4, 6, 20), logit_multiplier=0.5, logit_cap=4.0, windows=(None,)
 )
 
 
@@ -199,10 +199,11 @@ def test_a_dflash2_draft_as_it_is_published_goes_on(tmp_path: Path) -> None:
 @pytest.mark.parametrize("soft", [0.0, 0.25])
 def test_the_selectors_loss_is_of_candidates_behind_the_tokens_as_they_are(soft: float) -> None:
     """Slot by slot in float64; where the label is no candidate, only the head's loss is left."""
+    torch.manual_seed(2)
     trainer = make_trainer(replace(SETTINGS, soft=soft), "DFlash 2")
     spread(trainer.model)
     model, table = trainer.model, embedding().double()
-    selector, top_k = model.candidate_selector, 5
+    selector, top_k = model.candidate_selector, 20
     assert selector is not None
     codes = {name: one.double() for name, one in selector.state_dict().items()}
     batch = draw_batch(trainer.store, [0, 1, 2], 4, SHAPE.block_size, seed=0, step=0)
