@@ -18,7 +18,7 @@ _CODES = 0.02
 """How wide codes of the token before begin; a successor's begin at zero."""
 
 
-class Convolution(nn.Module):
+class BlockConvolution(nn.Module):
     """Two taps around a sublayer, over the slots of one block: see graph/dflash2/convolution.py."""
 
     def __init__(self, hidden: int, group: int) -> None:

@@ -19,7 +19,7 @@ from torch.nn import functional
 
 from dflash_trt.models.deepspec import COPIES
 from dflash_trt.models.draft_tokens import write_draft_tokens
-from dflash_trt.training.dflash2_model import CandidateSelector, Convolution, start_additions
+from dflash_trt.training.dflash2_model import BlockConvolution, CandidateSelector, start_additions
 from dflash_trt.training.draft_shape import DraftDesign
 from dflash_trt.training.target import TargetEnds
 
@@ -125,7 +125,7 @@ class Layer(nn.Module):
         self.mlp = MLP(shape)
         group = None if shape.dflash2 is None else shape.dflash2.group
         self.attention_conv, self.mlp_conv = (
-            None if group is None else Convolution(shape.hidden_size, group) for _ in range(2)
+            None if group is None else BlockConvolution(shape.hidden_size, group) for _ in range(2)
         )
 
     def forward(self, x: Tensor, context: Tensor, masks: Masks) -> Tensor:
@@ -138,7 +138,7 @@ class Layer(nn.Module):
 
 
 def _through(
-    convolution: Convolution | None, x: Tensor, sublayer: Callable[[Tensor], Tensor]
+    convolution: BlockConvolution | None, x: Tensor, sublayer: Callable[[Tensor], Tensor]
 ) -> Tensor:
     mixed: Tensor = sublayer(x) if convolution is None else convolution(x, sublayer)
     return mixed
