@@ -7,7 +7,7 @@ BUNDLE := build/demo-bundle
 SMOLLM2 := build/smollm2-135m
 REAL := build/real-bundle
 BENCH := $(BIN)/python -m dflash_perf bench
-KINDS := eagle3 dflash dspark
+KINDS := eagle3 dflash dflash2 dspark
 WORKERS ?= 2
 PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup
 PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
@@ -23,9 +23,9 @@ demo: $(VENV)/.installed
 	$(BENCH) served-demo $(BUNDLE) --output-dir build/served --runs 1 --concurrency 1,4 --osl 64 --blocks 8
 	$(BIN)/dflash-trt plan --target gpt-oss-120b --gpu b300x8 --interactivity 500
 	$(BIN)/dflash-trt build --target gpt-oss-120b --executor trtllm --profile b300x8 --overwrite -o build/gpt-oss-120b-b300x8
-	@echo 'open build/served/report.html; make demo-all shows quantised pairs, tuning and three kinds of drafts'
+	@echo 'open build/served/report.html; make demo-all shows quantised pairs, tuning and four kinds of drafts'
 
-# What takes longer: whole proofs, quantised and gpt-oss pairs, tuning, drafts of three kinds under load.
+# What takes longer: whole proofs, quantised and gpt-oss pairs, tuning, drafts of four kinds under load.
 demo-all: demo
 	$(BIN)/dflash-trt inspect $(BUNDLE) --verify
 	$(BIN)/dflash-trt generate $(BUNDLE) --prompt-file demo_pair/prompts.jsonl --json --max-tokens 128 > build/demo-outputs.json
@@ -40,6 +40,7 @@ demo-all: demo
 	  $(BIN)/dflash-trt tune build/demo-$$kind-bundle --limit-prompts 12 || exit; done
 	$(BENCH) served-demo $(BUNDLE) --output-dir build/served --runs 2 \
 	  --beside 'EAGLE-3=build/demo-eagle3-bundle' --beside 'DSpark=build/demo-dspark-bundle' \
+	  --beside 'DFlash 2=build/demo-dflash2-bundle' \
 	  --beside 'DFlash, same data=build/demo-dflash-bundle'
 	@echo 'open build/served/report.html'
 

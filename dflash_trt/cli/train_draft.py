@@ -40,6 +40,8 @@ _SETTINGS: dict[str, click.ParamType] = {  # type: ignore[type-arg]
     "online": click.BOOL,
     "raw": click.BOOL,
     "rows": _COUNT,
+    "selector-rank": _COUNT,
+    "selector-top-k": _COUNT,
     "seed": click.IntRange(0, 2**31 - 1),
     "steps": _COUNT,
     "taps": LAYERS,
@@ -110,9 +112,9 @@ def _read_settings(
 )
 @click.option(
     "--kind",
-    type=click.Choice(["dflash", "dspark", "eagle3"]),
-    help="Of draft: dspark has a head that knows the token before, eagle3 is a chain.  "
-    "[default: dflash]",
+    type=click.Choice(["dflash", "dflash2", "dspark", "eagle3"]),
+    help="Of draft: dflash2 chooses among each slot's likeliest tokens by the one before, dspark "
+    "has a head that knows it, eagle3 is a chain.  [default: dflash]",
 )
 @click.option(
     "--block-size",

@@ -62,11 +62,17 @@ class TerminalWatch(StageBars):
 
     def show_evaluation(self, evaluation: Evaluation, *, is_best: bool) -> None:
         loss = "" if evaluation.loss is None else f", loss {evaluation.loss:.3f}"
+        selector = ""
+        if evaluation.candidate_recall:
+            selector = (
+                f"; among the candidates {_slots(evaluation.candidate_recall)}, of these chosen "
+                f"{_slots(evaluation.selector_accuracy)}"
+            )
         self.say(
             f"epoch {evaluation.epoch:.1f}, step {evaluation.step:,}{loss}: acceptance length "
             f"{evaluation.acceptance_length:.2f}{' (best)' if is_best else ''}; accepted by slot "
             f"{_slots(evaluation.conditional_acceptance)}; recall@16 "
-            f"{_slots(evaluation.recall_at_16)}"
+            f"{_slots(evaluation.recall_at_16)}{selector}"
         )
 
     def draw(self, trained: TrainedDraft) -> str | None:

@@ -8,6 +8,7 @@ T tokens, A anchors, S slots, H hidden.
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from torch.nn import functional
 
 from dflash_trt.models.deepspec import COPIES
 from dflash_trt.models.draft_tokens import write_draft_tokens
+from dflash_trt.training.dflash2_model import BlockConvolution, CandidateSelector, start_additions
 from dflash_trt.training.draft_shape import DraftDesign
 from dflash_trt.training.target import TargetEnds
 
@@ -121,11 +123,25 @@ class Layer(nn.Module):
         self.post_attention_layernorm = RMSNorm(shape.hidden_size, shape.rms_norm_eps)
         self.self_attn = SlotAttention(shape, window)
         self.mlp = MLP(shape)
+        group = None if shape.dflash2 is None else shape.dflash2.group
+        self.attention_conv, self.mlp_conv = (
+            None if group is None else BlockConvolution(shape.hidden_size, group) for _ in range(2)
+        )
 
     def forward(self, x: Tensor, context: Tensor, masks: Masks) -> Tensor:
-        x = x + self.self_attn(self.input_layernorm(x), context, masks)
-        mixed: Tensor = x + self.mlp(self.post_attention_layernorm(x))
-        return mixed
+        def attend(rows: Tensor) -> Tensor:
+            mixed: Tensor = self.self_attn(rows, context, masks)
+            return mixed
+
+        x = x + _through(self.attention_conv, self.input_layernorm(x), attend)
+        return x + _through(self.mlp_conv, self.post_attention_layernorm(x), self.mlp)
+
+
+def _through(
+    convolution: BlockConvolution | None, x: Tensor, sublayer: Callable[[Tensor], Tensor]
+) -> Tensor:
+    mixed: Tensor = sublayer(x) if convolution is None else convolution(x, sublayer)
+    return mixed
 
 
 class Masks:
@@ -184,6 +200,7 @@ class DraftModel(nn.Module):
     """The draft without embedding and head, which are the target's."""
 
     markov_head: MarkovHead | None
+    candidate_selector: CandidateSelector | None
 
     def __init__(self, shape: DraftDesign) -> None:
         super().__init__()
@@ -194,6 +211,10 @@ class DraftModel(nn.Module):
         self.norm = RMSNorm(hidden, shape.rms_norm_eps)
         self.layers = nn.ModuleList(Layer(shape, window) for window in shape.windows)
         self.markov_head = MarkovHead(shape) if shape.markov_rank else None
+        self.candidate_selector = None
+        if shape.dflash2 is not None:
+            sizes = shape.dflash2
+            self.candidate_selector = CandidateSelector(hidden, shape.vocab_size, sizes)
 
     def forward(self, features: Tensor, anchors: Tensor, blocks: Tensor) -> Tensor:
         """Hidden states for the target's head [R, A, S - 1, H], of the slots that draft: DFlash's
@@ -239,6 +260,7 @@ def initialise(model: nn.Module, layers: int, seed: int) -> None:
                 weight.mul_((2 * layers) ** -0.5)
             if name.endswith("markov_w2.weight"):
                 weight.zero_()  # at first nothing depends on the token before
+            start_additions(name, weight, generator)
 
 
 def write_checkpoint(

@@ -6,8 +6,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from dflash_trt.errors import DflashError
-from dflash_trt.models import deepspec
-from dflash_trt.models.draft import DraftSpec
+from dflash_trt.models import deepspec, dflash2
+from dflash_trt.models.decoder import LOGIT_CAP
+from dflash_trt.models.draft import MULTIPLIER, DraftSpec
 from dflash_trt.models.draft_kinds import DraftKind
 
 DEEPSPEC_ANCHORS = 512
@@ -22,6 +23,8 @@ class DraftDesign:
         block_size: rows that a step verifies, the anchor's included.
         markov_rank: of DSpark's head, in whose layout every slot drafts the token behind it, the
             anchor's too; 0 makes a DFlash draft.
+        dflash2: of DFlash 2's additions; `logit_multiplier` and `logit_cap` are then of the scores
+            that its selector weighs.
         is_chain: an EAGLE-3 head, which drafts one token after another.
         target_layer_ids: target layers, from 0, whose outputs are tapped, ascending.
         windows: for each layer, how far back it sees; None sees everything.
@@ -43,17 +46,23 @@ class DraftDesign:
     rms_norm_eps: float = 1e-6
     markov_rank: int = 0
     is_chain: bool = False
+    dflash2: dflash2.Dflash2Sizes | None = None
+    logit_multiplier: float = 1.0
+    logit_cap: float | None = None
 
     @property
     def kind(self) -> DraftKind:
         if self.is_chain:
             return "EAGLE-3"
+        if self.dflash2 is not None:
+            return "DFlash 2"
         return "DSpark" if self.markov_rank else "DFlash"
 
     @property
     def slots(self) -> int:
         """Of a block: the anchor's and the masks'; of a chain its steps."""
-        return self.block_size if self.kind == "DFlash" else self.block_size - 1
+        has_anchor = self.kind in ("DFlash", "DFlash 2")
+        return self.block_size if has_anchor else self.block_size - 1
 
     @property
     def layers(self) -> int:
@@ -81,6 +90,14 @@ class DraftDesign:
             "block_size": self.block_size,
             "dflash_config": inner,
         }
+        if self.dflash2 is not None:
+            sizes = self.dflash2
+            numbers = (dflash2.TAPS, sizes.group, sizes.rank, sizes.top_k)
+            own = {MULTIPLIER: self.logit_multiplier, LOGIT_CAP: self.logit_cap or 0.0}
+            default = {MULTIPLIER: 1.0, LOGIT_CAP: 0.0}
+            inner |= dict(zip(dflash2.KEYS, numbers, strict=True))
+            inner |= {key: value for key, value in own.items() if value != default[key]}
+            kind |= {"architectures": [dflash2.ARCHITECTURE], "is_causal": False}
         if self.is_chain:
             taps = {"eagle_aux_hidden_state_layer_ids": list(self.target_layer_ids)}
             kind = {
@@ -132,8 +149,6 @@ def shape_of(draft: DraftSpec, vocab_size: int, num_target_layers: int) -> Draft
     is_moved = draft.anchor_drafts and not draft.markov_rank
     if draft.traits.is_chain or draft.is_speculators or is_moved:
         what = f"is a {draft.kind} draft in another layout"
-    elif draft.dflash2 is not None:
-        what = f"is {draft.traits.title}"
     elif draft.rope.scaling is not None:
         what = "has scaled rotary embeddings"
     elif any(one.is_causal for one in draft.sizes.layers):
@@ -141,7 +156,7 @@ def shape_of(draft: DraftSpec, vocab_size: int, num_target_layers: int) -> Draft
     elif draft.own_embedding_scale is not None:
         what = "scales its target's embedding by itself (input_embedding_scale)"
     if what is not None:
-        fix = "continue a draft in z-lab's layout (DFlashDraftModel), or DSpark's"
+        fix = "continue a draft in z-lab's layout (DFlash or DFlash 2), or DSpark's"
         what += ", which training does not know"
         raise DflashError(what, where=draft.checkpoint.path, fix=fix)
     return DraftDesign(
@@ -160,4 +175,7 @@ def shape_of(draft: DraftSpec, vocab_size: int, num_target_layers: int) -> Draft
         rope_theta=draft.rope.theta,
         rms_norm_eps=draft.rms_norm_eps,
         markov_rank=draft.markov_rank,
+        dflash2=draft.dflash2,
+        logit_multiplier=draft.logit_multiplier if draft.dflash2 else 1.0,
+        logit_cap=draft.logit_cap if draft.dflash2 else None,
     )

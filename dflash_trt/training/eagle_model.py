@@ -96,7 +96,7 @@ class ChainLayer(nn.Module):
 class EagleModel(nn.Module):
     """The head without embedding and output head, which are the target's."""
 
-    markov_head = None
+    markov_head = candidate_selector = None
 
     def __init__(self, shape: DraftDesign) -> None:
         super().__init__()

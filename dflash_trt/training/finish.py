@@ -234,6 +234,8 @@ def write_card(record: dict[str, Any], shape: DraftDesign, name: str) -> str:
     layouts = {
         "EAGLE-3": "EAGLE's layout, which others serve as EAGLE-3",
         "DSpark": "DeepSpec's layout, copies of the target's matrices included",
+        "DFlash 2": "z-lab's layout (DFlash2DraftModel), which vLLM and SGLang describe as theirs "
+        "(neither has loaded a draft of `train-draft` so far)",
         "DFlash": f"z-lab's layout, which vLLM, SGLang and TensorRT-LLM ({drafts} draft tokens) "
         "describe as theirs (none of the three has loaded a draft of `train-draft` so far)",
     }

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
@@ -21,6 +21,7 @@ class Evaluation:
         acceptance_length: τ, tokens a verify step.
         conditional_acceptance, recall_at_16: of slots 1 … S - 1, given all before were accepted.
         sets: τ of each set of prompts.
+        candidate_recall, selector_accuracy: of DFlash 2's slots, see `Acceptance.among`.
     """
 
     step: int
@@ -30,6 +31,8 @@ class Evaluation:
     conditional_acceptance: list[float | None]
     recall_at_16: list[float | None]
     sets: dict[str, float | None]
+    candidate_recall: list[float | None] = field(default_factory=list)
+    selector_accuracy: list[float | None] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)

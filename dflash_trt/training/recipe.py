@@ -6,10 +6,12 @@ docs/training.md has the defaults and why they are so.
 from __future__ import annotations
 
 import re
+from math import gcd
 
 from dflash_trt.core.limits import MAX_BLOCK
 from dflash_trt.core.machine import multiplies_bf16
 from dflash_trt.errors import DflashError, refuse_options
+from dflash_trt.models.dflash2 import Dflash2Sizes
 from dflash_trt.models.draft import read_draft
 from dflash_trt.models.eagle import MAX_DRAFTS
 from dflash_trt.models.eagle import default_taps as eagle_taps
@@ -26,6 +28,8 @@ PAPER_LAYERS, SMALL_LAYERS = 5, 2
 PAPER_BLOCK, SMALL_BLOCK = 16, 8
 TAPS = 5
 MARKOV_RANK = 256
+CONV_GROUP, SELECTOR_RANK, SELECTOR_TOP_K = 16, 256, 16
+"""DFlash 2's, as published."""
 EXPERT_FFN = 3
 """Hidden sizes that the MLP of a mixture's draft is wide, as in published ones."""
 GPU_ROWS, CPU_ROWS = 16, 4
@@ -37,10 +41,12 @@ DRAFT_TOKENS = 4096
 questions in English are among its own 4,096 commonest tokens there."""
 
 _RESERVED = re.compile(r"mask|reserved|unused", re.IGNORECASE)
+_SELECTOR = ("--set selector-rank", "--set selector-top-k")
 _OF_OTHER_KINDS = {
-    "dflash": ("--set markov-rank",),
-    "dspark": ("--set draft-tokens",),
-    "eagle3": ("--set layers", "--set mask-token-id", "--set markov-rank"),
+    "dflash": ("--set markov-rank", *_SELECTOR),
+    "dflash2": ("--set markov-rank",),
+    "dspark": ("--set draft-tokens", *_SELECTOR),
+    "eagle3": ("--set layers", "--set mask-token-id", "--set markov-rank", *_SELECTOR),
 }
 
 
@@ -60,6 +66,8 @@ def choose_shape(request: TrainRequest, target: TrainingTarget, *, is_cpu: bool)
         "--set ffn": request.ffn,
         "--set mask-token-id": request.mask_token_id,
         "--set markov-rank": request.markov_rank,
+        "--set selector-rank": request.selector_rank,
+        "--set selector-top-k": request.selector_top_k,
     }
     if request.start is not None:
         what = "is fixed by the draft that is continued"
@@ -116,6 +124,17 @@ def choose_shape(request: TrainRequest, target: TrainingTarget, *, is_cpu: bool)
         rms_norm_eps=spec.rms_norm_eps,
         markov_rank=rank,
         is_chain=is_chain,
+        dflash2=_choose_additions(request, target) if kind == "dflash2" else None,
+        logit_cap=spec.logit_cap if kind == "dflash2" else None,
+    )
+
+
+def _choose_additions(request: TrainRequest, target: TrainingTarget) -> Dflash2Sizes:
+    hidden, vocab = target.spec.hidden_size, target.spec.vocab_size
+    return Dflash2Sizes(
+        group=gcd(CONV_GROUP, hidden),
+        rank=request.selector_rank or min(SELECTOR_RANK, hidden),
+        top_k=min(request.selector_top_k or SELECTOR_TOP_K, request.draft_tokens or vocab),
     )
 
 
@@ -194,9 +213,11 @@ def choose_settings(request: TrainRequest, shape: DraftDesign, *, is_cpu: bool) 
 def describe(shape: DraftDesign, settings: TrainerSettings, source: str) -> dict[str, str]:
     """What was chosen, by name, as the plan and the record show it."""
     tokens = settings.draft_tokens
+    sizes = shape.dflash2
+    selector = "" if sizes is None else f", selector of rank {sizes.rank} among {sizes.top_k}"
     return {
         "draft": f"{shape.kind}, {shape.layers} layers × {shape.hidden_size}, ffn "
-        f"{shape.intermediate_size}, block {shape.block_size}",
+        f"{shape.intermediate_size}, block {shape.block_size}{selector}",
         "taps": ", ".join(map(str, shape.target_layer_ids)),
         "mask token": str(shape.mask_token_id),
         "a step": f"{settings.rows} rows × {settings.anchors} blocks, gamma {settings.gamma:g}, "

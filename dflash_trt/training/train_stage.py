@@ -129,6 +129,8 @@ class TrainStage:
         acceptance = self._measure(folder)
         before = self._evaluations[-1].step if self._evaluations else 0
         losses = trainer.losses[before : trainer.step]
+        sizes = trainer.model.shape.dflash2
+        recall, accuracy = ((), ()) if sizes is None else acceptance.among(sizes.top_k)
         evaluation = Evaluation(
             step=trainer.step,
             epoch=trainer.step / trainer.steps_per_epoch,
@@ -137,6 +139,8 @@ class TrainStage:
             conditional_acceptance=list(acceptance.conditional_acceptance),
             recall_at_16=list(acceptance.recall_at_16),
             sets={name: one.acceptance_length for name, one in acceptance.sets.items()},
+            candidate_recall=list(recall),
+            selector_accuracy=list(accuracy),
         )
         self._evaluations.append(evaluation)
         self._lines.append(asdict(evaluation))

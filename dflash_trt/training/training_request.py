@@ -29,7 +29,7 @@ class TrainRequest:
         rows: how many prompts to train on; None is what the budget allows.
         url: an OpenAI-compatible server that answers the prompts; None: this process does.
         endpoint_model: its name for the target; None takes the only one that it lists.
-        kind: "dflash", "dspark" or "eagle3".
+        kind: "dflash", "dflash2", "dspark" or "eagle3".
         anchors: blocks of a row at each step.
         gamma: slot k's loss weighs exp(-(k - 1) / gamma).
         learning_rate: of the schedule's top.
@@ -66,6 +66,8 @@ class TrainRequest:
     ffn: int | None = None
     mask_token_id: int | None = None
     markov_rank: int | None = None
+    selector_rank: int | None = None
+    selector_top_k: int | None = None
     anchors: int | None = None
     gamma: float | None = None
     learning_rate: float | None = None

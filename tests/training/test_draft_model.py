@@ -13,6 +13,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from dflash_trt.models.dflash2 import Dflash2Sizes
 from dflash_trt.models.draft import read_draft
 from dflash_trt.training.draft_blocks import IGNORED, draw_batch, order_rows
 from dflash_trt.training.draft_shape import DraftDesign, shape_of
@@ -20,6 +21,7 @@ from dflash_trt.training.features import FeatureStore
 from dflash_trt.training.target import TargetEnds
 from dflash_trt.training.trainer import Trainer, TrainerSettings, orthogonal, start_draft
 from tests.reference.deepspec import DeepSpecDraft
+from tests.reference.dflash2 import Dflash2Draft
 from tests.reference.draft import DraftConfig, ReferenceDraft
 from tests.reference.eagle import ReferenceEagle
 
@@ -38,6 +40,9 @@ SHAPE = DraftDesign(
     vocab_size=VOCAB,
     max_position_embeddings=64,
     rope_theta=10_000.0,
+)
+DFLASH2 = replace(
+    SHAPE, dflash2=Dflash2Sizes(4, 6, 20), logit_multiplier=0.5, logit_cap=4.0, windows=(None,)
 )
 
 
@@ -66,13 +71,18 @@ def spread(model: torch.nn.Module) -> None:
             weight.add_(torch.randn_like(weight) * 0.1).copy_(weight.bfloat16().float())
 
 
-def test_every_block_is_what_the_reference_drafts(tmp_path: Path) -> None:
-    model = start_draft(SHAPE, None, 3)
+@pytest.mark.parametrize("shape", [SHAPE, replace(DFLASH2, windows=(None, 3))], ids=["1", "2"])
+def test_every_block_is_what_the_reference_drafts(tmp_path: Path, shape: DraftDesign) -> None:
+    model = start_draft(shape, None, 3)
     spread(model)
     model.save(tmp_path, ends())
     weights = dict(model.state_dict())
     table = embedding()
     reference = ReferenceDraft(DraftConfig.read(tmp_path), weights, table, table)
+    if shape.dflash2 is not None:
+        config = json.loads((tmp_path / "config.json").read_text())
+        reference = Dflash2Draft(DraftConfig.read(tmp_path), weights, table, table)
+        reference.settings = config | config["dflash_config"]
 
     features = torch.randn(2, 12, 2 * HIDDEN)
     anchors = torch.tensor([[1, 4, 11], [2, 2, 7]])
@@ -85,6 +95,21 @@ def test_every_block_is_what_the_reference_drafts(tmp_path: Path) -> None:
                 context = reference.project(features[row : row + 1, :start])
                 wanted = reference.draft(ids[row, index, :1], start, context)
                 torch.testing.assert_close(hidden[row, index], wanted.final_hidden[0, 1:])
+
+
+def test_a_fresh_dflash2_draft_is_dflashs() -> None:
+    plain, model = (
+        start_draft(replace(DFLASH2, dflash2=None), None, 3),
+        start_draft(DFLASH2, None, 3),
+    )
+    added = model.load_state_dict(plain.state_dict(), strict=False).missing_keys
+    assert all("conv" in name or name.startswith("candidate_selector.") for name in added)
+    given = torch.randn(1, 12, 2 * HIDDEN), torch.tensor([[4, 11]]), torch.randn(1, 2, 4, HIDDEN)
+    with torch.no_grad():
+        assert model(*given).equal(plain(*given))
+    selector = model.candidate_selector
+    assert selector is not None and not selector.successor_codebook.any()
+    assert float(selector.predecessor_codebook.detach().std()) == pytest.approx(0.02, rel=0.2)
 
 
 def test_every_slot_of_dsparks_block_is_what_the_reference_drafts(tmp_path: Path) -> None:
@@ -113,7 +138,9 @@ def test_every_slot_of_dsparks_block_is_what_the_reference_drafts(tmp_path: Path
 
 
 @pytest.mark.parametrize(
-    "shape", [SHAPE, replace(SHAPE, windows=(None, None), markov_rank=5)], ids=["DFlash", "DSpark"]
+    "shape",
+    [SHAPE, DFLASH2, replace(SHAPE, windows=(None, None), markov_rank=5)],
+    ids=lambda shape: shape.kind,
 )
 def test_what_is_saved_is_a_checkpoint_of_the_same_shape(
     tmp_path: Path, shape: DraftDesign
@@ -151,6 +178,65 @@ def test_half_of_a_label_is_what_the_target_believed() -> None:
         weight = math.exp(-(slot - 1) / trainer.settings.gamma)
         total, weight_sum = total + weight * float(losses @ label), weight_sum + weight
     assert float(trainer.loss(batch).detach()) == pytest.approx(total / weight_sum, rel=1e-5)
+
+
+def test_a_dflash2_draft_as_it_is_published_goes_on(tmp_path: Path) -> None:
+    """All layers slide, and fields lie where Qwen3.8-27B-DFlash2 has them."""
+    shape = replace(DFLASH2, windows=(48,), logit_multiplier=1.0, logit_cap=None)
+    model = start_draft(shape, None, 0)
+    model.save(tmp_path, ends())
+    config = shape.config()
+    config["dflash_config"]["block_size"] = config.pop("block_size")
+    config["dflash_config"].pop("causal")
+    config["rope_parameters"] = {"rope_type": "default", "rope_theta": config.pop("rope_theta")}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert shape_of(read_draft(tmp_path), VOCAB, shape.num_target_layers) == shape
+    went_on = start_draft(shape, tmp_path, 0).state_dict()
+    wanted = model.state_dict()
+    assert all(one.equal(wanted[name].bfloat16().float()) for name, one in went_on.items())
+
+
+@pytest.mark.parametrize("soft", [0.0, 0.25])
+def test_the_selectors_loss_is_of_candidates_behind_the_tokens_as_they_are(soft: float) -> None:
+    """Slot by slot in float64; where the label is no candidate, only the head's loss is left."""
+    torch.manual_seed(2)
+    trainer = make_trainer(replace(SETTINGS, soft=soft), "DFlash 2")
+    spread(trainer.model)
+    model, table = trainer.model, embedding().double()
+    selector, top_k = model.candidate_selector, 20
+    assert selector is not None
+    codes = {name: one.double() for name, one in selector.state_dict().items()}
+    batch = draw_batch(trainer.store, [0, 1, 2], 4, SHAPE.block_size, seed=0, step=0)
+    with torch.no_grad():
+        ids = torch.full_like(batch.labels, SHAPE.mask_token_id)
+        ids[:, :, 0] = batch.anchor_ids
+        taps = batch.features[..., : 2 * HIDDEN].float()
+        hidden = model(taps, batch.anchors, embedding()[ids]).double()
+    sums, left_out = {"head": [0.0, 0.0], "selector": [0.0, 0.0]}, 0
+    for row, anchor, slot in torch.nonzero(batch.labels != IGNORED).tolist():
+        label = int(batch.labels[row, anchor, slot])
+        before = int(batch.tokens[row, int(batch.anchors[row, anchor]) + slot - 1])
+        state, weight = hidden[row, anchor, slot - 1], math.exp(-(slot - 1) / 4)
+        unary = 4 * torch.tanh(0.5 * (table @ state) / 4)
+        moved = codes["predecessor_codebook"][before] * (codes["hidden_projection.weight"] @ state)
+        stream = batch.features[row, int(batch.anchors[row, anchor]) + slot - 1, 2 * HIDDEN :]
+        truth = soft * (table @ ends().states(stream).double()).softmax(0)
+        truth[label] += 1 - soft
+        pairs = [("head", -float(truth @ unary.log_softmax(0)))]
+        candidates = unary.topk(top_k).indices.tolist()
+        if label in candidates:
+            scores = unary[candidates] + codes["successor_codebook"][candidates] @ moved
+            kept = truth[candidates] / truth[candidates].sum()
+            pairs.append(("selector", -float(kept @ scores.log_softmax(0))))
+        left_out += label not in candidates
+        for name, loss in pairs:
+            sums[name] = [sums[name][0] + weight * loss, sums[name][1] + weight]
+    assert left_out and sums["selector"][1]
+    wanted = sum(total / weights for total, weights in sums.values())
+    assert float(trainer.loss(batch).detach()) == pytest.approx(wanted, rel=1e-5)
+    cut = Trainer(model, ends(), trainer.store, replace(trainer.settings, head_tokens=20))
+    # So many are drawn that all are looked at, under other places than their ids.
+    assert float(cut.loss(batch).detach()) == pytest.approx(wanted, rel=1e-5)
 
 
 def test_a_matrix_is_made_orthogonal() -> None:
@@ -209,6 +295,7 @@ def ends() -> TargetEnds:
 SETTINGS = TrainerSettings(steps=12, rows=4, anchors=4, head_tokens=None, learning_rate=5e-3)
 KINDS = {
     "DFlash": replace(SHAPE, windows=(None,)),
+    "DFlash 2": DFLASH2,
     "DSpark": replace(SHAPE, windows=(None,), markov_rank=5),
     "EAGLE-3": replace(SHAPE, windows=(None,), is_chain=True, mask_token_id=0),
 }

@@ -14,6 +14,7 @@ import pytest
 from dflash_trt.api import Checkpoints, build
 from dflash_trt.decoding.replay import Replay
 from dflash_trt.models.build_config import data_folder
+from dflash_trt.models.dflash2 import Dflash2Sizes
 from dflash_trt.models.draft import read_draft
 from dflash_trt.models.pair_check import check_pair
 from dflash_trt.models.target import read_target
@@ -146,6 +147,33 @@ def test_a_dspark_draft_is_trained_and_goes_on(tmp_path: Path) -> None:
     assert first["step"] == 0 and first["loss"] is None
     assert first["acceptance_length"] == told["best"]["acceptance_length"]
     assert read_draft(tmp_path / "further").kind == "DSpark"
+
+
+def test_a_dflash2_draft_is_trained_and_goes_on(tmp_path: Path) -> None:
+    """Cut, on again to the same bytes, and continued: what the walk accepts is what is measured."""
+    prompts = write_prompts(tmp_path / "shifts.jsonl", 24)
+    more = ("--kind", "dflash2", "--set", "selector-top-k=4", "--set", "draft-tokens=200")
+    words = command(prompts, tmp_path / "draft", *more)
+    told = run_well(*words, "--json").json
+    best = told["best"]
+    assert told["proof"]["tokens"] > 0 and 0 < best["candidate_recall"][0] < 1
+    product = best["candidate_recall"][0] * best["selector_accuracy"][0]
+    assert product == pytest.approx(best["conditional_acceptance"][0])
+    assert best["recall_at_16"] == best["candidate_recall"], "no more than 4 can be chosen"
+    spec = read_draft(tmp_path / "draft")
+    assert check_pair(read_target(TARGET), spec).draft.dflash2 == Dflash2Sizes(16, 64, 4)
+    assert 0 < len(spec.token_ids or ()) <= 200
+    assert "A DFlash 2 draft" in (tmp_path / "draft" / "README.md").read_text()
+    again = command(prompts, tmp_path / "again", *more)
+    with _interrupted_at_step(5):
+        assert run(*again).code == 130
+    assert "among the candidates" in run_well(*again).out
+    for name in ("model.safetensors", "config.json", "epochs.jsonl"):
+        assert contents(tmp_path / "again")[name] == contents(tmp_path / "draft")[name]
+    further = command(prompts, tmp_path / "further", "--from", tmp_path / "draft", "--json")
+    first = run_well(*further, "--set", "draft-tokens=200").json["evaluations"][0]
+    assert first["step"] == 0 and first["acceptance_length"] == best["acceptance_length"]
+    assert read_draft(tmp_path / "further").kind == "DFlash 2"
 
 
 def test_an_eagle3_head_is_trained_for_a_quantised_target(tmp_path: Path) -> None:

@@ -77,6 +77,14 @@ def test_a_given_answer_that_the_target_cannot_say(tmp_path: Path) -> None:
             ["--set draft-tokens: is not for a draft of kind dspark"],
         ),
         (
+            ["--kind", "dflash2", "--set", "markov-rank=9"],
+            ["--set markov-rank: is not for a draft of kind dflash2"],
+        ),
+        (
+            ["--kind", "dspark", "--set", "selector-top-k=9"],
+            ["--set selector-top-k: is not for a draft of kind dspark"],
+        ),
+        (
             ["--kind", "eagle3", "--set", "layers=2"],
             ["--set layers", "is not for a draft of kind eagle3"],
         ),

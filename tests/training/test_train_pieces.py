@@ -197,6 +197,7 @@ class CountingTrainer:
     losses: list[float] = field(default_factory=list)
     steps_per_epoch = 4
     settings = SimpleNamespace(steps=STEPS)
+    model = SimpleNamespace(shape=SimpleNamespace(dflash2=None))
 
     @property
     def step(self) -> int:

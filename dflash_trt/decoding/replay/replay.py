@@ -282,10 +282,11 @@ class _Walk:
 
 
 def _ranks(logits: FloatArray, tokens: Int64Array) -> list[int]:
-    """How many of each row [n,V] are higher than its token's."""
+    """How many of each row [n,V] are higher than its token's; all others where it is no choice."""
     own = np.take_along_axis(logits, tokens[:, None], axis=1)
-    ranks: list[int] = (logits > own).sum(axis=1).tolist()
-    return ranks
+    ranks = np.where(np.isneginf(own[:, 0]), logits.shape[1] - 1, (logits > own).sum(axis=1))
+    found: list[int] = ranks.tolist()
+    return found
 
 
 def _confidence(logits: FloatArray) -> list[float]:

@@ -64,8 +64,8 @@ class StepTable:
         known: [N] tokens of the answer behind the anchor.
         draft_ids: [N,S-1]; UNKNOWN behind a block that the end of the context cut.
         token_ids: [N,S] the answer's tokens behind the anchor; UNKNOWN behind its end.
-        rank: [N,S-1] how many tokens had a higher logit in the draft's slot than the answer's;
-            UNKNOWN where that or the draft is.
+        rank: [N,S-1] how many tokens had a higher logit in the draft's slot than the answer's,
+            all where that is no choice of the draft's; UNKNOWN where that or the draft is.
         probability: [N,S-1] float32, the draft's own for its token; 0 where there is none.
     """
 
@@ -157,6 +157,14 @@ class Acceptance:
         """Per slot 1 … S-1: accepted there, given accepted everywhere before it."""
         return self.statistics.conditional_acceptance
 
+    def among(self, top_k: int) -> tuple[tuple[float | None, ...], tuple[float | None, ...]]:
+        """Per slot, of a draft that chooses among `top_k` candidates: how often the answer's token
+        is one, and how often it is chosen then; where all slots before it were accepted."""
+        table = self.table
+        hits = (table.rank < top_k) & (table.rank != UNKNOWN)
+        chosen = table.draft_ids == table.token_ids[:, :-1]
+        return _means(hits, table), _means(chosen, table, hits)
+
     def to_json(self) -> dict[str, Any]:
         """Figures without the steps."""
         own: dict[str, Any] = {
@@ -205,9 +213,12 @@ def summarise(
     return part(range(len(answers)), sets=sets, tags=tagged)
 
 
-def _means(values: npt.NDArray[Any], table: StepTable) -> tuple[float | None, ...]:
-    """Per slot: the mean of `values` [N,S-1] where the slot was reached."""
+def _means(
+    values: npt.NDArray[Any], table: StepTable, where: npt.NDArray[np.bool_] | None = None
+) -> tuple[float | None, ...]:
+    """Per slot: the mean of `values` [N,S-1] where the slot was reached, and `where` [N,S-1]."""
+    counted = table.reached if where is None else table.reached & where
     return tuple(
         float(values[reached, slot].mean()) if reached.any() else None
-        for slot, reached in enumerate(table.reached.T)
+        for slot, reached in enumerate(counted.T)
     )
