@@ -96,6 +96,6 @@ def closest(name: str, known: list[str]) -> str | None:
 
 
 def nearest(name: str, known: list[str]) -> str:
-    """` (nearest: 'x')` for a name that is not known, or all that are where none is like it."""
+    """` (nearest: 'x')` for a name that is not known, or those that are where none is like it."""
     close = closest(name, known)
-    return f" (known: {', '.join(known)})" if close is None else f" (nearest: {close!r})"
+    return f" (known: {first_few(known, 16)})" if close is None else f" (nearest: {close!r})"

@@ -13,7 +13,7 @@ from dflash_trt.serving.server import ensemble_model, generation
 from dflash_trt.serving.server.inputs import ModelSettings
 from dflash_trt.serving.server.repository import BUNDLE_FOLDER
 from tests.cli.conftest import Run
-from tests.serving.served import GOLDEN, package
+from tests.serving.served import GOLDEN, SERVER_PORTS, package
 
 
 def _read_config(folder: Path, model: str) -> str:
@@ -84,6 +84,6 @@ def test_a_repository_has_decided(run: Run, bundle: Bundle, tmp_path: Path) -> N
     config = (tmp_path / "repository" / "tensorrt_llm" / "config.pbtxt").read_text(encoding="utf-8")
     assert '"request_seconds"  value: { string_value: "60" }' in config
     for option in (["--max-queue-size", "3"], ["--request-seconds", "1"], ["--drafter", "none"]):
-        refused = run("serve", tmp_path / "repository", *option)
+        refused = run("serve", tmp_path / "repository", *option, *SERVER_PORTS)
         refused.fails(2, f"error: {option[0]}: is a model repository, whose config.pbtxt says")
         assert f"`dflash-trt package {option[0]}`" in refused.err
