@@ -10,11 +10,13 @@ import pytest
 from dflash_perf.__main__ import benches, main
 from dflash_perf.bench.planner_fit import FITTED, TABLES, fit, judge
 from dflash_perf.bench.repeat import show, spread, spread_of_ratios, take_turns
+from dflash_perf.bench.served_demo import served_ways
 from dflash_perf.bench.two_checkouts import interval
 
 import dflash_trt
 from dflash_trt.core.yaml_files import read_yaml
 from dflash_trt.deploy.planning.calibration import read_calibration
+from dflash_trt.errors import DflashError
 
 BENCHES = benches()
 MACHINE = {"processor", "cores", "memory_gib", "system", "python", "libraries"}
@@ -102,6 +104,15 @@ def test_ways_take_turns() -> None:
     ways = {name: lambda name=name: order.append(name) or len(order) for name in "abc"}  # type: ignore[misc,func-returns-value]
     assert take_turns(ways, 2, warm_up=True) == {"a": [5, 9], "b": [6, 7], "c": [4, 8]}
     assert "".join(order) == "abccabbca"
+
+
+def test_each_way_is_served_by_its_own_name(tmp_path: Path) -> None:
+    bundle = dflash_trt.build("demo-dflash2", tmp_path / "demo")
+    served = served_ways(bundle, {"DFlash": bundle})
+    assert list(served) == ["target_only", "prompt lookup", "DFlash 2", "DFlash"]
+    assert [one.drafter for _, one in served.values()] == ["none", "prompt-lookup", *["dflash"] * 2]
+    with pytest.raises(DflashError, match="'DFlash 2' is what"):
+        served_ways(bundle, {"DFlash 2": bundle})
 
 
 def test_spreads() -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from dflash_perf.harness.records import RequestRecord, RunRecord
 from dflash_perf.harness.store import ResultStore
+from dflash_perf.report.style import COLOURS, chart_style, looks, name_above, new_chart
 from dflash_perf.report.training import render_training
 
 from dflash_trt.training.observer import Evaluation, TrainedDraft
@@ -81,6 +82,19 @@ def test_the_baseline_can_be_another(results: Path, tmp_path: Path) -> None:
     run_well("report", results, "-o", page, "--baseline", "DFlash, block 4")
     assert "Output throughput ÷ that of DFlash, block 4" in page.with_suffix(".md").read_text()
     run("report", results, "-o", page, "--baseline", "x").fails(2, "no configuration 'x'")
+
+
+def test_many_long_names_leave_room_for_the_chart() -> None:
+    names = [f"DFlash {number}, same data: τ = 3.50" for number in range(len(COLOURS) + 1)]
+    chosen = looks(names, names[0])
+    assert len({look["color"] for look in chosen.values()}) == len(names)
+    with chart_style():
+        figure, (axes,) = new_chart()
+        for name, look in chosen.items():
+            axes.plot([0, 1], [0, 1], label=name, **look)
+        name_above(axes, len(names))
+        figure.draw_without_rendering()
+    assert axes.get_position().width > 0.85
 
 
 def test_names_and_errors_are_words_not_markup(tmp_path: Path) -> None:
