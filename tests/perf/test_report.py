@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -169,6 +170,12 @@ def test_the_page_of_a_training() -> None:
     assert "at step 200" in page.text and "200 (kept)" in page.text  # the best, not the last
     assert "τ, <b>" in page.text
     assert "From pale to full: step 0, 100, 200, 300." in page.text
+
+    selected = {"candidate_recall": [1.0, 0.75, None], "selector_accuracy": [0.5, 0.25, None]}
+    dflash2 = tuple(replace(one, **selected) for one in evaluations)
+    page = Page(render_training("draft", TrainedDraft(Path(), dflash2, 500, "the hours")))
+    assert list(page.figures) == ["length", "slots", "candidates", "loss"]
+    assert page.figures["candidates"] > 10 and "chosen, slot 1" in page.text
 
     first = TrainedDraft(Path(), (measured(0, "all"),), 500, "the hours")
     assert list(Page(render_training("draft", first)).figures) == ["length", "slots"]
