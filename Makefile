@@ -38,7 +38,7 @@ demo-all: demo
 	for kind in $(KINDS); do \
 	  $(BIN)/dflash-trt build --target demo-$$kind --max-batch 16 --overwrite -o build/demo-$$kind-bundle && \
 	  $(BIN)/dflash-trt tune build/demo-$$kind-bundle --limit-prompts 12 || exit; done
-	$(BENCH) served-demo $(BUNDLE) --output-dir build/served --runs 2 \
+	$(BENCH) served-demo $(BUNDLE) --output-dir build/served --runs 2 --blocks 8 \
 	  --beside 'EAGLE-3=build/demo-eagle3-bundle' --beside 'DSpark=build/demo-dspark-bundle' \
 	  --beside 'DFlash 2=build/demo-dflash2-bundle' \
 	  --beside 'DFlash, same data=build/demo-dflash-bundle'

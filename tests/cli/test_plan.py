@@ -102,6 +102,14 @@ def test_a_workload_has_its_own_acceptance(run: Run) -> None:
     plan = run.well(*two[:-1], "overall, t=1", "--json").json
     taus = [plan["most_interactive"][kind]["tau"] for kind in ("MTP", "DFlash 2")]
     assert 2.5 < taus[0] < 2.82 < taus[1] < 3.59
+    four = ("plan", "--target", "qwen3.5-4b", "--gpu", "b200", "--acceptance", "MATH-500", "--json")
+    plan = run.well(*four).json
+    known = {kind: one["tau"] for kind, one in plan["most_interactive"].items()}
+    published = {"DFlash": 5.42, "DFlash 2": 6.76, "DSpark": 6.2}
+    assert known == pytest.approx({"autoregressive": 1, **published, "MTP": known["MTP"]})
+    assert 4 < known["MTP"] < 5.041
+    judged = " ".join(one["table"] for one in plan["accuracy"])
+    assert "DFlash 2 of 7 drafts" in judged and "MTP of 3" in judged
     deployed = ("build", *two[1:3], "--executor", "trtllm", "--profile", "b200x1")
     run(*deployed).fails(2, "TensorRT-LLM documents no DFlash 2")
     plan = run.well(*ASKED, "500", "--gpu", "b300x8", "--acceptance", "math500", "--json").json

@@ -16,7 +16,7 @@ from dflash_trt.cli.main import main
 from dflash_trt.core.limits import PREFILL_CHUNK
 from dflash_trt.decoding.replay import Answer, Edits, Replay
 from dflash_trt.decoding.replay.edits import GraphEdit
-from dflash_trt.decoding.replay.replayed_acceptance import StepTable
+from dflash_trt.decoding.replay.replayed_acceptance import RECALL_AT, StepTable
 from dflash_trt.decoding.replay.rewire import (
     rotate_draft,
     set_windows,
@@ -45,6 +45,7 @@ COUNTS = (
 )
 BUILDS = {
     "demo": ["--target", "demo"],
+    "dflash2": ["--target", "demo-dflash2"],
     "paged": ["--target", "demo", "--kv-layout", "paged", "--page-size", "32"],
     "fp8": ["--target", "demo-fp8"],
     "gpt-oss": ["--target", "demo-gpt-oss", "--max-seq-len", "224"],
@@ -57,7 +58,7 @@ def _build(folder: Path, *options: str) -> None:
 
 @pytest.fixture(
     scope="module",
-    params=["demo", "gpt-oss", *map(exhaustive, ("paged", "fp8"))],
+    params=["demo", "dflash2", "gpt-oss", *map(exhaustive, ("paged", "fp8"))],
 )
 def pair(request: pytest.FixtureRequest, shared: Shared) -> Any:
     folder = shared.folder(_build, *BUILDS[request.param])
@@ -104,6 +105,10 @@ def test_replay_counts_what_decoding_counted(pair: Any) -> None:
     halves = [measured.sets["set 0"], measured.sets["set 1"]]
     assert sum(half.steps for half in halves) == measured.steps
     check_counts(halves[1], results[1::2])
+    if pair.bundle.manifest.draft.kind == "DFlash 2":  # what is no candidate is behind all tokens
+        ranks = measured.table.rank
+        others = pair.bundle.manifest.target.vocab_size - 1
+        assert set(ranks[ranks >= RECALL_AT]) == {others}
 
 
 @pytest.fixture(scope="module")

@@ -10,11 +10,13 @@ import pytest
 from dflash_perf.__main__ import benches, main
 from dflash_perf.bench.planner_fit import FITTED, TABLES, fit, judge
 from dflash_perf.bench.repeat import show, spread, spread_of_ratios, take_turns
+from dflash_perf.bench.served_demo import served_ways
 from dflash_perf.bench.two_checkouts import interval
 
 import dflash_trt
 from dflash_trt.core.yaml_files import read_yaml
 from dflash_trt.deploy.planning.calibration import read_calibration
+from dflash_trt.errors import DflashError
 
 BENCHES = benches()
 MACHINE = {"processor", "cores", "memory_gib", "system", "python", "libraries"}
@@ -104,6 +106,15 @@ def test_ways_take_turns() -> None:
     assert "".join(order) == "abccabbca"
 
 
+def test_each_way_is_served_by_its_own_name(tmp_path: Path) -> None:
+    bundle = dflash_trt.build("demo-dflash2", tmp_path / "demo")
+    served = served_ways(bundle, {"DFlash": bundle})
+    assert list(served) == ["target_only", "prompt lookup", "DFlash 2", "DFlash"]
+    assert [one.drafter for _, one in served.values()] == ["none", "prompt-lookup", *["dflash"] * 2]
+    with pytest.raises(DflashError, match="'DFlash 2' is what"):
+        served_ways(bundle, {"DFlash 2": bundle})
+
+
 def test_spreads() -> None:
     figures = spread([3.0, 1.0, 2.0])
     assert figures == {"median": 2.0, "min": 1.0, "max": 3.0, "runs": 3}
@@ -136,6 +147,9 @@ def test_how_accurate_it_is() -> None:
         "Llama-3.1-8B GSM8K, DFlash 10": (0.15, 0.20),
         "Llama-3.1-8B HumanEval, DFlash 10": (0.15, 0.20),
         "Llama-3.1-8B Alpaca, DFlash 10": (0.15, 0.20),
+        "Qwen3-4B at 32 users, DFlash 2 of 7 drafts": (0.20, 0.20),
+        "Qwen3-4B at equal τ, DFlash 2 ÷ DFlash": (0.005, 0.005),
+        "Qwen3.6-35B-A3B alone, DFlash of 7 drafts ÷ MTP of 3": (0.30, 0.30),
     }
     for table, (median, worst) in bounds.items():
         one = found[table]

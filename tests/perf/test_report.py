@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from dflash_perf.harness.records import RequestRecord, RunRecord
 from dflash_perf.harness.store import ResultStore
+from dflash_perf.report.style import COLOURS, chart_style, looks, name_above, new_chart
 from dflash_perf.report.training import render_training
 
 from dflash_trt.training.observer import Evaluation, TrainedDraft
@@ -83,6 +85,19 @@ def test_the_baseline_can_be_another(results: Path, tmp_path: Path) -> None:
     run("report", results, "-o", page, "--baseline", "x").fails(2, "no configuration 'x'")
 
 
+def test_many_long_names_leave_room_for_the_chart() -> None:
+    names = [f"DFlash {number}, same data: τ = 3.50" for number in range(len(COLOURS) + 1)]
+    chosen = looks(names, names[0])
+    assert len({look["color"] for look in chosen.values()}) == len(names)
+    with chart_style():
+        figure, (axes,) = new_chart()
+        for name, look in chosen.items():
+            axes.plot([0, 1], [0, 1], label=name, **look)
+        name_above(axes, len(names))
+        figure.draw_without_rendering()
+    assert axes.get_position().width > 0.85
+
+
 def test_names_and_errors_are_words_not_markup(tmp_path: Path) -> None:
     """Whatever a server answers is shown, never run; charts do without what is missing."""
     config = invented_config(
@@ -155,6 +170,12 @@ def test_the_page_of_a_training() -> None:
     assert "at step 200" in page.text and "200 (kept)" in page.text  # the best, not the last
     assert "τ, <b>" in page.text
     assert "From pale to full: step 0, 100, 200, 300." in page.text
+
+    selected = {"candidate_recall": [1.0, 0.75, None], "selector_accuracy": [0.5, 0.25, None]}
+    dflash2 = tuple(replace(one, **selected) for one in evaluations)
+    page = Page(render_training("draft", TrainedDraft(Path(), dflash2, 500, "the hours")))
+    assert list(page.figures) == ["length", "slots", "candidates", "loss"]
+    assert page.figures["candidates"] > 10 and "chosen, slot 1" in page.text
 
     first = TrainedDraft(Path(), (measured(0, "all"),), 500, "the hours")
     assert list(Page(render_training("draft", first)).figures) == ["length", "slots"]

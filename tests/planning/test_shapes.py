@@ -25,6 +25,7 @@ PUBLISHED = {
     "gpt-oss-20b": 12.8 * 2**30,
     "gpt-oss-120b": 60.8 * 2**30,
     "qwen3-coder-30b-a3b": 30.5e9 * 2,
+    "qwen3.5-4b": 4.2e9 * 2,
     "qwen3.5-27b": 27e9 * 2,
     "qwen3.8-27b": 27e9 * 2,
     "qwen3.5-35b-a3b": 35e9 * 2,

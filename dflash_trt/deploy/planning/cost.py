@@ -104,6 +104,11 @@ class Replica:
         """Of a speculative step, besides its passes."""
         return Seconds(host=self.calibration.step_overhead_us * 1e-6)
 
+    @property
+    def layer_overhead(self) -> Seconds:
+        """Of a layer, or of as many kernels that wait for each other."""
+        return Seconds(launch=self.calibration.layer_overhead_us * 1e-6)
+
     def matrix(self, sequences: int, weights: int) -> Seconds:
         """Duration of one row of each of the replica's `sequences` through a bf16 matrix."""
         ways, rows = self.layout.attention_ways, self.layout.sequences_per_gpu(sequences)

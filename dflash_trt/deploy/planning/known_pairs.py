@@ -211,10 +211,19 @@ def published_decodings(pair: PairShape, acceptance: str | None = None) -> list[
         for kind, taus in one.by_kind.items():
             if name is None or name not in taus or taus is pair.own_taus(one):
                 continue
-            draft = layer_shape(pair.target) if kind == "MTP" else pair.draft
-            other = _published(name, taus[name], one.drafts or draft.block_size - 1, one)
-            found.append(_DECODINGS[kind](pair.target, draft, other))
+            longest = _draft_of(pair, kind).block_size - 1
+            other = _published(name, taus[name], one.drafts or longest, one)
+            found.append(decode_with(pair, kind, other))
     return found
+
+
+def decode_with(pair: PairShape, kind: BlockKind, curve: AcceptanceCurve) -> Speculative:
+    """The pair's target with drafts of `kind`: its own draft's sizes, of MTP the target's layer."""
+    return _DECODINGS[kind](pair.target, _draft_of(pair, kind), curve)
+
+
+def _draft_of(pair: PairShape, kind: BlockKind) -> DraftShape:
+    return layer_shape(pair.target) if kind == "MTP" else pair.draft
 
 
 def _plain(name: str) -> str:

@@ -5,7 +5,7 @@ Prints what it finds; with --write it replaces dflash_trt/deploy/planning/calibr
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import mean, median
 from typing import Annotated, Any
@@ -18,12 +18,18 @@ from numpy.typing import NDArray
 from dflash_perf.bench.base import Work, bench
 from dflash_perf.extra import require
 from dflash_trt.bundle.memory.gpu_layout import GpuLayout
+from dflash_trt.core.formats import Format
 from dflash_trt.core.yaml_files import read_yaml
 from dflash_trt.deploy.planning.acceptance_rates import AcceptanceCurve
 from dflash_trt.deploy.planning.calibration import CALIBRATION_FILE, Calibration, ProjectionAccuracy
 from dflash_trt.deploy.planning.cost import Replica
-from dflash_trt.deploy.planning.decoding import Autoregressive, Decoding, DFlash, DraftTree, Eagle3
-from dflash_trt.deploy.planning.known_pairs import find_pair, published_decodings
+from dflash_trt.deploy.planning.decoding import Autoregressive, Decoding, DraftTree, Eagle3
+from dflash_trt.deploy.planning.known_pairs import (
+    PairShape,
+    decode_with,
+    find_pair,
+    published_decodings,
+)
 from dflash_trt.deploy.planning.layout_search import (
     Site,
     Workload,
@@ -68,13 +74,14 @@ class Planner:
 
     def throughput_errors(self, row: PublishedRow) -> Array:
         """Relative errors of tokens/s, with drafts where the row has a τ."""
-        decoding = _dflash(row) if "tau" in row else _plain(row)
+        decoding = _drafting(row) if "tau" in row else _plain(row)
         published: Array = np.array(row["values"], dtype=float)
         return self.rates(row, decoding) / published - 1
 
     def speedups(self, row: PublishedRow, decoding: Decoding) -> Array:
-        """Speed-up over autoregressive decoding at each concurrency."""
-        return self.rates(row, decoding) / self.rates(row, _plain(row))
+        """Speed-up over autoregressive decoding, or the row's `over`, at each concurrency."""
+        other = _drafting({**row, **row["over"]}) if "over" in row else _plain(row)
+        return self.rates(row, decoding) / self.rates(row, other)
 
     def ratio(self, row: PublishedRow) -> float | None:
         """Throughput ratio of two decodings at the τ that `plan` takes; None if unreachable."""
@@ -125,7 +132,7 @@ def judge(tables: dict[str, Any], parameters: Calibration) -> list[ProjectionAcc
         for row in tables["throughput"]
     ]
     for row in tables["speedup"]:
-        errors = planner.speedups(row, _dflash(row)) / row["values"] - 1
+        errors = planner.speedups(row, _drafting(row)) / row["values"] - 1
         found.append(_accuracy(row["table"], errors))
     for row in tables["eagle3"]:
         tree = DraftTree(*row["tree"])
@@ -147,9 +154,13 @@ def judge(tables: dict[str, Any], parameters: Calibration) -> list[ProjectionAcc
             continue
         error = np.array([ratio / row["published"] - 1])
         found.append(_accuracy(row["statement"], error, note=f"{note}, {ratio:.2f} projected"))
+    for row in tables["kinds"]:
+        own = Planner({**tables, **row}, parameters)  # its context and concurrency
+        errors = own.speedups(row, _drafting(row)) / row["values"] - 1
+        found.append(_accuracy(row["table"], errors, note=row["note"]))
     alone = Planner({**tables, "concurrency": [1]}, parameters)
     for row in tables["single"]:
-        speedups = [alone.speedups(row, _dflash({**row, "tau": tau})) for tau in row["taus"]]
+        speedups = [alone.speedups(row, _drafting({**row, "tau": tau})) for tau in row["taus"]]
         note = "another engine, its GPU not published (B200 assumed)"
         errors = np.concatenate(speedups) / row["values"] - 1
         found.append(_accuracy(row["table"], errors, note=note))
@@ -161,14 +172,21 @@ def _parameters(values: Array) -> Calibration:
     return Calibration(**fitted, **{name: value for name, (value, _) in ASSUMED.items()})
 
 
-def _plain(row: PublishedRow) -> Decoding:
-    return Autoregressive(find_pair(row["pair"]).target)
-
-
-def _dflash(row: PublishedRow) -> Decoding:
+def _pair(row: PublishedRow) -> PairShape:
+    """The row's pair, its target in the row's format where that has one."""
     pair = find_pair(row["pair"])
+    if "format" in row:
+        pair = replace(pair, target=pair.target.in_format(Format(row["format"])))
+    return pair
+
+
+def _plain(row: PublishedRow) -> Decoding:
+    return Autoregressive(_pair(row).target)
+
+
+def _drafting(row: PublishedRow) -> Decoding:
     curve = AcceptanceCurve.of_tau(row["tau"], row["drafts"], row["table"])
-    return DFlash(pair.target, pair.draft, curve)
+    return decode_with(_pair(row), row.get("kind", "DFlash"), curve)
 
 
 def _accuracy(

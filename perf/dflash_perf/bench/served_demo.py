@@ -1,10 +1,10 @@
 """A bundle served in every way of decoding, measured under load, and drawn.
 
-Starts Triton servers on free ports: one with the bundle's target_only graph, one with DFlash at
-whatever block a request asks for, and one that follows the bundle's block schedule, where `tune`
-wrote one. `--beside` adds bundles of the same target with other drafts, EAGLE-3's or DSpark's say,
-each decoded as its own schedule has it. Then runs `dflash-trt sweep` and `dflash-trt report` on
-them. Only the server that is asked works.
+Starts Triton servers on free ports: one with the bundle's target_only graph, one that drafts by
+prompt lookup, one with the bundle's own draft at whatever block a request asks for, and one that
+follows its block schedule, where `tune` wrote one. `--beside` adds bundles of the same target with
+other drafts, EAGLE-3's or DSpark's say, each decoded as its own schedule has it. Then runs
+`dflash-trt sweep` and `dflash-trt report` on them. Only the server that is asked works.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import json
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Annotated
@@ -23,8 +23,9 @@ import yaml
 from dflash_perf.bench.base import Work, bench
 from dflash_perf.bench.repeat import prompt_file, read_named_bundles
 from dflash_trt.bundle.bundle import Bundle, load_tokenizer, open_bundle
+from dflash_trt.bundle.support import Feature, find_refusal
 from dflash_trt.core.progress import SilentProgress
-from dflash_trt.decoding.drafter_kinds import NOBODY
+from dflash_trt.decoding.drafter_kinds import DRAFTERS, NOBODY, PROMPT_LOOKUP
 from dflash_trt.decoding.tuning.bundle_schedule import AUTO, NONE, choose_schedule
 from dflash_trt.errors import DflashError
 from dflash_trt.serving.server.launcher import ServerOptions, TritonServer
@@ -49,14 +50,8 @@ def measure(
 ) -> None:
     opened = open_bundle(bundle)
     prompts = rendered_prompts(opened, work.folder)
-    served = {
-        "target_only": (bundle, RepositoryOptions(drafter=NOBODY)),
-        "DFlash": (bundle, RepositoryOptions(block_schedule=NONE)),
-    }
-    if choose_schedule(opened, AUTO) is not None:
-        served["DFlash, tuned"] = (bundle, RepositoryOptions())
-    for name, other in read_named_bundles(beside, opened).items():
-        served[name] = (other.folder, RepositoryOptions())
+    kind = opened.manifest.draft.kind
+    served = served_ways(opened, read_named_bundles(beside, opened))
     output_dir.mkdir(parents=True, exist_ok=True)
     results = output_dir / "sweep"
     marked = ["--interactivity", interactivity] if interactivity else []
@@ -66,11 +61,11 @@ def measure(
         for number, (name, (folder, packaging)) in enumerate(served.items()):
             repository = Path(scratch) / str(number)
             address = {"url": servers.enter_context(serve(folder, repository, packaging))}
-            if name != "DFlash":
+            if name != kind:
                 configurations.append({"name": name, **address})
                 continue
             for block in map(int, blocks.split(",")):
-                asked = {"name": f"DFlash, block {block}", "parameters": {"block_size": block}}
+                asked = {"name": f"{kind}, block {block}", "parameters": {"block_size": block}}
                 configurations.append({**asked, **address})
         config = work.folder / "sweep.yaml"
         settings: dict[str, object] = {"input_file": str(prompts)}
@@ -80,6 +75,29 @@ def measure(
         options = ["--concurrency", concurrency, "--osl", str(osl)]
         _run("sweep", "--config", str(config), *options, *marked, "-o", str(results))
     _run("report", str(results), *marked, "-o", str(output_dir / "report.html"))
+
+
+def served_ways(
+    bundle: Bundle, beside: Mapping[str, Bundle]
+) -> dict[str, tuple[Path, RepositoryOptions]]:
+    """The servers to start, by the names of their lines in the report.
+
+    Raises:
+        DflashError: a bundle beside is called like one of the others (usage).
+    """
+    kind, folder = bundle.manifest.draft.kind, bundle.folder
+    found = {"target_only": (folder, RepositoryOptions(drafter=NOBODY))}
+    if find_refusal(Feature.PROMPT_LOOKUP, bundle.manifest.executor) is None:
+        found[DRAFTERS[PROMPT_LOOKUP]] = (folder, RepositoryOptions(drafter=PROMPT_LOOKUP))
+    found[kind] = (folder, RepositoryOptions(block_schedule=NONE))
+    if choose_schedule(bundle, AUTO) is not None:
+        found[f"{kind}, tuned"] = (folder, RepositoryOptions())
+    for name, other in beside.items():
+        if name in found:
+            what = f"{name!r} is what {folder} is shown as"
+            raise DflashError(what, where="--beside", fix="choose another NAME", usage=True)
+        found[name] = (other.folder, RepositoryOptions())
+    return found
 
 
 def rendered_prompts(bundle: Bundle, folder: Path) -> Path:

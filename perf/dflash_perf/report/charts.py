@@ -105,7 +105,7 @@ def _draw_fronts(data: ChartData, unit: str) -> Figure | None:
     fronts = {name: front for name, front in build_fronts(data.points).items() if front.points}
     if not fronts:
         return None
-    figure, (axes,) = new_chart(height=4.8)
+    figure, (axes,) = new_chart(height=4.6 + 0.1 * len(fronts))
     found = {} if data.answer is None else data.answer.values
     for name, front in fronts.items():
         look, value, label = data.looks[name], found.get(name), name
@@ -115,7 +115,7 @@ def _draw_fronts(data: ChartData, unit: str) -> Figure | None:
             label += f": {value.sign}{value.throughput:,.0f}"
             label += f" ({value.sign}{ratio:.2f}×)" if is_other else ""
         xs, ys = zip(*front.curve(), strict=True)
-        axes.plot(xs, ys, color=look["color"], label=label)
+        axes.plot(xs, ys, **look, markevery=[], label=label)
         best = {(point.interactivity, point.throughput) for point in front.points}
         for point in data.points:
             x, y = point.interactivity, point.throughput
@@ -137,7 +137,7 @@ def _draw_fronts(data: ChartData, unit: str) -> Figure | None:
     if data.answer is not None:
         rates = {name: value.throughput if value else None for name, value in found.items()}
         mark_answers(axes, data.answer.interactivity, rates, data.looks)
-    axes.legend(loc="best")
+    figure.legend(loc="outside lower left", ncols=2)  # inside it would cover points
     return figure
 
 

@@ -88,6 +88,7 @@ def _gather(
     answers = [SweepAnswer(target, base, fronts) for target in chosen]
     charts = draw_all(ChartData(points, base, profiles, answers[0] if answers else None))
     unit = throughput_unit(points)
+    taus = {name: profile.acceptance_length for name, profile in profiles.items()}
     definitions = list(map(definition, REQUEST_METRICS.values()))
     definitions += map(definition, RUN_METRICS.values())
     repeats = sorted({len(point.runs) for point in points})
@@ -98,7 +99,7 @@ def _gather(
         f"{sum(point.requests for point in points):,} requests",
         headline=_headline(answers, points, chosen_here=not targets),
         sections=[
-            ("Throughput at an interactivity", [answer_table(answers, unit)]),
+            ("Throughput at an interactivity", [answer_table(answers, unit, taus)]),
             ("", charts),
             ("Failed requests, which count in no other figure", [failure_table(points)]),
             ("Notes", [_notes(points)]),

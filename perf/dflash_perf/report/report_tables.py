@@ -35,7 +35,9 @@ def text_lines(table: Table) -> list[str]:
     return [line.rstrip() for line in columns([table.header, *table.rows], table.words)]
 
 
-def answer_table(answers: Sequence[SweepAnswer], unit: str) -> Table | None:
+def answer_table(
+    answers: Sequence[SweepAnswer], unit: str, taus: Mapping[str, float]
+) -> Table | None:
     """Throughput at each interactivity, with the points around it; None without answers."""
     rows = []
     for one in answers:
@@ -46,6 +48,7 @@ def answer_table(answers: Sequence[SweepAnswer], unit: str) -> Table | None:
                 "tokens/s per user": f"{one.interactivity:.4g}",
                 unit: NOT_MEASURED if value is None else f"{sign}{value.throughput:,.0f}",
                 f"÷ {one.baseline}": DASH if ratio is None else sign + format_ratio(ratio),
+                "τ of all loads": format_ratio(taus.get(name)),
                 "measured points around it": one.describe(name),
             }
             rows.append(cells)

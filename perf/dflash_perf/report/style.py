@@ -12,11 +12,17 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 WIDTH, HEIGHT = 7.6, 4.3
+LEGEND_WIDTH = 0.88
+"""Of a figure: what the axes' own labels leave."""
 INK, FAINT = "#222222", "#8a8a8a"
-# Okabe and Ito's palette without yellow, which is too pale on white; the baseline is grey.
+# Okabe and Ito's palette without yellow, which is too pale on white, and two of Tol's; the baseline
+# is grey.
 BASELINE_COLOUR = "#555555"
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
-MARKERS = "os^DvP"
+COLOURS = (
+    *("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9"),
+    *("#882255", "#999933"),
+)
+MARKERS = "os^DvPp*"
 
 _SETTINGS: dict[str, Any] = {
     "font.family": ["DejaVu Sans"],
@@ -66,7 +72,7 @@ Look = dict[str, Any]
 
 
 def looks(names: Sequence[str], baseline: str) -> dict[str, Look]:
-    """A look for each configuration; after six, colours repeat with another marker."""
+    """A look for each configuration; after eight, colours repeat with another marker."""
     others = [name for name in names if name != baseline]
     chosen = {baseline: {"color": BASELINE_COLOUR, "marker": "X"}}
     for index, name in enumerate(others):
@@ -96,8 +102,12 @@ def new_chart(columns: int = 1, height: float = HEIGHT) -> tuple[Figure, list[Ax
 
 
 def name_above(axes: Axes, count: int) -> None:
-    """Names of the lines in a row above the axes."""
-    axes.legend(loc="lower left", bbox_to_anchor=(0, 1.0), ncols=min(count, 4))
+    """Names of the lines in rows above the axes, as many in a row as the figure is wide."""
+    widest = LEGEND_WIDTH * axes.figure.bbox.width
+    for columns in range(min(count, 4), 0, -1):
+        legend = axes.legend(loc="lower left", bbox_to_anchor=(0, 1.0), ncols=columns)
+        if legend.get_window_extent().width <= widest:
+            break
 
 
 def mark_answers(

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 from dflash_perf.report.report_page import Page
 from dflash_perf.report.report_tables import DASH, Table, format_ratio
@@ -19,6 +19,9 @@ from dflash_perf.report.style import (
 )
 from dflash_trt.training.observer import Evaluation, TrainedDraft
 
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
 SLOT_LINES = 5
 """Measurements whose slots are drawn: the first, the last, and some between."""
 
@@ -30,6 +33,7 @@ def render_training(name: str, trained: TrainedDraft) -> str:
     done = f"step {last.step:,} of {trained.steps:,}, epoch {last.epoch:.1f}"
     with chart_style():
         charts = [_length_chart(evaluations, best), _slot_chart(evaluations)]
+        charts += [_candidate_chart(evaluations)] if last.candidate_recall else []
         charts += [_loss_chart(evaluations)] if any(one.loss for one in evaluations) else []
         return Page(
             title=f"Training of {name}",
@@ -67,19 +71,11 @@ def _length_chart(evaluations: Sequence[Evaluation], best: Evaluation) -> Chart:
 
 
 def _slot_chart(evaluations: Sequence[Evaluation]) -> Chart:
-    last = len(evaluations) - 1
-    lines = min(SLOT_LINES, last + 1)
-    drawn = [evaluations[last * line // max(lines - 1, 1)] for line in range(lines)]
-    figure, axes = new_chart(2)
-    for age, one in enumerate(drawn, start=1):
-        style = {"color": COLOURS[0], "alpha": (2 + 8 * age / len(drawn)) / 10}
-        for panel, values in zip(axes, (one.conditional_acceptance, one.recall_at_16), strict=True):
-            draw_shares(panel, {"": values}, **style)
-    for panel, what in zip(axes, ("accepted", "among the 16 likeliest"), strict=True):
-        panel.set_title(what, loc="left", fontsize=9.5, color=INK)
-        panel.set_xlabel("slot")
-    axes[0].set_ylabel("share, where all slots before were accepted")
-    steps = ", ".join(f"{one.step:,}" for one in drawn)
+    shares = {
+        "accepted": [one.conditional_acceptance for one in evaluations],
+        "among the 16 likeliest": [one.recall_at_16 for one in evaluations],
+    }
+    figure, steps = _draw_slots(evaluations, shares)
     return Chart(
         "slots",
         "By slot",
@@ -88,6 +84,41 @@ def _slot_chart(evaluations: Sequence[Evaluation]) -> Chart:
         "Lines of acceptance and of recall over the slots of a block, for some measurements.",
         figure,
     )
+
+
+def _candidate_chart(evaluations: Sequence[Evaluation]) -> Chart:
+    """What limits a DFlash 2 draft: its candidates, or the choice among them."""
+    shares = {
+        "among the candidates": [one.candidate_recall for one in evaluations],
+        "chosen, where it is one": [one.selector_accuracy for one in evaluations],
+    }
+    figure, steps = _draw_slots(evaluations, shares)
+    return Chart(
+        "candidates",
+        "Candidates and selector",
+        "How often the answer's token is among a slot's candidates, and how often the selector "
+        f"chooses it then; acceptance is their product. From pale to full: step {steps}.",
+        "Lines of candidate recall and of selector accuracy over the slots of a block.",
+        figure,
+    )
+
+
+def _draw_slots(
+    evaluations: Sequence[Evaluation], shares: Mapping[str, Sequence[Sequence[float | None]]]
+) -> tuple[Figure, str]:
+    """A panel for each name, with the slots of some evaluations; and the steps of these."""
+    last = len(evaluations) - 1
+    lines = min(SLOT_LINES, last + 1)
+    drawn = [last * line // max(lines - 1, 1) for line in range(lines)]
+    figure, axes = new_chart(len(shares))
+    for panel, (what, values) in zip(axes, shares.items(), strict=True):
+        for age, index in enumerate(drawn, start=1):
+            style = {"color": COLOURS[0], "alpha": (2 + 8 * age / lines) / 10}
+            draw_shares(panel, {"": values[index]}, **style)
+        panel.set_title(what, loc="left", fontsize=9.5, color=INK)
+        panel.set_xlabel("slot")
+    axes[0].set_ylabel("share, where all slots before were accepted")
+    return figure, ", ".join(f"{evaluations[index].step:,}" for index in drawn)
 
 
 def _loss_chart(evaluations: Sequence[Evaluation]) -> Chart:
@@ -108,6 +139,7 @@ def _loss_chart(evaluations: Sequence[Evaluation]) -> Chart:
 
 def _table(evaluations: Sequence[Evaluation], best: Evaluation) -> Table:
     names = list(evaluations[-1].sets) if len(evaluations[-1].sets) > 1 else []
+    selects = bool(evaluations[-1].candidate_recall)
     rows = [
         {
             "step": f"{one.step:,}" + (" (kept)" if one is best else ""),
@@ -116,6 +148,7 @@ def _table(evaluations: Sequence[Evaluation], best: Evaluation) -> Table:
             "τ": f"{one.acceptance_length:.2f}",
             "slot 1": format_ratio(one.conditional_acceptance[0]),
             "recall@16, slot 1": format_ratio(one.recall_at_16[0]),
+            **({"chosen, slot 1": format_ratio(one.selector_accuracy[0])} if selects else {}),
             **{f"τ, {name}": format_ratio(one.sets.get(name)) for name in names},
         }
         for one in evaluations
