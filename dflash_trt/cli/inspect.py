@@ -16,6 +16,7 @@ from dflash_trt.bundle.sampling_defaults import describe_defaults, read_sampling
 from dflash_trt.bundle.summary import (
     attention_line,
     cache_line,
+    dflash2_line,
     draft_tokens_line,
     experts_line,
     quantization_line,
@@ -104,6 +105,7 @@ def describe_bundle(manifest: Manifest) -> list[str]:
         *_indented(quantization_line(target, manifest.kv_dtype)),
         f"draft   {_dims(draft)}, {block}",
         *_indented(quantization_line(draft, manifest.kv_dtype)),
+        *_indented(dflash2_line(manifest)),
         *_indented(draft_tokens_line(manifest)),
         f"        taps layers {taps} of {target.layers}; sliding windows "
         f"{', '.join(map(str, windows)) if windows else 'none'}",
