@@ -12,7 +12,7 @@ from dflash_trt.building.deployment import BuiltDeployment, build_deployment
 from dflash_trt.building.named_pair import find_config, takes_own_layer
 from dflash_trt.building.profile import on_profile
 from dflash_trt.building.quantize import choose_precisions, find_texts, plan_quantization
-from dflash_trt.building.sources import fetch, find_source
+from dflash_trt.building.sources import check_own_layer, fetch, find_source
 from dflash_trt.building.spec import BuildSpec
 from dflash_trt.bundle.manifest import Manifest
 from dflash_trt.core.progress import Progress
@@ -57,10 +57,6 @@ def build(spec: BuildSpec, progress: Progress) -> BuiltBundle | BuiltDeployment:
     config = spec.apply(config)
     if spec.is_deployment:
         assert name is not None
-        if takes_own_layer(spec.checkpoints, config):
-            what = "deployments with the target's MTP layer are not written yet"
-            fix = "pass a draft, or build for --executor cpu"
-            raise DflashError(what, where="--draft-checkpoint", fix=fix, usage=True)
         return build_deployment(spec, config, path, name, progress)
     compute, algorithms = choose_precisions(config, spec.precision, path, spec.executor)
     engines = _choose_engines(spec, profile, compute)
@@ -77,9 +73,8 @@ def build(spec: BuildSpec, progress: Progress) -> BuiltBundle | BuiltDeployment:
     ]
     progress.stage("reading checkpoints", None)
     target, taps = read_target(folders[0]), spec.checkpoints.target_layer_ids
-    if takes_own and not target.sizes.has_state:
-        what = f"has no MTP layer: it is of the family {target.family}"
-        raise DflashError(what, where=folders[0], fix="pass a draft's folder", usage=True)
+    if takes_own:
+        check_own_layer(target.sizes, f"of the family {target.family}", folders[0])
     pair = check_pair(target, read_draft(folders[-1], taps))
     plan = None
     if texts is not None:

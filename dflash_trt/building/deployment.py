@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from dflash_trt.building.bundle_writer import TOKENIZER_NAME
+from dflash_trt.building.named_pair import takes_own_layer
 from dflash_trt.building.profile import is_plain
 from dflash_trt.building.quantize import (
     choose_precisions,
@@ -14,9 +15,9 @@ from dflash_trt.building.quantize import (
     plan_quantization,
     quantize_pair,
 )
-from dflash_trt.building.sources import fetch, find_source, read_shapes
+from dflash_trt.building.sources import check_own_layer, fetch, find_source, read_shapes
 from dflash_trt.building.spec import BuildSpec, DeploymentRequest
-from dflash_trt.bundle.support import PRECISIONS, TRTLLM, check_executor
+from dflash_trt.bundle.support import PRECISIONS, TRTLLM, PairFeature, check_executor
 from dflash_trt.core.formats import QUANTIZED
 from dflash_trt.core.progress import Progress
 from dflash_trt.core.publish import check_destination
@@ -61,11 +62,17 @@ def build_deployment(
     check_destination(output, overwrite=spec.overwrite, kind=DEPLOYMENT)
     config = _planned_precision(config)
     quantizes = bool({config.precision, config.draft_precision} & set(QUANTIZED))
-    given = spec.checkpoints
+    given, draft = spec.checkpoints, None
+    if not takes_own_layer(given, config):
+        draft = find_source(config.draft, path, given.draft_checkpoint, "--draft-checkpoint")
+    elif quantizes:
+        what = "is quantised without its MTP layer here"
+        raise DflashError(what, where=path, fix=PairFeature.QUANTIZING.fix, usage=True)
     sources = Sources(
         target=find_source(config.target, path, given.target_checkpoint, "--target-checkpoint"),
-        draft=find_source(config.draft, path, given.draft_checkpoint, "--draft-checkpoint"),
+        draft=draft,
         precision={},
+        drafting="mtp" if draft is None else "dflash",
     )
     if config.eagle3 is not None:
         eagle3 = find_source(config.eagle3, path, None, f"{path}, eagle3")
@@ -77,7 +84,7 @@ def build_deployment(
             fix="pass --target-checkpoint or --draft-checkpoint, or leave it out",
             usage=True,
         )
-    if not quantizes and sources.draft.revision is not None:
+    if not quantizes and sources.draft is not None and sources.draft.revision is not None:
         raise DflashError(
             "TensorRT-LLM cannot be told a draft's revision",
             where=f"{path}, draft",
@@ -94,7 +101,9 @@ def build_deployment(
         backend=options.attention_backend,
         llm_args=options.llm_arg,
     )
-    if spec.limits.max_batch is None and is_plain(profile, config.profiles[profile]):
+    # A profile's own batch is what a draft with a context of its own leaves room for.
+    fits_any = sources.draft is None or is_plain(profile, config.profiles[profile])
+    if spec.limits.max_batch is None and fits_any:
         config = fit_batch(config, path, profile, pair, wanted)
     plan = plan_deployment(config, path, profile, pair, wanted)
     quantize = None
@@ -141,7 +150,14 @@ def _planned_precision(config: BuildConfig) -> BuildConfig:
 
 def _read_pair(sources: Sources, config: BuildConfig, path: Path) -> PairShape:
     """The pair's shapes; where there are folders, their weights must fit each other."""
-    target, draft = sources.target.folder, sources.draft.folder
+    target = sources.target.folder
+    if sources.draft is None:
+        if target is not None:
+            spec = read_target(target)
+            check_own_layer(spec.sizes, f"of the family {spec.family}", target)
+            check_pair(spec, read_draft(target))
+        return read_shapes(sources.target, None, config, path)
+    draft = sources.draft.folder
     if target is not None and draft is not None:
         check_pair(read_target(target), _read_draft(draft))
     pair = read_shapes(sources.target, sources.draft, config, path)
@@ -179,6 +195,7 @@ def _quantization(
     _, algorithms = choose_precisions(config, options, path, TRTLLM)
     texts = find_texts(config, path, options.calibration)
     target = fetch(sources.target, path, "--target-checkpoint")
+    assert sources.draft is not None  # an MTP layer is refused before
     draft = fetch(sources.draft, path, "--draft-checkpoint")
     planned = plan_quantization(
         check_pair(read_target(target), read_draft(draft)),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+from dflash_trt.building.named_pair import OWN_LAYER
 from dflash_trt.deploy.planning.known_pairs import PairShape, as_pair, find_pair, pair_names
 from dflash_trt.deploy.planning.read_shapes import (
     read_draft_shape,
@@ -20,6 +21,8 @@ from dflash_trt.models.build_config import (
     resolve_builtin,
 )
 from dflash_trt.models.hub import find_checkpoint, local_checkpoint
+from dflash_trt.models.mtp import layer_shape
+from dflash_trt.models.sizes import DecoderSizes
 
 
 def find_source(
@@ -45,10 +48,25 @@ def fetch(source: ModelSource, path: Path, option: str) -> Path:
     )
 
 
+def check_own_layer(target: DecoderSizes, called: str, where: str | Path) -> None:
+    """Refuses a target without an MTP layer, `called` what it is; DflashError (usage)."""
+    if not target.has_state:
+        what = f"has no MTP layer: it is {called}"
+        raise DflashError(what, where=where, fix="pass a draft's folder", usage=True)
+
+
 def read_shapes(
-    target: ModelSource, draft: ModelSource, config: BuildConfig, path: Path
+    target: ModelSource, draft: ModelSource | None, config: BuildConfig, path: Path
 ) -> PairShape:
-    """Shapes from the folders there are, else of the public pair; a draft must fit its target."""
+    """Shapes from the folders there are, else of the public pair; a draft must fit its target.
+
+    `draft` is None where it is the target's own layer.
+    """
+    if draft is None and target.folder is None:
+        known = _public_pair(config, path)
+        check_own_layer(known.target.sizes, str(known.architecture), config.target.checkpoint)
+        return replace(known, draft=layer_shape(known.target))
+    draft = draft or target
     if target.folder is not None and draft.folder is not None:
         return read_pair_shape(target.folder, draft.folder)
     known = _public_pair(config, path)
@@ -77,9 +95,9 @@ def _public_pair(config: BuildConfig, path: Path) -> PairShape:
         return as_pair(path.stem, config.shape)
     for name in pair_names():
         one = load_config(name)[0]
-        if (one.target.checkpoint, one.draft.checkpoint) == (
-            config.target.checkpoint,
-            config.draft.checkpoint,
+        if one.target.checkpoint == config.target.checkpoint and config.draft.checkpoint in (
+            one.draft.checkpoint,
+            OWN_LAYER,
         ):
             return find_pair(name)
     return find_pair(path.stem)

@@ -163,6 +163,14 @@ class TargetDims(ModelDims):
         return replace(sizes, experts=None if self.experts is None else self.experts.sizes)
 
 
+class Dflash2Dims(StrictRecord):
+    """What a DFlash 2 draft has beside DFlash's layers (see Dflash2Sizes)."""
+
+    group: Count
+    rank: Count
+    top_k: Count
+
+
 class DraftDims(ModelDims):
     """`token_count` is how many tokens the draft chooses among; None is all of them.
 
@@ -185,6 +193,7 @@ class DraftDims(ModelDims):
         default=None, exclude_if=lambda one: one is None
     )
     experts: ExpertDims | None = Field(default=None, exclude_if=lambda one: one is None)
+    dflash2: Dflash2Dims | None = Field(default=None, exclude_if=lambda one: one is None)
 
     @model_validator(mode="before")
     @classmethod
@@ -259,6 +268,7 @@ def draft_dims(pair: Pair) -> DraftDims:
             positions if positions < pair.target.max_position_embeddings else None
         ),
         experts=_expert_dims(draft),
+        dflash2=None if draft.dflash2 is None else Dflash2Dims(**asdict(draft.dflash2)),
     )
 
 

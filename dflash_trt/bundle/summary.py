@@ -220,6 +220,16 @@ def draft_tokens_line(manifest: Manifest) -> str | None:
     return "; ".join([*among, *(f"has an {one} of its own" for one in owned)]) or None
 
 
+def dflash2_line(manifest: Manifest) -> str | None:
+    """What a DFlash 2 draft has beside DFlash's layers; None of any other."""
+    if (one := manifest.draft.dflash2) is None:
+        return None
+    return (
+        f"convolutions over two rows, in groups of {one.group} channels; a selector of rank "
+        f"{one.rank} among the {one.top_k} likeliest tokens of a slot"
+    )
+
+
 def summarize(manifest: Manifest) -> dict[str, Any]:
     """The figures of `inspect`, as JSON."""
     memory, stated = bundle_memory(manifest), manifest.model_dump()

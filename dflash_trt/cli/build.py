@@ -197,8 +197,8 @@ def command(spec: BuildSpec) -> None:
     precision can be quantized on the way: the bundle's weights are then its own.
 
     With `--executor trtllm` it is a deployment instead: TensorRT-LLM's own files for DFlash,
-    EAGLE-3 and autoregressive decoding of the pair on a hardware profile. Checkpoints may stay
-    names on the hub.
+    DSpark or MTP, EAGLE-3 and autoregressive decoding of the pair on a hardware profile.
+    Checkpoints may stay names on the hub.
     """
     with StageBars() as bars:
         built = build(spec, bars)
@@ -280,8 +280,8 @@ def _show_deployment(built: BuiltDeployment) -> None:
     click.echo(
         f"{output}: {', '.join(deployment.variants)} of {deployment.name} on {profile.gpus} × "
         f"{profile.gpu}, {deployment.max_batch} sequences of {deployment.max_seq_len} tokens, "
-        f"{deployment.max_draft_len} drafts, attention backend {deployment.attention_backend}; "
-        f"target {deployment.target}, draft {deployment.draft}"
+        f"{deployment.describe_drafts()}; target {deployment.target}, "
+        f"draft {deployment.draft or 'its own layer'}"
     )
     click.echo(
         f"memory of a GPU: weights {format_size(memory.weights)}, draft context "

@@ -16,6 +16,7 @@ from dflash_trt.bundle.sampling_defaults import describe_defaults, read_sampling
 from dflash_trt.bundle.summary import (
     attention_line,
     cache_line,
+    dflash2_line,
     draft_tokens_line,
     experts_line,
     quantization_line,
@@ -104,6 +105,7 @@ def describe_bundle(manifest: Manifest) -> list[str]:
         *_indented(quantization_line(target, manifest.kv_dtype)),
         f"draft   {_dims(draft)}, {block}",
         *_indented(quantization_line(draft, manifest.kv_dtype)),
+        *_indented(dflash2_line(manifest)),
         *_indented(draft_tokens_line(manifest)),
         f"        taps layers {taps} of {target.layers}; sliding windows "
         f"{', '.join(map(str, windows)) if windows else 'none'}",
@@ -176,11 +178,11 @@ def _inspect_deployment(folder: Path, *, as_json: bool) -> None:
         f"{one.name}: deployment for TensorRT-LLM {one.tensorrt_llm} on {one.profile_name} "
         f"({profile.gpus} × {profile.gpu}), by {one.created_by}",
         f"status  checked against {one.checked}; not run",
-        f"models  target {one.target}, draft {one.draft}"
+        f"models  target {one.target}, draft {one.draft or 'its own layer'}"
         + (f", EAGLE-3 {one.eagle3}" if one.eagle3 else "")
         + (f"; quantised: {', '.join(quantised)}" if quantised else ""),
-        f"limits  {one.max_batch} sequences of {one.max_seq_len} tokens, {one.max_draft_len} "
-        f"drafts (trained block {one.trained_block}), attention backend {one.attention_backend}",
+        f"limits  {one.max_batch} sequences of {one.max_seq_len} tokens, "
+        f"{one.describe_drafts(f' (trained block {one.trained_block})')}",
         f"memory  of a GPU: weights {format_size(memory.weights)}, draft context "
         f"{format_size(memory.draft_context)}, KV cache at least {format_size(memory.kv_pool)} of "
         f"{format_size(memory.gpu_memory)}: {memory.sequences} sequences of "

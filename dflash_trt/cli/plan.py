@@ -121,8 +121,9 @@ def command(
     else:  # what a build would find
         source, path = find_config(target, Checkpoints())
         model = find_source(source.target, path, None, "--target")
-        own = takes_own_layer(Checkpoints(), source)
-        draft = model if own else find_source(source.draft, path, None, "--target")
+        draft = None
+        if not takes_own_layer(Checkpoints(), source):
+            draft = find_source(source.draft, path, None, "--target")
         pair = replace(read_shapes(model, draft, source, path), name=path.stem)
     if precision is not None:
         pair = replace(pair, target=pair.target.in_format(Format(precision)))

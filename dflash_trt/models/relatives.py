@@ -106,6 +106,7 @@ def _refusal(config: ConfigFields, called: str) -> DflashError:
     return DflashError(
         f"is {called}, which is not supported",
         where=config.where,
-        fix="pass a DFlash draft (architecture DFlashDraftModel), a DSpark draft in DeepSpec's "
-        "layout (Qwen3DSparkModel) or an EAGLE-3 head (LlamaForCausalLMEagle3)",
+        fix="pass a draft of DFlash (DFlashDraftModel), DFlash 2 (DFlash2DraftModel), DSpark in "
+        "DeepSpec's layout (Qwen3DSparkModel) or EAGLE-3 (LlamaForCausalLMEagle3), or one of these "
+        "in speculators' layout",
     )

@@ -20,6 +20,7 @@ from dflash_trt.core.files import resolved
 from dflash_trt.core.machine import processor
 from dflash_trt.core.publish import staged_folder
 from dflash_trt.decoding import Request
+from dflash_trt.deploy.other_engines import serving_options
 from dflash_trt.errors import DflashError
 from dflash_trt.graph.bindings import GRAPH_NAMES
 from dflash_trt.models.draft_kinds import TRAITS
@@ -231,11 +232,12 @@ def write_card(record: dict[str, Any], shape: DraftDesign, name: str) -> str:
         serving = [first, "", *serving, "", ""]
     hashes = {name: value for name, value in record["hashes"].items() if value}
     drafts = shape.block_size - 1
+    others = "; ".join(serving_options("DFlash 2", drafts))
     layouts = {
         "EAGLE-3": "EAGLE's layout, which others serve as EAGLE-3",
         "DSpark": "DeepSpec's layout, copies of the target's matrices included",
-        "DFlash 2": "z-lab's layout (DFlash2DraftModel), which vLLM and SGLang describe as theirs "
-        "(neither has loaded a draft of `train-draft` so far)",
+        "DFlash 2": "z-lab's layout (DFlash2DraftModel), which others describe as theirs (none has "
+        f"loaded a draft of `train-draft` so far): {others}",
         "DFlash": f"z-lab's layout, which vLLM, SGLang and TensorRT-LLM ({drafts} draft tokens) "
         "describe as theirs (none of the three has loaded a draft of `train-draft` so far)",
     }

@@ -11,6 +11,7 @@ import pytest
 from dflash_trt.building.spec import BuildSpec
 from dflash_trt.bundle.support import EXECUTORS, TABLE, Feature, check_executor, render
 from dflash_trt.core.limits import PagePool
+from dflash_trt.deploy.other_engines import SERVED, serving_options
 from dflash_trt.errors import DflashError
 from tests.pairs import PairFactory, bundle_pair, caches
 
@@ -19,6 +20,12 @@ PAGE = Path(__file__).parents[2] / "docs" / "support-matrix.md"
 
 def test_the_page_shows_the_table() -> None:
     assert "\n".join(render()) in PAGE.read_text(encoding="utf-8")
+
+
+def test_the_page_of_deployments_shows_what_others_serve() -> None:
+    page = PAGE.with_name("tensorrt-llm.md").read_text(encoding="utf-8")
+    for kind in SERVED:
+        assert all(f"- {kind}, {one}\n" in page for one in serving_options(kind, 7))
 
 
 def test_each_executor_is_refused_what_it_lacks_and_nothing_else() -> None:

@@ -213,7 +213,7 @@ def test_a_targets_own_layer_drafts(
     ("options", "what"),
     [
         (["--executor", "tensorrt-rtx"], "an MTP layer, for which engines cannot be built yet"),
-        (["--executor", "trtllm", "--profile", "h100x1"], "deployments with the target's MTP"),
+        ([*QUANTIZED, "--executor", "trtllm", "--profile", "h100x1"], "without its MTP layer here"),
         (["--target-checkpoint", f"{DEMO}"], "has no MTP layer: it is of the family qwen3"),
         (["--target-layer-ids", "1"], "the draft takes layers 3 ("),
         (["--kv-dtype", "fp8"], "for which FP8 KV caches cannot be built yet"),

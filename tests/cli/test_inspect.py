@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli.conftest import Run
+from tests.reference.dflash2 import write_dflash2
 
 # 6 target layers and 2 draft layers of 2 KV heads × 8, K and V, float32.
 TARGET_TOKEN_BYTES = 6 * 2 * 2 * 8 * 4
@@ -49,6 +50,17 @@ def test_figures(run: Run, bundle: Path) -> None:
         + 4 * 64 * (TARGET_TOKEN_BYTES + DRAFT_TOKEN_BYTES)
     )
     assert answer["verified"] is None
+
+
+def test_a_dflash2_draft_says_what_it_has(run: Run, bigram_config: Path, tmp_path: Path) -> None:
+    pair, output = bigram_config.parent, tmp_path / "bundle"
+    draft = write_dflash2(tmp_path / "draft", pair / "draft", group=32, rank=12, top_k=8)
+    own = ["--target-checkpoint", pair / "target", "--draft-checkpoint", draft, "-o", output]
+    run.well("build", "--max-batch", 1, *own)
+    text = run("inspect", output).out
+    assert "groups of 32 channels; a selector of rank 12 among the 8 likeliest tokens" in text
+    sizes = {"group": 32, "rank": 12, "top_k": 8}
+    assert run("inspect", output, "--json").json["draft"]["dflash2"] == sizes
 
 
 def test_text(run: Run, bundle: Path) -> None:

@@ -163,7 +163,8 @@ def test_a_dflash2_draft_is_trained_and_goes_on(tmp_path: Path) -> None:
     spec = read_draft(tmp_path / "draft")
     assert check_pair(read_target(TARGET), spec).draft.dflash2 == Dflash2Sizes(16, 64, 4)
     assert 0 < len(spec.token_ids or ()) <= 200
-    assert "A DFlash 2 draft" in (tmp_path / "draft" / "README.md").read_text()
+    card = (tmp_path / "draft" / "README.md").read_text()
+    assert "A DFlash 2 draft" in card and '"num_speculative_tokens": 7}' in card
     again = command(prompts, tmp_path / "again", *more)
     with _interrupted_at_step(5):
         assert run(*again).code == 130

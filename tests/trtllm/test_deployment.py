@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import shlex
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -23,7 +25,9 @@ from dflash_trt.deploy.trtllm.trtllm_kernels import MOE_KERNELS, default_moe_bac
 from dflash_trt.models.build_config import load_config
 from dflash_trt.models.draft import read_draft
 from dflash_trt.models.target import read_target
+from tests.reference.checkpoints import write_target
 from tests.reference.deepspec import write_deepspec
+from tests.reference.mtp import write_mtp
 from tests.trtllm.conftest import (
     QWEN3,
     Run,
@@ -240,6 +244,52 @@ def test_a_dspark_draft_is_deployed_as_one(
     assert arguments["kv_cache_config"]["enable_block_reuse"] is False
     readme = (tmp_path / "d" / "README.md").read_text(encoding="utf-8")
     assert "serve/dspark.yaml" in readme and "dflash.yaml" not in readme
+
+
+@pytest.mark.parametrize(
+    ("name", "version"), [("qwen3.5-27b", "1.3.0rc27"), ("qwen3.5-35b-a3b", "1.4.0rc1")]
+)
+def test_a_targets_own_layer_is_deployed(run: Run, tmp_path: Path, name: str, version: str) -> None:
+    """Its keys and values are in the target's cache, and nothing is reserved for a context."""
+    own = ["--target", name, "--profile", "h200x1", "--draft-checkpoint", "mtp"]
+    own += ["--block-size", "4", "--trtllm-version", version]
+    own += ["--llm-arg", "speculative_config.max_concurrency=8"]
+    shown = build_deployment(run, tmp_path / "d", *own)
+    assert (shown["variants"], shown["draft"]) == (["autoregressive", "mtp"], None)
+    assert serve_yaml(tmp_path / "d", "mtp")["speculative_config"] == {
+        "decoding_type": "MTP",
+        "max_draft_len": 3,
+        "max_concurrency": 8,
+    }
+    sizes, memory = find_pair(name).target.sizes, shown["memory"]
+    layers = 1 + sum(layer.recurrent is None for layer in sizes.layers)
+    token = layers * 2 * sizes.full_layer.kv_heads * sizes.full_layer.head_dim * 2
+    assert memory["kv_sequence"] == shown["max_seq_len"] * token
+    assert memory["draft_context"] == 0 and memory["states"] > 0
+    readme = (tmp_path / "d" / "README.md").read_text(encoding="utf-8")
+    assert "the target's own MTP layer" in readme and "draft context" not in readme
+    path = tmp_path / "d" / "serve" / "mtp.yaml"
+    path.write_text(path.read_text().replace("draft_len: 3", "draft_len: 4"))
+    run("inspect", tmp_path / "d").fails(2, "max_draft_len 4: memory was counted for 3")
+
+
+def test_a_target_brings_its_layer_along(run: Run, tmp_path: Path) -> None:
+    """Once, and preflight.py looks for it in the target's config.json."""
+    target = tmp_path / "target"
+    write_mtp(write_target(target, "qwen3_5", vocab=300, num_layers=4, vision=True))
+    own = ["--target", target, "--profile", "b200x1", "--draft-checkpoint", "mtp"]
+    shown = build_deployment(run, tmp_path / "d", *own, "--max-seq-len", 128)
+    assert (shown["target"], shown["draft"]) == (f"{MOUNTED}/target", None)
+    assert {path.name for path in (tmp_path / "d" / "weights").iterdir()} == {"target"}
+    script = (tmp_path / "d" / "preflight.py").read_text().replace(MOUNTED, str(tmp_path))
+    for layers, found in ((1, False), (0, True)):
+        edit = json.loads((target / "config.json").read_text())
+        edit["text_config"]["mtp_num_hidden_layers"] = layers
+        (target / "config.json").write_text(json.dumps(edit))
+        done = subprocess.run(
+            [sys.executable, "-c", script, "mtp"], capture_output=True, text=True, check=False
+        )
+        assert (f"has mtp_num_hidden_layers {layers}, not 1" in done.stderr) == found
 
 
 def test_llm_arguments_are_written(run: Run, tmp_path: Path) -> None:

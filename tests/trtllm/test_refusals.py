@@ -25,6 +25,8 @@ EIGHT = "gpus: 8, tensor_parallel: 8, expert_parallel: 8"
 OLD, NEW = "1.3.0rc27", "1.4.0rc1"
 DFLASH = {"decoding_type": "DFlash", "max_draft_len": 9, "speculative_model": "z-lab/x"}
 DSPARK = {"decoding_type": "DSpark", "max_draft_len": 7, "speculative_model": "x/y"}
+MTP = {"decoding_type": "MTP", "max_draft_len": 3, "use_mtp_vanilla": False}
+OWN = ["--draft-checkpoint", "mtp"]
 MODEL = "triton/dflash/tensorrt_llm/1/model.yaml"
 ANYTHING = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
@@ -66,6 +68,15 @@ ANYTHING = st.recursive(
             ["--attention-backend", "VANILLA"],
             [f"{(512 + 1) * POSITIONS * LAYERS * 2 * KV_HEADS * HEAD_DIM * BF16:,} bytes a GPU"],
         ),
+        ("qwen3.5-35b-a3b", "gpu: h200", [], ["mixtures", "or pass --draft-checkpoint mtp"]),
+        (
+            "qwen3.8-27b",
+            "gpu: h200",
+            [],
+            ["no DFlash 2;", "vLLM from 0.28.0 on or SGLang from 0.5"],
+        ),
+        ("qwen3.5-27b", "gpu: h200", [*OWN, "--attention-backend", "FA4"], ["the target's; leave"]),
+        ("qwen3-8b", "gpu: h200", OWN, ["Qwen/Qwen3-8B: has no MTP layer: it is Qwen3ForCausalLM"]),
         ("gpt-oss-20b", "gpu: a100", [], ["no experts in mxfp4 on A100", "choose another GPU"]),
         (
             "qwen3-coder-30b-a3b",
@@ -231,7 +242,9 @@ def test_what_every_version_has(version: str) -> None:
         ),
         (NEW, {SPECULATION: {"decoding_type": "Eagle3", "eagle_choices": []}}, "1.3.0rc27 has it"),
         (NEW, {SPECULATION: {**DFLASH, "mask_token_id": "x"}}, "mask_token_id"),
-        (NEW, {SPECULATION: {"decoding_type": "MTP"}}, "'DFlash', 'DSpark', 'Eagle3'"),
+        (NEW, {SPECULATION: {"decoding_type": "SA"}}, "'DFlash', 'DSpark', 'Eagle3', 'MTP'"),
+        (NEW, {SPECULATION: {**MTP, "context_recompute_tail": -1}}, "context_recompute_tail is no"),
+        (OLD, {SPECULATION: {**MTP, "spec_dec_variant": 1}}, "1.4.0rc1 has it"),
         (OLD, {SPECULATION: {**DSPARK, "attention_backend": "AUTO"}}, "AUTO is no value"),
         (NEW, {SPECULATION: {**DSPARK, "markov_head_type": "x"}}, "markov_head_type"),
         (NEW, {SPECULATION: 3}, "speculative_config"),

@@ -132,11 +132,14 @@ def plan_memory(
         length = -(-(length + block) // page_tokens) * page_tokens - block
     plain = fit_memory(gpu, target, draft, context=max_seq_len, layout=layout)
     state = deployed_state_bytes(target.sizes, max_draft_len, layout)
-    sequence = int(kv_bytes(target.sizes, max_seq_len, layout, kv_item_bytes))
+    cached = [target.sizes, draft.sizes] if draft.fuses_token else [target.sizes]
+    sequence = sum(int(kv_bytes(one, max_seq_len, layout, kv_item_bytes)) for one in cached)
     free = max(1, gpu.memory_bytes - int(plain.weights) - RUNTIME_BYTES)
 
     def count(batch: int) -> ServedMemory:
-        context = dense_draft_context_bytes(draft, batch, length, layout)
+        # An MTP layer's keys and values are in the target's cache.
+        dense = 0 if draft.fuses_token else batch
+        context = dense and dense_draft_context_bytes(draft, dense, length, layout)
         states = int(batch * state)
         share = min(DEFAULT_FRACTION, 1 - (context / CONTEXT_SHARE + states) / free)
         fraction = max(0.0, int(share * 100) / 100)

@@ -9,7 +9,7 @@ from typing import Any
 
 from dflash_trt.bundle.memory.served import DEFAULT_FRACTION
 from dflash_trt.deploy.trtllm.deployment_plan import DeploymentPlan
-from dflash_trt.deploy.trtllm.deployment_record import OF_BLOCKS, TITLES, Variant
+from dflash_trt.deploy.trtllm.deployment_record import OF_BLOCKS, OWN_DRAFTS, TITLES, Variant
 from dflash_trt.deploy.trtllm.trtllm_kernels import (
     DRAFT_PACKAGES,
     GUIDED_PACKAGES,
@@ -18,8 +18,8 @@ from dflash_trt.deploy.trtllm.trtllm_kernels import (
 
 MOUNT = "/deployment"
 """Where the YAML files expect the folder: a relative path could be taken for a hub name."""
-OF_DFLASH = ("context_recompute_tail", "max_concurrency")
-"""What is offered of speculative_config, but for DFlash alone."""
+OF_OWN_DRAFT = ("context_recompute_tail", "max_concurrency")
+"""What is offered of speculative_config, but for the pair's own draft alone."""
 MIN_NUM_TOKENS = 8192
 """Tokens of one pass, TensorRT-LLM's own default: the size of a prefill chunk."""
 
@@ -38,11 +38,12 @@ class Sources:
     """The models by role.
 
     `eagle3` is an EAGLE-3 draft of the same target; `precision` is of those models that were
-    quantised for this deployment; `drafting` is the variant of the pair's own draft.
+    quantised for this deployment; `drafting` is the variant of the pair's own draft, which is None
+    where that is the target's own layer.
     """
 
     target: ModelSource
-    draft: ModelSource
+    draft: ModelSource | None
     eagle3: ModelSource | None = None
     eagle3_draft_len: int = 0
     precision: Mapping[str, str]
@@ -51,7 +52,7 @@ class Sources:
     @property
     def variants(self) -> list[Variant]:
         """Those that can be written, the baseline first."""
-        without = {variant for variant in OF_BLOCKS if variant != self.drafting}
+        without = {variant for variant in OWN_DRAFTS if variant != self.drafting}
         if self.eagle3 is None:
             without.add("eagle3")
         return [variant for variant in TITLES if variant not in without]
@@ -125,7 +126,7 @@ def model_arguments(plan: DeploymentPlan, sources: Sources, variant: Variant) ->
 def packages(plan: DeploymentPlan, variant: Variant) -> dict[str, str]:
     """What a variant imports besides TensorRT-LLM itself: modules, and where they come from."""
     options, found = plan.options, dict[str, str]()
-    if variant in OF_BLOCKS:
+    if plan.backend is not None and variant in OF_BLOCKS:
         found |= DRAFT_PACKAGES[plan.backend]
     if options.speculative_config.use_rejection_sampling and variant != "autoregressive":
         found |= REJECTION_PACKAGES
@@ -138,7 +139,7 @@ def _speculation(plan: DeploymentPlan, sources: Sources, variant: Variant) -> di
     if variant == "autoregressive":
         return None
     given = plan.options.given("speculative_config")
-    own = {name: given.pop(name, None) for name in OF_DFLASH}
+    own = {name: given.pop(name, None) for name in OF_OWN_DRAFT}
     if variant == "eagle3":
         return {
             "decoding_type": "Eagle3",
@@ -148,14 +149,17 @@ def _speculation(plan: DeploymentPlan, sources: Sources, variant: Variant) -> di
         }
     draft = plan.pair.draft
     speculation: dict[str, Any] = {
-        "decoding_type": "DFlash",
+        "decoding_type": "MTP" if variant == "mtp" else "DFlash",
         "max_draft_len": plan.max_draft_len,
-        "speculative_model": sources.locations["draft"],
-        "target_layer_ids": list(draft.target_layer_ids),
-        "mask_token_id": draft.mask_token_id,
-        "attention_backend": plan.backend,
-        **given,
     }
+    if variant in OF_BLOCKS:
+        speculation |= {
+            "speculative_model": sources.locations["draft"],
+            "target_layer_ids": list(draft.target_layer_ids),
+            "mask_token_id": draft.mask_token_id,
+            "attention_backend": plan.backend,
+        }
+    speculation |= given
     if draft.markov_rank:
         speculation |= {
             "decoding_type": "DSpark",

@@ -12,6 +12,7 @@ from dflash_trt.bundle.memory.served import ServedMemory, plan_memory
 from dflash_trt.core.formats import QUANTIZED, Format
 from dflash_trt.core.limits import check_positions, choose_block
 from dflash_trt.decoding.schedule import BlockSchedule
+from dflash_trt.deploy.other_engines import SERVED
 from dflash_trt.deploy.planning.known_pairs import PairShape
 from dflash_trt.deploy.trtllm.deployment_rules import (
     bad_experts,
@@ -57,6 +58,7 @@ class DeploymentPlan:
         max_draft_len: drafts of a step, block - 1.
         schedule: {batch up to: drafts}, None where it is always max_draft_len.
         options: LLM arguments beside the computed ones.
+        backend: of the draft's attention; None where it is a layer of the target.
         recompute_tail: prompt tokens computed again at least after a prefix-cache hit, -1 is all
             of them; None where prefixes are not reused, since a hit would starve the drafter.
         chat_template_kwargs: of every chat, since the draft was trained so.
@@ -73,7 +75,7 @@ class DeploymentPlan:
     max_seq_len: int
     max_draft_len: int
     schedule: dict[int, int] | None
-    backend: AttentionBackend
+    backend: AttentionBackend | None
     options: LlmOptions
     recompute_tail: int | None
     memory: ServedMemory
@@ -130,8 +132,11 @@ def plan_deployment(
     _check_precision(config, gpu, target, where)
     pair = _as_quantized(pair, config)
     refuse_first(bad_experts(None, pair.target.experts_format, gpu), where)
-    is_dspark = pair.draft.markov_rank > 0
+    is_dspark, is_own = pair.draft.markov_rank > 0, pair.draft.fuses_token
     backend = options.backend or choose_backend(gpu.arch, is_dspark=is_dspark)
+    if is_own and options.backend is not None:
+        what = "an MTP layer's attention is the target's"
+        raise refusal(what, "--attention-backend", "leave it out")
     trained, cache = pair.draft.block_size, llm.kv_cache_config
     block = choose_block(config.block_size, trained, where="--block-size")
     positions = min(target.max_position_embeddings, pair.draft.max_position_embeddings)
@@ -152,7 +157,7 @@ def plan_deployment(
         max_seq_len=config.max_seq_len,
         max_draft_len=block - 1,
         schedule=_read_schedule(options.schedule, config.max_batch),
-        backend=backend,
+        backend=None if is_own else backend,
         options=llm,
         recompute_tail=tail,
         memory=plan_memory(
@@ -193,19 +198,22 @@ def fit_batch(
 
 
 def _check_documented(pair: PairShape, where: str) -> None:
-    """Raises DflashError for a target or a draft with which no known version documents DFlash.
+    """Raises DflashError for a target and a draft that no known version documents.
 
-    Sources: the feature matrix of its supported models; pull request 13782 for dense hybrids, which
-    both versions here have.
+    Sources: the feature matrix of its supported models; pull requests 13782 (DFlash) and 12646
+    (MTP) for dense hybrids, which both versions here have.
     """
-    target = pair.target
+    target, ways = pair.target, ["build it for --executor cpu or tensorrt-rtx"]
     unknown = "DFlash for Gemma 4" if target.sizes.has_full_heads else None
-    if target.sizes.has_state and target.experts is not None:
-        unknown = "DFlash for Qwen3.5's mixtures of experts"
+    if target.sizes.has_state and not pair.draft.fuses_token:
+        if target.experts is not None:
+            unknown = "DFlash for Qwen3.5's mixtures of experts"
+        ways.append("pass --draft-checkpoint mtp")
     if pair.draft.dflash2 is not None:
         unknown = "DFlash 2"
+        ways.append(f"serve it with {' or '.join(SERVED['DFlash 2'])}")
     if unknown is not None:
-        fix = f"neither {' nor '.join(VERSIONS)} does; build it for --executor cpu or tensorrt-rtx"
+        fix = f"neither {' nor '.join(VERSIONS)} does; {', or '.join(ways)}"
         raise refusal(f"TensorRT-LLM documents no {unknown}", where, fix)
 
 

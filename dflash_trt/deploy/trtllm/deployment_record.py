@@ -14,15 +14,17 @@ from dflash_trt.core.validation import StrictRecord, read_record
 from dflash_trt.deploy.trtllm.schema import AttentionBackend
 from dflash_trt.models.build_config import HardwareProfile
 
-Variant = Literal["autoregressive", "eagle3", "dflash", "dspark"]
+Variant = Literal["autoregressive", "eagle3", "dflash", "dspark", "mtp"]
 TITLES: dict[Variant, str] = {
     "autoregressive": "autoregressive decoding",
     "eagle3": "EAGLE-3",
     "dflash": "DFlash",
     "dspark": "DSpark",
+    "mtp": "MTP",
 }
 OF_BLOCKS = ("dflash", "dspark")
-"""Variants of the pair's own draft."""
+"""Variants of the pair's own draft that has a checkpoint and a context of its own."""
+OWN_DRAFTS = (*OF_BLOCKS, "mtp")
 RECORD_NAME = "deployment.json"
 DEPLOYMENT = StagedKind("TensorRT-LLM deployment", RECORD_NAME)
 SCHEMA_VERSION: Literal[2] = 2
@@ -50,7 +52,7 @@ class Deployment(StrictRecord):
         name, profile_name, profile: of the configuration and its hardware.
         tensorrt_llm: the version whose fields the YAML files have.
         checked: what they were checked against; nothing was run.
-        target, draft, eagle3: hub names, or folders below /deployment.
+        target, draft, eagle3: hub names, or folders below /deployment; no draft is MTP.
         precision: of target and draft where this build quantised them.
         trained_block: of the draft; max_draft_len is at most one less.
         architecture: of the target, as its config.json calls it, where that is known.
@@ -68,7 +70,7 @@ class Deployment(StrictRecord):
     profile_name: str
     profile: HardwareProfile
     target: str
-    draft: str
+    draft: str | None
     eagle3: str | None
     precision: dict[str, str]
     variants: list[Variant]
@@ -80,9 +82,16 @@ class Deployment(StrictRecord):
     experts: Annotated[Format, Field(strict=False)] | None
     windows: bool
     recurrent: bool = False
-    attention_backend: AttentionBackend
+    attention_backend: AttentionBackend | None
     llm_args: dict[str, Any]
     memory: DeploymentMemory
+
+    def describe_drafts(self, trained: str = "") -> str:
+        """How many drafts, and the attention of those that a checkpoint makes, `trained` so."""
+        drafts = f"{self.max_draft_len} drafts"
+        if self.attention_backend is None:
+            return drafts
+        return f"{drafts}{trained}, attention backend {self.attention_backend}"
 
 
 def is_deployment(folder: Path) -> bool:

@@ -16,6 +16,7 @@ from dflash_trt.deploy.trtllm.schema import (
     DSparkConfig,
     KvCache,
     MoeBackend,
+    MtpConfig,
     check_arguments,
 )
 from dflash_trt.deploy.trtllm.trtllm_kernels import (
@@ -70,9 +71,10 @@ def check_deployed(values: Mapping[str, Any], deployment: Deployment, where: str
 def _mistakes(arguments: Arguments, deployment: Deployment, gpu: Gpu) -> Mistakes:
     yield from _uncounted(arguments, deployment)
     drafts, backend = arguments.speculative_config, None
+    if isinstance(drafts, BlockDrafts | MtpConfig):
+        yield from _unlike_trained(drafts, deployment)
     if isinstance(drafts, BlockDrafts):
         backend = drafts.attention_backend
-        yield from _unlike_trained(drafts, deployment.trained_block)
         yield from _without_kernels(backend, gpu)
         yield from _starving(arguments, drafts, deployment)
     yield from _bad_caches(arguments, deployment.max_seq_len, gpu, backend)
@@ -102,25 +104,29 @@ def _uncounted(arguments: Arguments, deployment: Deployment) -> Mistakes:
             yield f"{name} {found or 'missing'}: memory was counted for {counted}", fix
 
 
-def _unlike_trained(drafts: BlockDrafts, trained_block: int) -> Mistakes:
-    """What the draft was not trained for, or would draft blindly without.
+def _unlike_trained(drafts: BlockDrafts | MtpConfig, deployment: Deployment) -> Mistakes:
+    """What the draft was not trained for, would draft blindly without, or has no memory for.
 
-    `max_draft_len` K drafts are a block of K + 1; the schedule's smallest batch drafts K.
-    TensorRT-LLM looks for what feeds the drafter in the draft's config.json only where the draft is
-    a folder; without it almost nothing that it drafts is accepted.
+    `max_draft_len` K drafts are a block of K + 1; the schedule's smallest batch drafts K. Recurrent
+    states are kept of as many rows. TensorRT-LLM looks for what feeds the drafter in the draft's
+    config.json only where that is a folder; without it almost nothing that it drafts is accepted.
     """
     for name in ("target_layer_ids", "mask_token_id"):
-        if getattr(drafts, name) is None:
+        if getattr(drafts, name, "none of MTP's") is None:
             fix = "write it as the draft's config.json has it"
             yield f"speculative_config.{name} is missing", fix
     longest = drafts.max_draft_len
     if not longest:
         yield "max_draft_len is missing or 0", None
         return
-    if longest >= trained_block:
+    trained, counted = deployment.trained_block, deployment.max_draft_len
+    if deployment.recurrent and longest > counted:
+        what = f"max_draft_len {longest}: memory was counted for {counted}"
+        yield what, "build the deployment again for that"
+    elif longest >= trained:
         what = f"max_draft_len {longest} needs a block of {longest + 1}"
-        fix = f"at most {trained_block - 1} (a block of {trained_block})"
-        yield f"{what}, the draft was trained with {trained_block}", fix
+        fix = f"at most {trained - 1} (a block of {trained})"
+        yield f"{what}, the draft was trained with {trained}", fix
     schedule = drafts.draft_len_schedule or {1: longest}
     first, most = schedule[min(schedule)], max(schedule.values())
     if first != longest:

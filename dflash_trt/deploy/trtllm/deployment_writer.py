@@ -20,7 +20,7 @@ from dflash_trt.deploy.trtllm.arguments import Sources, model_arguments, package
 from dflash_trt.deploy.trtllm.deployment_plan import DeploymentPlan
 from dflash_trt.deploy.trtllm.deployment_record import (
     DEPLOYMENT,
-    OF_BLOCKS,
+    OWN_DRAFTS,
     RECORD_NAME,
     TITLES,
     Deployment,
@@ -55,7 +55,7 @@ def describe_deployment(plan: DeploymentPlan, sources: Sources) -> Deployment:
         profile_name=plan.profile_name,
         profile=plan.profile,
         target=locations["target"],
-        draft=locations["draft"],
+        draft=locations.get("draft"),
         eagle3=locations.get("eagle3"),
         precision=dict(sources.precision),
         variants=sources.variants,
@@ -145,7 +145,9 @@ def _write_scripts(folder: Path, plan: DeploymentPlan, sources: Sources) -> None
         "mask_token_id": draft.mask_token_id,
         "block_size": draft.block_size,
     }
-    if draft.markov_rank:
+    if sources.draft is None:
+        stated = {"mtp_num_hidden_layers": 1}
+    elif draft.markov_rank:
         stated |= {"block_size": draft.block_size - 1, "markov_rank": draft.markov_rank}
     preflight = _render(
         "preflight.py.j2",
@@ -153,7 +155,7 @@ def _write_scripts(folder: Path, plan: DeploymentPlan, sources: Sources) -> None
         sources,
         packages=json.dumps({one: packages(plan, one) for one in sources.variants}, indent=4),
         least_share=LEAST_MEMORY,
-        draft=json.dumps(sources.locations["draft"]),
+        draft=json.dumps(sources.locations["target" if sources.draft is None else "draft"]),
         stated=json.dumps(stated),
     )
     _write(folder / "preflight.py", preflight)
@@ -190,8 +192,9 @@ def _readme(plan: DeploymentPlan, sources: Sources) -> str:
         line = f"`{variant}`: {TITLES[variant]}"
         if variant == "eagle3":
             line += f" with {locations['eagle3']}, {sources.eagle3_draft_len} drafts"
-        elif variant in OF_BLOCKS:
-            line += f" with {locations['draft']}, {plan.max_draft_len} drafts"
+        elif variant in OWN_DRAFTS:
+            own = locations.get("draft", "the target's own layer")
+            line += f" with {own}, {plan.max_draft_len} drafts"
             if plan.schedule is not None:
                 steps = [f"{drafts} up to {batch}" for batch, drafts in plan.schedule.items()]
                 last = max(plan.schedule)

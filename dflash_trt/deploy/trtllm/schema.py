@@ -3,10 +3,10 @@
 What one of the versions lacks stands in `versions.py`.
 
 Sources: the LLM-API reference of each version for DFlashDecodingConfig, DSparkDecodingConfig,
-Eagle3DecodingConfig and MoeConfig; for both versions 1.3.0rc27's DecodeCudaGraphConfig, and an
-undated telemetry manifest of the project for the names of TorchLlmArgs and of the rest of
-KvCacheConfig. Other fields are refused here because TensorRT-LLM's own classes refuse them only
-once a GPU waits.
+Eagle3DecodingConfig, MTPDecodingConfig and MoeConfig; for both versions 1.3.0rc27's
+DecodeCudaGraphConfig, and an undated telemetry manifest of the project for the names of
+TorchLlmArgs and of the rest of KvCacheConfig. Other fields are refused here because TensorRT-LLM's
+own classes refuse them only once a GPU waits.
 """
 
 from __future__ import annotations
@@ -116,6 +116,17 @@ class Eagle3Config(Speculation):
     )
 
 
+class MtpConfig(Speculation):
+    """MTPDecodingConfig: the layer in the target's own checkpoint, run once a draft."""
+
+    decoding_type: Literal["MTP"]
+    untyped: ClassVar[str] = Speculation.untyped + (
+        "use_relaxed_acceptance_for_thinking relaxed_topk relaxed_delta use_mtp_vanilla "
+        "use_dynamic_tree dynamic_tree_max_topK sa_config num_nextn_predict_layers "
+        "begin_thinking_phase_token end_thinking_phase_token"
+    )
+
+
 class CudaGraphs(Section):
     """DecodeCudaGraphConfig."""
 
@@ -192,7 +203,10 @@ class Arguments(Section):
     kv_cache_config: KvCache | None = None
     moe_config: Moe | None = None
     speculative_config: (
-        Annotated[DFlashConfig | DSparkConfig | Eagle3Config, Field(discriminator="decoding_type")]
+        Annotated[
+            DFlashConfig | DSparkConfig | Eagle3Config | MtpConfig,
+            Field(discriminator="decoding_type"),
+        ]
         | None
     ) = None
     triton_config: _TritonConfig | None = None
@@ -274,7 +288,7 @@ def _mistakes(arguments: Arguments) -> Iterator[str]:
     if arguments.pipeline_parallel_size > 1:
         yield f"pipeline_parallel_size {arguments.pipeline_parallel_size} excludes speculation"
     transceiver = arguments.cache_transceiver_config
-    if transceiver is not None and not isinstance(speculation, Eagle3Config):
+    if transceiver is not None and isinstance(speculation, BlockDrafts):
         # TensorRT-LLM issue 19352: the generation server never gets the drafter's context, and
         # almost nothing that it drafts is accepted.
         yield (

@@ -34,7 +34,7 @@ _NEW_IN_1_4 = (
     "iter_perf_stats_interval DFlash.moe_backend DFlash.spec_dec_variant "
     "DFlash.context_recompute_tail DFlash.skip_ctx_buffer_budget_check DSpark.moe_backend "
     "DSpark.spec_dec_variant DSpark.attention_backend=AUTO DSpark.attention_backend=CUTEDSL "
-    "Eagle3.moe_backend Eagle3.spec_dec_variant"
+    "Eagle3.moe_backend Eagle3.spec_dec_variant MTP.moe_backend MTP.spec_dec_variant"
 )
 VERSIONS = {
     "1.3.0rc27": Version("1.3.0rc27", frozenset(_NEW_IN_1_4.split())),
