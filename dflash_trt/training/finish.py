@@ -233,6 +233,8 @@ def write_card(record: dict[str, Any], shape: DraftDesign, name: str) -> str:
     drafts = shape.block_size - 1
     layouts = {
         "EAGLE-3": "EAGLE's layout, which others serve as EAGLE-3",
+        "MTP": "the target's config.json and the tensors `mtp.*` by their names in the target's "
+        "own checkpoint, into which they may be put back",
         "DSpark": "DeepSpec's layout, copies of the target's matrices included",
         "DFlash 2": "z-lab's layout (DFlash2DraftModel), which vLLM and SGLang describe as theirs "
         "(neither has loaded a draft of `train-draft` so far)",
