@@ -101,12 +101,14 @@ def make_norm(shape: DraftDesign, size: int) -> RMSNorm:
 
 
 class ChainLayer(nn.Module):
-    """The one layer of a chain, over rows of `width` numbers."""
+    """The one layer of a chain, over rows of `width` numbers; `hidden_norm` is EAGLE-3's."""
 
     def __init__(self, shape: DraftDesign, width: int) -> None:
         super().__init__()
-        self.input_layernorm = make_norm(shape, shape.hidden_size)
-        self.post_attention_layernorm = make_norm(shape, shape.hidden_size)
+        hidden, is_head = shape.hidden_size, shape.own_layer is None
+        self.input_layernorm = make_norm(shape, hidden)
+        self.hidden_norm = make_norm(shape, hidden) if is_head else nn.Identity()
+        self.post_attention_layernorm = make_norm(shape, hidden)
         self.self_attn = ChainAttention(shape, width)
         self.mlp = MLP(shape)
 
@@ -166,14 +168,6 @@ class ChainModel(nn.Module, ABC):
         return torch.stack(states, 2)
 
 
-class EagleLayer(ChainLayer):
-    """A head's, whose rows are a token beside a feature."""
-
-    def __init__(self, shape: DraftDesign) -> None:
-        super().__init__(shape, 2 * shape.hidden_size)
-        self.hidden_norm = make_norm(shape, shape.hidden_size)
-
-
 class EagleModel(ChainModel):
     """An EAGLE-3 head."""
 
@@ -181,7 +175,7 @@ class EagleModel(ChainModel):
         super().__init__(shape)
         hidden = shape.hidden_size
         self.fc = nn.Linear(hidden * len(shape.target_layer_ids), hidden, bias=False)
-        self.midlayer = EagleLayer(shape)
+        self.midlayer = ChainLayer(shape, 2 * hidden)
         self.norm = make_norm(shape, hidden)
 
     def fuse(self, features: Tensor) -> Tensor:
