@@ -112,9 +112,10 @@ def _read_settings(
 )
 @click.option(
     "--kind",
-    type=click.Choice(["dflash", "dflash2", "dspark", "eagle3"]),
+    type=click.Choice(["dflash", "dflash2", "dspark", "eagle3", "mtp"]),
     help="Of draft: dflash2 chooses among each slot's likeliest tokens by the one before, dspark "
-    "has a head that knows it, eagle3 is a chain.  [default: dflash]",
+    "has a head that knows it, eagle3 is a chain, mtp goes on with a Qwen3.5's own layer.  "
+    "[default: dflash]",
 )
 @click.option(
     "--block-size",

@@ -26,7 +26,7 @@ from dflash_trt.models.weight_names import ExpertStorage, Rules
 
 TOKEN_NORM, OUTPUT_NORM = "pre_fc_norm_embedding", "pre_fc_norm_hidden"
 """Roles of the norms of what `fc` takes."""
-_PREFIX, _COUNT = "mtp.", "mtp_num_hidden_layers"
+PREFIX, COUNT = "mtp.", "mtp_num_hidden_layers"
 _OWN_WEIGHTS: Rules = {
     "fc": ("mtp.fc.weight", ("hidden", "two*hidden")),
     TOKEN_NORM: (f"mtp.{TOKEN_NORM}.weight", ("hidden",)),
@@ -53,7 +53,7 @@ def layer_rules(
     family: Family, *, attention_bias: bool = False, storage: ExpertStorage = "float"
 ) -> Rules:
     """The weights of the one layer in a checkpoint of `family`."""
-    family = replace(family, prefix=_PREFIX)
+    family = replace(family, prefix=PREFIX)
     rules = target_rules(family, attention_bias=attention_bias, tied=True, storage=storage)
     rules = {role: rule for role, rule in rules.items() if "{linear}" not in role}
     del rules["embed_tokens"]
@@ -63,7 +63,7 @@ def layer_rules(
 def check_layer(config: ConfigFields) -> None:
     """Refuses a text model's config that states no such layer, or one that cannot be run."""
     if not _count_layers(config):
-        raise _no_layer(config.where, f"no {_COUNT}")
+        raise _no_layer(config.where, f"no {COUNT}")
 
 
 def _shape(target: DecoderSizes) -> dict[str, Any]:
@@ -80,9 +80,9 @@ def _shape(target: DecoderSizes) -> dict[str, Any]:
 
 def _count_layers(config: ConfigFields) -> int:
     """How many a config states, 0 or 1; DflashError for what cannot be run."""
-    count = config.integer(_COUNT, 0, low=0)
+    count = config.integer(COUNT, 0, low=0)
     if count > 1:
-        raise config.unsupported(_COUNT, "one layer is")
+        raise config.unsupported(COUNT, "one layer is")
     if config.flag(_DEDICATED, False):
         raise config.unsupported(_DEDICATED, "layers over their target's embedding are")
     return count
@@ -101,12 +101,12 @@ def read_layer(folder: Path) -> dict[str, Any]:
             config.
     """
     found = read_target_config(folder)
-    family, stated = replace(found.family, prefix=_PREFIX), found.stated
+    family, stated = replace(found.family, prefix=PREFIX), found.stated
     count = _count_layers(found.text)
     checkpoint = open_checkpoint(folder)
-    held = {name: one for name, one in checkpoint.tensors.items() if name.startswith(_PREFIX)}
+    held = {name: one for name, one in checkpoint.tensors.items() if name.startswith(PREFIX)}
     if not count or not held:
-        raise _no_layer(folder, f"no tensor {_PREFIX}*" if count else f"no {_COUNT}")
+        raise _no_layer(folder, f"no tensor {PREFIX}*" if count else f"no {COUNT}")
     storage = expert_storage(family, found.moe, replace(checkpoint, tensors=held))
     weights = match_weights(
         replace(checkpoint, tensors=held),

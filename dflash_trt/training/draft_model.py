@@ -28,15 +28,16 @@ UNSEEN = -1e30
 
 
 class RMSNorm(nn.Module):
-    """Statistics in float32, whatever the input is; the output has the input's type."""
+    """Statistics in float32; multiplies by `offset` + weight; the output has the input's type."""
 
-    def __init__(self, size: int, eps: float) -> None:
+    def __init__(self, size: int, eps: float, offset: float = 0.0) -> None:
         super().__init__()
-        self.weight = nn.Parameter(torch.ones(size))
-        self.eps = eps
+        self.weight = nn.Parameter(torch.full((size,), 1.0 - offset))
+        self.eps, self.offset = eps, offset
 
     def forward(self, x: Tensor) -> Tensor:
-        return functional.rms_norm(x.float(), self.weight.shape, self.weight, self.eps).to(x.dtype)
+        weight = self.weight + self.offset if self.offset else self.weight
+        return functional.rms_norm(x.float(), weight.shape, weight, self.eps).to(x.dtype)
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

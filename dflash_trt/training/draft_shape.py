@@ -2,17 +2,35 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from dflash_trt.errors import DflashError
 from dflash_trt.models import deepspec, dflash2
-from dflash_trt.models.decoder import LOGIT_CAP
+from dflash_trt.models.decoder import LOGIT_CAP, DecoderSpec
 from dflash_trt.models.draft import MULTIPLIER, DraftSpec
 from dflash_trt.models.draft_kinds import DraftKind
+from dflash_trt.models.eagle import MAX_DRAFTS
+from dflash_trt.models.mtp import COUNT
 
 DEEPSPEC_ANCHORS = 512
 """What DeepSpec's configs state for its own trainer, whose loader wants the key."""
+
+
+@dataclass(frozen=True, slots=True)
+class OwnLayer:
+    """What an MTP layer has of its target's family.
+
+    Args:
+        rotary_dim: elements of a head that are turned.
+        norm_offset: norms multiply by this + w.
+        config: config.json of the target, which the layer is published with.
+    """
+
+    rotary_dim: int
+    norm_offset: float
+    config: Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,6 +44,7 @@ class DraftDesign:
         dflash2: of DFlash 2's additions; `logit_multiplier` and `logit_cap` are then of the scores
             that its selector weighs.
         is_chain: an EAGLE-3 head, which drafts one token after another.
+        own_layer: of an MTP layer, a chain too; what it takes of the target is no tapped layer.
         target_layer_ids: target layers, from 0, whose outputs are tapped, ascending.
         windows: for each layer, how far back it sees; None sees everything.
     """
@@ -46,6 +65,7 @@ class DraftDesign:
     rms_norm_eps: float = 1e-6
     markov_rank: int = 0
     is_chain: bool = False
+    own_layer: OwnLayer | None = None
     dflash2: dflash2.Dflash2Sizes | None = None
     logit_multiplier: float = 1.0
     logit_cap: float | None = None
@@ -53,7 +73,7 @@ class DraftDesign:
     @property
     def kind(self) -> DraftKind:
         if self.is_chain:
-            return "EAGLE-3"
+            return "EAGLE-3" if self.own_layer is None else "MTP"
         if self.dflash2 is not None:
             return "DFlash 2"
         return "DSpark" if self.markov_rank else "DFlash"
@@ -76,7 +96,9 @@ class DraftDesign:
 
     def config(self) -> dict[str, Any]:
         """config.json in z-lab's layout, which vLLM, SGLang and TensorRT-LLM read too; of DSpark
-        in DeepSpec's."""
+        in DeepSpec's; of an MTP layer its target's."""
+        if self.own_layer is not None:
+            return dict(self.own_layer.config)
         window = next((one for one in self.windows if one is not None), None)
         inner: dict[str, Any] = {
             "mask_token_id": self.mask_token_id,
@@ -144,6 +166,8 @@ def shape_of(draft: DraftSpec, vocab_size: int, num_target_layers: int) -> Draft
     Raises:
         DflashError: it has what is not trained here.
     """
+    if draft.kind == "MTP":
+        return own_layer_shape(draft, vocab_size, num_target_layers)
     layer = draft.sizes.layers[0]
     what = None
     is_moved = draft.anchor_drafts and not draft.markov_rank
@@ -178,4 +202,43 @@ def shape_of(draft: DraftSpec, vocab_size: int, num_target_layers: int) -> Draft
         dflash2=draft.dflash2,
         logit_multiplier=draft.logit_multiplier if draft.dflash2 else 1.0,
         logit_cap=draft.logit_cap if draft.dflash2 else None,
+    )
+
+
+def own_layer_shape(model: DecoderSpec, vocab_size: int, num_target_layers: int) -> DraftDesign:
+    """The shape of the MTP layer of `model`, which is a target or its layer.
+
+    Raises:
+        DflashError: it has what is not trained here.
+    """
+    sizes, layer = model.sizes, model.sizes.full_layer
+    has = {
+        "a mixture of experts": sizes.experts is not None,
+        "scaled rotary embeddings": model.rope.scaling is not None,
+        "a quantised MTP layer": isinstance(model, DraftSpec) and model.quantization is not None,
+    }
+    for what in (name for name, is_so in has.items() if is_so):
+        fix = "train another kind, such as --kind dflash"
+        what = f"has {what}, which training of MTP layers does not know"
+        raise DflashError(what, where=model.checkpoint.path, fix=fix)
+    config = {key: one for key, one in model.checkpoint.config.items() if "quantiz" not in key}
+    text = config.get("text_config", config) | {COUNT: 1}
+    config = config | {"text_config": text} if "text_config" in config else text
+    return DraftDesign(
+        hidden_size=sizes.hidden_size,
+        intermediate_size=sizes.mlp_size,
+        heads=layer.heads,
+        kv_heads=layer.kv_heads,
+        head_dim=layer.head_dim,
+        windows=(None,),
+        block_size=1 + MAX_DRAFTS,
+        mask_token_id=0,
+        target_layer_ids=(),
+        num_target_layers=num_target_layers,
+        vocab_size=vocab_size,
+        max_position_embeddings=model.max_position_embeddings,
+        rope_theta=model.rope.theta,
+        rms_norm_eps=model.rms_norm_eps,
+        is_chain=True,
+        own_layer=OwnLayer(model.rotary_dim or layer.head_dim, model.norm_offset, config),
     )

@@ -192,9 +192,10 @@ class Teacher:
         self._model.to(device).eval()
         self._device = device
         self._taken: dict[int, Any] = {}
-        self._told = [*taps, len(self._model.layers) - 1]
+        layers = self._model.get_decoder().layers  # of a model that sees, too
+        self._told = [*taps, len(layers) - 1]
         for layer in set(self._told):
-            self._model.layers[layer].register_forward_hook(partial(self._take, layer))
+            layers[layer].register_forward_hook(partial(self._take, layer))
 
     def features(self, token_ids: Sequence[int]) -> FloatArray:
         """float32 [tokens, (taps + 1) · hidden], as `Replay.features`."""

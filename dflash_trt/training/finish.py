@@ -235,6 +235,8 @@ def write_card(record: dict[str, Any], shape: DraftDesign, name: str) -> str:
     others = "; ".join(serving_options("DFlash 2", drafts))
     layouts = {
         "EAGLE-3": "EAGLE's layout, which others serve as EAGLE-3",
+        "MTP": "the target's config.json and the tensors `mtp.*` by their names in the target's "
+        "own checkpoint, into which they may be put back",
         "DSpark": "DeepSpec's layout, copies of the target's matrices included",
         "DFlash 2": "z-lab's layout (DFlash2DraftModel), which others describe as theirs (none has "
         f"loaded a draft of `train-draft` so far): {others}",

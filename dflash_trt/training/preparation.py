@@ -10,10 +10,11 @@ from typing import Any
 from dflash_trt.core.files import file_sha256, resolved
 from dflash_trt.core.publish import StagedKind, check_destination
 from dflash_trt.errors import DflashError, import_extra
+from dflash_trt.models.folder import open_checkpoint
 from dflash_trt.quantization.rewrite import checkpoint_key
 from dflash_trt.training.draft_shape import DraftDesign
 from dflash_trt.training.endpoint import AnswerOptions
-from dflash_trt.training.recipe import choose_settings, choose_shape
+from dflash_trt.training.recipe import choose_settings, choose_shape, with_own_layer
 from dflash_trt.training.rows import LEAST_ANSWER, PromptRenderer, SplitRows, read_sets, split_rows
 from dflash_trt.training.target import TrainingTarget, find_target
 from dflash_trt.training.trainer import TrainerSettings
@@ -86,7 +87,7 @@ class Preparation:
         return {
             **self.answer_parts(),
             "shape": self.shape.config(),
-            "start": None if start is None else file_sha256(start / "model.safetensors"),
+            "start": None if start is None else checkpoint_key(open_checkpoint(start)),
             "settings": asdict(self.settings),
             "threads": request.threads,
             "device": self.device,
@@ -108,6 +109,7 @@ def prepare(request: TrainRequest) -> Preparation:
     _check_apart(request)
     is_cpu = not import_extra("torch", "train", "training").cuda.is_available()
     target = find_target(request.target)
+    request = with_own_layer(request, target)
     prompts, hashes = read_sets(request.prompts)
     held_out, held_out_hashes = read_sets(request.held_out)
     rows = split_rows(prompts, held_out or None)

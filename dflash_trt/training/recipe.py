@@ -6,18 +6,21 @@ docs/training.md has the defaults and why they are so.
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from math import gcd
 
 from dflash_trt.core.limits import MAX_BLOCK
 from dflash_trt.core.machine import multiplies_bf16
 from dflash_trt.errors import DflashError, refuse_options
+from dflash_trt.models.config_fields import ConfigFields
 from dflash_trt.models.dflash2 import Dflash2Sizes
 from dflash_trt.models.draft import read_draft
 from dflash_trt.models.eagle import MAX_DRAFTS
 from dflash_trt.models.eagle import default_taps as eagle_taps
+from dflash_trt.models.mtp import PREFIX, may_hold_layer
 from dflash_trt.models.pair_check import check_pair
 from dflash_trt.text.tokenizer import BundleTokenizer
-from dflash_trt.training.draft_shape import DraftDesign, shape_of
+from dflash_trt.training.draft_shape import DraftDesign, own_layer_shape, shape_of
 from dflash_trt.training.target import TrainingTarget
 from dflash_trt.training.trainer import TrainerSettings
 from dflash_trt.training.training_request import TrainRequest
@@ -48,17 +51,31 @@ _OF_OTHER_KINDS = {
     "dspark": ("--set draft-tokens", *_SELECTOR),
     "eagle3": ("--set layers", "--set mask-token-id", "--set markov-rank", *_SELECTOR),
 }
+_OF_ALL_TOKENS = ("DSpark", "MTP")
+"""Kinds that choose among every token."""
 
 
-def choose_shape(request: TrainRequest, target: TrainingTarget, *, is_cpu: bool) -> DraftDesign:
-    """The shape of the draft that is trained: of `request.start` where there is one.
+def with_own_layer(request: TrainRequest, target: TrainingTarget) -> TrainRequest:
+    """A request whose MTP layer begins as the one in its target's checkpoint, if there is one.
 
     Raises:
-        DflashError: a given value that no draft can have, options that `--from` or the kind leaves
-            no room for, or a draft of another target.
+        DflashError: another family's target, or options that it leaves no room for (usage).
     """
+    if request.kind != "mtp" or request.start is not None:
+        return request
     spec = target.spec
-    options = {
+    if not may_hold_layer(ConfigFields(spec.checkpoint.config, spec.checkpoint.path)):
+        what = f"targets of the family {spec.family} have no MTP layer"
+        raise DflashError(what, where="--kind mtp", fix="eagle3 is a chain for any", usage=True)
+    fixed = {option: value for option, value in _options(request).items() if option != "--kind"}
+    refuse_options(fixed, "is not for a draft of kind mtp", "leave it out")
+    is_held = any(name.startswith(PREFIX) for name in spec.checkpoint.tensors)
+    return replace(request, kind=None, start=target.folder) if is_held else request
+
+
+def _options(request: TrainRequest) -> dict[str, object]:
+    """What decides a draft's shape, by option."""
+    return {
         "--kind": request.kind,
         "--block-size": request.block_size,
         "--set layers": request.layers,
@@ -68,15 +85,29 @@ def choose_shape(request: TrainRequest, target: TrainingTarget, *, is_cpu: bool)
         "--set markov-rank": request.markov_rank,
         "--set selector-rank": request.selector_rank,
         "--set selector-top-k": request.selector_top_k,
+        "--set draft-tokens": request.draft_tokens or None,
     }
+
+
+def choose_shape(request: TrainRequest, target: TrainingTarget, *, is_cpu: bool) -> DraftDesign:
+    """The shape of the draft that is trained: of `request.start` where there is one.
+
+    Raises:
+        DflashError: a given value that no draft can have, options that `--from` or the kind leaves
+            no room for, or a draft of another target.
+    """
+    spec, options = target.spec, _options(request)
     if request.start is not None:
+        draft = read_draft(request.start)
+        if draft.kind not in _OF_ALL_TOKENS:
+            del options["--set draft-tokens"]
         what = "is fixed by the draft that is continued"
         refuse_options(options, what, "leave it out, or leave out --from")
-        draft = read_draft(request.start)
         check_pair(spec, draft)
         return shape_of(draft, spec.vocab_size, spec.num_layers)
     kind = request.kind or "dflash"
-    options["--set draft-tokens"] = request.draft_tokens or None
+    if kind == "mtp":
+        return own_layer_shape(spec, spec.vocab_size, spec.num_layers)
     others = {option: options[option] for option in _OF_OTHER_KINDS[kind]}
     refuse_options(others, f"is not for a draft of kind {kind}", "leave it out")
     is_chain, is_small = kind == "eagle3", is_cpu and request.hours <= SMALL_HOURS
@@ -194,8 +225,8 @@ def choose_settings(request: TrainRequest, shape: DraftDesign, *, is_cpu: bool) 
     """The settings but for the number of steps, which is 0."""
     default, vocab_size = TrainerSettings(steps=0), shape.vocab_size
     tokens = request.draft_tokens
-    if tokens is None and is_cpu and vocab_size >= 4 * DRAFT_TOKENS and not shape.markov_rank:
-        tokens = DRAFT_TOKENS
+    if tokens is None and is_cpu and vocab_size >= 4 * DRAFT_TOKENS:
+        tokens = None if shape.kind in _OF_ALL_TOKENS else DRAFT_TOKENS
     rate = default.learning_rate if request.start is None else default.learning_rate / 2
     return TrainerSettings(
         steps=0,
@@ -218,7 +249,7 @@ def describe(shape: DraftDesign, settings: TrainerSettings, source: str) -> dict
     return {
         "draft": f"{shape.kind}, {shape.layers} layers × {shape.hidden_size}, ffn "
         f"{shape.intermediate_size}, block {shape.block_size}{selector}",
-        "taps": ", ".join(map(str, shape.target_layer_ids)),
+        "taps": ", ".join(map(str, shape.target_layer_ids)) or "the target's output",
         "mask token": str(shape.mask_token_id),
         "a step": f"{settings.rows} rows × {settings.anchors} blocks, gamma {settings.gamma:g}, "
         f"rate {settings.learning_rate:g}, {'bfloat16' if settings.is_bf16 else 'float32'}",

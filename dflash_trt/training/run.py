@@ -111,6 +111,8 @@ class _Run:
         folder, preparation = self._work.stage("begin", self._parts).folder, self._preparation
         draft = folder / "draft"
         draft.mkdir(exist_ok=True)
+        if self._shape.kind == "MTP" and self._request.start is None:
+            self._watch.warn("the target's checkpoint has no MTP layer: one begins anew")
         model = start_draft(self._shape, self._request.start, self._request.seed)
         model.save(draft, load_ends(preparation.target.spec))
         self._builder = PairBuilder(preparation.target, draft, preparation.max_length)
@@ -132,7 +134,7 @@ class _Run:
                 self._shape.target_layer_ids,
                 preparation.device,
                 some,
-                replay.features,
+                self._told_by(replay),
             )
         source = "transformers" if is_faster else "graphs"
         noted = {"key": key, "source": source, "rates": None, "used": None}
@@ -253,7 +255,11 @@ class _Run:
             yield Teacher(target.folder, self._shape.target_layer_ids, device).features
             return
         with Replay(self._bundle, threads=self._request.threads) as replay:
-            yield replay.features
+            yield self._told_by(replay)
+
+    def _told_by(self, replay: Replay) -> Features:
+        """What the graphs tell of the draft's features, and no more: an MTP layer taps nothing."""
+        return lambda ids: replay.features(ids)[:, -self._shape.feature_width :]
 
     def _trainer(self, store: FeatureStore, steps: int) -> Trainer:
         """A trainer at step 0, on its device."""

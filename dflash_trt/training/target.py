@@ -126,9 +126,9 @@ class TargetEnds:
 
 def load_ends(target: TargetSpec) -> TargetEnds:
     """Reads them; a quantised head is decoded: those are the weights that serving multiplies."""
-    embedding = _stored(target.weights["embed_tokens"]).float()
+    embedding = read_tensor(target.weights["embed_tokens"]).float()
     head = embedding if target.tie_word_embeddings else _head(target)
-    norm = _stored(target.weights["norm"]).float() + target.norm_offset
+    norm = read_tensor(target.weights["norm"]).float() + target.norm_offset
     if target.embedding_scale != 1.0:
         embedding = embedding * target.embedding_scale
     scale, cap = target.embedding_scale, target.logit_cap
@@ -138,18 +138,19 @@ def load_ends(target: TargetSpec) -> TargetEnds:
 def _head(target: TargetSpec) -> Tensor:
     weights = target.weights
     entry, scale = weights[_HEAD], weights.get(f"{_HEAD}.{WEIGHT_SCALE}")
-    stored = _stored(entry)
+    stored = read_tensor(entry)
     if scale is None:
         return stored.float()
     codes = stored.view(torch.uint8).numpy()
     if entry.dtype == "F8_E4M3":
         return torch.from_numpy(dequantize_fp8(codes, np.float32(read_scalar(scale))))
     whole = np.float32(read_scalar(weights[f"{_HEAD}.{WEIGHT_SCALE_2}"]))
-    blocks = _stored(scale).view(torch.uint8).numpy()
+    blocks = read_tensor(scale).view(torch.uint8).numpy()
     return torch.from_numpy(dequantize_nvfp4(codes, blocks, whole))
 
 
-def _stored(entry: TensorEntry) -> Tensor:
+def read_tensor(entry: TensorEntry) -> Tensor:
+    """A tensor as it is stored."""
     with safe_open(entry.file, "pt") as file:
         tensor: Tensor = file.get_tensor(entry.name)
     return tensor

@@ -9,19 +9,22 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from dflash_trt.core.publish import replacing
 from dflash_trt.errors import DflashError
+from dflash_trt.models.folder import open_checkpoint
+from dflash_trt.models.mtp import PREFIX
 from dflash_trt.training.draft_blocks import Batch, common_tokens, draw_batch, order_rows
-from dflash_trt.training.draft_model import WEIGHTS_NAME, DraftModel, initialise
+from dflash_trt.training.draft_model import DraftModel, initialise
 from dflash_trt.training.draft_shape import DraftDesign
 from dflash_trt.training.eagle_model import EagleModel
 from dflash_trt.training.features import FeatureStore
 from dflash_trt.training.loss import Head, block_loss, slot_weights
-from dflash_trt.training.target import TargetEnds
+from dflash_trt.training.mtp_model import MtpModel
+from dflash_trt.training.target import TargetEnds, read_tensor
 
+Draft = DraftModel | EagleModel | MtpModel
 STATE_NAME = "trainer.pt"
 DRAWN = 1024
 FAST_RATE = 10.0
@@ -80,7 +83,7 @@ class Trainer:
 
     def __init__(
         self,
-        model: DraftModel | EagleModel,
+        model: Draft,
         ends: TargetEnds,
         store: FeatureStore,
         settings: TrainerSettings,
@@ -147,7 +150,7 @@ class Trainer:
         with torch.autocast(device.type, torch.bfloat16, enabled=is_bf16):
             features = batch.features.to(device)
             features = features if is_bf16 else features.float()
-            hidden = self._states(batch, features[..., :-width], anchors)
+            hidden = self._states(batch, features, anchors)
             return block_loss(
                 hidden,
                 batch.labels.to(device),
@@ -163,14 +166,16 @@ class Trainer:
 
     def _states(self, batch: Batch, features: Tensor, anchors: Tensor) -> Tensor:
         """What the draft gives the output head, [R, A, S - 1, H]."""
-        if isinstance(self.model, EagleModel):
+        shape, width = self.model.shape, self.model.shape.hidden_size
+        taps, last = features[..., :-width], features[..., -width:]
+        if not isinstance(self.model, DraftModel):
+            given = taps if shape.own_layer is None else self._ends.states(last)
             blocks = self._embedded(_tokens_before(batch))
-            chain: Tensor = self.model(features, anchors, blocks, self._embedded(batch.tokens))
+            chain: Tensor = self.model(given, anchors, blocks, self._embedded(batch.tokens))
             return chain
-        shape = self.model.shape
         ids = torch.full_like(batch.labels[:, :, : shape.slots], shape.mask_token_id)
         ids[:, :, 0] = batch.anchor_ids
-        states: Tensor = self.model(features, anchors, self._embedded(ids))
+        states: Tensor = self.model(taps, anchors, self._embedded(ids))
         return states
 
     def _embedded(self, ids: Tensor) -> Tensor:
@@ -221,14 +226,17 @@ class Trainer:
         self.model.save(folder, self._ends, tokens)
 
 
-def start_draft(shape: DraftDesign, start: Path | None, seed: int) -> DraftModel | EagleModel:
+def start_draft(shape: DraftDesign, start: Path | None, seed: int) -> Draft:
     """The draft that training begins with, in float32: that in `start`, or a fresh one."""
-    model = EagleModel(shape) if shape.is_chain else DraftModel(shape)
+    chain = EagleModel if shape.own_layer is None else MtpModel
+    model: Draft = chain(shape) if shape.is_chain else DraftModel(shape)
     if start is None:
         initialise(model, shape.layers, seed)
     else:
-        tensors = load_file(start / WEIGHTS_NAME)
-        model.load_state_dict({name: tensors[name].float() for name in model.state_dict()})
+        tensors = open_checkpoint(start).tensors
+        prefix = PREFIX if shape.kind == "MTP" else ""
+        held = {name: read_tensor(tensors[prefix + name]).float() for name in model.state_dict()}
+        model.load_state_dict(held)
     return model
 
 

@@ -29,7 +29,7 @@ class TrainRequest:
         rows: how many prompts to train on; None is what the budget allows.
         url: an OpenAI-compatible server that answers the prompts; None: this process does.
         endpoint_model: its name for the target; None takes the only one that it lists.
-        kind: "dflash", "dflash2", "dspark" or "eagle3".
+        kind: "dflash", "dflash2", "dspark", "eagle3" or "mtp".
         anchors: blocks of a row at each step.
         gamma: slot k's loss weighs exp(-(k - 1) / gamma).
         learning_rate: of the schedule's top.

@@ -91,6 +91,37 @@ def fit_mtp(folder: Path, target: Any, examples: Sequence[tuple[Tensor, Tensor]]
     return _store(folder, layer.state_dict())
 
 
+def grow_with_mtp(folder: Path, tokens: Tensor, steps: int) -> Path:
+    """Trains the Qwen3.5 in `folder` and its layer together, on rows of 128 of `tokens` [n]."""
+    torch.manual_seed(0)
+    target = load_target(folder).requires_grad_(True)
+    layer = ReferenceMtp.load(folder, target).requires_grad_(True)
+    parts: dict[bool, list[Any]] = {True: [], False: []}
+    for one in dict.fromkeys([*target.parameters(), *layer.parameters()]):
+        parts[one.dim() == 2 and len(one) != target.config.vocab_size].append(one)
+    muon = torch.optim.Muon(parts[True], weight_decay=0.0, adjust_lr_fn="match_rms_adamw")
+    optimizers = (muon, torch.optim.AdamW(parts[False], weight_decay=0.0))
+    for step in range(steps):
+        starts = torch.randint(0, len(tokens) - 128, (8,)).tolist()
+        rows = torch.stack([tokens[start : start + 128] for start in starts])
+        states = target.get_decoder()(input_ids=rows).last_hidden_state
+        loss = cross_entropy(target.lm_head(states[:, :-1]).flatten(0, 1), rows[:, 1:].flatten())
+        for row in range(2):
+            further = layer(rows[row, 1:-1], states[row, :-2])
+            loss = loss + 0.15 * cross_entropy(target.lm_head(further), rows[row, 2:])
+        loss.backward()  # type: ignore[no-untyped-call]
+        torch.nn.utils.clip_grad_norm_([*parts[True], *parts[False]], 1.0)
+        for optimizer in optimizers:
+            optimizer.param_groups[0]["lr"] = 4e-3 * min((step + 1) / 20, 1.05 - step / steps)
+            optimizer.step()
+            optimizer.zero_grad()
+    held, grown = load_tensors(folder), target.state_dict()
+    for name, one in held.items():
+        held[name] = grown.get(name.replace("language_model.", ""), one).to(one.dtype)
+    save_file(held, folder / "model.safetensors", metadata={"format": "pt"})
+    return _store(folder, layer.state_dict())
+
+
 def _store(folder: Path, own: dict[str, Tensor]) -> Path:
     """Puts a layer's tensors into a checkpoint's file, in the type of most others."""
     tensors = {name: one for name, one in load_tensors(folder).items() if PREFIX not in name}

@@ -7,6 +7,7 @@ import math
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,15 +16,19 @@ from safetensors.torch import load_file
 
 from dflash_trt.models.dflash2 import Dflash2Sizes
 from dflash_trt.models.draft import read_draft
-from dflash_trt.training.draft_blocks import IGNORED, draw_batch, order_rows
-from dflash_trt.training.draft_shape import DraftDesign, shape_of
+from dflash_trt.models.target import read_target
+from dflash_trt.training.draft_blocks import IGNORED, Batch, draw_batch, order_rows
+from dflash_trt.training.draft_shape import DraftDesign, OwnLayer, shape_of
 from dflash_trt.training.features import FeatureStore
-from dflash_trt.training.target import TargetEnds
+from dflash_trt.training.target import TargetEnds, load_ends
 from dflash_trt.training.trainer import Trainer, TrainerSettings, orthogonal, start_draft
+from tests.reference.checkpoints import write_target
 from tests.reference.deepspec import DeepSpecDraft
 from tests.reference.dflash2 import Dflash2Draft
 from tests.reference.draft import DraftConfig, ReferenceDraft
 from tests.reference.eagle import ReferenceEagle
+from tests.reference.generate import load_target
+from tests.reference.mtp import PREFIX, ReferenceMtp, write_mtp
 
 HIDDEN, VOCAB = 16, 50
 SHAPE = DraftDesign(
@@ -298,6 +303,7 @@ KINDS = {
     "DFlash 2": DFLASH2,
     "DSpark": replace(SHAPE, windows=(None,), markov_rank=5),
     "EAGLE-3": replace(SHAPE, windows=(None,), is_chain=True, mask_token_id=0),
+    "MTP": replace(SHAPE, windows=(None,), is_chain=True, own_layer=OwnLayer(4, 1.0, {})),
 }
 
 
@@ -350,3 +356,32 @@ def test_what_is_saved_is_a_head_of_some_tokens(tmp_path: Path) -> None:
     held = load_file(tmp_path / "model.safetensors")
     assert held["lm_head.weight"].equal(ends().head[[3, 5, 40]].bfloat16())
     assert held["t2d"].nonzero().flatten().tolist() == [3, 5, 40]
+
+
+@pytest.mark.parametrize("published", [{"vision": True, "dtype": "bfloat16"}, {"tie": True}])
+def test_every_chain_is_what_the_published_layer_computes(
+    tmp_path: Path, published: dict[str, Any]
+) -> None:
+    """From the target's last stream on, in its checkpoint's place and saved again."""
+    folder = write_mtp(write_target(tmp_path / "t", "qwen3_5", num_layers=4, **published))
+    spec, target = read_target(folder), load_target(folder)
+    shape = shape_of(read_draft(folder), spec.vocab_size, 4)
+    model, reference = start_draft(shape, folder, 0), ReferenceMtp.load(folder, target)
+    trainer = Trainer(model, load_ends(spec), make_store(), SETTINGS)
+    tokens, anchors = torch.randint(0, spec.vocab_size, (20,)), torch.tensor([[1, 4, 12]])
+    stream = 5 * torch.randn(20, spec.hidden_size)
+    labels = torch.stack([tokens[at : at + 8] for at in anchors[0]])[None]
+    batch = Batch(stream[None], anchors, tokens[anchors], labels, tokens[None])
+    with torch.no_grad():
+        states = trainer._states(batch, stream[None], anchors)
+        for index, anchor in enumerate(anchors[0].tolist()):
+            outputs = target.get_decoder().norm(stream[:anchor])
+            for step in range(7):
+                row = reference(tokens[1 : anchor + step + 1], outputs)[-1:]
+                torch.testing.assert_close(states[0, index, step], row[0], rtol=1e-4, atol=1e-4)
+                outputs = torch.cat([outputs, row])
+    model.save(saved := tmp_path, load_ends(spec))
+    whole, held = (load_file(one / "model.safetensors") for one in (folder, saved))
+    whole = {name: one.bfloat16() for name, one in whole.items() if name.startswith(PREFIX)}
+    assert held.keys() == whole.keys() and all(held[name].equal(whole[name]) for name in held)
+    assert shape_of(read_draft(saved), spec.vocab_size, 4) == shape

@@ -3,24 +3,34 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import product
 from pathlib import Path
 from unittest import mock
 
 import numpy as np
 import pytest
+import torch
+from safetensors.torch import load_file, save_file
 
+from demo_pair.recipe.corpus import TRAIN_STREAM, documents
+from demo_pair.recipe.tokenizer import END_ID
 from dflash_trt.api import Checkpoints, build
+from dflash_trt.bundle.bundle import open_bundle
 from dflash_trt.decoding.replay import Replay
 from dflash_trt.models.build_config import data_folder
 from dflash_trt.models.dflash2 import Dflash2Sizes
 from dflash_trt.models.draft import read_draft
 from dflash_trt.models.pair_check import check_pair
 from dflash_trt.models.target import read_target
+from dflash_trt.text.tokenizer import BundleTokenizer
 from dflash_trt.training.features import MOST_DIFFERENT, Teacher, difference
 from dflash_trt.training.trainer import Trainer
 from tests.frozen.command_line import run, run_well
+from tests.reference.checkpoints import write_target
+from tests.reference.mtp import grow_with_mtp, write_mtp
 from tests.training.prompts import STEPS, TARGET, command, contents, write_prompts, write_rows
 
 pytestmark = pytest.mark.exhaustive
@@ -92,12 +102,12 @@ def test_an_interrupted_training_goes_on_to_the_same_bytes(
 
 
 @contextmanager
-def _interrupted_at_step(step: int) -> Iterator[None]:
+def _interrupted_at_step(step: int, of: int = STEPS) -> Iterator[None]:
     """Ctrl-C in the training itself; the probe's steps pass."""
     update = Trainer._update
 
     def interrupt(self: Trainer, *given: object) -> None:
-        if self.settings.steps == STEPS and self.step == step:
+        if self.settings.steps == of and self.step == step:
             raise KeyboardInterrupt
         update(self, *given)  # type: ignore[arg-type]
 
@@ -209,3 +219,53 @@ def test_transformers_features_are_the_graphs_and_another_taps_are_not(tmp_path:
         assert difference(teacher, replay.features, ids) <= MOST_DIFFERENT
         shifted = Teacher(TARGET, tuple(tap + 1 for tap in taps), "cpu")
         assert difference(shifted, replay.features, ids) > 3 * MOST_DIFFERENT
+
+
+GROWN = {"num_layers": 4, "vocab": 464, "heads": 2, "kv_heads": 1, "head_dim": 32, "tie": True}
+GROWN |= {"linear": (2, 2, 32), "intermediate": 192, "logit_gain": 1.0, "eos_token_id": END_ID}
+
+
+def test_an_mtp_layer_goes_on_beside_a_dflash_draft(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of a Qwen3.5 that was trained with it, in a model that sees and bfloat16 as published."""
+    target, usual = tmp_path / "target", ("--target", tmp_path / "target", "--threads", 1)
+    write_target(target, "qwen3_5", "bfloat16", vision=True, **GROWN)
+    shutil.copy(TARGET / "tokenizer.json", target)
+    encode = BundleTokenizer(TARGET).encode
+    texts = [torch.tensor([*encode(text), END_ID]) for text in documents(0, TRAIN_STREAM, 200)]
+    grow_with_mtp(write_mtp(target), torch.cat(texts), 150)
+    prompts = write_prompts(tmp_path / "shifts.jsonl", 24)
+    words = command(prompts, tmp_path / "mtp", *usual, "--kind", "mtp", steps=12)
+    with _interrupted_at_step(5, of=12):
+        assert run(*words).code == 130
+    told = run_well(*words, "--json").json
+    first, second, *_, last = told["evaluations"]
+    assert (first["step"], first["loss"]) == (0, None) and last["loss"] < second["loss"]
+    assert told["best"]["acceptance_length"] > first["acceptance_length"] > 1.5
+    more = ("--set", "rows=18", "--set", "answer-tokens=64")
+    run_well(*command(prompts, tmp_path / "dflash", *usual, *more, steps=100))
+    tau: dict[str, list[float]] = {"mtp": [], "dflash": []}
+    for kind, temperature in product(tau, (0, 0.7)):
+        words = ["verify", str(tmp_path / f"{kind}-bundle"), "--max-tokens", "64", "--repeats", "0"]
+        modes = run_well(*words, "--temperature", temperature, "--json").json["modes"]
+        assert [mode["identical"] for mode in modes] == [True] * 3
+        tau[kind].append(round(modes[1]["statistics"]["acceptance_length"], 2))
+    with capsys.disabled():
+        print(f"\nacceptance lengths, greedy and at 0.7: {tau}")
+    assert tau["mtp"][0] > 1.5
+
+    with Replay(open_bundle(tmp_path / "mtp-bundle")) as replay:
+        output = replay.features(range(2, 130))[:, -64:]
+    apart = difference(Teacher(target, (), "cpu"), lambda _: output, range(2, 130))
+    assert apart <= MOST_DIFFERENT
+    words = command(prompts, tmp_path / "on", *usual, "--from", tmp_path / "mtp", steps=1)
+    again = run_well(*words, "--json").json["evaluations"][0]
+    assert again["acceptance_length"] == told["best"]["acceptance_length"]
+    # Put back it is the target's own; without one another begins.
+    file, trained = target / "model.safetensors", load_file(tmp_path / "mtp/model.safetensors")
+    save_file((own := load_file(file)) | trained, file, metadata={"format": "pt"})
+    run_well("build", *usual[:2], "--draft-checkpoint", "mtp", "-o", tmp_path / "own")
+    save_file({name: own[name] for name in own.keys() - trained}, file, metadata={"format": "pt"})
+    words = command(prompts, tmp_path / "new", *usual, "--kind", "mtp", steps=1)
+    assert "has no MTP layer: one begins anew" in run_well(*words).err

@@ -13,6 +13,8 @@ from unittest.mock import Mock
 import pytest
 
 from tests.frozen.command_line import run
+from tests.reference.checkpoints import Family, write_target
+from tests.reference.mtp import write_mtp
 from tests.training.prompts import TARGET, command, write_prompts, write_rows
 
 
@@ -89,6 +91,7 @@ def test_a_given_answer_that_the_target_cannot_say(tmp_path: Path) -> None:
             ["--set layers", "is not for a draft of kind eagle3"],
         ),
         (["--kind", "eagle3", "--block-size", "9"], ["--block-size", "from 2 to 8"]),
+        (["--kind", "mtp"], ["--kind mtp: targets of the family qwen3 have no MTP layer"]),
         (["--given-answers"], ["--given-answers", 'no prompt has an "answer"']),
         (["--from", "nowhere"], ["nowhere", "no such folder"]),
     ],
@@ -98,6 +101,27 @@ def test_options_that_do_not_go(
 ) -> None:
     code = 1 if more[-1] in ("http://127.0.0.1:9", "nowhere") else 2
     refused(tmp_path, command(prompts, tmp_path / "draft", *more), code, *pieces)
+
+
+@pytest.mark.parametrize(
+    ("family", "more", "pieces"),
+    [
+        ("qwen3_5", ["--block-size", "4"], ["--block-size: is not for a draft of kind mtp"]),
+        ("qwen3_5", ["--set", "draft-tokens=9"], ["--set draft-tokens: is not for a draft of"]),
+        (
+            "qwen3_5_moe",
+            [],
+            ["has a mixture of experts, which training of MTP", "such as --kind dflash"],
+        ),
+    ],
+)
+def test_what_an_mtp_layer_leaves_no_room_for(
+    tmp_path: Path, prompts: Path, family: Family, more: list[str], pieces: list[str]
+) -> None:
+    own = write_mtp(write_target(tmp_path / "own", family, num_layers=4, vocab=464))
+    shutil.copy(TARGET / "tokenizer.json", own)
+    words = command(prompts, tmp_path / "draft", "--target", own, "--kind", "mtp", *more)
+    refused(tmp_path, words, 2 if more else 1, *pieces)
 
 
 def test_a_target_that_cannot_be_trained_for(tmp_path: Path, prompts: Path) -> None:
