@@ -94,6 +94,7 @@ def fit_mtp(folder: Path, target: Any, examples: Sequence[tuple[Tensor, Tensor]]
 def grow_with_mtp(folder: Path, tokens: Tensor, steps: int) -> Path:
     """Trains the Qwen3.5 in `folder` and its layer together, on rows of 128 of `tokens` [n]."""
     torch.manual_seed(0)
+    torch.set_num_threads(1)  # whatever trained before: it is small
     target = load_target(folder).requires_grad_(True)
     layer = ReferenceMtp.load(folder, target).requires_grad_(True)
     parts: dict[bool, list[Any]] = {True: [], False: []}
@@ -102,8 +103,7 @@ def grow_with_mtp(folder: Path, tokens: Tensor, steps: int) -> Path:
     muon = torch.optim.Muon(parts[True], weight_decay=0.0, adjust_lr_fn="match_rms_adamw")
     optimizers = (muon, torch.optim.AdamW(parts[False], weight_decay=0.0))
     for step in range(steps):
-        starts = torch.randint(0, len(tokens) - 128, (8,)).tolist()
-        rows = torch.stack([tokens[start : start + 128] for start in starts])
+        rows = tokens.unfold(0, 128, 1)[torch.randint(0, len(tokens) - 128, (8,))]
         states = target.get_decoder()(input_ids=rows).last_hidden_state
         loss = cross_entropy(target.lm_head(states[:, :-1]).flatten(0, 1), rows[:, 1:].flatten())
         for row in range(2):
