@@ -80,7 +80,7 @@ def write_plan(
 
 def draw_plan(plan: Projection, measured: Sequence[SweepPoint] = ()) -> Chart:
     """Throughput against interactivity of every way of decoding, and of measured points."""
-    figure, (axes,) = new_chart(height=4.8)
+    figure, (axes,) = new_chart(height=5.3)
     fronts = {name: front.points for name, front in build_fronts(measured).items() if front.points}
     chosen = looks([*plan.points, *fronts], BASELINE)
 
@@ -105,7 +105,8 @@ def draw_plan(plan: Projection, measured: Sequence[SweepPoint] = ()) -> Chart:
         found = {str(kind): point.throughput if point else None for kind, point in answers.items()}
         mark_answers(axes, plan.interactivity, found, chosen)
     said = "dashed: PROJECTION, not measured" + ("; solid: measured" if fronts else "")
-    axes.legend(title=said, title_fontsize=8.5, loc="upper right", handlelength=4.5)
+    below: dict[str, Any] = {"loc": "outside lower left", "ncols": 2, "handlelength": 4.5}
+    figure.legend(title=said, title_fontsize=8.5, alignment="left", **below)
     return Chart(
         "projection",
         "Projected throughput against interactivity",
