@@ -10,6 +10,7 @@ other drafts, EAGLE-3's or DSpark's say, each decoded as its own schedule has it
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -22,6 +23,7 @@ import yaml
 
 from dflash_perf.bench.base import Work, bench
 from dflash_perf.bench.repeat import prompt_file, read_named_bundles
+from dflash_perf.harness.store import PLAN
 from dflash_trt.bundle.bundle import Bundle, load_tokenizer, open_bundle
 from dflash_trt.bundle.support import Feature, find_refusal
 from dflash_trt.core.progress import SilentProgress
@@ -54,6 +56,8 @@ def measure(
     served = served_ways(opened, read_named_bundles(beside, opened))
     output_dir.mkdir(parents=True, exist_ok=True)
     results = output_dir / "sweep"
+    if (results / PLAN).is_file():  # of servers that are gone: nothing can be added to it
+        shutil.rmtree(results)
     marked = ["--interactivity", interactivity] if interactivity else []
     # On the results' disk, so that weights are linked and not copied.
     with tempfile.TemporaryDirectory(dir=output_dir) as scratch, ExitStack() as servers:

@@ -31,7 +31,7 @@ FORMAT = "dflash-trt sweep 1"
 # may change: the hash says whether they did.
 _MAY_CHANGE = {"configurations", "concurrency", "request_rate", "repeats", "baseline"}
 _MAY_CHANGE |= {"input_file", "prompts"}
-_LOCK, _PLAN, _RUNS, _PARTIAL = ".lock", "sweep.json", "runs", ".partial"
+_LOCK, PLAN, _RUNS, _PARTIAL = ".lock", "sweep.json", "runs", ".partial"
 
 
 class ResultStore:
@@ -138,7 +138,7 @@ class ResultStore:
 
     @property
     def _plan(self) -> Path:
-        return self.folder / _PLAN
+        return self.folder / PLAN
 
     def _run_folder(self, run: RunPlan) -> Path:
         return self.folder / _RUNS / to_slug(run.configuration) / f"{run.load.slug}-r{run.repeat}"
