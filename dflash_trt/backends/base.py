@@ -162,9 +162,10 @@ class ExecutorLimits(Limits):
         if isinstance(call, StepCall):
             if not 2 <= call.block_size <= self.block_size:
                 raise ValueError(f"block size {call.block_size} is not 2 … {self.block_size}")
-        elif not 0 <= call.logit_rows.min() <= call.logit_rows.max() < call.rows:
-            picked = call.logit_rows.tolist()
-            raise ValueError(f"logit rows {picked} are not within {call.rows} rows")
+        else:
+            picked = call.logit_rows.ravel().tolist()
+            if not 0 <= min(picked) <= max(picked) < call.rows:
+                raise ValueError(f"logit rows {picked} are not within {call.rows} rows")
         if self.windows and call.rows > self.most_rows:
             raise ValueError(f"{call.rows} rows are more than windows have pages for")
         given = None if call.sampling is None else call.sampling.shape
@@ -173,7 +174,7 @@ class ExecutorLimits(Limits):
             raise ValueError(f"sampling has shape {given}, not {wanted}")
         if call.first_slot < 0 or call.slots.stop > self.max_batch:
             raise ValueError(f"slots {call.slots} are not within {self.max_batch}")
-        ends = (call.starts + call.rows).tolist()
+        ends = [start + call.rows for start in call.starts.tolist()]
         if min(ends) < call.rows or max(ends) > self.max_seq_len:
             raise ValueError(f"rows end at {ends}, past {self.max_seq_len} or before 0")
         return dict(zip(call.slots, ends, strict=True))

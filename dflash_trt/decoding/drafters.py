@@ -43,7 +43,8 @@ class GraphDrafter:
         Row i of a sequence's output is the target behind its anchor and i drafts. A sequence may
         have fewer drafts than others, or none; rows behind its drafts mean nothing.
         """
-        step = replace(step, revise=make_reviser(states))
+        if (revise := make_reviser(states)) is not None:
+            step = replace(step, revise=revise)
         output = self._executor.speculate(step)
         return output, output.token_ids[:, 1:].tolist()
 

@@ -348,8 +348,9 @@ class Generator:
     ) -> TargetOutput:
         starts, sampling = _starts(states), self._pack_sampling(states)
         rows = token_ids.shape[1]
-        picked = np.arange(0 if every_row else rows - 1, rows, dtype=np.int64)
-        picked = np.tile(picked, (len(states), 1))
+        picked = np.zeros((len(states), 1), np.int64) + np.arange(
+            0 if every_row else rows - 1, rows
+        )
         call = TargetCall(
             self._graph, first_slot, token_ids, starts, picked, scores, sampling, is_chunk
         )
