@@ -23,9 +23,9 @@ from dflash_trt.decoding.pacers import open_pacer
 from dflash_trt.decoding.paging import open_page_tables
 from dflash_trt.decoding.request import (
     Request,
+    RequestFailedError,
     RequestResult,
     TokenEvent,
-    blaming,
     check_block_size,
     check_request,
 )
@@ -35,11 +35,13 @@ from dflash_trt.decoding.scores import (
     make_chooser,
     needed_scores,
     open_penalties,
+    revises_rows,
     rows_by_sequence,
     sampling_input,
 )
 from dflash_trt.decoding.state import RequestState
 from dflash_trt.decoding.statistics import RunningTotals, StatisticsRecorder, Stopwatch
+from dflash_trt.errors import DflashError
 from dflash_trt.sampling.acceptance import accept_block
 from dflash_trt.text.detokenise import TextStream, special_ids
 
@@ -158,6 +160,7 @@ class Generator:
         request_id, self._next_id = self._next_id, self._next_id + 1
         drafts = self._options.speculation and request.speculate
         block_size = request.block_size or self._options.block_size or self._limits.block_size
+        records = self._options.record_logits
         room = self._limits.max_seq_len - len(request.prompt_ids)
         eos_token_ids = frozenset[int]() if request.ignore_eos else self._eos_token_ids
         stream = None
@@ -173,6 +176,8 @@ class Generator:
             request=request,
             max_tokens=min(request.max_tokens or room, room),
             rows=block_size if drafts else 1,
+            scores=Scores.LOGITS if records else needed_scores(self._limits, request),
+            revises_rows=revises_rows(self._limits, request),
             stop_ids=eos_token_ids.union(request.stop_token_ids),
             stream=stream,
             recorder=StatisticsRecorder(
@@ -274,12 +279,10 @@ class Generator:
         """One pass over `batch`; `goes_on`: the executor may begin the same requests' next step."""
         states, rows = batch.states, batch.rows
         anchors = np.array([state.token_ids[-1] for state in states], dtype=np.int64)
-        scores = Scores.LOGITS
-        if not self._options.record_logits:
-            scores = max(needed_scores(self._limits, state.request) for state in states)
+        scores = max([state.scores for state in states])
         output: SpeculationOutput | TargetOutput
         if rows > 1:
-            starts, sampling = _starts(states), self._pack_sampling(states)
+            starts, sampling = self._pack(states)
             # A step whose rows are wanted brings them to the host before the next one begins.
             ahead = goes_on and scores is Scores.NONE and not any(one.ends_next for one in states)
             step = StepCall(batch.first_slot, anchors, starts, rows, scores, sampling, ahead)
@@ -290,13 +293,11 @@ class Generator:
             drafts = [[] for _ in states]
         scored = rows_by_sequence(output, is_drawn=self._limits.draws)
         for state, draft, known in zip(states, drafts, scored, strict=True):
-            with blaming(state.request_id):
-                tokens = accept_block(draft, make_chooser(state, known))
-                emitted = self._take(state, tokens, known)
-            trials, accepted = state.recorder.record_step(1 + len(draft), len(tokens), emitted)
+            settled, emitted = self._take(state, draft, known)
+            trials, accepted = state.recorder.record_step(1 + len(draft), settled, emitted)
             if rows > 1:
                 self._pacer.count(rows, trials, accepted)
-            self._emit(state, emitted, min(len(tokens) - 1, emitted))
+            self._emit(state, emitted, accepted)
 
     def _prefill(self, chunk: PrefillChunk) -> None:
         """One prompt chunk; the last one also yields the request's first token.
@@ -305,8 +306,7 @@ class Generator:
         """
         state, length = chunk.state, len(chunk.token_ids)
         chooses = chunk.is_last and not state.token_ids
-        reads_logits = not self._limits.draws or state.request.reads_rows
-        reads_logits |= self._options.record_logits
+        reads_logits = not self._limits.draws or state.scores is Scores.LOGITS
         if state.recorder.started_at is None:
             state.recorder.started_at = self._clock()
         # Of a greedy request too: one row shows whether the target's logits are finite.
@@ -325,9 +325,7 @@ class Generator:
             if chunk.is_last:
                 self._start_decoding()
             return
-        with blaming(state.request_id):
-            token = make_chooser(state, known)(0)
-            self._take(state, [token], known)
+        self._take(state, (), known)
         state.advance_prefill(length)
         state.recorder.first_token_at = self._clock()
         self._emit(state, 1, 0)
@@ -346,11 +344,9 @@ class Generator:
         is_chunk: bool = False,
         every_row: bool = False,
     ) -> TargetOutput:
-        starts, sampling = _starts(states), self._pack_sampling(states)
+        starts, sampling = self._pack(states)
         rows = token_ids.shape[1]
-        picked = np.zeros((len(states), 1), np.int64) + np.arange(
-            0 if every_row else rows - 1, rows
-        )
+        picked = np.array([range(0 if every_row else rows - 1, rows)] * len(states), np.int64)
         call = TargetCall(
             self._graph, first_slot, token_ids, starts, picked, scores, sampling, is_chunk
         )
@@ -361,19 +357,26 @@ class Generator:
         self._scheduler.slots.start_decoding()
         self._release_slots()
 
-    def _take(self, state: RequestState, tokens: list[int], known: RowScores) -> int:
-        """Appends `tokens` up to the end of the output; returns how many were taken."""
-        if state.request.sampling.greedy and not state.request.is_hosts:  # choosing looks itself
-            known.check(len(tokens), state.next_position)
-        taken = state.append_tokens(tokens)
-        if self._options.record_logits and known.logits is not None:
-            state.logits.extend(row.copy() for row in known.logits[:taken])
-        if state.request.reads_processed:
-            state.logprobs += state.processed[:taken]
-            state.processed.clear()
-        elif state.request.logprobs is not None:
-            state.logprobs += known.score(tokens[:taken], state.request.logprobs)
-        return taken
+    def _take(self, state: RequestState, draft: Sequence[int], known: RowScores) -> tuple[int, int]:
+        """Appends what rows behind a draft settle, up to the output's end.
+
+        Returns how many tokens were settled, and how many of them taken.
+        """
+        try:
+            tokens = accept_block(draft, make_chooser(state, known))
+            if state.request.sampling.greedy and not state.revises_rows:  # choosing looks itself
+                known.check(len(tokens), state.next_position)
+            taken = state.append_tokens(tokens)
+            if self._options.record_logits and known.logits is not None:
+                state.logits.extend(row.copy() for row in known.logits[:taken])
+            if state.request.reads_processed:
+                state.logprobs += state.processed[:taken]
+                state.processed.clear()
+            elif state.request.logprobs is not None:
+                state.logprobs += known.score(tokens[:taken], state.request.logprobs)
+        except DflashError as error:
+            raise RequestFailedError(state.request_id, error) from error
+        return len(tokens), taken
 
     def _emit(self, state: RequestState, taken: int, accepted_tokens: int) -> None:
         self._events.append(state.to_event(taken, accepted_tokens, self._clock()))
@@ -391,10 +394,7 @@ class Generator:
         with self._executor_time:
             self._executor.move_slot(source, destination, length)
 
-    def _pack_sampling(self, states: Sequence[RequestState]) -> Int64Array | None:
-        return sampling_input(self._limits, [state.request.sampling for state in states])
-
-
-def _starts(states: Sequence[RequestState]) -> Int64Array:
-    """Cache positions [B] where the next rows of `states` begin."""
-    return np.array([state.cached_length for state in states], dtype=np.int64)
+    def _pack(self, states: Sequence[RequestState]) -> tuple[Int64Array, Int64Array | None]:
+        """Cache positions [B] where the next rows of `states` begin, and how they are sampled."""
+        starts = np.array([state.cached_length for state in states], dtype=np.int64)
+        return starts, sampling_input(self._limits, [one.request.sampling for one in states])

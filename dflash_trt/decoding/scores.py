@@ -39,7 +39,7 @@ from dflash_trt.sampling.token_rules import Ruled
 MAX_CANDIDATE_TOP_K = 64
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class RowScores:
     """The rows of sequence `index` of a call: `logits` [R,V], or candidates, or neither.
 
@@ -127,6 +127,12 @@ def needed_scores(limits: ExecutorLimits, request: Request) -> Scores:
     return Scores.CANDIDATES if is_small else Scores.LOGITS
 
 
+def revises_rows(limits: ExecutorLimits, request: Request) -> bool:
+    """Whether its tokens are chosen from rows of logits that only the host makes."""
+    is_hosts = request.changes_logits or request.reads_processed
+    return is_hosts or (limits.draws and request.is_hosts)
+
+
 def sampling_input(limits: ExecutorLimits, params: Sequence[SamplingParams]) -> Int64Array | None:
     """Sampling parameters for an executor that draws tokens itself; None for any other."""
     return pack_sampling(params) if limits.draws else None
@@ -144,12 +150,12 @@ def make_chooser(state: RequestState, known: RowScores) -> Callable[[int], int]:
 
     A row is asked for once, and what is chosen is the output's next token: its state goes on.
     """
-    sampling, first_position = state.request.sampling, state.next_position
-    request, top = state.request, state.request.logprobs or 0
-    is_hosts = request.changes_logits or request.reads_processed
-    if not (is_hosts or (known.is_drawn and request.is_hosts)):
+    request, sampling, first_position = state.request, state.request.sampling, state.next_position
+    if not state.revises_rows:
+        if (known.is_drawn or sampling.greedy) and min(known.choice_ids) >= 0:
+            return known.choice_ids.__getitem__
         return lambda row: known.choose(row, first_position + row, sampling)
-    output = state.token_ids.copy()
+    output, top = state.token_ids.copy(), request.logprobs or 0
 
     def choose(row: int) -> int:
         allowed: Allowed | None = state.follower
