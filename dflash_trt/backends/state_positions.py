@@ -55,8 +55,6 @@ class StatePositions:
 
     def end(self, slots: range, starts: Int64Array, rows: int) -> None:
         """Says that `rows` rows have been written from `starts` on."""
-        if not self:
-            return
         part = slice(slots.start, slots.stop)
         self.rows_end[part] = starts + rows
         self.state_start[part] = np.maximum(starts, starts + rows - self._replay)
@@ -75,8 +73,6 @@ class StatePositions:
 
     def lose(self, slots: range) -> None:
         """Says that a call over `slots` broke off: their sequences can only begin again."""
-        if not self:
-            return
         part = slice(slots.start, slots.stop)
         self.state_start[part], self.rows_end[part] = 1, 0
 

@@ -21,7 +21,7 @@ from dflash_trt.text.grammar import Follower
 class RequestState:
     """A request inside the generator, from its submission to its result.
 
-    `rows` is the size of its verify blocks (1: no drafts), `scores` and `revises_rows` say what
+    `rows` is the size of its verify blocks (1: no drafts), `scores` and `takes_choices` say what
     choosing its tokens needs (scores.py), `max_tokens` is clipped to the
     context, `prefilled` counts the prompt tokens in the cache, `token_ids` are the output's.
     After a preemption the first `recomputed` of those are prefilled too, behind the prompt.
@@ -37,7 +37,7 @@ class RequestState:
     max_tokens: int
     rows: int
     scores: Scores = Scores.NONE
-    revises_rows: bool = False
+    takes_choices: bool = False
     stop_ids: frozenset[int]
     stream: TextStream | None
     recorder: StatisticsRecorder

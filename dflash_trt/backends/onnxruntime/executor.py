@@ -162,8 +162,9 @@ class OnnxRuntimeExecutor:
         """
         if self._closed:
             raise ValueError("the executor is closed")
-        ends, slots = self.limits.check(call), call.slots
-        self.states.begin(slots, call.starts)
+        ends = self.limits.check(call)
+        if self.states:
+            self.states.begin(call.slots, call.starts)
         columns, has_scores = self._hold(ends, call.rows), call.scores is not Scores.NONE
         key = (graphs, call.first_slot, call.batch, call.rows, picked, columns, has_scores)
         bound = self._bindings.get(key)
@@ -180,8 +181,8 @@ class OnnxRuntimeExecutor:
                 if (table := bound.arrays.get(io.page_table_input(window))) is not None:
                     self.caches.of(window).fill(table, list(ends), ends)
         if self.states:
-            bound.arrays[io.STATE_START][...] = self.states.state_start[slots]
-            bound.arrays[io.ROWS_END][...] = self.states.rows_end[slots]
+            bound.arrays[io.STATE_START][...] = self.states.state_start[call.slots]
+            bound.arrays[io.ROWS_END][...] = self.states.rows_end[call.slots]
         return bound
 
     def _run(
@@ -191,7 +192,8 @@ class OnnxRuntimeExecutor:
         revise: Callable[[Int64Array], None] | None = None,
     ) -> None:
         """Runs the graphs of `bound`; the drafts of a step may be revised before the target."""
-        self.states.lose(call.slots)
+        if self.states:
+            self.states.lose(call.slots)
         for graph, binding in bound.passes:
             try:
                 self._session(graph).run_with_iobinding(binding)
@@ -199,7 +201,8 @@ class OnnxRuntimeExecutor:
                 raise DflashError(one_line(error), where=f"{graph}.onnx") from error
             if revise is not None and graph == "draft":
                 revise(bound.arrays[io.DRAFT_TOKEN_IDS])
-        self.states.end(call.slots, call.starts, call.rows)
+        if self.states:
+            self.states.end(call.slots, call.starts, call.rows)
 
     def _bind(
         self,
