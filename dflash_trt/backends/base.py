@@ -50,7 +50,7 @@ class _Call:
         return range(self.first_slot, self.first_slot + self.batch)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(slots=True, eq=False)
 class TargetCall(_Call):
     """Rows for the target.
 
@@ -82,7 +82,7 @@ class TargetCall(_Call):
         return self.rows == 1 and not self.is_chunk
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(slots=True, eq=False)
 class StepCall(_Call):
     """A block to draft and to verify.
 
@@ -162,18 +162,19 @@ class ExecutorLimits(Limits):
         if isinstance(call, StepCall):
             if not 2 <= call.block_size <= self.block_size:
                 raise ValueError(f"block size {call.block_size} is not 2 … {self.block_size}")
-        elif not 0 <= call.logit_rows.min() <= call.logit_rows.max() < call.rows:
-            picked = call.logit_rows.tolist()
-            raise ValueError(f"logit rows {picked} are not within {call.rows} rows")
+        else:
+            picked = call.logit_rows.ravel().tolist()
+            if not 0 <= min(picked) <= max(picked) < call.rows:
+                raise ValueError(f"logit rows {picked} are not within {call.rows} rows")
         if self.windows and call.rows > self.most_rows:
             raise ValueError(f"{call.rows} rows are more than windows have pages for")
         given = None if call.sampling is None else call.sampling.shape
         wanted = (call.batch, 4) if self.draws else None
         if given != wanted:
             raise ValueError(f"sampling has shape {given}, not {wanted}")
-        if call.first_slot < 0 or call.slots.stop > self.max_batch:
+        ends = [start + call.rows for start in call.starts.tolist()]
+        if call.first_slot < 0 or call.first_slot + len(ends) > self.max_batch:
             raise ValueError(f"slots {call.slots} are not within {self.max_batch}")
-        ends = (call.starts + call.rows).tolist()
         if min(ends) < call.rows or max(ends) > self.max_seq_len:
             raise ValueError(f"rows end at {ends}, past {self.max_seq_len} or before 0")
         return dict(zip(call.slots, ends, strict=True))
@@ -193,7 +194,7 @@ class Candidates:
     read_row: Callable[[int, int], FloatArray]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False)
 class TargetOutput:
     """`choice_ids` [B,R] is the argmax per logit row, or what was drawn from it (limits.draws).
 
@@ -207,7 +208,7 @@ class TargetOutput:
     candidates: Candidates | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False)
 class SpeculationOutput:
     """One draft pass and one verify pass.
 

@@ -43,9 +43,12 @@ class GraphDrafter:
         Row i of a sequence's output is the target behind its anchor and i drafts. A sequence may
         have fewer drafts than others, or none; rows behind its drafts mean nothing.
         """
-        step = replace(step, revise=make_reviser(states))
+        for state in states:
+            if state.follower is not None:
+                step = replace(step, revise=make_reviser(states))
+                break
         output = self._executor.speculate(step)
-        return output, output.token_ids[:, 1:].tolist()
+        return output, [row[1:] for row in output.token_ids.tolist()]
 
 
 class PromptLookupDrafter:
@@ -140,10 +143,8 @@ def revise_draft(state: RequestState, draft: Sequence[int], most: int) -> list[i
     return revised
 
 
-def make_reviser(states: Sequence[RequestState]) -> Callable[[Int64Array], None] | None:
-    """What changes the token ids [B,S] of a step, anchors first; None where it would be nothing."""
-    if all(state.follower is None for state in states):
-        return None
+def make_reviser(states: Sequence[RequestState]) -> Callable[[Int64Array], None]:
+    """What changes the token ids [B,S] of a step, anchors first."""
 
     def revise(token_ids: Int64Array) -> None:
         for row, state in zip(token_ids, states, strict=True):

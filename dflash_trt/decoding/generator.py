@@ -25,22 +25,19 @@ from dflash_trt.decoding.request import (
     Request,
     RequestResult,
     TokenEvent,
-    blaming,
     check_block_size,
     check_request,
 )
 from dflash_trt.decoding.scheduler import DecodeBatch, PrefillChunk, Scheduler
 from dflash_trt.decoding.scores import (
-    RowScores,
-    make_chooser,
     needed_scores,
     open_penalties,
-    rows_by_sequence,
     sampling_input,
+    settle,
+    takes_choices,
 )
 from dflash_trt.decoding.state import RequestState
 from dflash_trt.decoding.statistics import RunningTotals, StatisticsRecorder, Stopwatch
-from dflash_trt.sampling.acceptance import accept_block
 from dflash_trt.text.detokenise import TextStream, special_ids
 
 
@@ -96,6 +93,8 @@ class Generator:
             copies_prefix=not self._limits.has_state,
             drafts_end=self._limits.drafts_end if self._graph == "target" else None,
         )
+        self._rules = self._limits.draws, self._options.record_logits
+        self._first_rows = np.zeros((self._limits.max_batch, 1), np.int64)
         self._live: dict[int, RequestState] = {}
         self._next_id = 0
         self._events: list[TokenEvent] = []
@@ -158,6 +157,7 @@ class Generator:
         request_id, self._next_id = self._next_id, self._next_id + 1
         drafts = self._options.speculation and request.speculate
         block_size = request.block_size or self._options.block_size or self._limits.block_size
+        records = self._options.record_logits
         room = self._limits.max_seq_len - len(request.prompt_ids)
         eos_token_ids = frozenset[int]() if request.ignore_eos else self._eos_token_ids
         stream = None
@@ -173,6 +173,8 @@ class Generator:
             request=request,
             max_tokens=min(request.max_tokens or room, room),
             rows=block_size if drafts else 1,
+            scores=Scores.LOGITS if records else needed_scores(self._limits, request),
+            takes_choices=takes_choices(self._limits, request),
             stop_ids=eos_token_ids.union(request.stop_token_ids),
             stream=stream,
             recorder=StatisticsRecorder(
@@ -197,7 +199,7 @@ class Generator:
             return False
         with self._step_time:
             state.finish_reason = "cancelled"
-            self._emit(state, 0, 0)
+            self._events.append(state.to_event(0, 0, self._clock()))
             self._finish(state)
         return True
 
@@ -273,13 +275,11 @@ class Generator:
     def _decode(self, batch: DecodeBatch, *, goes_on: bool) -> None:
         """One pass over `batch`; `goes_on`: the executor may begin the same requests' next step."""
         states, rows = batch.states, batch.rows
-        anchors = np.array([state.token_ids[-1] for state in states], dtype=np.int64)
-        scores = Scores.LOGITS
-        if not self._options.record_logits:
-            scores = max(needed_scores(self._limits, state.request) for state in states)
+        anchors = _int64([state.token_ids[-1] for state in states])
+        scores = max([state.scores for state in states])
         output: SpeculationOutput | TargetOutput
         if rows > 1:
-            starts, sampling = _starts(states), self._pack_sampling(states)
+            starts, sampling = self._pack(states)
             # A step whose rows are wanted brings them to the host before the next one begins.
             ahead = goes_on and scores is Scores.NONE and not any(one.ends_next for one in states)
             step = StepCall(batch.first_slot, anchors, starts, rows, scores, sampling, ahead)
@@ -287,16 +287,15 @@ class Generator:
                 output, drafts = self._drafter.speculate(step, states)
         else:
             output = self._forward(batch.first_slot, states, anchors[:, None], scores)
-            drafts = [[] for _ in states]
-        scored = rows_by_sequence(output, is_drawn=self._limits.draws)
-        for state, draft, known in zip(states, drafts, scored, strict=True):
-            with blaming(state.request_id):
-                tokens = accept_block(draft, make_chooser(state, known))
-                emitted = self._take(state, tokens, known)
-            trials, accepted = state.recorder.record_step(1 + len(draft), len(tokens), emitted)
+            drafts = [[]] * len(states)
+        choices = output.choice_ids.tolist()
+        for index, state in enumerate(states):
+            draft = drafts[index]
+            settled, emitted = settle(state, draft, choices[index], output, index, *self._rules)
+            trials, accepted = state.recorder.record_step(1 + len(draft), settled, emitted)
             if rows > 1:
                 self._pacer.count(rows, trials, accepted)
-            self._emit(state, emitted, min(len(tokens) - 1, emitted))
+            self._events.append(state.to_event(emitted, accepted, self._clock()))
 
     def _prefill(self, chunk: PrefillChunk) -> None:
         """One prompt chunk; the last one also yields the request's first token.
@@ -305,8 +304,7 @@ class Generator:
         """
         state, length = chunk.state, len(chunk.token_ids)
         chooses = chunk.is_last and not state.token_ids
-        reads_logits = not self._limits.draws or state.request.reads_rows
-        reads_logits |= self._options.record_logits
+        reads_logits = not self._limits.draws or state.scores is Scores.LOGITS
         if state.recorder.started_at is None:
             state.recorder.started_at = self._clock()
         # Of a greedy request too: one row shows whether the target's logits are finite.
@@ -316,21 +314,18 @@ class Generator:
         output = self._forward(
             chunk.slot, [state], token_ids, scores, is_chunk=True, every_row=every
         )
-        (known,) = rows_by_sequence(output, is_drawn=self._limits.draws)
-        if every and known.logits is not None:
-            state.score_prompt(known.logits)
-            known = known.last_row()
+        if every and output.logits is not None:
+            state.score_prompt(output.logits[0])
+            output = TargetOutput(output.choice_ids[:, -1:], output.logits[:, -1:])
         if not chooses:
             state.advance_prefill(length)
             if chunk.is_last:
                 self._start_decoding()
             return
-        with blaming(state.request_id):
-            token = make_chooser(state, known)(0)
-            self._take(state, [token], known)
+        settle(state, (), output.choice_ids[0].tolist(), output, 0, *self._rules)
         state.advance_prefill(length)
         state.recorder.first_token_at = self._clock()
-        self._emit(state, 1, 0)
+        self._events.append(state.to_event(1, 0, self._clock()))
         if state.finish_reason is None:
             self._start_decoding()
         else:
@@ -346,10 +341,11 @@ class Generator:
         is_chunk: bool = False,
         every_row: bool = False,
     ) -> TargetOutput:
-        starts, sampling = _starts(states), self._pack_sampling(states)
+        starts, sampling = self._pack(states)
         rows = token_ids.shape[1]
-        picked = np.arange(0 if every_row else rows - 1, rows, dtype=np.int64)
-        picked = np.tile(picked, (len(states), 1))
+        picked = self._first_rows[: len(states)]
+        if rows > 1:
+            picked = np.arange(0 if every_row else rows - 1, rows, dtype=np.int64)[None]
         call = TargetCall(
             self._graph, first_slot, token_ids, starts, picked, scores, sampling, is_chunk
         )
@@ -359,23 +355,6 @@ class Generator:
     def _start_decoding(self) -> None:
         self._scheduler.slots.start_decoding()
         self._release_slots()
-
-    def _take(self, state: RequestState, tokens: list[int], known: RowScores) -> int:
-        """Appends `tokens` up to the end of the output; returns how many were taken."""
-        if state.request.sampling.greedy and not state.request.is_hosts:  # choosing looks itself
-            known.check(len(tokens), state.next_position)
-        taken = state.append_tokens(tokens)
-        if self._options.record_logits and known.logits is not None:
-            state.logits.extend(row.copy() for row in known.logits[:taken])
-        if state.request.reads_processed:
-            state.logprobs += state.processed[:taken]
-            state.processed.clear()
-        elif state.request.logprobs is not None:
-            state.logprobs += known.score(tokens[:taken], state.request.logprobs)
-        return taken
-
-    def _emit(self, state: RequestState, taken: int, accepted_tokens: int) -> None:
-        self._events.append(state.to_event(taken, accepted_tokens, self._clock()))
 
     def _finish(self, state: RequestState) -> None:
         self._scheduler.release(state)
@@ -390,10 +369,17 @@ class Generator:
         with self._executor_time:
             self._executor.move_slot(source, destination, length)
 
-    def _pack_sampling(self, states: Sequence[RequestState]) -> Int64Array | None:
-        return sampling_input(self._limits, [state.request.sampling for state in states])
+    def _pack(self, states: Sequence[RequestState]) -> tuple[Int64Array, Int64Array | None]:
+        """Cache positions [B] where the next rows of `states` begin, and how they are sampled."""
+        starts = _int64([state.cached_length for state in states])
+        if not self._limits.draws:
+            return starts, None
+        return starts, sampling_input(self._limits, [one.request.sampling for one in states])
 
 
-def _starts(states: Sequence[RequestState]) -> Int64Array:
-    """Cache positions [B] where the next rows of `states` begin."""
-    return np.array([state.cached_length for state in states], dtype=np.int64)
+def _int64(values: Sequence[int]) -> Int64Array:
+    """The values as an array; np.array wakes code that no other part of a step needs."""
+    array = np.empty(len(values), np.int64)
+    for index, value in enumerate(values):
+        array[index] = value
+    return array

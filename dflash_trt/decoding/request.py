@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Literal, TypedDict
 
@@ -237,15 +236,6 @@ class RequestFailedError(DflashError):
         super().__init__(error.what, where=error.where, fix=error.fix, usage=error.usage)
         self.request_id = request_id
         self.results: list[RequestResult | None] = []
-
-
-@contextmanager
-def blaming(request_id: int) -> Iterator[None]:
-    """Turns an error about a request into one that names it."""
-    try:
-        yield
-    except DflashError as error:
-        raise RequestFailedError(request_id, error) from error
 
 
 def check_request(request: Request, limits: ExecutorLimits, has_tokenizer: bool) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from itertools import groupby
 from operator import attrgetter
 
 import numpy as np
@@ -21,7 +20,7 @@ SCORED_ROWS = 32
 """Of a prompt's chunk whose logits are all wanted: 20 MB for a vocabulary of 151,936."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class DecodeBatch:
     """Consecutive slots, from `first_slot` on, whose requests want blocks of `rows` rows."""
 
@@ -164,9 +163,9 @@ class Scheduler:
         """Whether a prompt is being prefilled, or can start in a slot that is free or yielded."""
         if self.slots.prefilling is not None:
             return True
-        state = self._waiting.find_next(self.running)
-        if state is None:
+        if not self._waiting:
             return False
+        state = self._waiting.find_next(self.running)
         return self.slots.can_place() or find_yielding(state, self.running) is not None
 
     def add(self, state: RequestState) -> None:
@@ -182,17 +181,17 @@ class Scheduler:
         """
         if self._paging is not None:
             self._make_room(self._paging)
+        kinds: list[tuple[int, bool]] = []
+        for state in (states := self.slots.decoding):
+            rows = min(state.rows, most_rows or state.rows)
+            rows = min(rows, max(1, self._drafts_end - state.cached_length))
+            kinds.append((rows, self._looks_ahead and state.request.reads_rows))
         batches: list[DecodeBatch] = []
-        first_slot = 0
-
-        def kind(state: RequestState) -> tuple[int, bool]:
-            is_apart = self._looks_ahead and state.request.reads_rows
-            return self._count_rows(state, most_rows), is_apart
-
-        for (rows, _), run in groupby(self.slots.decoding, kind):
-            states = tuple(run)
-            batches.append(DecodeBatch(first_slot, rows, states))
-            first_slot += len(states)
+        first = 0
+        for end in range(1, len(kinds) + 1):
+            if end == len(kinds) or kinds[end] != kinds[first]:
+                batches.append(DecodeBatch(first, kinds[first][0], states[first:end]))
+                first = end
         return batches
 
     def plan_prefill(self) -> PrefillChunk | None:
@@ -233,11 +232,9 @@ class Scheduler:
         Waiting for a neighbour's end would take as long as that one's answer; what it has computed
         is computed again, which takes a prompt's time.
         """
-        state = None
-        if self.slots.prefilling is None:
-            state = self._waiting.find_next(self.running)
-        if state is None:
+        if self.slots.prefilling is not None or not self._waiting:  # as at most steps
             return
+        state = self._waiting.find_next(self.running)
         while not (self.slots.can_place() and self._has_pages(state)):
             yielding = find_yielding(state, self.running)
             if yielding is None:
@@ -287,10 +284,6 @@ class Scheduler:
         self.slots.release(state)
         state.preempt(yields=not is_next)
         self._waiting.put_back(state, is_next=is_next)
-
-    def _count_rows(self, state: RequestState, most_rows: int | None) -> int:
-        wanted = state.rows if most_rows is None else min(state.rows, most_rows)
-        return min(wanted, max(1, self._drafts_end - state.cached_length))
 
 
 def _count_shared(state: RequestState, other: RequestState) -> int:

@@ -6,12 +6,11 @@ The order of what happens to a row: docs/design/lossless.md.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
 from dflash_trt.backends.base import (
-    Candidates,
     ExecutorLimits,
     FloatArray,
     Int64Array,
@@ -21,9 +20,10 @@ from dflash_trt.backends.base import (
 )
 from dflash_trt.core.masks import Allowed
 from dflash_trt.decoding.logprobs import TokenLogprob, score_token
-from dflash_trt.decoding.request import Request
+from dflash_trt.decoding.request import Request, RequestFailedError
 from dflash_trt.decoding.state import RequestState
 from dflash_trt.errors import DflashError
+from dflash_trt.sampling.acceptance import accept_block
 from dflash_trt.sampling.choice import (
     choose_candidate,
     choose_token,
@@ -39,18 +39,22 @@ from dflash_trt.sampling.token_rules import Ruled
 MAX_CANDIDATE_TOP_K = 64
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class RowScores:
-    """The rows of sequence `index` of a call: `logits` [R,V], or candidates, or neither.
+    """The rows of sequence `index` of a call, and their choices.
 
     With `is_drawn` the executor's choices are the tokens. Valid until its next call.
     """
 
+    output: SpeculationOutput | TargetOutput
     index: int
     choice_ids: list[int]
-    logits: FloatArray | None
-    candidates: Candidates | None
     is_drawn: bool
+
+    @property
+    def logits(self) -> FloatArray | None:
+        """[R,V], where they were asked for."""
+        return None if (logits := self.output.logits) is None else logits[self.index]
 
     def choose(self, row: int, position: int, sampling: SamplingParams) -> int:
         """The target's token at `row`, which will stand at absolute `position`."""
@@ -59,61 +63,40 @@ class RowScores:
             if token < 0:
                 raise not_finite(position)
             return token
-        if self.logits is not None:
-            return choose_token(self.logits[row], position, sampling)
-        if self.candidates is None:
+        if (logits := self.logits) is not None:
+            return choose_token(logits[row], position, sampling)
+        if (candidates := self.output.candidates) is None:
             raise ValueError("a sampled request needs the executor's logits")
-        ids, values = self.candidates.token_ids, self.candidates.logits
+        ids, values = candidates.token_ids, candidates.logits
         candidate = choose_candidate(
             ids[self.index, row], values[self.index, row], position, sampling
         )
         if candidate is not None:
             return candidate
-        return choose_token(self.candidates.read_row(self.index, row), position, sampling)
+        return choose_token(candidates.read_row(self.index, row), position, sampling)
 
     def whole(self, row: int) -> FloatArray:
         """All logits [V] of a row, which whoever changes it needs."""
-        if self.logits is None:
+        if (logits := self.logits) is None:
             raise _no_logits("penalties, min_p and grammars")
-        logits: FloatArray = self.logits[row]
-        return logits
-
-    def last_row(self) -> RowScores:
-        """The last row alone."""
-        logits = None if self.logits is None else self.logits[-1:]
-        return replace(self, choice_ids=self.choice_ids[-1:], logits=logits)
+        whole: FloatArray = logits[row]
+        return whole
 
     def check(self, rows: int, first_position: int) -> None:
         """Raises DflashError when one of the first `rows` rows, where known, is not finite."""
-        known = self.logits
-        if known is None and self.candidates is not None:
-            known = self.candidates.logits[self.index]
+        known, candidates = self.logits, self.output.candidates
+        if known is None and candidates is not None:
+            known = candidates.logits[self.index]
         if known is not None:
             positions: Int64Array = np.arange(first_position, first_position + rows)
             find_highest(known[:rows], positions)
 
     def score(self, token_ids: Sequence[int], top: int) -> list[TokenLogprob]:
         """Log-probabilities of the tokens chosen from the first rows (see `score_token`)."""
-        if self.logits is None:
+        if (logits := self.logits) is None:
             raise _no_logits("log-probabilities")
-        rows = zip(self.logits, token_ids, strict=False)
+        rows = zip(logits, token_ids, strict=False)
         return [score_token(row, token_id, top) for row, token_id in rows]
-
-
-def rows_by_sequence(
-    output: SpeculationOutput | TargetOutput, *, is_drawn: bool
-) -> list[RowScores]:
-    """An executor's answer, a RowScores per sequence."""
-    return [
-        RowScores(
-            index,
-            choices,
-            None if output.logits is None else output.logits[index],
-            output.candidates,
-            is_drawn,
-        )
-        for index, choices in enumerate(output.choice_ids.tolist())
-    ]
 
 
 def needed_scores(limits: ExecutorLimits, request: Request) -> Scores:
@@ -125,6 +108,11 @@ def needed_scores(limits: ExecutorLimits, request: Request) -> Scores:
         return Scores.NONE
     is_small = sampling.top_k is not None and sampling.top_k <= MAX_CANDIDATE_TOP_K
     return Scores.CANDIDATES if is_small else Scores.LOGITS
+
+
+def takes_choices(limits: ExecutorLimits, request: Request) -> bool:
+    """Whether its tokens are the executor's choices."""
+    return (limits.draws or request.sampling.greedy) and not request.is_hosts
 
 
 def sampling_input(limits: ExecutorLimits, params: Sequence[SamplingParams]) -> Int64Array | None:
@@ -144,12 +132,11 @@ def make_chooser(state: RequestState, known: RowScores) -> Callable[[int], int]:
 
     A row is asked for once, and what is chosen is the output's next token: its state goes on.
     """
-    sampling, first_position = state.request.sampling, state.next_position
-    request, top = state.request, state.request.logprobs or 0
+    request, sampling, first_position = state.request, state.request.sampling, state.next_position
     is_hosts = request.changes_logits or request.reads_processed
     if not (is_hosts or (known.is_drawn and request.is_hosts)):
         return lambda row: known.choose(row, first_position + row, sampling)
-    output = state.token_ids.copy()
+    output, top = state.token_ids.copy(), request.logprobs or 0
 
     def choose(row: int) -> int:
         allowed: Allowed | None = state.follower
@@ -173,6 +160,44 @@ def make_chooser(state: RequestState, known: RowScores) -> Callable[[int], int]:
         return token
 
     return choose
+
+
+def settle(
+    state: RequestState,
+    draft: Sequence[int],
+    choices: list[int],
+    output: SpeculationOutput | TargetOutput,
+    index: int,
+    is_drawn: bool,
+    records_logits: bool,
+) -> tuple[int, int]:
+    """Appends what the rows of sequence `index` settle to its output, up to the output's end.
+
+    Returns how many tokens were settled, and how many of them taken.
+
+    Raises:
+        RequestFailedError: no token can be chosen, or read.
+    """
+    has_rows = output.logits is not None or output.candidates is not None
+    try:
+        if state.takes_choices and not has_rows and min(choices) >= 0:  # as at most steps
+            tokens = accept_block(draft, choices.__getitem__)
+            return len(tokens), state.append_tokens(tokens)
+        known = RowScores(output, index, choices, is_drawn)
+        tokens = accept_block(draft, make_chooser(state, known))
+        if state.takes_choices:  # choosing looks itself
+            known.check(len(tokens), state.next_position)
+        taken = state.append_tokens(tokens)
+        if records_logits and known.logits is not None:
+            state.logits.extend(row.copy() for row in known.logits[:taken])
+        if state.request.reads_processed:
+            state.logprobs += state.processed[:taken]
+            state.processed.clear()
+        elif state.request.logprobs is not None:
+            state.logprobs += known.score(tokens[:taken], state.request.logprobs)
+    except DflashError as error:
+        raise RequestFailedError(state.request_id, error) from error
+    return len(tokens), taken
 
 
 def _no_logits(wanted: str) -> DflashError:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable
+from collections.abc import Hashable
 from dataclasses import dataclass, field
 
 import numpy as np
 
-from dflash_trt.backends.base import FloatArray
+from dflash_trt.backends.base import FloatArray, Scores
 from dflash_trt.core.masks import TokenMask
 from dflash_trt.decoding.logprobs import TokenLogprob, score_token
 from dflash_trt.decoding.request import FinishReason, Request, RequestResult, TokenEvent
@@ -21,7 +21,8 @@ from dflash_trt.text.grammar import Follower
 class RequestState:
     """A request inside the generator, from its submission to its result.
 
-    `rows` is the size of its verify blocks (1: no drafts), `max_tokens` is clipped to the
+    `rows` is the size of its verify blocks (1: no drafts), `scores` and `takes_choices` say what
+    choosing its tokens needs (scores.py), `max_tokens` is clipped to the
     context, `prefilled` counts the prompt tokens in the cache, `token_ids` are the output's.
     After a preemption the first `recomputed` of those are prefilled too, behind the prompt.
     `penalties` know its output so far, `mask` what its rules allow anywhere, `processed` are
@@ -35,6 +36,8 @@ class RequestState:
     request: Request
     max_tokens: int
     rows: int
+    scores: Scores = Scores.NONE
+    takes_choices: bool = False
     stop_ids: frozenset[int]
     stream: TextStream | None
     recorder: StatisticsRecorder
@@ -122,16 +125,22 @@ class RequestState:
         for counts in (self.recorder, self.recorder.totals):
             counts.preemptions += 1
 
-    def append_tokens(self, token_ids: Iterable[int]) -> int:
+    def append_tokens(self, token_ids: list[int]) -> int:
         """Takes tokens up to the one that ends the output; returns how many it took."""
-        taken = 0
-        for token_id in token_ids:
-            self._append_token(token_id)
-            taken += 1
-            if self.finish_reason is not None:
-                break
-        self.recorder.totals.output_tokens += taken
-        return taken
+        before, ends = len(self.token_ids), not self.stop_ids.isdisjoint(token_ids)
+        taken = token_ids[: self.max_tokens - before]
+        if self.stream is None and not ends:
+            self.token_ids += taken
+        else:
+            for token_id in taken:
+                self._append_token(token_id)
+                if self.finish_reason is not None:
+                    break
+        count = len(self.token_ids) - before
+        if self.finish_reason is None and len(self.token_ids) == self.max_tokens:
+            self.finish_reason = "length"
+        self.recorder.totals.output_tokens += count
+        return count
 
     def to_event(self, taken: int, accepted_tokens: int, now: float) -> TokenEvent:
         """The event for the newest `taken` tokens; the last one, at `now`, if it has finished."""
@@ -149,7 +158,7 @@ class RequestState:
                 pieces[-1] += tail
             self.recorder.finished_at = now
         self.shown += len(text)
-        logprobs = self._tell_logprobs()
+        logprobs = self._tell_logprobs() if self.logprobs else ()
         if self.finish_reason is not None:
             result = self._to_result()
         return TokenEvent(
@@ -220,6 +229,3 @@ class RequestState:
             self.pieces.append(self.stream.push(token_id))
             if self.stream.stop_string is not None:
                 self.finish_reason = "stop"
-                return
-        if len(self.token_ids) == self.max_tokens:
-            self.finish_reason = "length"

@@ -7,6 +7,7 @@ accepted, but as drafted. A figure that was not measured is None, never 0.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, fields
 from itertools import zip_longest
@@ -203,9 +204,13 @@ class Stopwatch:
         self.seconds += self._clock() - self._started
 
 
-@dataclass(slots=True, kw_only=True)
-class StepCounts:
-    """Counts what steps did; the names are those of `AcceptanceStatistics`."""
+@dataclass(slots=True)
+class RunningTotals:
+    """Counts what all requests of a generator have done by now; the names are a request's.
+
+    Prompt tokens are those whose rows are in the caches, once each; `position_accepts` are as
+    a request has them. One thread writes, others may read.
+    """
 
     preemptions: int = 0
     steps: int = 0
@@ -213,16 +218,6 @@ class StepCounts:
     accepted_tokens: int = 0
     forced_tokens: int = 0
     position_accepts: list[int] = field(default_factory=list)
-
-
-@dataclass(slots=True)
-class RunningTotals(StepCounts):
-    """Counts what all requests of a generator have done by now; the names are a request's.
-
-    Prompt tokens are those whose rows are in the caches, once each; `position_accepts` are as
-    a request has them. One thread writes, others may read.
-    """
-
     prompt_tokens: int = 0
     cached_prompt_tokens: int = 0
     output_tokens: int = 0
@@ -235,10 +230,11 @@ class RunningTotals(StepCounts):
 
 
 @dataclass(slots=True)
-class StatisticsRecorder(StepCounts):
+class StatisticsRecorder:
     """Counts one request's steps as they happen, and adds them to `totals`.
 
-    All times come from one monotonic clock; `grammar_s` is None where it has no grammar.
+    All times come from one monotonic clock; `grammar_s` is None where it has no grammar. `counts`
+    are of steps by rows, drafts reached, drafts accepted and tokens emitted.
     """
 
     submitted_at: float
@@ -249,8 +245,9 @@ class StatisticsRecorder(StepCounts):
     first_token_at: float | None = None
     finished_at: float | None = None
     cached_prompt_tokens: int | None = None
-    acceptance_histogram: list[int] = field(default_factory=list)
-    position_trials: list[int] = field(default_factory=list)
+    preemptions: int = 0
+    forced_tokens: int = 0
+    counts: Counter[tuple[int, int, int, int]] = field(default_factory=Counter)
 
     def record_prompt(self, cached: int) -> None:
         """Counts the prompt's tokens, of which so many are in the cache; again is not counted."""
@@ -279,14 +276,12 @@ class StatisticsRecorder(StepCounts):
         """
         accepted = min(verified - 1, emitted)
         trials = accepted if emitted < verified else min(verified, rows - 1)
+        self.counts[rows, trials, accepted, emitted] += 1
         totals = self.totals
-        _count(self.acceptance_histogram, rows, range(emitted - 1, emitted))
-        _count(self.position_trials, rows - 1, range(trials))
-        for counts in (self, totals):
-            counts.steps += 1
-            counts.drafted_tokens += rows - 1
-            counts.accepted_tokens += accepted
-            _count(counts.position_accepts, rows - 1, range(accepted))
+        totals.steps += 1
+        totals.drafted_tokens += rows - 1
+        totals.accepted_tokens += accepted
+        _count(totals.position_accepts, rows - 1, accepted)
         totals.drafted_steps += trials > 0
         totals.step_tokens += emitted
         if self.grammar_s is not None:
@@ -300,6 +295,12 @@ class StatisticsRecorder(StepCounts):
         def since_submission(moment: float | None) -> float | None:
             return None if moment is None else moment - self.submitted_at
 
+        histogram, trials, accepts = list[int](), list[int](), list[int]()
+        for (rows, reached, accepted, emitted), steps in self.counts.items():
+            histogram += [0] * (rows - len(histogram))
+            histogram[emitted - 1] += steps
+            _count(trials, rows - 1, reached, steps)
+            _count(accepts, rows - 1, accepted, steps)
         return RequestStatistics(
             prompt_tokens=prompt_tokens,
             output_tokens=output_tokens,
@@ -307,23 +308,23 @@ class StatisticsRecorder(StepCounts):
             preemptions=None if self.cached_prompt_tokens is None else self.preemptions,
             forced_tokens=None if self.grammar_s is None else self.forced_tokens,
             grammar_s=self.grammar_s,
-            steps=self.steps,
-            drafted_tokens=self.drafted_tokens,
-            accepted_tokens=self.accepted_tokens,
-            acceptance_histogram=tuple(self.acceptance_histogram),
-            position_trials=tuple(self.position_trials),
-            position_accepts=tuple(self.position_accepts),
+            steps=self.counts.total(),
+            drafted_tokens=sum((rows - 1) * steps for (rows, *_), steps in self.counts.items()),
+            accepted_tokens=sum(accepts),
+            acceptance_histogram=tuple(histogram),
+            position_trials=tuple(trials),
+            position_accepts=tuple(accepts),
             queue_s=since_submission(self.started_at),
             time_to_first_token_s=since_submission(self.first_token_at),
             end_to_end_s=since_submission(self.finished_at),
         )
 
 
-def _count(counts: list[int], size: int, places: range) -> None:
-    """Adds one at each of the `places`; there are `size` at least."""
+def _count(counts: list[int], size: int, first: int, more: int = 1) -> None:
+    """Adds `more` at each of the `first` places; there are `size` at least."""
     counts += [0] * (size - len(counts))
-    for place in places:
-        counts[place] += 1
+    for place in range(first):
+        counts[place] += more
 
 
 def _median(values: Iterable[float | None]) -> float | None:

@@ -27,10 +27,11 @@ class WaitingLine:
         if is_next:
             self._lines = {state.flow: self._lines.pop(state.flow), **self._lines}
 
-    def find_next(self, running: Sequence[RequestState]) -> RequestState | None:
-        """Whose turn it is beside `running`; None where nobody waits."""
-        if not self._lines:  # as at most steps
-            return None
+    def __bool__(self) -> bool:
+        return bool(self._lines)
+
+    def find_next(self, running: Sequence[RequestState]) -> RequestState:
+        """Whose turn it is beside `running`, where somebody waits."""
         held = Counter(one.flow for one in running)
         return self._lines[min(self._lines, key=held.__getitem__)][0]
 

@@ -8,7 +8,7 @@ A step is then two `run` calls and a handful of integers written.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -41,7 +41,10 @@ MAX_BINDINGS = 64
 
 @dataclass(frozen=True, slots=True)
 class _BoundCall:
-    """A call bound for one shape: its graphs in order, and the arrays that they read and write."""
+    """A call bound for one shape: its graphs in order, and the arrays that they read and write.
+
+    What no call of the shape changes is written already.
+    """
 
     passes: list[tuple[GraphName, ort.IOBinding]]
     arrays: dict[str, npt.NDArray[Any]]
@@ -90,14 +93,18 @@ class OnnxRuntimeExecutor:
         """Nothing: a call of a new shape costs as much as any other."""
 
     def forward(self, call: TargetCall) -> TargetOutput:
-        given = {io.TOKEN_IDS: call.token_ids, io.LOGIT_ROWS: call.logit_rows}
-        arrays = self._run((call.graph,), call, given)
+        bound = self._enter((call.graph,), call, call.logit_rows.shape[1])
+        arrays = bound.arrays
+        arrays[io.TOKEN_IDS][...] = call.token_ids
+        arrays[io.LOGIT_ROWS][...] = call.logit_rows
+        self._run(bound, call)
         return TargetOutput(arrays[io.CHOICE_IDS], arrays.get(io.LOGITS))
 
     def speculate(self, call: StepCall) -> SpeculationOutput:
-        blocks = call.block_ids(self.limits.mask_token_id)
-        given = {io.BLOCK_IDS: blocks, io.LOGIT_ROWS: np.arange(call.rows)}
-        arrays = self._run(("draft", "target"), call, given)
+        bound = self._enter(("draft", "target"), call, call.rows)
+        arrays = bound.arrays
+        arrays[io.BLOCK_IDS][:, 0] = call.anchors
+        self._run(bound, call, call.revise)
         return SpeculationOutput(arrays[io.TOKEN_IDS], arrays[io.CHOICE_IDS], arrays.get(io.LOGITS))
 
     def move_slot(self, source: int, destination: int, length: int) -> None:
@@ -145,13 +152,10 @@ class OnnxRuntimeExecutor:
         for graph in graphs:
             self._session(graph)
 
-    def _run(
-        self,
-        graphs: tuple[GraphName, ...],
-        call: TargetCall | StepCall,
-        given: dict[str, Int64Array],
-    ) -> dict[str, npt.NDArray[Any]]:
-        """Runs `graphs` in turn on the inputs `given`; inputs and outputs by name.
+    def _enter(
+        self, graphs: tuple[GraphName, ...], call: TargetCall | StepCall, picked: int
+    ) -> _BoundCall:
+        """The arrays of `call`, of which the caller writes token ids; caches follow its rows.
 
         Raises:
             ValueError: the call is outside the limits; nothing has been touched.
@@ -159,19 +163,17 @@ class OnnxRuntimeExecutor:
         if self._closed:
             raise ValueError("the executor is closed")
         ends = self.limits.check(call)
-        self.states.begin(call.slots, call.starts)
-        columns, picked = self._hold(ends, call.rows), given[io.LOGIT_ROWS].shape[-1]
-        axes = {"B": call.batch, "S": call.rows, "R": picked, "C": columns}
-        unwanted = {io.LOGITS} if call.scores is Scores.NONE else set()
-        key = (graphs, call.first_slot, *axes.values(), *sorted(unwanted))
+        if self.states:
+            self.states.begin(call.slots, call.starts)
+        columns, has_scores = self._hold(ends, call.rows), call.scores is not Scores.NONE
+        key = (graphs, call.first_slot, call.batch, call.rows, picked, columns, has_scores)
         bound = self._bindings.get(key)
         if bound is None:
-            bound = self._bindings[key] = self._bind(graphs, call, axes, unwanted)
-        self._bindings.move_to_end(key)
-        if len(self._bindings) > MAX_BINDINGS:
-            self._bindings.popitem(last=False)
-        for name, values in given.items():
-            bound.arrays[name][...] = values
+            bound = self._bindings[key] = self._bind(graphs, call, picked, columns)
+            if len(self._bindings) > MAX_BINDINGS:
+                self._bindings.popitem(last=False)
+        else:
+            self._bindings.move_to_end(key)
         bound.arrays[io.CACHE_START][...] = call.starts
         if isinstance(self.caches, PagedCaches):
             # Behind its end a sequence may have pages whose earlier owner left NaN.
@@ -181,24 +183,35 @@ class OnnxRuntimeExecutor:
         if self.states:
             bound.arrays[io.STATE_START][...] = self.states.state_start[call.slots]
             bound.arrays[io.ROWS_END][...] = self.states.rows_end[call.slots]
-        self.states.lose(call.slots)
+        return bound
+
+    def _run(
+        self,
+        bound: _BoundCall,
+        call: TargetCall | StepCall,
+        revise: Callable[[Int64Array], None] | None = None,
+    ) -> None:
+        """Runs the graphs of `bound`; the drafts of a step may be revised before the target."""
+        if self.states:
+            self.states.lose(call.slots)
         for graph, binding in bound.passes:
             try:
                 self._session(graph).run_with_iobinding(binding)
             except Exception as error:
                 raise DflashError(one_line(error), where=f"{graph}.onnx") from error
-            if isinstance(call, StepCall) and graph == "draft" and call.revise is not None:
-                call.revise(bound.arrays[io.DRAFT_TOKEN_IDS])
-        self.states.end(call.slots, call.starts, call.rows)
-        return bound.arrays
+            if revise is not None and graph == "draft":
+                revise(bound.arrays[io.DRAFT_TOKEN_IDS])
+        if self.states:
+            self.states.end(call.slots, call.starts, call.rows)
 
     def _bind(
         self,
         graphs: tuple[GraphName, ...],
         call: TargetCall | StepCall,
-        axes: Mapping[str, int],
-        unwanted: Collection[str],
+        picked: int,
+        columns: int,
     ) -> _BoundCall:
+        axes = {"B": call.batch, "S": call.rows, "R": picked, "C": columns}
         ids = np.empty((call.batch, call.rows), np.int64)
         bound = _BoundCall([], {io.DRAFT_TOKEN_IDS: ids, io.TOKEN_IDS: ids})
         places: dict[str, tuple[list[int], int]] = {}
@@ -213,10 +226,13 @@ class OnnxRuntimeExecutor:
                         shape = held.shape(cache, call.batch)
                         places[cache] = shape, held.address(cache, call.first_slot)
                     bind(one.name, "cpu", 0, np.float32, *places[cache])
-                elif one.name not in unwanted:
+                elif one.name != io.LOGITS or call.scores is not Scores.NONE:
                     array = bound.arrays.setdefault(one.name, np.empty(one.sized(axes), one.dtype))
                     bind_array(bind, one.name, array)
             bound.passes.append((graph, binding))
+        if isinstance(call, StepCall):
+            bound.arrays[io.BLOCK_IDS][...] = call.block_ids(self.limits.mask_token_id)
+            bound.arrays[io.LOGIT_ROWS][...] = np.arange(call.rows)
         return bound
 
     def _tensors(self, graph: GraphName) -> tuple[GraphTensor, ...]:
