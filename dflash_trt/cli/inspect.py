@@ -18,6 +18,7 @@ from dflash_trt.bundle.summary import (
     cache_line,
     draft_tokens_line,
     experts_line,
+    int8_line,
     quantization_line,
     recurrent_line,
     storage_formats,
@@ -102,8 +103,10 @@ def describe_bundle(manifest: Manifest) -> list[str]:
         *_indented(attention_line(manifest)),
         *_indented(recurrent_line(manifest)),
         *_indented(quantization_line(target, manifest.kv_dtype)),
+        *_indented(int8_line(target)),
         f"draft   {_dims(draft)}, {block}",
         *_indented(quantization_line(draft, manifest.kv_dtype)),
+        *_indented(int8_line(draft)),
         *_indented(draft_tokens_line(manifest)),
         f"        taps layers {taps} of {target.layers}; sliding windows "
         f"{', '.join(map(str, windows)) if windows else 'none'}",

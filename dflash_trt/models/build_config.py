@@ -32,7 +32,7 @@ YAML_SUFFIXES = (".yaml", ".yml")
 FindMistakes = Callable[[Mapping[str, Any], Path], Iterable[tuple[str, str]]]
 """Finds mistakes by key in what a YAML file at a path says."""
 
-PrecisionName = Literal["fp32", "bf16", "fp16", "fp8", "nvfp4"]
+PrecisionName = Literal["fp32", "bf16", "fp16", "int8", "fp8", "nvfp4"]
 
 
 class _Strict(BaseModel):

@@ -151,6 +151,8 @@ def test_a_build(build: Build, own_pair: Path) -> None:
     assert outcome.out == (
         f"{build.folder}: qwen3 target of 6 layers (103,840 parameters), "
         "DFlash draft of 2 (34,208), block 8, weights linked\n"
+        "weights in memory 614.2 KiB; with --precision int8 268.7 KiB, and other answers "
+        "(docs/quantisation.md)\n"
     )
     assert "linking weights" in outcome.err and "graphs" in outcome.err
     assert [path.name for path in build.folder.parent.iterdir()] == ["b"]
