@@ -15,6 +15,7 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper
 
+from dflash_trt.core.formats import INT8_BLOCK
 from dflash_trt.graph.form import Precision
 from dflash_trt.graph.functions import CONTRIB_DOMAIN, define
 from dflash_trt.graph.model import GraphBuilder
@@ -159,9 +160,13 @@ def int8_product(b: GraphBuilder, x: str, weight_name: str, name: str) -> str | 
     if not copy:
         return None
     rows, blocks, block = b.shape(copy[0])
-    facts: dict[str, Any] = {"bits": 8, "block_size": block, "accuracy_level": 4}
-    facts |= {"N": rows, "K": blocks * block, "domain": CONTRIB_DOMAIN}
-    return b.node(MATMUL_NBITS, [x, *copy], name, **facts)
+    return b.node(MATMUL_NBITS, [x, *copy], name, **nbits_facts(rows, blocks * block))
+
+
+def nbits_facts(rows: int, columns: int) -> dict[str, Any]:
+    """Domain and attributes of a product by an eight-bit matrix [rows, columns]."""
+    facts = {"N": rows, "K": columns, "bits": 8, "block_size": INT8_BLOCK, "accuracy_level": 4}
+    return {"domain": CONTRIB_DOMAIN, **facts}
 
 
 @cache
