@@ -47,7 +47,7 @@ def int8_kernels() -> tuple[str, bool]:
         return "AVX-512 VNNI", True
     if "avx2" in flags and not flags & {"avx_vnni", "avx512bw"}:
         return "AVX2", True
-    untested = [one for one in ("avx_vnni", "avx512bw") if one in flags]
+    untested: list[str] = [one for one in ("avx_vnni", "avx512bw") if one in flags]
     return (untested or [platform.machine()])[0], False
 
 
