@@ -83,10 +83,10 @@ def write_int8(path: Path, matrices: Mapping[str, TensorEntry], progress: Progre
     with open_shard(path, layouts) as shard:
         for name, entry in matrices.items():
             for rows in iterate_rows(entry):
-                parts: tuple[npt.NDArray[Any], ...] = quantize_int8(rows)
-                if not np.isfinite(parts[1]).all():
+                if not np.isfinite(rows).all():
                     what = f"tensor {quoted(entry.name)} holds NaN or infinities"
                     raise DflashError(what, where=entry.file, fix="it cannot be used")
+                parts: tuple[npt.NDArray[Any], ...] = quantize_int8(rows)
                 for part, values in zip(INT8_PARTS, parts, strict=True):
                     shard.write(f"{name}.{part}", values)
                 progress.advance(rows.size * ITEM_BYTES[entry.dtype])
