@@ -60,6 +60,8 @@ def choose_precisions(
     }
     names: dict[Owner, PrecisionName] = {}
     names["target"] = config.precision or ("fp32" if executor == CPU else "bf16")
+    if names["target"] == INT8 and executor != CPU and options.precision is None:
+        names["target"] = "bf16"  # a configuration says what the CPU computes in
     names["draft"] = config.draft_precision or names["target"]
     for owner, name in names.items():
         # On the CPU a draft in bf16 or fp16 beside a quantised target stays as it is.

@@ -11,6 +11,9 @@ import onnx
 import pytest
 from tokenizers import Tokenizer
 
+from dflash_trt.building.quantize import choose_precisions
+from dflash_trt.building.spec import PrecisionOptions
+from dflash_trt.graph.form import Precision
 from dflash_trt.models.build_config import load_config
 from tests.cli.bigram import write_tokenizer
 from tests.cli.conftest import Build, Run, write_config
@@ -149,6 +152,14 @@ def test_int8_is_a_precision_of_the_cpu(
         again = ("--executor", executor, "--overwrite")
         build(llama, *int8, *again).fails(2, "int8 is what the CPU executor alone computes in")
     build(llama, *int8, "--quantize-lm-head", "--overwrite").fails(2, "does nothing")
+
+
+def test_int8_of_a_configuration_is_for_the_cpu() -> None:
+    config, path = load_config("smollm2-135m")
+    none, floats = PrecisionOptions(), Precision.FLOAT32
+    assert choose_precisions(config, none, path, "cpu") == (floats, {}, {"target", "draft"})
+    bf16 = Precision.BFLOAT16
+    assert choose_precisions(config, none, path, "tensorrt-rtx") == (bf16, {}, frozenset())
 
 
 def test_the_configuration_has_a_recipe(build: Build, own_pair: Path) -> None:
