@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from dflash_trt.core.formats import INT8_BLOCK
+from dflash_trt.core.formats import INT8_BLOCK, INT8_COLUMNS
 from dflash_trt.core.progress import Progress
 from dflash_trt.core.strict_json import quoted
 from dflash_trt.errors import DflashError
@@ -63,8 +63,9 @@ def select_int8(spec: DecoderSpec) -> Int8Selection:
 
 
 def has_int8(entry: TensorEntry) -> bool:
-    """Whether a matrix has whole blocks."""
-    return entry.dtype in FLOAT_DTYPES and entry.shape[1] % INT8_BLOCK == 0
+    """Whether a matrix can have a copy: it has whole blocks, and is no wider than any known one."""
+    columns = entry.shape[1]
+    return entry.dtype in FLOAT_DTYPES and columns <= INT8_COLUMNS and columns % INT8_BLOCK == 0
 
 
 def int8_bytes(matrices: Collection[TensorEntry]) -> int:

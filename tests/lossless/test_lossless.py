@@ -116,11 +116,8 @@ DAILY_FAMILIES = (
 )
 MORE_FAMILIES = (
     ("gemma4_moe", "int8 paged"),
-    ("hybrid mixture", "int8 paged"),
     ("mixture MTP", "int8"),
-    ("qwen2", "int8"),
     ("speculators", "int8 fp8 paged"),
-    ("DSpark", "int8"),
     ("DFlash 2", "int8"),
     ("MTP", "linear"),
     ("llama", "linear"),
@@ -173,8 +170,7 @@ def _family(make_pair: PairFactory, name: str, caches: str) -> Bundle:
         pair["paging"] = {"page_size": 8, "pages": PAGES.get(name, 30)}
     if "fp8" in caches:
         pair["kv_dtype"] = "fp8"
-    if "int8" in caches:
-        pair["int8"] = INT8
+    pair["int8"] = INT8 if "int8" in caches else ()
     return make_pair(**pair).bundle
 
 

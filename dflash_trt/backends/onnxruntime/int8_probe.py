@@ -17,6 +17,7 @@ import onnx
 import onnxruntime as ort
 from onnx import TensorProto, helper, numpy_helper
 
+from dflash_trt.core.formats import INT8_BLOCK, INT8_COLUMNS
 from dflash_trt.errors import DflashError
 from dflash_trt.graph.functions import CONTRIB_DOMAIN, IR_VERSION, OPSET
 from dflash_trt.graph.quantized import MATMUL_NBITS, nbits_facts
@@ -32,9 +33,12 @@ def check_products(model: onnx.ModelProto, where: Path, threads: int | None) -> 
     """Refuses a graph with a product in which a row's bits depend on how many rows there are.
 
     Raises:
-        DflashError: names the product's size.
+        DflashError: names the product's size; a product in another form than those built here.
     """
     for columns, rows in sorted({*_sizes(model.graph.node)}):
+        if not (rows > 0 and 0 < columns <= INT8_COLUMNS and columns % INT8_BLOCK == 0):
+            what, fix = "has a narrow product in a form that is not known", "build the bundle again"
+            raise DflashError(what, where=where, fix=fix)
         rest = _TILE + rows % _TILE if rows > _TILE else rows
         count = first_difference(columns, rest, threads)
         if count is not None:
@@ -47,11 +51,13 @@ def check_products(model: onnx.ModelProto, where: Path, threads: int | None) -> 
 
 
 def _sizes(nodes: Iterable[onnx.NodeProto]) -> Iterator[tuple[int, int]]:
-    """K and N of each eight-bit product, of those in loops too."""
+    """K and N of each eight-bit product, of those in loops too; 0 and 0 of one in another form."""
     for node in nodes:
         if node.op_type == MATMUL_NBITS:
-            facts = {one.name: one.i for one in node.attribute}
-            yield facts["K"], facts["N"]
+            facts: dict[str, Any] = {one.name: one.i for one in node.attribute}
+            columns, rows = facts.get("K", 0), facts.get("N", 0)
+            is_ours = {"domain": node.domain, **facts} == nbits_facts(rows, columns)
+            yield (columns, rows) if is_ours else (0, 0)
         for one in node.attribute:
             yield from _sizes(one.g.node)
 

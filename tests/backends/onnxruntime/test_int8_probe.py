@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import onnx
 import onnxruntime as ort
 import pytest
 
@@ -43,6 +44,18 @@ def test_a_processor_whose_kernels_differ_is_refused(
     said = "gives a row of an eight-bit product, 64 → 32, other bits among 3 rows than alone"
     assert said in refused.value.what and "without --precision int8" in str(refused.value.fix)
     int8_probe.first_difference.cache_clear()
+
+
+@pytest.mark.parametrize(("name", "value"), [("K", 1 << 40), ("N", 0), ("accuracy_level", 0)])
+def test_a_product_that_nobody_builds_is_refused(
+    make_pair: PairFactory, name: str, value: int
+) -> None:
+    folder = make_pair(int8=["target", "draft"]).bundle.folder
+    model = onnx.load(folder / "draft.onnx", load_external_data=False)
+    node = next(node for node in model.graph.node if node.op_type == "MatMulNBits")
+    next(one for one in node.attribute if one.name == name).i = value
+    with pytest.raises(DflashError, match="has a narrow product in a form that is not known"):
+        int8_probe.check_products(model, folder, 1)
 
 
 @pytest.mark.skipif(QEMU is None, reason="qemu-x86_64, which emulates AVX2, is not installed")
