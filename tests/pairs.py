@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -17,6 +17,7 @@ from dflash_trt.building.bundle_writer import build_bundle
 from dflash_trt.building.spec import BuildSpec, CacheOptions
 from dflash_trt.bundle.bundle import Bundle, open_bundle
 from dflash_trt.core.progress import Progress, SilentProgress
+from dflash_trt.graph.bindings import Owner
 from dflash_trt.models.build_config import BuildConfig
 from dflash_trt.models.draft import read_draft
 from dflash_trt.models.pair_check import Pair, check_pair
@@ -74,6 +75,7 @@ class PairFactory:
         paging: `page_size` and `pages` of a pool; None builds linear KV caches.
         kv_dtype: value of a `CacheDtype`, what the caches hold.
         quantize: keywords of `quantize_folder` for "target", "draft" or both, applied last.
+        int8: the models that compute in eight bits.
     """
 
     def __init__(self, root: Path, shared: Shared) -> None:
@@ -100,8 +102,9 @@ class PairFactory:
         paging: Mapping[str, int] | None = None,
         kv_dtype: str = "auto",
         prefill_chunk: int | None = None,
+        int8: Sequence[Owner] = (),
     ) -> TinyPair:
-        limits = (max_seq_len, max_batch, copy_weights, paging, kv_dtype, prefill_chunk)
+        limits = (max_seq_len, max_batch, copy_weights, paging, kv_dtype, prefill_chunk, int8)
         arguments = (family, target, draft, dflash, fit_steps, limits, quantize)
         key = json.dumps(arguments, sort_keys=True)
         if key in self._pairs:
@@ -114,7 +117,7 @@ class PairFactory:
         sizes = {"max_seq_len": max_seq_len, "max_batch": max_batch}
         if prefill_chunk is not None:
             sizes["prefill_chunk"] = prefill_chunk
-        built = bundle_pair(folder, spec, **sizes)
+        built = bundle_pair(folder, spec, int8, **sizes)
         self._pairs[key] = built
         return built
 
@@ -131,10 +134,12 @@ def caches(paging: Mapping[str, int] | None = None, kv_dtype: Any = "auto") -> C
     )
 
 
-def bundle_pair(folder: Path, spec: BuildSpec, **limits: int) -> TinyPair:
+def bundle_pair(
+    folder: Path, spec: BuildSpec, int8: Sequence[Owner] = (), **limits: int
+) -> TinyPair:
     """The checkpoints in `folder`/target and draft, and their bundle beside them."""
     pair = check_pair(read_target(folder / "target"), read_draft(folder / "draft"))
-    return TinyPair(folder, pair, write_bundle(pair, folder / "bundle", spec, **limits))
+    return TinyPair(folder, pair, write_bundle(pair, folder / "bundle", spec, int8=int8, **limits))
 
 
 def write_bundle(
@@ -143,6 +148,7 @@ def write_bundle(
     spec: BuildSpec,
     progress: Progress | None = None,
     engines: EngineOptions | None = None,
+    int8: Sequence[Owner] = (),
     **limits: int,
 ) -> Bundle:
     """A bundle in `folder`; `limits` are keys of a build configuration."""
@@ -157,7 +163,7 @@ def write_bundle(
         | limits
     )
     told = progress or SilentProgress()
-    build_bundle(pair, config, "tiny", folder, spec, told, engines=engines)
+    build_bundle(pair, config, "tiny", folder, spec, told, engines=engines, int8=int8)
     return open_bundle(folder)
 
 

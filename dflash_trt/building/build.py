@@ -14,7 +14,10 @@ from dflash_trt.building.profile import on_profile
 from dflash_trt.building.quantize import choose_precisions, find_texts, plan_quantization
 from dflash_trt.building.sources import check_own_layer, fetch, find_source
 from dflash_trt.building.spec import BuildSpec
+from dflash_trt.bundle.dims import int8_dims
 from dflash_trt.bundle.manifest import Manifest
+from dflash_trt.bundle.memory.memory import bundle_memory
+from dflash_trt.bundle.support import CPU
 from dflash_trt.core.progress import Progress
 from dflash_trt.core.publish import check_destination
 from dflash_trt.errors import DflashError
@@ -22,8 +25,9 @@ from dflash_trt.graph.form import CacheDtype, Precision
 from dflash_trt.hardware.gpus import DEFAULT_ARCH, find_gpu
 from dflash_trt.models.build_config import BuildConfig, HardwareProfile, resolve_file
 from dflash_trt.models.draft import read_draft
-from dflash_trt.models.pair_check import check_pair
+from dflash_trt.models.pair_check import Pair, check_pair
 from dflash_trt.models.target import read_target
+from dflash_trt.quantization.int8 import select_int8
 from dflash_trt.text.prompts import read_prompts
 
 
@@ -32,13 +36,15 @@ class BuiltBundle:
     """A bundle's folder and manifest.
 
     `added_end` is the tokenizer's end of text where the checkpoint's configs do not name it;
-    `taps_by_rule` says that the draft's config does not name the tapped layers.
+    `taps_by_rule` says that the draft's config does not name the tapped layers. `int8_weights` are
+    the bytes in memory that a CPU bundle's weights would take with int8; None where it has that.
     """
 
     folder: Path
     manifest: Manifest
     added_end: int | None = None
     taps_by_rule: bool = False
+    int8_weights: float | None = None
 
 
 def build(spec: BuildSpec, progress: Progress) -> BuiltBundle | BuiltDeployment:
@@ -58,7 +64,7 @@ def build(spec: BuildSpec, progress: Progress) -> BuiltBundle | BuiltDeployment:
     if spec.is_deployment:
         assert name is not None
         return build_deployment(spec, config, path, name, progress)
-    compute, algorithms = choose_precisions(config, spec.precision, path, spec.executor)
+    compute, algorithms, int8 = choose_precisions(config, spec.precision, path, spec.executor)
     engines = _choose_engines(spec, profile, compute)
     texts = find_texts(config, path, spec.precision.calibration) if algorithms else None
     output = spec.output or Path(f"{path.stem}-bundle")
@@ -87,10 +93,28 @@ def build(spec: BuildSpec, progress: Progress) -> BuiltBundle | BuiltDeployment:
             kv_scales=spec.cache_dtype is CacheDtype.FP8,
         )
     prompts, arguments = _prompts(config, path), (pair, config, path.stem, output, spec, progress)
-    manifest = build_bundle(*arguments, engines=engines, plan=plan, prompts=prompts)
+    manifest = build_bundle(*arguments, engines=engines, plan=plan, prompts=prompts, int8=int8)
     ends = manifest.target.eos_token_ids
     added = next((one for one in ends if one not in pair.target.eos_token_ids), None)
-    return BuiltBundle(output, manifest, added, pair.draft.taps_by_rule)
+    narrow = None
+    if spec.executor == CPU and not (int8 or algorithms):
+        narrow = _int8_weights(pair, manifest)
+    return BuiltBundle(output, manifest, added, pair.draft.taps_by_rule, narrow)
+
+
+def _int8_weights(pair: Pair, manifest: Manifest) -> float | None:
+    """Bytes in memory of the weights of `pair` in int8; None where they are quantised."""
+    models = ("target", pair.target), ("draft", pair.draft)
+    try:
+        dims = {
+            owner: getattr(manifest, owner).model_copy(
+                update={"int8": int8_dims(select_int8(model))}
+            )
+            for owner, model in models
+        }
+    except DflashError:
+        return None
+    return bundle_memory(manifest.model_copy(update=dims)).weights
 
 
 def _choose_engines(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
@@ -28,14 +29,16 @@ from dflash_trt.core.limits import Limits, check_positions, choose_block, choose
 from dflash_trt.core.progress import Progress
 from dflash_trt.core.publish import staged_folder
 from dflash_trt.errors import DflashError, printable
+from dflash_trt.graph.bindings import Owner
 from dflash_trt.graph.draft import build_draft
 from dflash_trt.graph.form import CacheDtype, GraphForm
-from dflash_trt.graph.rope_tables import compute_tables, draft_head
+from dflash_trt.graph.rope_tables import HEAD_ROWS, compute_tables, draft_head
 from dflash_trt.graph.target import build_target
 from dflash_trt.models.build_config import BuildConfig
 from dflash_trt.models.pair_check import Pair
 from dflash_trt.models.quantized_weights import read_kv_scales
-from dflash_trt.models.safetensors_header import header_sha256
+from dflash_trt.models.safetensors_header import TensorEntry, header_sha256
+from dflash_trt.quantization.int8 import Int8Selection, has_int8, select_int8
 from dflash_trt.text.tokenizer import OLDER_FILES, TEMPLATE_FILES, BundleTokenizer
 from dflash_trt.version import __version__
 
@@ -62,6 +65,7 @@ def build_bundle(
     engines: EngineOptions | None = None,
     plan: QuantizationPlan | None = None,
     prompts: Path | None = None,
+    int8: Collection[Owner] = (),
 ) -> Manifest:
     """Writes a bundle of `pair` to `destination`, whole or not at all.
 
@@ -73,6 +77,7 @@ def build_bundle(
         engines: to build; None makes a bundle for the CPU, which runs the graphs themselves.
         plan: what is quantised of `pair`; None builds the checkpoints as they are.
         prompts: a .jsonl to carry along, which `verify` uses when given no others.
+        int8: the models whose products are computed in eight bits.
 
     Raises:
         DflashError: limits do not fit the pair, it cannot be quantised, an engine cannot be built,
@@ -99,6 +104,9 @@ def build_bundle(
         cache_dtype=spec.cache_dtype,
         replay=limits.block_size if pair.target.sizes.has_state else None,
     )
+    narrow: dict[Owner, Int8Selection] = {
+        owner: select_int8(pair.target if owner == "target" else pair.draft) for owner in int8
+    }
     libraries = {library: version(library) for library in LIBRARIES}
     if engines is not None:
         form = engines.form(form)
@@ -122,8 +130,13 @@ def build_bundle(
         )
         graphs.describe_weights("target", pair.target.checkpoint)
         graphs.describe_weights("draft", pair.draft.checkpoint)
+        tables = graphs.write_tables(
+            compute_tables(pair.target, pair.draft, limits.max_seq_len) | draft_head(pair)
+        )
+        if narrow:
+            tables |= graphs.write_int8(_int8_matrices(narrow, tables), progress)
         progress.stage("graphs", None)
-        _write_graphs(pair, graphs, limits.max_seq_len, form)
+        _write_graphs(pair, graphs, tables, form)
         has_tokenizer = _copy_tokenizer(pair, folder)
         if prompts is not None:
             copy_small(prompts, folder / PROMPTS_NAME, FileKind.PROMPTS, named=True)
@@ -138,8 +151,8 @@ def build_bundle(
             created_by=f"dflash-trt {__version__}",
             executor="cpu" if engines is None else engines.library.executor,
             compute_dtype=form.precision.value,
-            target=target_dims(pair, end_ids),
-            draft=draft_dims(pair),
+            target=target_dims(pair, end_ids, narrow.get("target")),
+            draft=draft_dims(pair, narrow.get("draft")),
             limits=limits,
             weights=origin,
             tokenizer=has_tokenizer,
@@ -185,9 +198,25 @@ def _limits(pair: Pair, config: BuildConfig) -> Limits:
     )
 
 
-def _write_graphs(pair: Pair, graphs: GraphFolder, positions: int, form: GraphForm) -> None:
+def _int8_matrices(
+    narrow: Mapping[Owner, Int8Selection], tables: Mapping[str, TensorEntry]
+) -> dict[str, TensorEntry]:
+    """The matrices that get eight-bit copies, by what graphs call them."""
+    matrices = {
+        f"{owner}/{role}": entry
+        for owner, selection in narrow.items()
+        for role, entry in selection.matrices.items()
+    }
+    rows = tables.get(HEAD_ROWS)  # of the target's head
+    if rows is not None and "target" in narrow and has_int8(rows):
+        matrices[HEAD_ROWS] = rows
+    return matrices
+
+
+def _write_graphs(
+    pair: Pair, graphs: GraphFolder, tables: Mapping[str, TensorEntry], form: GraphForm
+) -> None:
     target, draft = pair.target, pair.draft
-    tables = graphs.write_tables(compute_tables(target, draft, positions) | draft_head(pair))
     for model in (
         build_target(target, draft, tables, graphs.locate, form),
         build_draft(pair, tables, graphs.locate, form),

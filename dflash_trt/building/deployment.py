@@ -192,7 +192,7 @@ def _quantization(
         key: "bf16" for key in ("precision", "draft_precision") if getattr(config, key) is None
     }
     config = config.model_copy(update=unquantised)
-    _, algorithms = choose_precisions(config, options, path, TRTLLM)
+    _, algorithms, _ = choose_precisions(config, options, path, TRTLLM)
     texts = find_texts(config, path, options.calibration)
     target = fetch(sources.target, path, "--target-checkpoint")
     assert sources.draft is not None  # an MTP layer is refused before

@@ -39,13 +39,14 @@ from dflash_trt.quantization.linears import (
 from dflash_trt.quantization.scales import Activations, states_scales
 from dflash_trt.text.prompts import encode_calibration, read_prompts
 
+INT8 = "int8"
 COMPUTE = {"fp32": Precision.FLOAT32, "bf16": Precision.BFLOAT16, "fp16": Precision.FLOAT16}
 
 
 def choose_precisions(
     config: BuildConfig, options: PrecisionOptions, config_path: Path, executor: str
-) -> tuple[Precision, dict[Owner, Format]]:
-    """What graphs compute in, and the formats of the models that are quantised.
+) -> tuple[Precision, dict[Owner, Format], frozenset[Owner]]:
+    """What graphs compute in, the formats of models that are quantised, and which are in int8.
 
     `config` has the request's `options` in it already; they say where a mistake was made.
 
@@ -59,12 +60,15 @@ def choose_precisions(
     }
     names: dict[Owner, PrecisionName] = {}
     names["target"] = config.precision or ("fp32" if executor == CPU else "bf16")
+    if names["target"] == INT8 and executor != CPU and options.precision is None:
+        names["target"] = "bf16"  # a configuration says what the CPU computes in
     names["draft"] = config.draft_precision or names["target"]
     for owner, name in names.items():
         # On the CPU a draft in bf16 or fp16 beside a quantised target stays as it is.
         if executor != CPU or owner == "target":
             check_executor(PRECISIONS[name], executor, name, where=places[owner])
-    if config.draft_precision is not None and not set(names.values()) & set(QUANTIZED):
+    int8 = frozenset(owner for owner, name in names.items() if name == INT8)
+    if config.draft_precision is not None and not (int8 or {*names.values()} & {*QUANTIZED}):
         raise DflashError(
             f"{config.draft_precision!r} does nothing: neither model is quantised",
             where=places["draft"],
@@ -82,7 +86,7 @@ def choose_precisions(
         refuse_options({"--quantize-lm-head": options.quantize_lm_head}, what, fix)
     # What is not quantised has the one type that everything is computed in.
     floats = [name for name in names.values() if name in COMPUTE] or ["bf16"]
-    return Precision.FLOAT32 if executor == CPU else COMPUTE[floats[0]], algorithms
+    return Precision.FLOAT32 if executor == CPU else COMPUTE[floats[0]], algorithms, int8
 
 
 def find_texts(config: BuildConfig, config_path: Path, calibration: Path | None) -> Path:

@@ -12,6 +12,7 @@ from pydantic import AfterValidator, Field, model_validator
 from dflash_trt.core.limits import Count
 from dflash_trt.core.validation import StrictRecord
 from dflash_trt.errors import printable
+from dflash_trt.graph.bindings import Owner
 from dflash_trt.models.decoder import DecoderSpec
 from dflash_trt.models.draft_kinds import TRAITS, DraftKind, DraftTraits
 from dflash_trt.models.moe import MoeSpec
@@ -30,6 +31,8 @@ from dflash_trt.models.sizes import (
     LayerSizes,
     RecurrentSizes,
 )
+from dflash_trt.quantization.int8 import Int8Selection, int8_bytes
+from dflash_trt.quantization.linears import EMBEDDING
 
 
 def _printable(text: str) -> str:
@@ -56,6 +59,19 @@ class QuantizationSummary(StrictRecord):
     kv_scales: Annotated[int, Field(ge=0)]
 
 
+class Int8Dims(StrictRecord):
+    """The eight-bit copies of a model's matrices: `parameters` in `weight_bytes`.
+
+    An embedding that is the head too is not among the parameters: it stays beside its copy. `kept`
+    are roles of other products, which are computed in floats.
+    """
+
+    matrices: Positive
+    parameters: Positive
+    weight_bytes: Positive
+    kept: list[Text]
+
+
 class ModelDims(StrictRecord):
     """Dimensions of a decoder, in elements.
 
@@ -74,6 +90,7 @@ class ModelDims(StrictRecord):
     storage_dtypes: list[Text]
     checkpoint: Text
     quantization: QuantizationSummary | None = None
+    int8: Int8Dims | None = Field(default=None, exclude_if=lambda one: one is None)
 
     @property
     def sizes(self) -> DecoderSizes:
@@ -215,11 +232,19 @@ class DraftDims(ModelDims):
         return replace(sizes, features=features, experts=experts)
 
 
-def target_dims(pair: Pair, end_ids: Sequence[int]) -> TargetDims:
+def int8_models(target: TargetDims, draft: DraftDims) -> frozenset[Owner]:
+    """Those that compute in int8."""
+    models: dict[Owner, ModelDims] = {"target": target, "draft": draft}
+    return frozenset(owner for owner, dims in models.items() if dims.int8 is not None)
+
+
+def target_dims(
+    pair: Pair, end_ids: Sequence[int], int8: Int8Selection | None = None
+) -> TargetDims:
     """The target's part of a manifest; `end_ids` are all that end a text."""
     target = pair.target
     return TargetDims(
-        **_decoder_dims(target),
+        **_decoder_dims(target, int8),
         family=target.family,
         layer_windows=list(target.layer_windows) if any(target.layer_windows) else [],
         has_sinks=target.has_sinks,
@@ -249,12 +274,12 @@ def _expert_dims(spec: DecoderSpec) -> ExpertDims | None:
     )
 
 
-def draft_dims(pair: Pair) -> DraftDims:
+def draft_dims(pair: Pair, int8: Int8Selection | None = None) -> DraftDims:
     """The draft's part of a manifest."""
     draft, ids = pair.draft, pair.draft_token_ids
     positions = draft.max_position_embeddings
     return DraftDims(
-        **_decoder_dims(draft),
+        **_decoder_dims(draft, int8),
         kind=draft.kind,
         anchor_drafts=draft.anchor_drafts,
         trained_block_size=draft.block_size,
@@ -272,7 +297,7 @@ def draft_dims(pair: Pair) -> DraftDims:
     )
 
 
-def _decoder_dims(spec: DecoderSpec) -> dict[str, Any]:
+def _decoder_dims(spec: DecoderSpec, int8: Int8Selection | None) -> dict[str, Any]:
     """The fields of ModelDims."""
     sizes = spec.sizes
     return {
@@ -289,7 +314,21 @@ def _decoder_dims(spec: DecoderSpec) -> dict[str, Any]:
         ),
         "checkpoint": printable(spec.checkpoint.path.name),
         "quantization": _quantization(spec),
+        "int8": None if int8 is None else int8_dims(int8),
     }
+
+
+def int8_dims(selection: Int8Selection) -> Int8Dims:
+    """What a manifest says of the copies of `selection`."""
+    matrices = selection.matrices.values()
+    return Int8Dims(
+        matrices=len(matrices),
+        parameters=sum(
+            one.num_elements for role, one in selection.matrices.items() if role != EMBEDDING
+        ),
+        weight_bytes=int8_bytes(matrices),
+        kept=[printable(role) for role in selection.kept],
+    )
 
 
 def _quantization(spec: DecoderSpec) -> QuantizationSummary | None:

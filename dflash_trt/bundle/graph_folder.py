@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from safetensors.numpy import save
 
 from dflash_trt.core.files import FileKind, copy_small, exists, resolved
-from dflash_trt.core.links import place_files
+from dflash_trt.core.links import check_space, place_files
 from dflash_trt.core.progress import Progress
 from dflash_trt.graph.bindings import Owner
 from dflash_trt.models.draft_tokens import DRAFT_TOKENS_NAME
@@ -20,8 +20,10 @@ from dflash_trt.models.folder import CONFIG_NAME, INDEX_NAME, Checkpoint
 from dflash_trt.models.quantization import QUANT_CONFIG_NAME
 from dflash_trt.models.safetensors_header import TensorEntry, read_header
 from dflash_trt.models.target import GENERATION_CONFIG_NAME
+from dflash_trt.quantization.int8 import int8_bytes, write_int8
 
 TABLES_LOCATION = "weights/tables.safetensors"
+INT8_LOCATION = "weights/int8.safetensors"
 DESCRIBING_FILES = (CONFIG_NAME, GENERATION_CONFIG_NAME, QUANT_CONFIG_NAME, DRAFT_TOKENS_NAME)
 
 
@@ -30,7 +32,8 @@ class GraphFolder:
 
     Attributes:
         weights: the shard that each weight file was made of, by its path in the folder. One that
-            both models use lies there twice, so that either's weights are whole.
+            both models use lies there twice, so that either's weights are whole. Eight-bit copies
+            were made of none but themselves.
         has_copies: whether any weight file is one of its own, not a hard link.
     """
 
@@ -98,6 +101,18 @@ class GraphFolder:
         # Not save_file: on a full disk it raises an error of its own, not an OSError.
         path.write_bytes(save(dict(tables)))
         self._locations[resolved(path)] = TABLES_LOCATION
+        return read_header(path)
+
+    def write_int8(
+        self, matrices: Mapping[str, TensorEntry], progress: Progress
+    ) -> dict[str, TensorEntry]:
+        """Stores eight-bit copies of matrices; returns where each part lies, by its name."""
+        path = self.folder / INT8_LOCATION
+        check_space(int8_bytes(matrices.values()), self.folder, path)
+        write_int8(path, matrices, progress)
+        real = resolved(path)
+        self.weights[INT8_LOCATION] = real
+        self._locations[real] = INT8_LOCATION
         return read_header(path)
 
     def locate(self, entry: TensorEntry) -> str:

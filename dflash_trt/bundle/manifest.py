@@ -150,6 +150,8 @@ class Manifest(StrictRecord):
             raise ValueError(f"engines do not go with executor {self.executor}")
         if (self.compute_dtype == "float32") != (self.executor == "cpu"):
             raise ValueError(f"{self.compute_dtype} does not go with executor {self.executor}")
+        if self.engines is not None and (self.target.int8 or self.draft.int8):
+            raise ValueError(f"products in int8 do not go with executor {self.executor}")
         if self.engines is not None and self.engines.draws and self.executor != "tensorrt":
             raise ValueError(f"engines that draw do not go with executor {self.executor}")
         for owner, windows in (

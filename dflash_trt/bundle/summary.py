@@ -10,6 +10,7 @@ from dflash_trt.bundle.dims import ExpertDims, ModelDims, TargetDims
 from dflash_trt.bundle.manifest import Manifest
 from dflash_trt.bundle.memory.cache_bytes import cache_bytes_per_token, state_bytes
 from dflash_trt.bundle.memory.memory import bundle_memory, page_kinds, token_bytes
+from dflash_trt.core.formats import INT8_BLOCK
 from dflash_trt.errors import first_few
 from dflash_trt.graph.caches.native import DECOMPOSED
 from dflash_trt.graph.form import Precision
@@ -89,7 +90,7 @@ def page_pool_line(manifest: Manifest) -> str | None:
 def precision_line(manifest: Manifest) -> str:
     """What target and draft are quantised in, with a comma behind; empty where neither is."""
     models = {"target": manifest.target, "draft": manifest.draft}
-    if all(dims.quantization is None for dims in models.values()):
+    if all(dims.quantization is None and dims.int8 is None for dims in models.values()):
         return ""
     names = (f"{owner} in {'/'.join(_formats(dims))}" for owner, dims in models.items())
     return f"{', '.join(names)}, "
@@ -104,6 +105,8 @@ def storage_formats(dims: ModelDims) -> list[str]:
 
 
 def _formats(dims: ModelDims) -> list[str]:
+    if dims.int8 is not None:
+        return ["INT8"]
     if dims.quantization is not None and dims.quantization.linears:
         return sorted(dims.quantization.linears)
     return storage_formats(dims)
@@ -135,6 +138,16 @@ def quantization_line(dims: ModelDims, kv_dtype: str) -> str | None:
         stated = quantization.kv_cache or "quantised"
         parts.append(f"{stated} KV cache not used ({quantization.kv_scales} scales)")
     return "; ".join(parts)
+
+
+def int8_line(dims: ModelDims) -> str | None:
+    """What of a model is computed in eight bits, and what is not; None where nothing is."""
+    one = dims.int8
+    if one is None:
+        return None
+    rest = f"; in floats: {first_few(one.kept, PATTERNS_SHOWN)}" if one.kept else ""
+    size = one.weight_bytes / (1 << 20)
+    return f"{one.matrices} products in INT8, blocks of {INT8_BLOCK}, {size:,.1f} MiB{rest}"
 
 
 def unscaled_models(manifest: Manifest) -> list[str]:

@@ -29,6 +29,7 @@ class Feature(Enum):
     FLOAT32 = ("computing in float32", "--precision fp32")
     FLOAT16 = ("computing in float16", "--precision fp16")
     BFLOAT16 = ("computing in bfloat16", "--precision bf16")
+    INT8 = ("computing products in eight bits", "--precision int8")
     QUANTIZED = ("quantised linears", "--precision fp8|nvfp4")
     ARCH = ("a GPU to build for", "--arch")
     PROFILE = ("hardware profiles", "--profile")
@@ -79,8 +80,9 @@ _NO_FLOAT32 = Refusal(
 )
 _CPU_FLOAT32 = Refusal(
     "'{value}' is for engines; the CPU executor computes in float32",
-    "add --executor tensorrt-rtx, or choose fp32, fp8 or nvfp4",
+    "add --executor tensorrt-rtx, or choose fp32, int8, fp8 or nvfp4",
 )
+_CPU_INT8 = Refusal("int8 is what the CPU executor alone computes in", "choose fp8 or nvfp4")
 _AS_PUBLISHED = Refusal(
     "'{value}' is not what TensorRT-LLM runs these checkpoints in",
     "choose fp8 or nvfp4, or leave it out",
@@ -100,6 +102,7 @@ TABLE: Mapping[Feature, Mapping[str, Refusal]] = {
     Feature.FLOAT32: {RTX: _NO_FLOAT32, TENSORRT: _NO_FLOAT32, TRTLLM: _AS_PUBLISHED},
     Feature.FLOAT16: {CPU: _CPU_FLOAT32, TRTLLM: _AS_PUBLISHED},
     Feature.BFLOAT16: {CPU: _CPU_FLOAT32},
+    Feature.INT8: dict.fromkeys((RTX, TENSORRT, TRTLLM), _CPU_INT8),
     Feature.QUANTIZED: {},
     Feature.ARCH: {
         CPU: Refusal(
@@ -122,6 +125,7 @@ PRECISIONS = {
     "fp32": Feature.FLOAT32,
     "bf16": Feature.BFLOAT16,
     "fp16": Feature.FLOAT16,
+    "int8": Feature.INT8,
     "fp8": Feature.QUANTIZED,
     "nvfp4": Feature.QUANTIZED,
 }

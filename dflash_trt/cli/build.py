@@ -19,6 +19,7 @@ from dflash_trt.bundle.memory.memory import bundle_memory, engine_bytes
 from dflash_trt.bundle.summary import (
     cache_line,
     draft_tokens_line,
+    int8_line,
     precision_line,
     quantization_line,
     unscaled_models,
@@ -68,7 +69,7 @@ _precision = option_group(
         "--precision",
         type=click.Choice(list(PRECISIONS)),
         help="fp8, nvfp4: quantize the target and the draft. bf16, fp16: what engines compute in "
-        "(the CPU: fp32).  [default: bf16; fp32]",
+        "(the CPU: fp32, or int8 products).  [default: bf16; fp32]",
     ),
     click.option(
         "--draft-precision",
@@ -217,9 +218,14 @@ def _show_bundle(built: BuiltBundle) -> None:
         f"{precision_line(manifest)}weights {manifest.weights}"
     )
     for owner, dims in (("target", manifest.target), ("draft", manifest.draft)):
-        line = quantization_line(dims, manifest.kv_dtype)
-        if line is not None:
-            click.echo(f"quantised {owner}: {line}")
+        for line in (quantization_line(dims, manifest.kv_dtype), int8_line(dims)):
+            if line is not None:
+                click.echo(f"quantised {owner}: {line}")
+    if built.int8_weights is not None:
+        click.echo(
+            f"weights in memory {format_size(bundle_memory(manifest).weights)}; with --precision "
+            f"int8 {format_size(built.int8_weights)}, and other answers (docs/quantisation.md)"
+        )
     if draft.owned and (line := draft_tokens_line(manifest)) is not None:
         click.echo(f"draft: {line}")
     if manifest.page_pool is not None or manifest.kv_dtype != "auto":

@@ -12,6 +12,12 @@ MX_BLOCK = 32
 """Columns of an MXFP4 matrix that share one E8M0 scale (OCP Microscaling Formats 1.0)."""
 NVFP4_BLOCK = 16
 """Columns of an NVFP4 matrix that share one E4M3 scale."""
+INT8_BLOCK = 32
+"""Columns of an eight-bit matrix that share one float32 step and a zero point."""
+INT8_COLUMNS = 1 << 18
+"""Of the widest such matrix."""
+INT8_BYTES = 1 + 5 / INT8_BLOCK
+"""Of a weight in such a matrix."""
 
 
 class Format(StrEnum):

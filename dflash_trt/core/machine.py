@@ -40,6 +40,17 @@ def multiplies_bf16() -> bool:
     return not {"avx512_bf16", "amx_bf16"}.isdisjoint(_cpu_fields().get("flags", "").split())
 
 
+def int8_kernels() -> tuple[str, bool]:
+    """ONNX Runtime's kernels for eight-bit products here, and whether this project tested them."""
+    flags = {*_cpu_fields().get("flags", "").split()}
+    if "avx512_vnni" in flags:
+        return "AVX-512 VNNI", True
+    if "avx2" in flags and not flags & {"avx_vnni", "avx512bw"}:
+        return "AVX2", True
+    untested: list[str] = [one for one in ("avx_vnni", "avx512bw") if one in flags]
+    return (untested or [platform.machine()])[0], False
+
+
 def _cpu_fields() -> dict[str, str]:
     """What Linux tells of the first CPU; nothing elsewhere."""
     try:

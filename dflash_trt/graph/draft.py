@@ -38,7 +38,7 @@ def build_draft(
     among some tokens (see `draft_head`).
     """
     target, draft = pair.target, pair.draft
-    b = GraphBuilder("draft", locate, form)
+    b = GraphBuilder("draft", locate, form, tables)
     layout = cache_layout(form, target.sizes, draft.sizes)
     declare(b, graph_tensors("draft", form, layout, target.vocab_size))
     drops_last = draft.traits.is_chain or draft.anchor_drafts

@@ -193,10 +193,11 @@ class EagleChain:
             nothing = b.node("Expand", [nothing, shape], "no_rows")
             state = [anchors, feature, nothing, nothing]
             for role in sorted(self.draft.weights):  # cast once, not at every step
-                if ".experts." not in role:
+                if ".experts." not in role and not b.int8(self.base.name(role)):
                     self.base.weight(role)
-            if not self.base.has("lm_head"):
-                self.target.weight("lm_head" if self.target.has("lm_head") else "embed_tokens")
+            head = "lm_head" if self.target.has("lm_head") else "embed_tokens"
+            if not self.base.has("lm_head") and not b.int8(self.target.name(head)):
+                self.target.weight(head)
             if b.form.precision is Precision.FLOAT32:
                 attend = self._attention()
                 rows = ("B", sizes.kv_heads, "rows", sizes.head_dim)

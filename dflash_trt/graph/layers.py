@@ -15,6 +15,7 @@ from dflash_trt.graph.functions import geglu_function, swiglu_function
 from dflash_trt.graph.gated_delta import gated_delta_function, is_stepped_by_kernel
 from dflash_trt.graph.gated_delta_groups import gated_delta_groups_function
 from dflash_trt.graph.model_builder import LayerBuilder, ModelBuilder
+from dflash_trt.graph.quantized import int8_product
 from dflash_trt.graph.rope_tables import HEAD_ROWS, HEAD_TOKENS, query_scale
 from dflash_trt.models.safetensors_header import TensorEntry
 from dflash_trt.models.sizes import RecurrentSizes
@@ -60,7 +61,10 @@ def choose_among(
     if HEAD_ROWS not in stored:  # a draft's own head has its rows in the checkpoint
         tokens = HEAD_TOKENS in stored and b.stored(HEAD_TOKENS, stored[HEAD_TOKENS])
         return lm_head(model, normed), tokens or None
-    logits = b.node("Gemm", [normed, b.weight(HEAD_ROWS, stored[HEAD_ROWS])], "lm_head", transB=1)
+    logits = int8_product(b, normed, HEAD_ROWS, "lm_head")
+    if logits is None:
+        rows = b.weight(HEAD_ROWS, stored[HEAD_ROWS])
+        logits = b.node("Gemm", [normed, rows], "lm_head", transB=1)
     return cap_logits(model, logits), b.stored(HEAD_TOKENS, stored[HEAD_TOKENS])
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from types import MappingProxyType
 from typing import Any
 
 import onnx
@@ -18,6 +19,7 @@ from dflash_trt.graph.form import CPU_FORM, GraphForm, Precision
 from dflash_trt.graph.functions import IR_VERSION, OPSET, amax_function
 from dflash_trt.models.quantized_weights import logical_shape
 from dflash_trt.models.safetensors_header import TensorEntry
+from dflash_trt.quantization.int8 import INT8_PARTS
 from dflash_trt.version import __version__
 
 STORAGE_TYPES = {
@@ -33,13 +35,19 @@ STORAGE_TYPES = {
 class GraphBuilder:
     """Builds one ModelProto called `name`.
 
-    `locate` gives the path of a tensor's file relative to the .onnx, in POSIX form.
+    `locate` gives the path of a tensor's file relative to the .onnx, in POSIX form; `computed` are
+    the tensors that a build made, eight-bit copies of matrices among them.
     """
 
     def __init__(
-        self, name: str, locate: Callable[[TensorEntry], str], form: GraphForm = CPU_FORM
+        self,
+        name: str,
+        locate: Callable[[TensorEntry], str],
+        form: GraphForm = CPU_FORM,
+        computed: Mapping[str, TensorEntry] = MappingProxyType({}),
     ) -> None:
         self.form = form
+        self._computed = computed
         self._name = name
         self._locate = locate
         self._scopes: list[str] = []
@@ -51,6 +59,7 @@ class GraphBuilder:
         self._functions: dict[tuple[str, str, str], onnx.FunctionProto] = {}
         self._observed: dict[str, str] = {}
         self._is_in_loop = False
+        self._body_domains = dict[str, None]()
 
     @contextmanager
     def scope(self, name: str) -> Iterator[None]:
@@ -167,6 +176,7 @@ class GraphBuilder:
             outputs += [info(one, *kind) for one, kind in zip(after, kinds, strict=True)]
             outputs.append(info(kept, *kinds[0]))
             body = helper.make_graph(self._nodes, "body", inputs, outputs)
+            self._body_domains |= dict.fromkeys(node.domain for node in self._nodes)
             self._nodes, self._once = graph_nodes, once
             results = [self._full(f"last_{at}") for at in range(len(carried))] + [self._full("all")]
         operands = [trips, "", *(value for value, _, _ in carried)]
@@ -234,6 +244,16 @@ class GraphBuilder:
             self._initializers[name] = helper.make_tensor(name, kind, shape, values)
         return name
 
+    def int8(self, name: str) -> tuple[str, ...]:
+        """The parts of the eight-bit copy of the weight `name`; none where it has no copy."""
+        parts = [f"{name}.{part}" for part in INT8_PARTS]
+        known = self._computed
+        return tuple(self.stored(one, known[one]) for one in parts if one in known)
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Of a stored tensor or a constant."""
+        return tuple(self._initializers[name].dims)
+
     def stored(self, name: str, entry: TensorEntry, *, is_fp4: bool = False) -> str:
         """An external initializer as stored, referenced in place.
 
@@ -284,7 +304,7 @@ class GraphBuilder:
         weights = list(self._initializers.values())
         graph = helper.make_graph(self._nodes, self._name, self._inputs, self._outputs, weights)
         domains = dict.fromkeys(["", *(domain for domain, _, _ in self._functions)])
-        domains |= dict.fromkeys(node.domain for node in self._nodes)
+        domains |= dict.fromkeys(node.domain for node in self._nodes) | self._body_domains
         for function in self._functions.values():
             domains |= dict.fromkeys(one.domain for one in function.opset_import)
         model = helper.make_model(

@@ -12,7 +12,7 @@ from dflash_trt.graph.bindings import KV, Owner, cache_input
 from dflash_trt.graph.call_rows import Rows
 from dflash_trt.graph.form import Precision
 from dflash_trt.graph.model import GraphBuilder
-from dflash_trt.graph.quantized import quantized_product
+from dflash_trt.graph.quantized import int8_product, quantized_product
 from dflash_trt.graph.rope_tables import RopeTables
 from dflash_trt.models.decoder import DecoderSpec
 from dflash_trt.models.quantized_weights import linear_algorithm
@@ -104,9 +104,13 @@ class ModelBuilder:
         weights, full = self.spec.weights, self.prefix + role
         algorithm = linear_algorithm(weights, full)
         if algorithm is not None:
-            result = quantized_product(
+            product: str | None = quantized_product(
                 b, x, self.name(role), weights, full, algorithm, name, precision
             )
+        else:
+            product = int8_product(b, x, self.name(role), name)
+        if product is not None:
+            result = product
             if self.has(bias):
                 result = b.node("Add", [result, self.weight(bias, precision)], f"{name}_bias")
         else:

@@ -1,4 +1,4 @@
-"""Quantised linears, FP8 and NVFP4: y = x̂ Ŵ^T, x rounded and W decoded as hardware does.
+"""Quantised linears: y = x̂ Ŵ^T; of FP8 and NVFP4 x is rounded and W decoded as hardware does.
 
 For the CPU a linear is two functions, so that linears which read one input at one scale (q, k and
 v; gate and up) round it once. TensorRT's bodies are its own quantisation layers around a product.
@@ -9,19 +9,22 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import cache
+from typing import Any
 
 import numpy as np
 import onnx
 from onnx import TensorProto, helper
 
+from dflash_trt.core.formats import INT8_BLOCK
 from dflash_trt.graph.form import Precision
-from dflash_trt.graph.functions import define
+from dflash_trt.graph.functions import CONTRIB_DOMAIN, define
 from dflash_trt.graph.model import GraphBuilder
 from dflash_trt.models.quantization import LinearFormat
 from dflash_trt.models.quantized_weights import INPUT_SCALE, SCALES, read_scalar
 from dflash_trt.models.safetensors_header import TensorEntry
 from dflash_trt.quantization.codecs import decode_packed_e2m1
 
+MATMUL_NBITS = "MatMulNBits"
 FP4_QUANTIZE = "TRT_FP4DynamicQuantize"
 
 # A Cast to E4M3 saturates.
@@ -145,6 +148,25 @@ def quantized_product(
     key = (x, algorithm, read_scalar(weights[f"{role}.{INPUT_SCALE}"]))
     x_hat = b.once(key, lambda: b.call(round_function(algorithm), [x, input_scale], f"{name}_x")[0])
     return b.call(linear_function(algorithm), [x_hat, weight, *scales.values()], name)[0]
+
+
+def int8_product(b: GraphBuilder, x: str, weight_name: str, name: str) -> str | None:
+    """x [T,in] times the eight-bit copy of a weight, [T,out]; None where it has none.
+
+    x is rounded to eight bits by blocks too (accuracy level 4), each row by itself. Other levels,
+    and most other blocks, give a row alone other bits than among others.
+    """
+    copy = b.int8(weight_name)
+    if not copy:
+        return None
+    rows, blocks, block = b.shape(copy[0])
+    return b.node(MATMUL_NBITS, [x, *copy], name, **nbits_facts(rows, blocks * block))
+
+
+def nbits_facts(rows: int, columns: int) -> dict[str, Any]:
+    """Domain and attributes of a product by an eight-bit matrix [rows, columns]."""
+    facts = {"N": rows, "K": columns, "bits": 8, "block_size": INT8_BLOCK, "accuracy_level": 4}
+    return {"domain": CONTRIB_DOMAIN, **facts}
 
 
 @cache

@@ -41,7 +41,7 @@ def build_target(
     the accepted prefix are overwritten before anything reads them.
     """
     name: GraphName = "target_only" if draft is None else "target"
-    b = GraphBuilder(name, locate, form)
+    b = GraphBuilder(name, locate, form, tables)
     layout = cache_layout(form, target.sizes, None if draft is None else draft.sizes)
     declare(b, graph_tensors(name, form, layout, target.vocab_size))
     rows = Rows(b, io.TOKEN_IDS, io.CACHE_START)

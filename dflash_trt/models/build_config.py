@@ -32,7 +32,7 @@ YAML_SUFFIXES = (".yaml", ".yml")
 FindMistakes = Callable[[Mapping[str, Any], Path], Iterable[tuple[str, str]]]
 """Finds mistakes by key in what a YAML file at a path says."""
 
-PrecisionName = Literal["fp32", "bf16", "fp16", "fp8", "nvfp4"]
+PrecisionName = Literal["fp32", "bf16", "fp16", "int8", "fp8", "nvfp4"]
 
 
 class _Strict(BaseModel):
@@ -253,7 +253,8 @@ class BuildConfig(_Strict):
     `max_seq_len` counts cache positions per sequence, prompt and output together;
     `block_size` may be smaller than the draft's trained block, never larger.
 
-    `precision` is the target's, and the draft's without a `draft_precision` of its own; `exclude`
+    `precision` is the target's, and the draft's without a `draft_precision` of its own; int8 is
+    for the CPU alone: engines that nobody asks for another compute in bf16. `exclude`
     has patterns of modules that fp8 and nvfp4 leave as they are. `calibration` is a .jsonl of
     texts, relative to the YAML; without it the `prompts` serve. `profiles` are hardware, by the
     names that `build --profile` takes; `shape` is what plans and deployments need to know of a pair

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from importlib.util import find_spec
 
-from dflash_trt.core.machine import installed_version
+from dflash_trt.core.machine import installed_version, int8_kernels
 from dflash_trt.errors import DflashError, install_extra, one_line
 from dflash_trt.hardware.chosen_gpu import Card, find_card
 from dflash_trt.hardware.device import driver_cuda, has_driver
@@ -41,6 +41,7 @@ def examine() -> list[Finding]:
         _check("demo pair", _demo_pair),
         _check("build graphs", _build_graphs),
         _check("run on the CPU", _run_on_cpu),
+        _check("run --precision int8", _run_in_int8),
         _check("build TensorRT-RTX engines", _build_rtx_engines),
         _check("build TensorRT engines", _build_engines),
         _check("compile kernels", _compile_kernels),
@@ -106,6 +107,20 @@ def _run_on_cpu() -> str:
     if not np.array_equal(attended, rows):
         raise DflashError("ONNX Runtime's attention gives a wrong result")
     return f"onnxruntime {ort.__version__}, float32 compute"
+
+
+def _run_in_int8() -> str:
+    """Tries two products, as every bundle's are when it is opened."""
+    from dflash_trt.backends.onnxruntime.int8_probe import first_difference
+
+    kernels, is_tested = int8_kernels()
+    for columns in (64, 1536):
+        count = first_difference(columns, 96)
+        if count is not None:
+            what = f"with {kernels} a row has other bits among {count} rows than alone"
+            raise DflashError(what, fix="build without --precision int8")
+    tested = "" if is_tested else "; no test of this project has run on such kernels"
+    return f"{kernels}: rows have the same bits alone and among others{tested}"
 
 
 def _build_rtx_engines() -> str:

@@ -13,6 +13,7 @@ from tempfile import TemporaryDirectory
 from dflash_trt.building.bundle_writer import build_bundle
 from dflash_trt.building.spec import BuildSpec, CacheOptions
 from dflash_trt.bundle.bundle import Bundle, load_tokenizer, open_bundle
+from dflash_trt.bundle.dims import int8_models
 from dflash_trt.core.files import resolved
 from dflash_trt.core.progress import Progress
 from dflash_trt.errors import DflashError, first_few, one_line
@@ -105,7 +106,11 @@ def crossed_bundles(twins: Twins, progress: Progress) -> Iterator[tuple[Bundle, 
         "twin-draft": check_pair(twins.bundle_pair.target, twins.twin_pair.draft),
     }
     owners = (twins.twin, twins.bundle)
-    cache_dtypes = (CacheDtype(owner.manifest.kv_dtype) for owner in owners)
+    cache_dtypes = [CacheDtype(owner.manifest.kv_dtype) for owner in owners]
+    int8 = [
+        int8_models(whose.manifest.target, other.manifest.draft)
+        for whose, other in (owners, reversed(owners))
+    ]
     limits = twins.bundle.manifest.limits
     source = CheckpointSource(checkpoint=str(twins.bundle.folder))
     config = BuildConfig(
@@ -119,9 +124,10 @@ def crossed_bundles(twins: Twins, progress: Progress) -> Iterator[tuple[Bundle, 
     )
     with TemporaryDirectory(prefix=".dflash-trt-", dir=beside) as temporary:
         folders = [Path(temporary) / name for name in pairs]
-        for folder, pair, dtype in zip(folders, pairs.values(), cache_dtypes, strict=True):
+        each = zip(folders, pairs.values(), cache_dtypes, int8, strict=True)
+        for folder, pair, dtype, narrow in each:
             spec = BuildSpec(caches=CacheOptions(kv_dtype=dtype.value))
-            build_bundle(pair, config, folder.name, folder, spec, progress)
+            build_bundle(pair, config, folder.name, folder, spec, progress, int8=narrow)
         yield open_bundle(folders[0]), open_bundle(folders[1])
 
 

@@ -2,7 +2,8 @@
 
 FP8 is E4M3 codes with one float32 scale per tensor. NVFP4 is E2M1 codes with an E4M3 scale per 16
 columns and one float32 scale per tensor; MXFP4 has a power-of-two scale (E8M0) per 32 columns, the
-smallest that clips nothing, as gpt-oss checkpoints store it.
+smallest that clips nothing, as gpt-oss checkpoints store it. INT8 is unsigned codes with a float32
+step and a zero point per 32 columns, ONNX Runtime's MatMulNBits.
 
 Every operation is one float32 operation in the order written, as in graphs and kernels.
 docs/design/engines.md has the formulas, where ModelOpt rounds otherwise, and how weights
@@ -20,7 +21,7 @@ import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 
-from dflash_trt.core.formats import MX_BLOCK, NVFP4_BLOCK
+from dflash_trt.core.formats import INT8_BLOCK, MX_BLOCK, NVFP4_BLOCK
 
 Float32 = npt.NDArray[np.float32]
 Codes = npt.NDArray[np.uint8]
@@ -198,3 +199,20 @@ def dequantize_mxfp4(packed: Codes, scales: Codes) -> Float32:
     blocks = codes.reshape(*scales.shape, MX_BLOCK)
     blocks *= decode_e8m0(scales)[..., None]
     return blocks.reshape(codes.shape)
+
+
+def quantize_int8(values: Float32) -> tuple[Codes, Float32, Codes]:
+    """Codes [N, K/32, 32], steps [N, K/32] and zero points [N, K/32] of finite weights [N, K].
+
+    A weight is (code - zero point) · step; 0 is exact. K is a multiple of 32.
+    """
+    blocks = values.reshape(len(values), -1, INT8_BLOCK)
+    lowest = np.minimum(blocks.min(axis=-1), np.float32(0))
+    highest = np.maximum(blocks.max(axis=-1), np.float32(0))
+    most = np.float32(255)
+    steps = highest / most - lowest / most  # their difference may overflow
+    steps[steps == 0] = 1
+    zeros = np.clip(np.rint(-lowest / steps), 0, most)
+    codes = np.rint(blocks / steps[..., None])
+    codes += zeros[..., None]
+    return np.clip(codes, 0, most).astype(np.uint8), steps, zeros.astype(np.uint8)

@@ -16,6 +16,7 @@ from dflash_trt.core.free_memory import available_memory
 from dflash_trt.core.links import place_files
 from dflash_trt.core.progress import Progress, SilentProgress
 from dflash_trt.errors import DflashError
+from dflash_trt.graph.bindings import Owner
 from dflash_trt.models.build_config import BuildConfig, CheckpointSource
 from dflash_trt.models.draft import DraftSpec, read_draft
 from dflash_trt.models.pair_check import check_pair
@@ -69,7 +70,8 @@ class PairBuilder:
             file = Path(scratch) / "prompts.jsonl"
             write_lines(file, ({"prompt": text} for text in prompts))
             given = file if prompts else None
-            build_bundle(pair, config, name, destination, spec, told, prompts=given)
+            int8: tuple[Owner, ...] = ("target", "draft") if self._target.int8 else ()
+            build_bundle(pair, config, name, destination, spec, told, prompts=given, int8=int8)
         return open_bundle(destination)
 
 

@@ -38,6 +38,7 @@ class TrainingTarget:
         cache_dtype: what its KV caches hold: features depend on it.
         template_options: variables that the configuration gives every chat.
         name: what the draft's card calls it.
+        int8: whether it computes in eight bits.
     """
 
     spec: TargetSpec
@@ -45,6 +46,7 @@ class TrainingTarget:
     cache_dtype: CacheDtype
     template_options: Mapping[str, bool | str]
     name: str
+    int8: bool = False
 
     @property
     def folder(self) -> Path:
@@ -65,7 +67,8 @@ def find_target(name: str) -> TrainingTarget:
         manifest = open_bundle(folder).manifest
         weights, tokenizer = folder / "weights" / "target", folder / TOKENIZER_FOLDER
         dtype, name = CacheDtype(manifest.kv_dtype), manifest.target.checkpoint
-        return _with_end_ids(TrainingTarget(read_target(weights), tokenizer, dtype, {}, name))
+        int8, spec = manifest.target.int8 is not None, read_target(weights)
+        return _with_end_ids(TrainingTarget(spec, tokenizer, dtype, {}, name, int8))
     options: Mapping[str, bool | str] = {}
     if not folder.is_dir():
         if "/" not in name and name not in target_names():

@@ -116,11 +116,13 @@ def test_the_table(run: Run, twins: Twins) -> None:
     assert len(lines) == 16
 
 
-def test_precisions_may_differ(run: Run, twins: Twins, tmp_path: Path) -> None:
-    pair = twins.checkpoints["bundle"] / "pair.yaml"
-    run.well("build", "--target", pair, "--precision", "fp8", "-o", tmp_path / "fp8")
-    outcome = run.well("verify", tmp_path / "fp8", "--against", twins.bundle, "--max-tokens", 12)
-    assert outcome.out.startswith("15 predicted tokens, bundle beside")
+@pytest.mark.parametrize("precision", ["fp8", "int8"])
+def test_precisions_may_differ(run: Run, twins: Twins, tmp_path: Path, precision: str) -> None:
+    pair, built = twins.checkpoints["bundle"] / "pair.yaml", tmp_path / "built"
+    run.well("build", "--target", pair, "--precision", precision, "-o", built)
+    outcome = run.well("verify", built, "--against", twins.bundle, "--max-tokens", 12, "--json")
+    text = outcome.json["text"]
+    assert text["tokens"] == 15 and 1e-9 < text["mean_kl"] < 0.05
 
 
 def test_bounds(run: Run, twins: Twins) -> None:

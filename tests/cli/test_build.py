@@ -7,15 +7,20 @@ from pathlib import Path
 from typing import Any
 
 import huggingface_hub
+import onnx
 import pytest
 from tokenizers import Tokenizer
 
+from dflash_trt.building.quantize import choose_precisions
+from dflash_trt.building.spec import PrecisionOptions
+from dflash_trt.graph.form import Precision
 from dflash_trt.models.build_config import load_config
 from tests.cli.bigram import write_tokenizer
 from tests.cli.conftest import Build, Run, write_config
 from tests.quantization.running import quantize_in_place
 
 FP8 = ["--precision", "fp8"]
+GRAPHS = ("target", "draft", "target_only")
 
 
 @pytest.fixture(scope="module")
@@ -116,6 +121,47 @@ def test_what_is_shown(run: Run, build: Build, bigram_config: Path) -> None:
     assert build.manifest["weights"] == "linked"
 
 
+def test_int8_is_a_precision_of_the_cpu(
+    run: Run, build: Build, llama: Path, tmp_path: Path
+) -> None:
+    from tests.reference.checkpoints import write_draft
+
+    models = llama.parent
+    shape: dict[str, Any] = {"intermediate": 100, "target_layer_ids": [0, 1]}
+    odd = write_draft(tmp_path / "odd", models / "target", **shape)
+    int8 = ["--precision", "int8"]
+    shown = build.well(llama, *int8, "--draft-checkpoint", odd).out.splitlines()
+    assert shown[0].endswith(", block 8, target in INT8, draft in INT8, weights linked")
+    assert shown[1].startswith("quantised target: 15 products in INT8, blocks of 32, 0.2 MiB")
+    assert shown[2].endswith("in floats: layers.0.down_proj, layers.1.down_proj")
+    told = run("inspect", build.folder, "--verify").out
+    assert shown[1].partition(": ")[2] in told and "weights/int8.safetensors" in told
+    floats = [onnx.load(build.folder / f"{one}.onnx", load_external_data=False) for one in GRAPHS]
+    files, left = [], []
+    for model in floats:
+        files += [one for one in model.graph.initializer if one.name.endswith(".codes")]
+        left += [node.name for node in model.graph.node if node.op_type == "Gemm"]
+    assert {one.external_data[0].value for one in files} == {"weights/int8.safetensors"}
+    assert left == ["draft_layers.0/mlp/down_proj", "draft_layers.1/mlp/down_proj"]
+    told = run.well("verify", build.folder, "--prompt", "cab", "--max-tokens", 20).out
+    assert told.count("identical: ") == 3 and "acceptance length" in told
+    # One model alone; what else is refused leaves the bundle as it was.
+    build.well(llama, *int8, "--draft-precision", "fp32", "--overwrite")
+    assert {one for one in ("target", "draft") if "int8" in build.manifest[one]} == {"target"}
+    for executor in ("tensorrt", "tensorrt-rtx"):
+        again = ("--executor", executor, "--overwrite")
+        build(llama, *int8, *again).fails(2, "int8 is what the CPU executor alone computes in")
+    build(llama, *int8, "--quantize-lm-head", "--overwrite").fails(2, "does nothing")
+
+
+def test_int8_of_a_configuration_is_for_the_cpu() -> None:
+    config, path = load_config("smollm2-135m")
+    none, floats = PrecisionOptions(), Precision.FLOAT32
+    assert choose_precisions(config, none, path, "cpu") == (floats, {}, {"target", "draft"})
+    bf16 = Precision.BFLOAT16
+    assert choose_precisions(config, none, path, "tensorrt-rtx") == (bf16, {}, frozenset())
+
+
 def test_the_configuration_has_a_recipe(build: Build, own_pair: Path) -> None:
     text = own_pair.read_text()
     recipe = "precision: nvfp4\ndraft_precision: fp8\nexclude: ['model.*.down_proj']\n"
@@ -144,6 +190,8 @@ def test_what_is_quantised_already(build: Build, own_pair: Path, owner: str, fix
     line = build(own_pair, *FP8).fails(1, f"{folder}: is quantized already")
     # Only gpt-oss's MXFP4 could be written anew.
     assert line.endswith(f"{fix} to build it as it is")
+    said = f"{folder}: is quantized already: {42 if owner == 'target' else 14} linears are in FP8"
+    build(own_pair, "--precision", "int8").fails(1, said, "build it as it is, or pass the checkp")
 
 
 def test_a_build(build: Build, own_pair: Path) -> None:
@@ -151,6 +199,8 @@ def test_a_build(build: Build, own_pair: Path) -> None:
     assert outcome.out == (
         f"{build.folder}: qwen3 target of 6 layers (103,840 parameters), "
         "DFlash draft of 2 (34,208), block 8, weights linked\n"
+        "weights in memory 614.2 KiB; with --precision int8 268.7 KiB, and other answers "
+        "(docs/quantisation.md)\n"
     )
     assert "linking weights" in outcome.err and "graphs" in outcome.err
     assert [path.name for path in build.folder.parent.iterdir()] == ["b"]

@@ -15,6 +15,7 @@ import pytest
 
 import dflash_trt.proof.doctor as doctor
 from dflash_trt.building.on_gpu import NEVER_RUN
+from dflash_trt.core import machine
 from dflash_trt.hardware import chosen_gpu as card
 from dflash_trt.hardware import device
 from tests.cli.conftest import Outcome, Run
@@ -143,6 +144,7 @@ CAPABILITIES = [
     "demo pair",
     "build graphs",
     "run on the CPU",
+    "run --precision int8",
     "build TensorRT-RTX engines",
     "build TensorRT engines",
     "compile kernels",
@@ -233,6 +235,26 @@ def test_what_is_missing_is_named(
     assert finding["ready"] is False
     assert all(piece in finding["detail"] for piece in pieces)
     assert f"no   {capability}" in run("doctor").out
+
+
+@pytest.mark.parametrize(
+    ("flags", "kernels", "is_tested"),
+    [
+        ("avx2 avx512bw avx512_vnni avx_vnni", "AVX-512 VNNI", True),
+        ("avx2 fma", "AVX2", True),
+        ("avx2 avx_vnni", "avx_vnni", False),
+        ("avx2 avx512bw", "avx512bw", False),
+        ("asimd asimddp", "aarch64", False),
+    ],
+)
+def test_doctor_says_which_kernels_nobody_tried(
+    flags: str, kernels: str, is_tested: bool, monkeypatch: Patch, run: Run
+) -> None:
+    monkeypatch.setattr(machine, "_cpu_fields", lambda: {"flags": flags})
+    monkeypatch.setattr(machine.platform, "machine", lambda: "aarch64")
+    (line,) = [one for one in run("doctor").out.splitlines() if "int8" in one]
+    assert line.split("int8")[1].strip().startswith(f"{kernels}: rows have the same bits alone")
+    assert ("no test of this project has run on such kernels" in line) is not is_tested
 
 
 def test_extras_that_are_named_exist() -> None:

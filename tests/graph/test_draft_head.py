@@ -11,6 +11,7 @@ import pytest
 
 import dflash_trt
 from dflash_trt.building.spec import BuildSpec
+from dflash_trt.bundle.dims import int8_models
 from dflash_trt.decoding import SamplingParams
 from dflash_trt.decoding.replay import Answer, Replay
 from dflash_trt.errors import DflashError
@@ -23,6 +24,7 @@ PAIRS: dict[str, dict[str, Any]] = {
     "tied": {"family": "llama", "target": {"tie": True}, "fit_steps": 60},
     "bfloat16": {"target": {"dtype": "bfloat16"}, "fit_steps": 60},
     "quantised": {"quantize": {"target": {"algorithm": "FP8"}, "draft": {"algorithm": "FP8"}}},
+    "int8": {"family": "llama", "target": {"tie": True}, "fit_steps": 60, "int8": ["target"]},
 }
 
 SAMPLED = SamplingParams(temperature=0.9, seed=3)
@@ -32,12 +34,14 @@ def cut(pair: TinyPair, ids: list[int]) -> TinyPair:
     """The same pair, whose draft chooses among `ids`."""
     write_draft_tokens(ids, pair.folder / "draft")
     try:
-        return bundle_pair(pair.folder, BuildSpec(overwrite=True))
+        manifest = pair.bundle.manifest
+        int8 = int8_models(manifest.target, manifest.draft)
+        return bundle_pair(pair.folder, BuildSpec(overwrite=True), [*int8])
     finally:
         (pair.folder / "draft" / DRAFT_TOKENS_NAME).unlink()
 
 
-@pytest.mark.parametrize("name", ["tied", *map(exhaustive, ("bfloat16", "quantised"))])
+@pytest.mark.parametrize("name", ["tied", "int8", *map(exhaustive, ("bfloat16", "quantised"))])
 def test_it_drafts_the_likeliest_of_its_tokens(name: str, make_pair: PairFactory) -> None:
     whole = make_pair(**PAIRS[name], max_batch=3)
     ids = sorted(np.random.default_rng(1).choice(256, 200, replace=False).tolist())

@@ -27,6 +27,7 @@ from dflash_trt.decoding.logprobs import score_token
 from dflash_trt.decoding.replay import Answer, Replay
 from dflash_trt.decoding.request import check_request
 from dflash_trt.errors import DflashError
+from dflash_trt.graph.bindings import Owner
 from tests.covering import exhaustive
 from tests.inspection import poison_all_free_pages
 from tests.lossless.runs import (
@@ -103,8 +104,21 @@ WALKS = {"DFlash 2": {"family": "qwen3"} | FITTED, "hybrid DFlash 2": FAMILIES["
 """Pairs whose fitted drafts get additions that are too small to forget what they know."""
 OWN_LAYERS = {"MTP": FAMILIES["hybrid"], "mixture MTP": FAMILIES["hybrid mixture"]}
 """Targets that get a layer which is fitted to their own answers."""
-DAILY_FAMILIES = (("gpt_oss", "fp8"), ("gemma4", "paged"), ("hybrid", "paged"), ("MTP", "paged"))
+INT8: tuple[Owner, ...] = ("target", "draft")
+DAILY_FAMILIES = (
+    ("gpt_oss", "fp8"),
+    ("gemma4", "paged"),
+    ("hybrid", "paged"),
+    ("MTP", "paged"),
+    ("gpt_oss", "int8 fp8"),
+    ("hybrid", "int8 paged"),
+    ("EAGLE-3", "int8"),
+)
 MORE_FAMILIES = (
+    ("gemma4_moe", "int8 paged"),
+    ("mixture MTP", "int8"),
+    ("speculators", "int8 fp8 paged"),
+    ("DFlash 2", "int8"),
     ("MTP", "linear"),
     ("llama", "linear"),
     ("qwen2", "linear"),
@@ -156,6 +170,7 @@ def _family(make_pair: PairFactory, name: str, caches: str) -> Bundle:
         pair["paging"] = {"page_size": 8, "pages": PAGES.get(name, 30)}
     if "fp8" in caches:
         pair["kv_dtype"] = "fp8"
+    pair["int8"] = INT8 if "int8" in caches else ()
     return make_pair(**pair).bundle
 
 
@@ -205,7 +220,8 @@ def _chain(folder: Path, caches: str) -> Bundle:
             (place / owner).symlink_to(folder / owner)
     paging = {"page_size": 8, "pages": 30} if "paged" in caches else None
     own = cache_options(paging, "fp8" if "fp8" in caches else "auto")
-    return bundle_pair(place, BuildSpec(overwrite=True, caches=own), **LIMITS).bundle
+    int8 = INT8 if "int8" in caches else ()
+    return bundle_pair(place, BuildSpec(overwrite=True, caches=own), int8, **LIMITS).bundle
 
 
 @pytest.fixture

@@ -21,6 +21,7 @@ from dflash_trt.quantization.codecs import (
     nvfp4_global_scale,
     pack_e2m1,
     quantize_fp8,
+    quantize_int8,
     quantize_nvfp4,
 )
 
@@ -140,3 +141,17 @@ def test_packing_puts_even_columns_into_low_nibbles() -> None:
     assert pack_e2m1(codes).tolist() == [[0x21, 0x0F]]
     _same_bits(decode_packed_e2m1(pack_e2m1(codes)), decode_e2m1(codes))
     assert decode_packed_e2m1(BYTES.reshape(4, 64)).shape == (4, 128)
+
+
+@pytest.mark.parametrize("scale", [1.0, 1e-3, 1e-44, 1e37])
+def test_int8_is_within_half_a_step(scale: float) -> None:
+    """A block's ends by as much again: zero is exact, and they follow from it."""
+    weights = _weights(torch.float32) * np.float32(scale)
+    codes, steps, zeros = quantize_int8(weights)
+    assert codes.shape == (64, 4, 32) and steps.shape == zeros.shape == (64, 4)
+    blocks = weights.astype(np.float64).reshape(codes.shape)
+    decoded = (codes.astype(np.float64) - zeros[..., None]) * steps[..., None]
+    inner = np.abs(blocks - decoded) <= 0.5001 * steps[..., None]
+    ends = (codes == 0) | (codes == 255)
+    assert np.all(inner | ends) and np.all(np.abs(blocks - decoded) <= 1.01 * steps[..., None])
+    assert np.all(decoded[blocks == 0] == 0)

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 import dflash_trt
-from dflash_trt import Checkpoints, LoadedPair
+from dflash_trt import Checkpoints, LoadedPair, PrecisionOptions
 from dflash_trt.bundle.bundle import open_bundle
 from dflash_trt.decoding.tuning.break_even import own_schedule
 from dflash_trt.models.build_config import data_folder
@@ -36,12 +36,18 @@ pytestmark = [
 TIE = 2e-3
 
 
-@pytest.fixture(scope="module")
-def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LoadedPair]:
+@pytest.fixture(scope="module", params=["fp32", None])
+def pair(
+    tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
+) -> Iterator[LoadedPair]:
     folder = tmp_path_factory.mktemp("real") / "bundle"
     bundle = dflash_trt.build(
-        "smollm2-135m", folder, checkpoints=Checkpoints(target_checkpoint=CHECKPOINT)
+        "smollm2-135m",
+        folder,
+        checkpoints=Checkpoints(target_checkpoint=CHECKPOINT),
+        precision=PrecisionOptions(precision=request.param),
     )
+    assert (bundle.manifest.target.int8 is None) is (request.param == "fp32")
     # Drafts are never left out: whether they pay at a batch is a question for the machine's clock.
     with dflash_trt.load(bundle.folder, threads=1, block_schedule="none") as pair:
         yield pair
@@ -53,6 +59,7 @@ def prompts() -> list[list[dict[str, str]]]:
     return [[{"role": "user", "content": json.loads(line)["prompt"]}] for line in lines]
 
 
+@pytest.mark.parametrize("pair", ["fp32"], indirect=True)
 def test_tokens_are_those_of_transformers(pair: LoadedPair, prompts: list[Any]) -> None:
     """Each answer is its own argmax, up to a first tie; the template gives the same tokens."""
     torch = pytest.importorskip("torch")

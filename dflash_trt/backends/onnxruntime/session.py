@@ -12,6 +12,7 @@ import numpy.typing as npt
 import onnx
 import onnxruntime as ort
 
+from dflash_trt.backends.onnxruntime.int8_probe import check_products
 from dflash_trt.core.files import FileKind, find_file, resolved
 from dflash_trt.errors import DflashError, one_line
 from dflash_trt.graph.bindings import LOGITS, OBSERVED_PREFIX
@@ -56,7 +57,8 @@ def open_session(
     runs in place of the file's content, over the weights beside it.
 
     Raises:
-        DflashError: it cannot be opened, or need not end.
+        DflashError: it cannot be opened, need not end, or has a product whose bits would depend
+            on the number of rows here.
     """
     found = find_file(path, FileKind.GRAPH)
     try:
@@ -64,6 +66,7 @@ def open_session(
     except Exception as error:  # protobuf's own class
         raise DflashError("is not a readable graph", where=path, fix=_CHECK_IT) from error
     check_ending(parsed, path)
+    check_products(parsed, path, threads)
     del parsed
     options = ort.SessionOptions()
     options.log_severity_level = 4  # errors arrive as exceptions; no second line beside them

@@ -14,6 +14,7 @@ from dflash_trt.bundle.memory.cache_bytes import (
     state_copies,
 )
 from dflash_trt.bundle.memory.weight_bytes import gathered_bytes
+from dflash_trt.core.formats import INT8_BYTES
 from dflash_trt.core.limits import Limits, PagePool
 from dflash_trt.graph.caches.native import is_attended_by_kernel, is_decomposed
 from dflash_trt.graph.form import GraphForm
@@ -123,8 +124,9 @@ def _state_bytes(
 def bundle_memory(manifest: Manifest) -> Memory:
     """What a bundle takes; engines count as their files weigh, and hold all from their start.
 
-    On the CPU weights count in the compute type, experts as stored, and the target's output head
-    twice, since the draft's session packs it once more. Caches grow with tokens up to what counts
+    On the CPU weights count in the compute type, experts as stored, eight-bit copies in place of
+    what they were made of, and the target's output head twice, since the draft's session packs it
+    once more. Caches grow with tokens up to what counts
     here (linear ones to twice that for moments), and a pass's workspace does not count.
     """
     target, draft, engines = manifest.target, manifest.draft, engine_bytes(manifest)
@@ -141,14 +143,17 @@ def bundle_memory(manifest: Manifest) -> Memory:
             pool=pool,
             splits=any(name.startswith(SPLIT_ATTENTION) for name in operations),
         )
-    item, weights = form.precision.item_bytes, []
+    item, weights = form.precision.item_bytes, list[float]()
     for model in (target, draft):
-        stored, decoded = 0, model.parameters
+        stored, decoded = 0.0, model.parameters
         if (experts := model.experts) is not None:
             stored, decoded = experts.weight_bytes, decoded - experts.parameters
+        if model.int8 is not None:
+            stored, decoded = stored + model.int8.weight_bytes, decoded - model.int8.parameters
         weights.append(stored + decoded * item)
     if not (draft.traits.owns_head or "lm_head" in draft.owned):
-        weights[1] += (draft.token_count or target.vocab_size) * target.hidden_size * item
+        size = item if target.int8 is None else INT8_BYTES
+        weights[1] += (draft.token_count or target.vocab_size) * target.hidden_size * size
     length = limits.max_seq_len
     return Memory(
         target_weights=weights[0],

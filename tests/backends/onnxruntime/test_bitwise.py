@@ -81,6 +81,11 @@ PAIRS: dict[str, dict[str, Any]] = {
             "draft": {"algorithm": "NVFP4", "exclude": []},
         },
     },
+    "qwen3_int8": {
+        "target": {"vocab": 112, "num_layers": 2, "dtype": "bfloat16", "intermediate": 96},
+        "draft": {**SLIDING, "target_layer_ids": [0, 1, 1]},
+        "int8": ["target", "draft"],
+    },
     "gpt_oss": {
         "family": "gpt_oss",
         "target": {
@@ -102,7 +107,7 @@ PAIRS: dict[str, dict[str, Any]] = {
 }
 
 
-DAILY_PAIRS = {"qwen3", "qwen3_nvfp4", "gpt_oss"}
+DAILY_PAIRS = {"qwen3", "qwen3_nvfp4", "qwen3_int8", "gpt_oss"}
 
 
 @pytest.fixture(
