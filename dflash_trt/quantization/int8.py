@@ -25,7 +25,7 @@ from dflash_trt.quantization.tensor_rows import TensorLayout, iterate_rows, open
 INT8_PARTS = ("codes", "steps", "zeros")
 """What a matrix [N,K] becomes: U8 [N,K/32,32], F32 [N,K/32] and U8 [N,K/32]."""
 EXPERTS = ".experts."
-_OTHERS = (FC, LM_HEAD, "markov_w2")
+MARKOV_W2 = "markov_w2"
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,21 +43,16 @@ def select_int8(spec: DecoderSpec) -> Int8Selection:
         DflashError: linears that are in FP8 or NVFP4.
     """
     if quantized := quantized_linears(spec.weights):
-        algorithm = next(iter(quantized.values()))
-        what = f"is quantized already: {len(quantized)} linears are in {algorithm}"
+        kinds = ", ".join({*quantized.values()})
+        what = f"is quantized already: {len(quantized)} linears are in {kinds}"
         fix = "build it as it is, or pass the checkpoint that it was made of"
         raise DflashError(what, where=spec.checkpoint.path, fix=fix)
     is_tied = isinstance(spec, TargetSpec) and LM_HEAD not in spec.weights
-    wanted = {
-        role: entry
-        for role, entry in spec.weights.items()
-        if role in _OTHERS
-        or role.rpartition(".")[2] in LAYER_LINEARS
-        or (is_tied and role == EMBEDDING)
-    }
+    names = {*LAYER_LINEARS, FC, LM_HEAD, MARKOV_W2, *[EMBEDDING] * is_tied}
+    wanted = {role: one for role, one in spec.weights.items() if role.rpartition(".")[2] in names}
     matrices = {role: one for role, one in wanted.items() if has_int8(one)}
     kept = {role for role in wanted if role not in matrices}
-    # A processor multiplies by experts one at a time, which no operation in eight bits can.
+    # A loop takes one expert after another; ONNX Runtime packs constant eight-bit matrices alone.
     kept |= {role[: role.index(EXPERTS)] + EXPERTS[:-1] for role in spec.weights if EXPERTS in role}
     return Int8Selection(matrices, tuple(sorted(kept)))
 

@@ -64,10 +64,7 @@ def _sizes(nodes: Iterable[onnx.NodeProto]) -> Iterator[tuple[int, int]]:
 
 @cache
 def first_difference(columns: int, rows: int, threads: int | None = None) -> int | None:
-    """The first of ROWS among which a row of a product has other bits than alone; None: no one.
-
-    The product is by a matrix [rows, columns].
-    """
+    """The first of ROWS among which a row times a matrix [rows, columns] differs from it alone."""
     random = np.random.default_rng(columns)
     inputs = random.standard_normal((max(ROWS), columns), np.float32)
     inputs[1] *= 100

@@ -57,8 +57,7 @@ def open_session(
     runs in place of the file's content, over the weights beside it.
 
     Raises:
-        DflashError: it cannot be opened, need not end, or has a product whose bits would depend
-            on the number of rows here.
+        DflashError: it cannot be opened, need not end, or `check_products` refuses it.
     """
     found = find_file(path, FileKind.GRAPH)
     try:
