@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import subprocess
-from collections.abc import Iterable
+import sys
+from collections.abc import Callable, Iterable
 from pathlib import Path
+from types import FrameType
 from unittest.mock import Mock
 
 import numpy as np
@@ -162,3 +164,19 @@ def allows_all(follower: Follower, token_ids: Iterable[int]) -> bool:
             return False
         one.take(token_id)
     return True
+
+
+def count_functions(room: str, act: Callable[[], object]) -> int:
+    """How often functions of a room are entered while `act` runs."""
+    entered, before = 0, sys.getprofile()
+
+    def note(frame: FrameType, event: str, _: object) -> None:
+        nonlocal entered
+        entered += event == "call" and f"/dflash_trt/{room}/" in frame.f_code.co_filename
+
+    sys.setprofile(note)
+    try:
+        act()
+    finally:
+        sys.setprofile(before)
+    return entered

@@ -159,23 +159,24 @@ class ExecutorLimits(Limits):
             ValueError: logit rows, block size, sampling, slots or positions outside the limits;
                 a write past a slot would land in the neighbour's, and TensorRT does not define it.
         """
+        rows = call.rows
         if isinstance(call, StepCall):
             if not 2 <= call.block_size <= self.block_size:
                 raise ValueError(f"block size {call.block_size} is not 2 … {self.block_size}")
         else:
             picked = call.logit_rows.ravel().tolist()
-            if not 0 <= min(picked) <= max(picked) < call.rows:
-                raise ValueError(f"logit rows {picked} are not within {call.rows} rows")
-        if self.windows and call.rows > self.most_rows:
-            raise ValueError(f"{call.rows} rows are more than windows have pages for")
+            if not 0 <= min(picked) <= max(picked) < rows:
+                raise ValueError(f"logit rows {picked} are not within {rows} rows")
+        if self.windows and rows > self.most_rows:
+            raise ValueError(f"{rows} rows are more than windows have pages for")
         given = None if call.sampling is None else call.sampling.shape
         wanted = (call.batch, 4) if self.draws else None
         if given != wanted:
             raise ValueError(f"sampling has shape {given}, not {wanted}")
-        ends = [start + call.rows for start in call.starts.tolist()]
+        ends = [start + rows for start in call.starts.tolist()]
         if call.first_slot < 0 or call.first_slot + len(ends) > self.max_batch:
             raise ValueError(f"slots {call.slots} are not within {self.max_batch}")
-        if min(ends) < call.rows or max(ends) > self.max_seq_len:
+        if min(ends) < rows or max(ends) > self.max_seq_len:
             raise ValueError(f"rows end at {ends}, past {self.max_seq_len} or before 0")
         return dict(zip(call.slots, ends, strict=True))
 

@@ -22,7 +22,8 @@ from tests.decoding.schedules import (
     options,
     scheduled_options,
 )
-from tests.standins.executor import FakeExecutor, PagedFakeExecutor
+from tests.inspection import count_functions
+from tests.standins.executor import Call, FakeExecutor, PagedFakeExecutor
 
 
 def make_prompts(count: int) -> list[tuple[int, ...]]:
@@ -59,6 +60,26 @@ def test_speculation_changes_nothing(max_batch: int, block_size: int, prefill_ch
         assert result.logits is not None
         assert_plain(result, request, executor)
     assert sum(result.statistics.accepted_tokens for result in results) > 20
+
+
+def test_the_functions_of_a_step_are_bounded_and_none_is_of_a_token() -> None:
+    """Of greedy requests: behind a pass each function is fetched from memory anew."""
+
+    def count(requests: int, skill: float) -> int:
+        executor = FakeExecutor(max_batch=8, draft_skill=skill, max_seq_len=128)
+        generator = Generator(executor, options=GeneratorOptions(block_size=8))
+        for token_id in range(requests):
+            generator.submit(Request(prompt_ids=(token_id,), max_tokens=100))
+        for _ in range(requests):
+            assert generator.step()
+        entered = count_functions("decoding", generator.step)
+        assert executor.calls[-1] == Call("speculate", 0, requests, 8)
+        return entered
+
+    one = count(1, skill=0.0)
+    assert one <= 36
+    assert count(1, skill=1.0) == one
+    assert count(8, skill=1.0) - one <= 7 * 12
 
 
 def test_long_prompts_do_not_starve_running_requests() -> None:

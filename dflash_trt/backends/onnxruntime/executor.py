@@ -46,7 +46,7 @@ class _BoundCall:
     What no call of the shape changes is written already.
     """
 
-    passes: list[tuple[GraphName, ort.IOBinding]]
+    passes: list[tuple[GraphName, ort.InferenceSession, ort.IOBinding]]
     arrays: dict[str, npt.NDArray[Any]]
 
 
@@ -194,9 +194,9 @@ class OnnxRuntimeExecutor:
         """Runs the graphs of `bound`; the drafts of a step may be revised before the target."""
         if self.states:
             self.states.lose(call.slots)
-        for graph, binding in bound.passes:
+        for graph, session, binding in bound.passes:
             try:
-                self._session(graph).run_with_iobinding(binding)
+                session.run_with_iobinding(binding)
             except Exception as error:
                 raise DflashError(one_line(error), where=f"{graph}.onnx") from error
             if revise is not None and graph == "draft":
@@ -216,7 +216,8 @@ class OnnxRuntimeExecutor:
         bound = _BoundCall([], {io.DRAFT_TOKEN_IDS: ids, io.TOKEN_IDS: ids})
         places: dict[str, tuple[list[int], int]] = {}
         for graph in graphs:
-            binding = self._session(graph).io_binding()
+            session = self._session(graph)
+            binding = session.io_binding()
             for one in self._tensors(graph):
                 bind = binding.bind_input if one.is_input else binding.bind_output
                 if one.role in (Role.CACHE, Role.UPDATED_CACHE):
@@ -229,7 +230,7 @@ class OnnxRuntimeExecutor:
                 elif one.name != io.LOGITS or call.scores is not Scores.NONE:
                     array = bound.arrays.setdefault(one.name, np.empty(one.sized(axes), one.dtype))
                     bind_array(bind, one.name, array)
-            bound.passes.append((graph, binding))
+            bound.passes.append((graph, session, binding))
         if isinstance(call, StepCall):
             bound.arrays[io.BLOCK_IDS][...] = call.block_ids(self.limits.mask_token_id)
             bound.arrays[io.LOGIT_ROWS][...] = np.arange(call.rows)

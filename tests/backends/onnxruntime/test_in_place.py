@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,7 @@ from dflash_trt.backends.base import StepCall
 from dflash_trt.backends.onnxruntime.caches import SPARE_CALLS
 from dflash_trt.backends.onnxruntime.executor import MAX_BINDINGS, OnnxRuntimeExecutor
 from tests.backends.steps import forward_rows, random_ids
-from tests.inspection import arrays, binding_count, cache_length, count_calls
+from tests.inspection import arrays, binding_count, cache_length, count_calls, count_functions
 from tests.pairs import PairFactory
 from tests.reference.compare import assert_bitwise_equal
 
@@ -70,6 +71,14 @@ def test_decode_steps_reuse_one_binding(executor: OnnxRuntimeExecutor) -> None:
         "forward and verify have each one"
     )
     assert runs == {"target": 40, "draft": 20, "target_only": 20}
+
+
+def test_the_functions_of_a_step_are_bounded_at_any_batch(executor: OnnxRuntimeExecutor) -> None:
+    """Behind a pass each function is fetched from memory anew."""
+    for batch in (1, SLOTS):
+        step = StepCall(0, np.arange(batch), np.full(batch, 9), 8)
+        executor.speculate(step)
+        assert count_functions("backends", partial(executor.speculate, step)) <= 20
 
 
 def test_bindings_are_bounded_however_many_shapes_come(executor: OnnxRuntimeExecutor) -> None:
