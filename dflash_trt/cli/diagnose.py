@@ -31,6 +31,7 @@ from dflash_trt.proof.diagnosis.diagnose import (
     Form,
     Serving,
     answer_questions,
+    check_diagnosed,
     diagnose,
     encode,
 )
@@ -94,6 +95,7 @@ def command(
     without prompts, those that came with the pair.
     """
     opened = open_bundle(bundle)
+    check_diagnosed(opened)  # before the target answers, which takes long
     bound_memory(opened)
     twin = None if against is None else open_bundle(against)
     tokenizer = load_tokenizer(opened)

@@ -89,7 +89,9 @@ def _sampling_defaults(bundle: Bundle) -> tuple[dict[str, Any] | None, str | Non
 def describe_bundle(manifest: Manifest) -> list[str]:
     memory = bundle_memory(manifest)
     target, draft, limits = manifest.target, manifest.draft, manifest.limits
-    taps = ", ".join(map(str, draft.target_layer_ids))
+    taps = f"layers {', '.join(map(str, draft.target_layer_ids))} of {target.layers}"
+    if draft.kind == "MTP":
+        taps = "the target's output"
     windows = sorted({window for window in draft.layer_windows if window is not None})
     per_token = token_bytes(manifest)
     block = f"trained block {draft.trained_block_size}, mask token {draft.mask_token_id}"
@@ -110,7 +112,7 @@ def describe_bundle(manifest: Manifest) -> list[str]:
         *_indented(dflash2_line(manifest)),
         *_indented(int8_line(draft)),
         *_indented(draft_tokens_line(manifest)),
-        f"        taps layers {taps} of {target.layers}; sliding windows "
+        f"        taps {taps}; sliding windows "
         f"{', '.join(map(str, windows)) if windows else 'none'}",
         f"limits  {limits.max_batch} sequences of {limits.max_seq_len} tokens, block "
         f"{limits.block_size}, prefill chunk {limits.prefill_chunk}",

@@ -21,13 +21,15 @@ from dflash_trt.models.config_fields import ConfigFields
 class Relative:
     """How to tell a drafter: its lower-case `name` in an architecture or projector, or other marks.
 
-    `tensors` are found anywhere in a tensor's name, `keys` are of config.json.
+    `tensors` are found anywhere in a tensor's name, `keys` are of config.json. `stated` is the
+    architecture by which it is read.
     """
 
     name: str
     tensors: tuple[str, ...] = ()
     keys: tuple[str, ...] = ()
     projectors: tuple[str, ...] = ()
+    stated: str = ""
 
     def called(self, evidence: str) -> str:
         article = "an" if self.name.startswith("E") else "a"
@@ -45,6 +47,7 @@ RELATIVES: tuple[Relative, ...] = (
         "DFlash2",
         ("candidate_selector.", "attention_conv.", "mlp_conv."),
         ("selector_rank", "selector_top_k", "conv_kernel_size", "conv_group_size"),
+        stated="DFlash2DraftModel",
     ),
     Relative(
         "DSpark",
@@ -86,23 +89,27 @@ def refuse_relatives(
     inner = config.child("dflash_config")
     architecture = read_architecture(config)
     projector = str(inner.values.get("projector_type") or "").lower()
-    for relative in RELATIVES:
-        if relative.name == known:
-            continue
+    others = [one for one in RELATIVES if one.name != known]
+    for relative in others:  # what a draft says of itself tells more than a stray key
         name = relative.name.lower()
         if name in architecture.lower():
             raise _refusal(config, relative.called(f"architecture {quoted(architecture)}"))
-        for key in relative.keys:
-            if config.has(key) or inner.has(key):
-                raise _refusal(config, relative.called(f"config key {quoted(key)}"))
         if projector in (name, *relative.projectors):
             raise _refusal(config, relative.called(f"projector_type {quoted(projector)}"))
+    for relative in others:
+        for key in relative.keys:
+            if config.has(key) or inner.has(key):
+                raise _refusal(config, relative.called(f"config key {quoted(key)}"), relative)
         for tensor in tensors:
             if any(mark in tensor.lower() for mark in relative.tensors):
-                raise _refusal(config, relative.called(f"tensor {quoted(tensor)}"))
+                raise _refusal(config, relative.called(f"tensor {quoted(tensor)}"), relative)
 
 
-def _refusal(config: ConfigFields, called: str) -> DflashError:
+def _refusal(config: ConfigFields, called: str, marked: Relative | None = None) -> DflashError:
+    if marked is not None and marked.stated:  # it would be read, if it said what it is
+        what = f"is {called}, which its architecture does not say"
+        fix = f'if it is one, its "architectures" must be ["{marked.stated}"]'
+        return DflashError(what, where=config.where, fix=fix)
     return DflashError(
         f"is {called}, which is not supported",
         where=config.where,

@@ -201,7 +201,11 @@ def test_a_targets_own_layer_drafts(
     assert main(["build", *(one.format(own) for one in words), "-o", output]) == 0
     assert "MTP draft of 1 (" in capsys.readouterr().out
     assert main(["inspect", output]) == 0
-    assert "target with an MTP layer, for executor cpu" in capsys.readouterr().out
+    shown = capsys.readouterr().out
+    assert "target with an MTP layer, for executor cpu" in shown
+    assert "taps the target's output; sliding" in shown
+    assert main(["diagnose", output]) == 2  # before it looks for texts, and asks the target
+    assert "whose chain nothing can be changed yet" in capsys.readouterr().err
     assert main(["tune", output, "--prompts", text, "--block-size", "2,8", "--batch", "1"]) == 0
     capsys.readouterr()
     plan = ["plan", "--target", str(own / "own.yaml"), "--gpu", "h100", "--acceptance", "4"]

@@ -129,6 +129,7 @@ def test_sliding_layers(
         ({"inner": {"target_layer_ids": [1, 2.0]}}, "must hold integers from 0"),
         ({"inner": 3}, "dflash_config is 3; it must be an object"),
         ({"is_causal": True}, "is_causal = true is not supported"),
+        ({"selector_rank": 8}, 'its "architectures" must be ["DFlash2DraftModel"]'),
         ({"add_swa_attention_sink_bias": True}, "attention sinks cannot be run yet"),
         ({"quantization_config": {"quant_method": "mxfp4"}}, "gpt-oss's experts only"),
     ],
@@ -150,6 +151,11 @@ def test_config_errors(make_draft: MakeCheckpoint, changes: dict[str, Any], piec
             for one, name in (("prefix_gru.weight_ih_l0", "Domino"), ("d2t", "EAGLE"))
         ),
         ({"inner": {"projector_type": "dspark"}}, "DSpark", 'projector_type "dspark"'),
+        (
+            {"inner": {"projector_type": "domino", "selector_rank": 8}},
+            "Domino",
+            'projector_type "domino"',
+        ),
         ({"medusa_num_heads": 4}, "Medusa", 'config key "medusa_num_heads"'),
         ({"pard_token": 9}, "PARD", 'config key "pard_token"'),
     ],

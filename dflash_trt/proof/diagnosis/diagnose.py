@@ -98,6 +98,17 @@ class Diagnosis:
         return {"verdict": self.verdict.to_json(), **self.evidence.to_json()}
 
 
+def check_diagnosed(bundle: Bundle) -> None:
+    """Refuses a bundle of whose draft nothing can be changed; DflashError (usage)."""
+    if not (traits := bundle.manifest.draft.traits).is_diagnosed:
+        raise DflashError(
+            f"has {traits.title}, of whose chain nothing can be changed yet",
+            where=bundle.folder,
+            fix="verify tells its acceptance",
+            usage=True,
+        )
+
+
 def answer_questions(
     bundle: Bundle, questions: Sequence[str], service: Serving, progress: Progress
 ) -> list[Answer]:
@@ -131,13 +142,7 @@ def diagnose(
     Raises:
         DflashError: answers or bundles that cannot be used.
     """
-    if not (traits := bundle.manifest.draft.traits).is_diagnosed:
-        raise DflashError(
-            f"has {traits.title}, of whose chain nothing can be changed yet",
-            where=bundle.folder,
-            fix="verify tells its acceptance",
-            usage=True,
-        )
+    check_diagnosed(bundle)
     bench = TrialBench(bundle, answers, threads=service.threads, progress=progress)
     base = bench.base
     trials = bench.try_all()
