@@ -126,8 +126,8 @@ def bundle_memory(manifest: Manifest) -> Memory:
 
     On the CPU weights count in the compute type, experts as stored, eight-bit copies in place of
     what they were made of, and the target's output head twice, since the draft's session packs it
-    once more. Caches grow with tokens up to what counts
-    here (linear ones to twice that for moments), and a pass's workspace does not count.
+    once more. Caches grow with tokens up to what counts here (linear ones to twice that for
+    moments), and a pass's workspace does not count.
     """
     target, draft, engines = manifest.target, manifest.draft, engine_bytes(manifest)
     limits, form, pool = manifest.limits, manifest.graph_form, manifest.page_pool
@@ -145,7 +145,8 @@ def bundle_memory(manifest: Manifest) -> Memory:
         )
     item, weights = form.precision.item_bytes, list[float]()
     for model in (target, draft):
-        stored, decoded = 0.0, model.parameters
+        stored: float = 0
+        decoded = model.parameters
         if (experts := model.experts) is not None:
             stored, decoded = experts.weight_bytes, decoded - experts.parameters
         if model.int8 is not None:
