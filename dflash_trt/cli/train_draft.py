@@ -18,6 +18,7 @@ from dflash_trt.cli.training_watch import TerminalWatch
 from dflash_trt.core.limits import MAX_COUNT
 from dflash_trt.errors import DflashError, import_extra, nearest, one_line
 from dflash_trt.hardware.cores import AUTO, ThreadChoice, available_cores
+from dflash_trt.models.dflash2 import MAX_CANDIDATES, MAX_RANK
 from dflash_trt.text.hub_prompts import EXAMPLE
 from dflash_trt.training.training_request import TrainRequest
 
@@ -40,8 +41,8 @@ _SETTINGS: dict[str, click.ParamType] = {  # type: ignore[type-arg]
     "online": click.BOOL,
     "raw": click.BOOL,
     "rows": _COUNT,
-    "selector-rank": _COUNT,
-    "selector-top-k": _COUNT,
+    "selector-rank": click.IntRange(1, MAX_RANK),
+    "selector-top-k": click.IntRange(1, MAX_CANDIDATES),
     "seed": click.IntRange(0, 2**31 - 1),
     "steps": _COUNT,
     "taps": LAYERS,

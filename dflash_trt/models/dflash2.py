@@ -17,8 +17,8 @@ ARCHITECTURE = f"{NAME}DraftModel"
 KEYS = ("conv_kernel_size", "conv_group_size", "selector_rank", "selector_top_k")
 """Of its config, beside DFlash's."""
 TAPS = 2
-_MAX_RANK = 1 << 14
-_MAX_CANDIDATES = 1024
+MAX_RANK = 1 << 14
+MAX_CANDIDATES = 1024
 
 WEIGHTS: Rules = {
     **of_layer("""
@@ -81,6 +81,6 @@ def read_dflash2(config: ConfigFields, hidden_size: int) -> Dflash2Sizes:
         raise group.error(KEYS[1], f"must divide hidden_size ({hidden_size})")
     return Dflash2Sizes(
         channels,
-        rank.integer(KEYS[2], high=_MAX_RANK),
-        top_k.integer(KEYS[3], high=min(_MAX_CANDIDATES, config.integer("vocab_size"))),
+        rank.integer(KEYS[2], high=MAX_RANK),
+        top_k.integer(KEYS[3], high=min(MAX_CANDIDATES, config.integer("vocab_size"))),
     )

@@ -86,6 +86,7 @@ def test_a_given_answer_that_the_target_cannot_say(tmp_path: Path) -> None:
             ["--kind", "dspark", "--set", "selector-top-k=9"],
             ["--set selector-top-k: is not for a draft of kind dspark"],
         ),
+        (["--kind", "dflash2", "--set", "selector-top-k=1025"], ["--set", "1<=x<=1024"]),
         (
             ["--kind", "eagle3", "--set", "layers=2"],
             ["--set layers", "is not for a draft of kind eagle3"],
