@@ -159,6 +159,8 @@ class StopStrings:
         """The text now certain to come before any stop string; empty once one was found."""
         if self.match is not None or not piece:
             return ""
+        if not self._stop_strings:
+            return piece
         text = self._held + piece
         found = [(at, stop) for stop in self._stop_strings if (at := text.find(stop)) >= 0]
         if found:

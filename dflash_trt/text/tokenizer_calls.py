@@ -139,8 +139,11 @@ def decode(tokenizer: Tokenizer, token_ids: Sequence[int]) -> str:
     Raises:
         DflashError: the tokenizer fails.
     """
-    with _one_error("cannot decode what was generated"):
+    try:  # outside `with`: twice for every token of an answer
         return str(tokenizer.decode(token_ids, skip_special_tokens=False))
+    except BaseException:
+        with _one_error("cannot decode what was generated"):
+            raise
 
 
 @contextmanager
