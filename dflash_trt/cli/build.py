@@ -217,15 +217,15 @@ def _show_bundle(built: BuiltBundle) -> None:
         f"({draft.parameters:,}), block {manifest.limits.block_size}, "
         f"{precision_line(manifest)}weights {manifest.weights}"
     )
-    for owner, dims in (("target", manifest.target), ("draft", manifest.draft)):
-        for line in (quantization_line(dims, manifest.kv_dtype), int8_line(dims)):
-            if line is not None:
-                click.echo(f"quantised {owner}: {line}")
     if built.int8_weights is not None:
         click.echo(
             f"weights in memory {format_size(bundle_memory(manifest).weights)}; with --precision "
             f"int8 {format_size(built.int8_weights)}, and other answers (docs/quantisation.md)"
         )
+    for owner, dims in (("target", manifest.target), ("draft", manifest.draft)):
+        for line in (quantization_line(dims, manifest.kv_dtype), int8_line(dims)):
+            if line is not None:
+                click.echo(f"quantised {owner}: {line}")
     if draft.owned and (line := draft_tokens_line(manifest)) is not None:
         click.echo(f"draft: {line}")
     if manifest.page_pool is not None or manifest.kv_dtype != "auto":
