@@ -137,9 +137,9 @@ def plan_memory(
     free = max(1, gpu.memory_bytes - int(plain.weights) - RUNTIME_BYTES)
 
     def count(batch: int) -> ServedMemory:
-        # An MTP layer's keys and values are in the target's cache.
-        dense = 0 if draft.fuses_token else batch
-        context = dense and dense_draft_context_bytes(draft, dense, length, layout)
+        context = 0  # an MTP layer's keys and values are in the target's cache
+        if not draft.fuses_token:
+            context = dense_draft_context_bytes(draft, batch, length, layout)
         states = int(batch * state)
         share = min(DEFAULT_FRACTION, 1 - (context / CONTEXT_SHARE + states) / free)
         fraction = max(0.0, int(share * 100) / 100)
