@@ -131,7 +131,7 @@ def advise_shorter(max_seq_len: int, longest: int | None) -> str:
 def choose_block(wanted: int | None, trained: int, where: str | None = None) -> int:
     """The block that is `wanted`, or the trained one; DflashError for a longer one (usage)."""
     if wanted is not None and wanted > trained:
-        what = f"block size {wanted} exceeds the draft's trained block of {trained}"
+        what = f"block size {wanted} exceeds the draft's longest block of {trained}"
         fix = f"pass --block-size {trained} or less"
         raise DflashError(what, where=where, fix=fix, usage=True)
     return wanted or trained

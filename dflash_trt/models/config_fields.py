@@ -78,6 +78,14 @@ class ConfigFields:
             raise self.error(key, "must be an object")
         return ConfigFields(value, self.where, f"{self.prefix}{key}.")
 
+    def either(self, inner: ConfigFields, key: str) -> ConfigFields:
+        """Whichever of the two objects states `key`; both may when they agree."""
+        if not inner.has(key):
+            return self
+        if self.has(key) and self.values[key] != inner.values[key]:
+            raise inner.error(key, f"must equal the top level's {quoted(self.values[key])}")
+        return inner
+
     def error(self, key: str, rule: str) -> DflashError:
         """An error that shows the key, its value and the rule it breaks."""
         what = f"{self.prefix}{key} is {quoted(self.values.get(key))}"

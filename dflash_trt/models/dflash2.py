@@ -73,7 +73,7 @@ def read_dflash2(config: ConfigFields, hidden_size: int) -> Dflash2Sizes:
         DflashError: a key that is missing or makes no sense, or a convolution of other taps.
     """
     inner = config.child("dflash_config")
-    taps, group, rank, top_k = (inner if inner.has(key) else config for key in KEYS)
+    taps, group, rank, top_k = (config.either(inner, key) for key in KEYS)
     if taps.integer(KEYS[0]) != TAPS:
         raise taps.unsupported(KEYS[0], f"convolutions of {TAPS} taps are")
     channels = group.integer(KEYS[1])

@@ -126,7 +126,7 @@ def read_draft(folder: str | Path, target_layer_ids: tuple[int, ...] | None = No
     rms_norm_eps = config.number("rms_norm_eps", NORM_EPS, high=1.0)
     has_depth = config.has("num_target_layers")
     inner = config.child("dflash_config")
-    is_silent = not _either(config, inner, _TAPS).has(_TAPS)
+    is_silent = not config.either(inner, _TAPS).has(_TAPS)
     if is_silent and target_layer_ids:  # what they are by rule does not matter
         config = ConfigFields({**config.values, _TAPS: list(target_layer_ids)}, config.where)
         has_depth = False
@@ -176,8 +176,8 @@ def read_draft(folder: str | Path, target_layer_ids: tuple[int, ...] | None = No
         anchor_drafts=is_deepspec and deepspec.drafts_anchor(config),
         logit_multiplier=1.0
         if is_deepspec
-        else _either(config, inner, MULTIPLIER).number(MULTIPLIER, 1.0),
-        logit_cap=_read_cap(_either(config, inner, LOGIT_CAP)),
+        else config.either(inner, MULTIPLIER).number(MULTIPLIER, 1.0),
+        logit_cap=_read_cap(config.either(inner, LOGIT_CAP)),
         own_embedding_scale=1.0 if is_speculators else scale,  # which trains over it as stored
         norms_last_tap=not (is_deepspec or is_speculators),
         taps_by_rule=is_silent and not target_layer_ids,
@@ -196,7 +196,7 @@ def read_draft_config(
     sizes = read_sizes(config, DRAFT_DEFAULT_HEAD_DIM)
     max_positions = config.integer("max_position_embeddings")
     sizes = sizes.with_layers(*read_layer_attention(config, inner, len(sizes.layers)))
-    block = _either(config, inner, "block_size")
+    block = config.either(inner, "block_size")
     return DraftShape(
         sizes=sizes,
         max_position_embeddings=max_positions,
@@ -207,7 +207,7 @@ def read_draft_config(
         dflash2=dflash2.read_dflash2(config, sizes.hidden_size)
         if dflash2.is_stated(config) and not is_deepspec
         else None,
-        mask_token_id=_either(config, inner, "mask_token_id").integer("mask_token_id", low=0),
+        mask_token_id=config.either(inner, "mask_token_id").integer("mask_token_id", low=0),
         target_layer_ids=_read_taps(config, inner, num_target_layers, len(sizes.layers)),
         vocab_size=config.integer("vocab_size") if config.has("vocab_size") else None,
     )
@@ -248,7 +248,7 @@ def _read_taps(
     config: ConfigFields, inner: ConfigFields, num_target_layers: int | None, num_layers: int
 ) -> tuple[int, ...]:
     """The tapped layers, as the config names them or by default."""
-    fields = _either(config, inner, _TAPS)
+    fields = config.either(inner, _TAPS)
     if fields.has(_TAPS):
         return fields.integers(_TAPS, low=0, high=MAX_LAYERS - 1, limit=MAX_LAYERS)
     if num_target_layers is None:
@@ -272,7 +272,7 @@ def _refuse_other_taps(
 def _read_embedding_scale(config: ConfigFields, inner: ConfigFields) -> float | None:
     """z-lab's factor of the rows' embedding; None where it is not stated."""
     key = "input_embedding_scale"
-    fields = _either(config, inner, key)
+    fields = config.either(inner, key)
     return fields.number(key, low=LEAST) if fields.has(key) else None
 
 
@@ -308,12 +308,3 @@ def _refuse_variants(config: ConfigFields, known: str | None) -> None:
         if key not in known_keys and value is not None:
             fix = "it may change what the draft computes; remove it if it does not"
             raise inner.unsupported(key, fix)
-
-
-def _either(config: ConfigFields, inner: ConfigFields, key: str) -> ConfigFields:
-    """Whichever of the two places states `key`; both may when they agree."""
-    if not inner.has(key):
-        return config
-    if config.has(key) and config.values[key] != inner.values[key]:
-        raise inner.error(key, f"must equal the top level's {quoted(config.values[key])}")
-    return inner

@@ -250,7 +250,7 @@ def describe(shape: DraftDesign, settings: TrainerSettings, source: str) -> dict
         "draft": f"{shape.kind}, {shape.layers} layers × {shape.hidden_size}, ffn "
         f"{shape.intermediate_size}, block {shape.block_size}{selector}",
         "taps": ", ".join(map(str, shape.target_layer_ids)) or "the target's output",
-        "mask token": str(shape.mask_token_id),
+        **({} if shape.is_chain else {"mask token": str(shape.mask_token_id)}),
         "a step": f"{settings.rows} rows × {settings.anchors} blocks, gamma {settings.gamma:g}, "
         f"rate {settings.learning_rate:g}, {'bfloat16' if settings.is_bf16 else 'float32'}",
         "draft tokens": "all" if tokens is None else f"{tokens:,}",

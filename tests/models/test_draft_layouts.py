@@ -111,7 +111,7 @@ TWO = {"architectures": ["DFlash2DraftModel"]}
     "changes",
     [
         {"inner": DFLASH2, **TWO},
-        {"inner": {"selector_top_k": 8}, **DFLASH2, "selector_top_k": 9, **TWO},
+        {"inner": {"selector_top_k": 8}, **DFLASH2, **TWO},
         {"inner": DFLASH2 | {"projector_type": "dflash2"}},
     ],
     ids=["z-lab", "partly at the top level", "ModelOpt"],
@@ -134,7 +134,8 @@ def test_what_is_read_of_dflash2(changes: dict[str, Any], make_draft: MakeCheckp
         ({"conv_group_size": 5}, "conv_group_size is 5; it must divide hidden_size (16)"),
         ({"conv_group_size": 8}, '"layers.0.attention_conv.kernel_projection.weight" is [16, 16]'),
         ({"selector_top_k": 41}, "selector_top_k is 41; it must be an integer from 1 to 40"),
-        ({"selector_rank": ...}, "selector_rank is missing"),
+        ({"selector_rank": 7}, "selector_rank is 7; it must equal the top level's 6"),
+        ({"selector_top_k": ...}, "selector_top_k is missing"),
         ({"projector_type": "domino"}, "is a Domino drafter"),
         ({"selector_temperature": 2}, "dflash_config.selector_temperature = 2 is not supported"),
     ],
@@ -143,7 +144,7 @@ def test_variants_of_dflash2_are_refused(
     inner: dict[str, Any], piece: str, make_draft: MakeCheckpoint
 ) -> None:
     with refused(piece):
-        read_draft(make_draft(DFLASH2 | inner, extra=ADDITIONS, **TWO))
+        read_draft(make_draft(DFLASH2 | inner, extra=ADDITIONS, selector_rank=6, **TWO))
 
 
 def test_matrices_of_another_target_are_refused(

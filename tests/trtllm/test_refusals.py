@@ -46,7 +46,7 @@ ANYTHING = st.recursive(
             "qwen3-coder-30b-a3b",
             "gpu: b200, gpus: 16, tensor_parallel: 16, expert_parallel: 16",
             ["--block-size", 17],
-            ["trained block of 16"],
+            ["longest block of 16"],
         ),
         (
             "gpt-oss-120b",
