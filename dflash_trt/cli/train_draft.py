@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import click
@@ -47,6 +48,7 @@ _SETTINGS: dict[str, click.ParamType] = {  # type: ignore[type-arg]
     "steps": _COUNT,
     "taps": LAYERS,
     "temperature": click.FloatRange(0, 10),
+    "topics": click.Path(path_type=Path),
     "work": FOLDER,
 }
 """Types of the values of the recipe, by name."""
@@ -76,11 +78,12 @@ def _read_settings(
 )
 @click.option(
     "--prompts",
-    metavar="[NAME=]FILE",
+    metavar="[NAME=]SOURCE[:SHARE]",
     multiple=True,
     required=True,
-    help='A set of prompts: .jsonl with a "prompt" or "messages" a line, or '
-    f"{EXAMPLE}; repeatable.",
+    help='A set of prompts: .jsonl with a "prompt" or "messages" a line, '
+    f"{EXAMPLE}, or self[:COUNT], which the target writes as its users would; SHARE, 0.4 say, is "
+    "its part of the rows to train on; repeatable.",
 )
 @click.option(
     "--held-out",

@@ -4,19 +4,22 @@ from __future__ import annotations
 
 from dataclasses import asdict
 from importlib.util import find_spec
+from statistics import median
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from dflash_trt.cli.bars import StageBars
+from dflash_trt.errors import one_line
 from dflash_trt.training.hours_plan import REST_SHARE
 
 if TYPE_CHECKING:
     from dflash_trt.training.finish import TrainedPair
     from dflash_trt.training.hours_plan import Plan
-    from dflash_trt.training.observer import Evaluation, TrainedDraft
+    from dflash_trt.training.observer import Evaluation, TrainedDraft, WrittenPrompts
 
 _SHOWN_SLOTS = 7
+_SHOWN_PROMPTS = 3
 
 
 class TerminalWatch(StageBars):
@@ -32,6 +35,7 @@ class TerminalWatch(StageBars):
         self._plan: Plan | None = None
         self._chosen: dict[str, str] = {}
         self._warnings: list[str] = []
+        self._written: WrittenPrompts | None = None
 
     def say(self, line: str) -> None:
         self.pause()
@@ -41,6 +45,17 @@ class TerminalWatch(StageBars):
         self._warnings.append(line)
         self.pause()
         click.echo(f"warning: {line}", err=True)
+
+    def show_written(self, written: WrittenPrompts) -> None:
+        self._written = written
+        left_out = ", ".join(f"{count:,} {why}" for why, count in written.left_out.items())
+        self.say(
+            f"the target wrote {len(written.texts):,} prompts, {written.second_turns:,} of them "
+            f"second messages, {median(written.lengths):.0f} tokens at the median; left out: "
+            f"{left_out or 'none'}"
+        )
+        for text in written.texts[:_SHOWN_PROMPTS]:
+            self.say(f"  {one_line(text, 90)}")
 
     def show_plan(self, plan: Plan, chosen: dict[str, str]) -> None:
         self._plan, self._chosen = plan, chosen
@@ -83,7 +98,7 @@ class TerminalWatch(StageBars):
             return None
         from dflash_perf.report.training import render_training
 
-        return render_training(self._name, trained)
+        return render_training(self._name, trained, self._written)
 
     def show_result(self, pair: TrainedPair) -> None:
         """The last lines."""

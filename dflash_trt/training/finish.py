@@ -36,6 +36,8 @@ from dflash_trt.training.rows import RenderedRow, RenderedRows
 from dflash_trt.training.work_folder import digest, write_lines
 
 CURVES_NAME = "curves.html"
+CONVERSATIONS_NAME = "conversations.jsonl"
+"""What the target wrote and answered: `--prompts` and `--given-answers` take it."""
 _PROOF_PROMPTS, _PROOF_TOKENS, _SPEED_RUNS = 4, 48, 1
 _CARD = """\
 ---
@@ -135,6 +137,13 @@ def finish(
         text = json.dumps(record, indent=2, sort_keys=True)
         (folder / RECORD_NAME).write_text(f"{text}\n", "utf-8")
         write_lines(folder / "epochs.jsonl", map(asdict, trained.evaluations))
+        own = preparation.own
+        if own is not None:
+            told = zip(rows.train, train, strict=True)
+            write_lines(
+                folder / CONVERSATIONS_NAME,
+                (_conversation(*one) for one in told if one[0].set_name == own.name),
+            )
         page = watch.draw(trained)
         if page is not None:
             (folder / CURVES_NAME).write_text(page, "utf-8")
@@ -147,6 +156,11 @@ def finish(
     ]
     bundle = builder.build(output, resolved(preparation.bundle), prompts=asked, overwrite=is_over)
     return TrainedPair(request.output, bundle.folder, trained, proof, time.monotonic() - began)
+
+
+def _conversation(row: RenderedRow, answered: TokenRow) -> dict[str, Any]:
+    asked = {"messages": list(row.messages)} if row.messages else {"prompt": row.text}
+    return {**asked, "answer": list(map(int, answered.answer_ids))}
 
 
 def prove(bundle: Bundle, rows: Sequence[RenderedRow], most: int, threads: int) -> Proof:

@@ -55,6 +55,24 @@ class TrainedDraft:
         return best_of(self.evaluations)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WrittenPrompts:
+    """Prompts that the target wrote: the set `name`.
+
+    Args:
+        left_out: how many, by why.
+        second_turns: of them so many are a user's second message.
+        lengths: tokens of each.
+        texts: each, or its second message.
+    """
+
+    name: str
+    left_out: dict[str, int]
+    second_turns: int
+    lengths: list[int]
+    texts: list[str]
+
+
 class TrainingWatch(Progress, Protocol):
     """Progress, and what is to be read later."""
 
@@ -63,6 +81,9 @@ class TrainingWatch(Progress, Protocol):
 
     def warn(self, line: str) -> None:
         """A line about what may be wrong."""
+
+    def show_written(self, written: WrittenPrompts) -> None:
+        """What the target asks, where it wrote prompts."""
 
     def show_plan(self, plan: Plan, chosen: dict[str, str]) -> None:
         """What is going to happen, before it does; which shape and settings were chosen."""

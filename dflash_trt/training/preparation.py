@@ -2,26 +2,35 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from itertools import permutations
 from pathlib import Path
 from typing import Any
 
-from dflash_trt.core.files import file_sha256, resolved
+from dflash_trt.core.files import FileKind, file_sha256, read_text, resolved
 from dflash_trt.core.publish import StagedKind, check_destination
-from dflash_trt.errors import DflashError, import_extra
+from dflash_trt.errors import DflashError, import_extra, refuse_options
 from dflash_trt.models.folder import open_checkpoint
 from dflash_trt.quantization.rewrite import checkpoint_key
 from dflash_trt.training.draft_shape import DraftDesign
 from dflash_trt.training.endpoint import AnswerOptions
+from dflash_trt.training.prompt_sets import TrainingSet, parse_sets
 from dflash_trt.training.recipe import choose_settings, choose_shape, with_own_layer
-from dflash_trt.training.rows import LEAST_ANSWER, PromptRenderer, SplitRows, read_sets, split_rows
+from dflash_trt.training.rows import (
+    LEAST_ANSWER,
+    PromptRenderer,
+    PromptRow,
+    SplitRows,
+    read_sets,
+    split_rows,
+)
 from dflash_trt.training.target import TrainingTarget, find_target
 from dflash_trt.training.trainer import TrainerSettings
 from dflash_trt.training.training_request import TrainRequest
 from dflash_trt.training.work_folder import work_folder
 
-VERSION = 5
+VERSION = 6
 """Of what stages write: work of another version is not gone on with."""
 
 RECORD_NAME = "training.json"
@@ -35,6 +44,9 @@ class Preparation:
 
     Args:
         settings: all but the number of steps, which is 0.
+        sets: of prompts to train on, with the one that the target is to write.
+        given, held_out: rows of the sets that are read.
+        topics: system prompts under which users' words are written.
         hashes: SHA-256 of every set of prompts, of tokenizer.json and of the template.
         max_length: most tokens of a row.
         device: what trains, as PyTorch calls it.
@@ -45,7 +57,10 @@ class Preparation:
     renderer: PromptRenderer
     shape: DraftDesign
     settings: TrainerSettings
-    rows: SplitRows
+    sets: tuple[TrainingSet, ...]
+    given: tuple[PromptRow, ...]
+    held_out: tuple[PromptRow, ...]
+    topics: tuple[str, ...]
     hashes: dict[str, str | None]
     max_length: int
     device: str
@@ -64,6 +79,28 @@ class Preparation:
         """Where the pair's bundle goes."""
         return _bundle_beside(self.request.output)
 
+    @property
+    def own(self) -> TrainingSet | None:
+        """The set that the target writes."""
+        return next((one for one in self.sets if one.source is None), None)
+
+    def split(self, written: Sequence[PromptRow] = ()) -> SplitRows:
+        """Rows to train and to measure on; `written` are the target's own."""
+        return split_rows([*self.given, *written], self.held_out or None, self.sets)
+
+    def prompt_parts(self) -> dict[str, Any]:
+        """What prompts depend on that the target writes."""
+        return {
+            "version": VERSION,
+            "target": checkpoint_key(self.target.spec.checkpoint),
+            "topics": self.topics,
+            "seed": self.request.seed,
+            "answers": [self.request.answer_tokens, self.max_length],
+            "system_prompt": self.request.system_prompt,
+            "variables": self.renderer.variables,
+            "template": self.renderer.template_sha256,
+        }
+
     def answer_parts(self) -> dict[str, Any]:
         """What the answers depend on: the target, the rendered prompts, and how they are asked."""
         request = self.request
@@ -73,6 +110,8 @@ class Preparation:
             "kv_dtype": self.target.cache_dtype.value,
             **asdict(self.answers),
             "hashes": self.hashes,
+            "sets": [[one.name, one.count, one.share] for one in self.sets],
+            "topics": self.topics,
             "system_prompt": request.system_prompt,
             "variables": self.renderer.variables,
             "raw": request.raw,
@@ -110,11 +149,10 @@ def prepare(request: TrainRequest) -> Preparation:
     is_cpu = not import_extra("torch", "train", "training").cuda.is_available()
     target = find_target(request.target)
     request = with_own_layer(request, target)
-    prompts, hashes = read_sets(request.prompts)
+    sets = parse_sets(request.prompts, request.hours)
+    prompts, hashes = read_sets([f"{one.name}={one.source}" for one in sets if one.source])
     held_out, held_out_hashes = read_sets(request.held_out)
-    rows = split_rows(prompts, held_out or None)
-    if request.given_answers:
-        _check_given(rows, target.spec.vocab_size)
+    topics = _read_topics(request, sets)
     shape = choose_shape(request, target, is_cpu=is_cpu)
     positions = min(target.spec.max_position_embeddings, shape.max_position_embeddings)
     max_length = min(request.max_length, positions)
@@ -128,13 +166,16 @@ def prepare(request: TrainRequest) -> Preparation:
         target.spec.eos_token_ids,
         max_length,
     )
-    return Preparation(
+    prepared = Preparation(
         request=request,
         target=target,
         renderer=renderer,
         shape=shape,
         settings=choose_settings(request, shape, is_cpu=is_cpu),
-        rows=rows,
+        sets=sets,
+        given=tuple(prompts),
+        held_out=tuple(held_out),
+        topics=topics,
         hashes={
             **{f"prompts {name}": sha256 for name, sha256 in hashes.items()},
             **{f"held-out prompts {name}": sha256 for name, sha256 in held_out_hashes.items()},
@@ -144,6 +185,28 @@ def prepare(request: TrainRequest) -> Preparation:
         max_length=max_length,
         device="cpu" if is_cpu else "cuda",
     )
+    if prepared.own is None:
+        rows = prepared.split()
+        if request.given_answers:
+            _check_given(rows, target.spec.vocab_size)
+    return prepared
+
+
+def _read_topics(request: TrainRequest, sets: Sequence[TrainingSet]) -> tuple[str, ...]:
+    """The lines of --set topics; DflashError (usage) for what does not go with the sets."""
+    if all(one.source is not None for one in sets):
+        refuse_options({"--set topics": request.topics}, "is for --prompts self", "leave it out")
+        return ()
+    what = "does not go with --prompts self"
+    refuse_options({"--given-answers": request.given_answers or None}, what, "leave it out")
+    if request.topics is None:
+        return ()
+    refuse_options({"--set topics": request.raw or None}, "needs a chat template", "leave it out")
+    lines = read_text(request.topics, FileKind.DATA_SET, named=True).splitlines()
+    topics = tuple(line.strip() for line in lines if line.strip())
+    if not topics:
+        raise DflashError("holds no line", where=request.topics, usage=True)
+    return topics
 
 
 def _check_apart(request: TrainRequest) -> None:

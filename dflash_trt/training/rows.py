@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import closing, nullcontext
 from dataclasses import dataclass
@@ -19,6 +20,7 @@ from dflash_trt.text.prompts import check_texts
 from dflash_trt.text.task_sets import name_sources
 from dflash_trt.text.tokenizer import BundleTokenizer
 from dflash_trt.training.observer import TrainingWatch
+from dflash_trt.training.prompt_sets import TrainingSet
 from dflash_trt.training.training_request import TrainRequest
 
 HELD_OUT_SHARE = 0.05
@@ -54,11 +56,15 @@ class PromptRow:
 
 @dataclass(frozen=True, slots=True)
 class SplitRows:
-    """Rows to train on and rows to measure on, none in both; `repeated` were left out."""
+    """Rows to train on and rows to measure on, none in both.
+
+    `repeated` were left out, and `surplus` ones for which the sets' shares have no place.
+    """
 
     train: tuple[PromptRow, ...]
     held_out: tuple[PromptRow, ...]
     repeated: int
+    surplus: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -142,17 +148,22 @@ def _is_message(item: Any) -> bool:
     return is_object and item.get("role") in ROLES and isinstance(item.get("content"), str)
 
 
-def split_rows(prompts: Iterable[PromptRow], held_out: Sequence[PromptRow] | None) -> SplitRows:
+def split_rows(
+    prompts: Iterable[PromptRow],
+    held_out: Sequence[PromptRow] | None,
+    sets: Sequence[TrainingSet] = (),
+) -> SplitRows:
     """Rows in an order that their hashes give, each once; without `held_out` some are split off.
 
-    5 % of them, at least 16 and at most 100, but never more than a quarter.
+    5 % of them, at least 16 and at most 100, but never more than a quarter. Where `sets` have
+    shares, each beginning of both has them.
 
     Raises:
         DflashError: too few prompts are left (usage).
     """
     given = list(prompts)
     unique = {row.row_id: row for row in reversed(given)}
-    ordered = [unique[row_id] for row_id in sorted(unique)]
+    ordered = _mix([unique[row_id] for row_id in sorted(unique)], sets)
     if held_out is None:
         share = round(HELD_OUT_SHARE * len(ordered))
         count = min(max(share, HELD_OUT_LEAST), HELD_OUT_MOST, len(ordered) // 4)
@@ -165,7 +176,37 @@ def split_rows(prompts: Iterable[PromptRow], held_out: Sequence[PromptRow] | Non
         what = f"{len(train)} different prompts to train on and {len(measured)} to measure on"
         fix = f"give at least {2 * LEAST_PROMPTS}"
         raise DflashError(f"{what} are too few", where="--prompts", fix=fix, usage=True)
-    return SplitRows(tuple(train), tuple(measured), len(given) - len(unique))
+    repeated = len(given) - len(unique)
+    return SplitRows(tuple(train), tuple(measured), repeated, len(unique) - len(ordered))
+
+
+def _mix(rows: Sequence[PromptRow], sets: Sequence[TrainingSet]) -> list[PromptRow]:
+    """Rows in an order of which each beginning has the sets' shares; it ends where a set does.
+
+    Without shares that is all rows, as they come.
+    """
+    stated = {one.name: one.share for one in sets if one.share is not None}
+    if not stated:
+        return list(rows)
+    queues: dict[str, deque[PromptRow]] = defaultdict(deque)
+    for row in rows:
+        queues[row.set_name].append(row)
+    others = sum(len(queue) for name, queue in queues.items() if name not in stated)
+    whole = sum(stated.values()) if not others else 1.0
+    weights = {
+        name: stated[name] / whole
+        if name in stated
+        else (1 - sum(stated.values())) * len(queues[name]) / others
+        for name in queues
+    }
+    mixed: list[PromptRow] = []
+    taken: Counter[str] = Counter()
+    while True:
+        name = max(weights, key=lambda one: weights[one] * (len(mixed) + 1) - taken[one])
+        if not queues[name]:
+            return mixed
+        mixed.append(queues[name].popleft())
+        taken[name] += 1
 
 
 class PromptRenderer:
@@ -279,6 +320,8 @@ def render_rows(renderer: PromptRenderer, rows: SplitRows, watch: TrainingWatch)
             f"left out {rows.repeated:,} repeated prompts, and {too_long:,} that are too long for "
             "--set max-length"
         )
+    if rows.surplus:
+        watch.say(f"left out {rows.surplus:,} prompts that the sets' shares have no place for")
     if any(row.answer is not None for row in rows.train) and not renderer.takes_answers:
         watch.say("the prompts' answers are not used: the target gives its own (--given-answers)")
     if not train or not held_out:

@@ -1,7 +1,8 @@
 """`train-draft`: from a target and prompts to a proven pair, stage by stage.
 
-answers → features → training, measured by replay → build and proof. What a stage has finished, and
-what an unfinished one has written, the next run of the same command goes on with.
+prompts, where the target writes them → answers → features → training, measured by replay → build
+and proof. What a stage has finished, and what an unfinished one has written, the next run of the
+same command goes on with.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import asdict, replace
 from itertools import accumulate
 from pathlib import Path
@@ -19,6 +20,7 @@ import torch
 
 from dflash_trt.core.strict_json import read_json_object
 from dflash_trt.decoding.replay import Acceptance, Answer, Replay
+from dflash_trt.pair import LoadedPair
 from dflash_trt.training.answers import AnswerStage
 from dflash_trt.training.features import (
     Features,
@@ -36,13 +38,21 @@ from dflash_trt.training.hours_plan import ANSWER_SHARE, Plan, Rates, check_hour
 from dflash_trt.training.observer import TrainedDraft, TrainingWatch
 from dflash_trt.training.pair_bundle import PairBuilder
 from dflash_trt.training.preparation import Preparation, check_outputs, prepare
+from dflash_trt.training.prompt_sets import TrainingSet
 from dflash_trt.training.recipe import describe
-from dflash_trt.training.rows import RenderedRows, render_rows
+from dflash_trt.training.rows import PromptRow, RenderedRows, render_rows
+from dflash_trt.training.self_prompts import PromptWriter
 from dflash_trt.training.target import load_ends
 from dflash_trt.training.train_stage import TrainStage
 from dflash_trt.training.trainer import Trainer, start_draft
 from dflash_trt.training.training_request import TrainRequest
-from dflash_trt.training.work_folder import WorkFolder, digest, open_work, write_json
+from dflash_trt.training.work_folder import (
+    JsonLines,
+    WorkFolder,
+    digest,
+    open_work,
+    write_json,
+)
 
 _PLAN = "plan.json"
 _ANSWERS_END, _TRAINING_ENDS = ANSWER_SHARE + 0.10, 0.95
@@ -78,8 +88,12 @@ class _Run:
 
     def run(self, *, only_plan: bool) -> TrainedPair | None:
         preparation, watch = self._preparation, self._watch
-        rows = render_rows(preparation.renderer, preparation.rows, watch)
+        if preparation.own is None:  # what prompts have wrong is said before a build
+            rows = render_rows(preparation.renderer, preparation.split(), watch)
         self._build()
+        if preparation.own is not None:
+            split = preparation.split(self._write(preparation.own))
+            rows = render_rows(preparation.renderer, split, watch)
         with AnswerStage(preparation, self._work, self._bundle, rows, watch) as stage:
             noted = self._note(rows, stage)
             plan = self._plan(rows, noted)
@@ -119,6 +133,25 @@ class _Run:
         started = time.perf_counter()
         self._bundle = self._builder.build(draft, folder / "bundle", progress=self._watch)
         self._build_s = time.perf_counter() - started
+
+    def _write(self, own: TrainingSet) -> list[PromptRow]:
+        """The prompts that the target writes; those that it wrote already are kept."""
+        preparation, watch, request = self._preparation, self._watch, self._request
+        stage = self._work.stage("prompts", preparation.prompt_parts())
+        watch.stage(f"writing {own.count:,} prompts", own.count, "steps")
+        with (
+            JsonLines(stage.folder / "rounds.jsonl") as lines,
+            LoadedPair(
+                self._bundle,
+                threads=request.threads,
+                speculation=request.start is not None,
+                graphs=("target_only",),
+            ) as pair,
+            closing(PromptWriter(preparation, pair, lines)) as writer,
+        ):
+            rows, written = writer.write(own, watch.advance)
+        watch.show_written(written)
+        return rows
 
     def _note(self, rows: RenderedRows, stage: AnswerStage) -> dict[str, Any]:
         """What plan.json holds: who computes features, and how fast this machine is."""

@@ -18,7 +18,9 @@ class TrainRequest:
         start: a draft to go on with; it brings its shape along.
         work: where stages keep their results; None is a hidden folder beside `output`.
         online: features are computed whenever a row is used, not kept on disk.
-        prompts: sets, [NAME=]FILE or an address on the hub; a line has a "prompt" or "messages".
+        prompts: sets, [NAME=]SOURCE[:SHARE]; a source is a file whose lines have a "prompt" or
+            "messages", an address on the hub, or self[:COUNT], which the target writes.
+        topics: a file of system prompts, one a line, under which the target writes users' words.
         held_out: sets that are measured on; without one some are split off `prompts`.
         given_answers: the lines' "answer" is the target's own, so that it need not be asked.
         template_options: variables of the chat template, which replace the configuration's.
@@ -48,6 +50,7 @@ class TrainRequest:
     threads: int = 1
     seed: int = 0
     prompts: tuple[str, ...]
+    topics: Path | None = None
     held_out: tuple[str, ...] = ()
     given_answers: bool = False
     system_prompt: str | None = None

@@ -24,6 +24,8 @@ from dflash_trt.errors import DflashError
 _MANIFEST = "stage.json"
 _STAGE = re.compile(r"([a-z]+)-[0-9a-f]{12}")
 _GONE = ".gone"
+_KEPT = ("prompts", "answers")
+"""Stages that stay when others follow, or the training ends: they take long and are small."""
 
 
 def digest(parts: Mapping[str, Any]) -> str:
@@ -105,17 +107,17 @@ class WorkFolder:
         self.root = root
 
     def stage(self, name: str, parts: Mapping[str, Any]) -> StageFolder:
-        """The stage `name` of `parts`; what it left for other parts goes, except answers."""
+        """The stage `name` of `parts`; what it left for other parts goes, if it is not kept."""
         stage = StageFolder(self.root, name, digest(parts))
         for other, kind in self._stages():
-            if name != "answers" and kind == name and other != stage.folder:
+            if name not in _KEPT and kind == name and other != stage.folder:
                 self._remove(other)
         return stage
 
     def keep_answers(self) -> None:
-        """Removes every other stage; what somebody else put here stays."""
+        """Removes every stage but prompts and answers; what somebody else put here stays."""
         for folder, kind in self._stages():
-            if kind != "answers":
+            if kind not in _KEPT:
                 self._remove(folder)
 
     def _stages(self) -> list[tuple[Path, str]]:
@@ -132,8 +134,8 @@ class WorkFolder:
     @property
     def is_worthless(self) -> bool:
         """Whether it holds nothing that took long: no answer and no features."""
-        answers = (path.stat().st_size for path in self.root.glob("answers-*/*.jsonl"))
-        return not any(answers) and next(self.root.glob(f"features-*/{_MANIFEST}"), None) is None
+        said = (path.stat().st_size for one in _KEPT for path in self.root.glob(f"{one}-*/*.jsonl"))
+        return not any(said) and next(self.root.glob(f"features-*/{_MANIFEST}"), None) is None
 
 
 def work_folder(output: Path) -> Path:

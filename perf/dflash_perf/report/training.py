@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +18,7 @@ from dflash_perf.report.style import (
     name_above,
     new_chart,
 )
-from dflash_trt.training.observer import Evaluation, TrainedDraft
+from dflash_trt.training.observer import Evaluation, TrainedDraft, WrittenPrompts
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -26,8 +27,14 @@ SLOT_LINES = 5
 """Measurements whose slots are drawn: the first, the last, and some between."""
 
 
-def render_training(name: str, trained: TrainedDraft) -> str:
-    """The page of the draft `name`, which loads nothing; there is a measurement."""
+SAMPLES, OPENINGS = 12, 8
+
+
+def render_training(name: str, trained: TrainedDraft, written: WrittenPrompts | None = None) -> str:
+    """The page of the draft `name`, which loads nothing; there is a measurement.
+
+    `written` are the prompts that the target wrote.
+    """
     evaluations, best = trained.evaluations, trained.best
     last = evaluations[-1]
     done = f"step {last.step:,} of {trained.steps:,}, epoch {last.epoch:.1f}"
@@ -40,8 +47,31 @@ def render_training(name: str, trained: TrainedDraft) -> str:
             subtitle=f"{done}; ended by {trained.ended}",
             headline=f"Acceptance length {best.acceptance_length:.2f} on held-out prompts, "
             f"at step {best.step:,}",
-            sections=[("", charts), ("Every measurement", [_table(evaluations, best)])],
+            sections=[
+                ("", charts),
+                ("Every measurement", [_table(evaluations, best)]),
+                *([] if written is None else [("What the target asks", _portrait(written))]),
+            ],
         ).to_html()
+
+
+def _portrait(written: WrittenPrompts) -> list[Table]:
+    """Lengths, first words and samples of prompts that the target wrote."""
+    lengths, count = sorted(written.lengths), len(written.lengths)
+    tenths = [lengths[min(count * at // 10, count - 1)] for at in (0, 1, 5, 9, 10)]
+    first = Counter(" ".join(text.split()[:2]) for text in written.texts)
+    quantiles = ("least", "a tenth below", "median", "a tenth above", "most")
+    left_out = written.left_out.items()
+    numbers = {"prompts": count, "second messages": written.second_turns}
+    numbers |= {f"tokens, {one}": tokens for one, tokens in zip(quantiles, tenths, strict=True)}
+    numbers |= {f"left out: {why}": n for why, n in left_out}
+    shares = {words: f"{100 * n / count:.1f} %" for words, n in first.most_common(OPENINGS)}
+    samples = written.texts[:: max(count // SAMPLES, 1)][:SAMPLES]
+    return [
+        Table.of([{"": one, "number": f"{n:,}"} for one, n in numbers.items()]),
+        Table.of([{"first words": words, "share": share} for words, share in shares.items()]),
+        Table.of([{"some of them": text} for text in samples]),
+    ]
 
 
 def _length_chart(evaluations: Sequence[Evaluation], best: Evaluation) -> Chart:
