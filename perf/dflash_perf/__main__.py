@@ -15,6 +15,7 @@ def benches() -> dict[str, click.Command]:
         kernel_resources,
         kill_campaign,
         neighbours,
+        peers,
         planner_fit,
         served_demo,
         speed,

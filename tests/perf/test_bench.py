@@ -9,9 +9,8 @@ from pathlib import Path
 import pytest
 from dflash_perf.__main__ import benches, main
 from dflash_perf.bench.planner_fit import FITTED, TABLES, fit, judge
-from dflash_perf.bench.repeat import show, spread, spread_of_ratios, take_turns
+from dflash_perf.bench.repeat import interval, show, spread, spread_of_ratios, take_turns
 from dflash_perf.bench.served_demo import served_ways
-from dflash_perf.bench.two_checkouts import interval
 
 import dflash_trt
 from dflash_trt.core.yaml_files import read_yaml

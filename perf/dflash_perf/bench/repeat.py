@@ -1,20 +1,73 @@
-"""Work that is measured again and again: bundles' prompts, interleaved runs, their spread."""
+"""Work that is measured again and again: bundles' prompts, processes in turn, their spread."""
 
 from __future__ import annotations
 
+import json
+import subprocess
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from statistics import median
-from typing import TypeVar
+from threading import Timer
+from typing import Any, TypeVar
+
+import numpy as np
 
 from dflash_trt.bundle.bundle import Bundle, load_tokenizer, open_bundle
 from dflash_trt.decoding import Request, SamplingParams
-from dflash_trt.errors import DflashError
+from dflash_trt.errors import DflashError, one_line
 from dflash_trt.text.prompts import encode_prompts, read_prompts
 
 Value = TypeVar("Value")
 SpreadFigures = dict[str, float]
+RESAMPLED = 10_000
+ANSWER_LIMIT_S, END_LIMIT_S = 600.0, 20.0
+
+
+class Worker:
+    """A process that answers each line of JSON with one, and ends when its stdin does.
+
+    `log` takes what it writes to stderr, else the terminal does; `options` are those of Popen.
+    """
+
+    def __init__(self, command: Sequence[str], log: Path | None = None, **options: Any) -> None:
+        self._name, self._log = Path(command[0]).name, log
+        options |= {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+        with log.open("wb") if log else nullcontext() as said:
+            self._process = subprocess.Popen(command, stderr=said, **options)
+
+    def ask(self, question: object = None) -> Any:
+        """The answer to `question`, or without one what it says next.
+
+        Raises:
+            DflashError: it ended, or is silent for 10 minutes.
+        """
+        assert self._process.stdin is not None and self._process.stdout is not None
+        timer = Timer(ANSWER_LIMIT_S, self._process.kill)
+        timer.start()
+        try:
+            if question is not None:
+                self._process.stdin.write(f"{json.dumps(question)}\n")
+                self._process.stdin.flush()
+            line = self._process.stdout.readline()
+        except BrokenPipeError:
+            line = ""
+        finally:
+            timer.cancel()
+        if not line:
+            said = self._log.read_text("utf-8", "replace").split("\n") if self._log else []
+            last = one_line(next((one for one in reversed(said) if one.strip()), ""))
+            what = f"its process ended with exit code {self._process.wait()} {last}".rstrip()
+            raise DflashError(what, where=self._name)
+        return json.loads(line)
+
+    def close(self) -> None:
+        """Ends the process."""
+        with suppress(BrokenPipeError, subprocess.TimeoutExpired):
+            self._process.communicate(timeout=END_LIMIT_S)
+        self._process.kill()
+        self._process.wait()
 
 
 def take_turns(
@@ -43,6 +96,13 @@ def spread(values: Sequence[float]) -> SpreadFigures:
 def spread_of_ratios(above: Sequence[float], below: Sequence[float]) -> SpreadFigures:
     """The spread of `above` / `below`, run by run."""
     return spread([a / b for a, b in zip(above, below, strict=True)])
+
+
+def interval(ratios: Sequence[float]) -> tuple[float, float]:
+    """The middle 95 % of the medians of `ratios` drawn anew with replacement."""
+    drawn = np.random.default_rng(0).choice(ratios, (RESAMPLED, len(ratios)))
+    low, high = np.percentile(np.median(drawn, axis=1), [2.5, 97.5])
+    return float(low), float(high)
 
 
 def show(figures: SpreadFigures, form: str) -> str:

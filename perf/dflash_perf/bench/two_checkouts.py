@@ -9,9 +9,7 @@ bootstrap.
 
 from __future__ import annotations
 
-import json
 import os
-import subprocess
 import sys
 from functools import partial
 from pathlib import Path
@@ -19,13 +17,11 @@ from statistics import median
 from typing import Annotated, Any
 
 import click
-import numpy as np
 
 from dflash_perf.bench.base import Figures, Work, bench
-from dflash_perf.bench.repeat import take_turns
+from dflash_perf.bench.repeat import Worker, interval, take_turns
 from dflash_trt.errors import DflashError
 
-RESAMPLED = 10_000
 _WORKER = """
 import json, sys, time
 from itertools import islice
@@ -47,45 +43,20 @@ with dflash_trt.load(folder, threads=1, block_schedule="none") as pair:
 """
 
 
-class Checkout:
+def open_checkout(folder: Path, bundle: Path, max_tokens: int, is_built: bool) -> Worker:
     """A process that runs the code in `folder` on `bundle`, which it makes unless it `is_built`."""
-
-    def __init__(self, folder: Path, bundle: Path, max_tokens: int, is_built: bool) -> None:
-        if not (folder / "dflash_trt" / "__init__.py").is_file():
-            raise DflashError("is no checkout of this project", where=folder, usage=True)
-        root = folder.resolve()
-        state = "built" if is_built else "to build"
-        self._process = subprocess.Popen(
-            [sys.executable, "-c", _WORKER, str(bundle), str(max_tokens), state],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            cwd=root,
-            env={**os.environ, "PYTHONPATH": f"{root}{os.pathsep}{root / 'plugins'}"},
-            text=True,
-        )
-
-    def decode(self, batch: int, count: int) -> tuple[int, float]:
-        """Tokens, and tokens a second of the process's own."""
-        assert self._process.stdin is not None and self._process.stdout is not None
-        self._process.stdin.write(f"{json.dumps([batch, count])}\n")
-        self._process.stdin.flush()
-        line = self._process.stdout.readline()
-        if not line:
-            raise DflashError("a checkout's process ended", where=str(self._process.args))
-        tokens, seconds = json.loads(line)
-        return tokens, tokens / seconds
-
-    def close(self) -> None:
-        assert self._process.stdin is not None
-        self._process.stdin.close()
-        self._process.wait()
+    if not (folder / "dflash_trt" / "__init__.py").is_file():
+        raise DflashError("is no checkout of this project", where=folder, usage=True)
+    root, state = folder.resolve(), "built" if is_built else "to build"
+    command = [sys.executable, "-c", _WORKER, str(bundle), str(max_tokens), state]
+    paths = f"{root}{os.pathsep}{root / 'plugins'}"
+    return Worker(command, cwd=root, env={**os.environ, "PYTHONPATH": paths})
 
 
-def interval(ratios: list[float]) -> tuple[float, float]:
-    """The middle 95 % of the medians of `ratios` drawn anew with replacement."""
-    drawn = np.random.default_rng(0).choice(ratios, (RESAMPLED, len(ratios)))
-    low, high = np.percentile(np.median(drawn, axis=1), [2.5, 97.5])
-    return float(low), float(high)
+def _decode(worker: Worker, batch: int, count: int) -> tuple[int, float]:
+    """Tokens, and tokens a second of the process's own."""
+    tokens, seconds = worker.ask([batch, count])
+    return tokens, tokens / seconds
 
 
 @bench(runs=15)
@@ -102,12 +73,12 @@ def measure(
     folders = {"before": before, "after": after}
     built = None if bundle is None else bundle.resolve()
     running = {
-        name: Checkout(folder, built or work.folder / name, max_tokens, built is not None)
+        name: open_checkout(folder, built or work.folder / name, max_tokens, built is not None)
         for name, folder in folders.items()
     }
     by_batch: dict[str, Any] = {}
     for size in batch:
-        ways = {name: partial(one.decode, size, prompts) for name, one in running.items()}
+        ways = {name: partial(_decode, one, size, prompts) for name, one in running.items()}
         found = take_turns(ways, work.runs, warm_up=True)
         if len({tokens for runs in found.values() for tokens, _ in runs}) > 1:
             raise AssertionError("the checkouts differ in their outputs")
