@@ -32,6 +32,7 @@ from dflash_trt.errors import DflashError, printable
 from dflash_trt.graph.bindings import Owner
 from dflash_trt.graph.draft import build_draft
 from dflash_trt.graph.form import CacheDtype, GraphForm
+from dflash_trt.graph.quantized import stack_products
 from dflash_trt.graph.rope_tables import HEAD_ROWS, compute_tables, draft_head
 from dflash_trt.graph.target import build_target
 from dflash_trt.models.build_config import BuildConfig
@@ -222,6 +223,7 @@ def _write_graphs(
         build_draft(pair, tables, graphs.locate, form),
         build_target(target, None, tables, graphs.locate, form),
     ):
+        stack_products(model)
         graphs.write_graph(model)
 
 

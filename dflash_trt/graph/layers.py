@@ -61,8 +61,9 @@ def choose_among(
     if HEAD_ROWS not in stored:  # a draft's own head has its rows in the checkpoint
         tokens = HEAD_TOKENS in stored and b.stored(HEAD_TOKENS, stored[HEAD_TOKENS])
         return lm_head(model, normed), tokens or None
-    logits = int8_product(b, normed, HEAD_ROWS, "lm_head")
-    if logits is None:
+    if copy := b.int8(HEAD_ROWS):
+        logits = int8_product(b, normed, copy, "lm_head")
+    else:
         rows = b.weight(HEAD_ROWS, stored[HEAD_ROWS])
         logits = b.node("Gemm", [normed, rows], "lm_head", transB=1)
     return cap_logits(model, logits), b.stored(HEAD_TOKENS, stored[HEAD_TOKENS])

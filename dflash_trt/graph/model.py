@@ -250,6 +250,10 @@ class GraphBuilder:
         known = self._computed
         return tuple(self.stored(one, known[one]) for one in parts if one in known)
 
+    def has_int8(self, prefix: str) -> bool:
+        """Whether any weight whose name begins with `prefix` has an eight-bit copy."""
+        return any(one.startswith(prefix) and one.endswith(INT8_PARTS[0]) for one in self._computed)
+
     def shape(self, name: str) -> tuple[int, ...]:
         """Of a stored tensor or a constant."""
         return tuple(self._initializers[name].dims)

@@ -38,6 +38,11 @@ class ModelBuilder:
         shared = self.b, self.owner, self.spec, self.rows, tables
         return LayerBuilder(*shared, f"layers.{index}.", index=index)
 
+    @property
+    def is_int8(self) -> bool:
+        """Whether it has matrices in eight bits."""
+        return self.b.has_int8(f"{self.owner}/")
+
     def has(self, role: str) -> bool:
         return self.prefix + role in self.spec.weights
 
@@ -104,15 +109,14 @@ class ModelBuilder:
         weights, full = self.spec.weights, self.prefix + role
         algorithm = linear_algorithm(weights, full)
         if algorithm is not None:
-            product: str | None = quantized_product(
+            result = quantized_product(
                 b, x, self.name(role), weights, full, algorithm, name, precision
             )
-        else:
-            product = int8_product(b, x, self.name(role), name)
-        if product is not None:
-            result = product
             if self.has(bias):
                 result = b.node("Add", [result, self.weight(bias, precision)], f"{name}_bias")
+        elif copy := b.int8(self.name(role)):
+            added = self.weight(bias, precision) if self.has(bias) else None
+            result = int8_product(b, x, copy, name, added)
         else:
             operands = [x, self.weight(role, precision)]
             if self.has(bias):

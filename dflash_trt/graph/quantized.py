@@ -7,7 +7,7 @@ docs/design/engines.md has the formulas and the order of roundings.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import Any
 
@@ -150,17 +150,97 @@ def quantized_product(
     return b.call(linear_function(algorithm), [x_hat, weight, *scales.values()], name)[0]
 
 
-def int8_product(b: GraphBuilder, x: str, weight_name: str, name: str) -> str | None:
-    """x [T,in] times the eight-bit copy of a weight, [T,out]; None where it has none.
+def int8_product(
+    b: GraphBuilder, x: str, copy: Sequence[str], name: str, bias: str | None = None
+) -> str:
+    """x [T,in] times the parts of a weight's eight-bit copy, plus a bias [out]: [T,out].
 
     x is rounded to eight bits by blocks too (accuracy level 4), each row by itself. Other levels,
     and most other blocks, give a row alone other bits than among others.
     """
-    copy = b.int8(weight_name)
-    if not copy:
-        return None
     rows, blocks, block = b.shape(copy[0])
-    return b.node(MATMUL_NBITS, [x, *copy], name, **nbits_facts(rows, blocks * block))
+    operands = [x, *copy, *([] if bias is None else ["", bias])]
+    return b.node(MATMUL_NBITS, operands, name, **nbits_facts(rows, blocks * block))
+
+
+def stack_products(model: onnx.ModelProto) -> None:
+    """Makes one product of those that read one input by copies one behind the other in their file.
+
+    Values keep names and bits: a column of a product depends on no other.
+    """
+    stored = {one.name: one for one in model.graph.initializer}
+    bodies = (one.g for node in model.graph.node for one in node.attribute if one.HasField("g"))
+    graphs, replaced = [*bodies, model.graph], set[str]()
+    for graph in graphs:
+        behind = dict[str, list[onnx.NodeProto]]()  # the run that an input's last product ends
+        stacks = dict[str, list[onnx.NodeProto]]()  # by the first value of a run
+        for node in graph.node:
+            if node.op_type == MATMUL_NBITS:
+                run = behind.get(node.input[0], [])
+                if not run or not _lies_behind(run[-1], node, stored):
+                    run = behind[node.input[0]] = stacks[node.output[0]] = []
+                run.append(node)
+        members = {one.output[0] for run in stacks.values() for one in run[1:]}
+        nodes: list[onnx.NodeProto] = []
+        for node in graph.node:
+            run = stacks.get(node.output[0], [])
+            if len(run) > 1:
+                nodes += _stacked(run, stored)
+                replaced |= {name for one in run for name in one.input[1:4]}
+            elif node.output[0] not in members:
+                nodes.append(node)
+        del graph.node[:]
+        graph.node.extend(nodes)
+    replaced -= {name for graph in graphs for node in graph.node for name in node.input}
+    del model.graph.initializer[:]
+    model.graph.initializer.extend(one for name, one in stored.items() if name not in replaced)
+
+
+def _lies_behind(
+    first: onnx.NodeProto, second: onnx.NodeProto, stored: Mapping[str, TensorProto]
+) -> bool:
+    """Whether every part of the second product's matrix begins where the first's ends."""
+    if len(first.input) != len(second.input):  # one has a bias
+        return False
+    for pair in zip(first.input[1:4], second.input[1:4], strict=True):
+        (file, offset, length), (other, start, _) = (
+            [one.value for one in stored[name].external_data] for name in pair
+        )
+        if file != other or int(offset) + int(length) != int(start):
+            return False
+    return True
+
+
+def _stacked(run: Sequence[onnx.NodeProto], stored: dict[str, TensorProto]) -> list[onnx.NodeProto]:
+    """One product in place of `run`, and the Split of its columns; adds what they read."""
+    product, operands = onnx.NodeProto(), [run[0].input[0]]
+    product.CopyFrom(run[0])
+    product.name = product.output[0] = f"{run[0].output[0]}_stack"
+    for names in zip(*(node.input[1:4] for node in run), strict=True):
+        parts, wide = [stored[name] for name in names], TensorProto()
+        wide.CopyFrom(parts[0])
+        wide.name = "+".join([names[0].rpartition(".")[0], *(n.split(".")[-2] for n in names[1:])])
+        wide.name += f".{names[0].rpartition('.')[2]}"
+        wide.dims[0] = sum(one.dims[0] for one in parts)
+        wide.external_data[2].value = str(sum(int(one.external_data[2].value) for one in parts))
+        stored[wide.name] = wide
+        operands.append(wide.name)
+    added: list[onnx.NodeProto] = []
+    if biases := [node.input[5] for node in run if len(node.input) > 4]:
+        operands += ["", f"{product.name}_bias"]
+        added.append(helper.make_node("Concat", biases, operands[-1:], operands[-1], axis=0))
+    product.input[:] = operands
+    rows = [stored[node.input[1]].dims[0] for node in run]
+    for attribute in product.attribute:
+        if attribute.name == "N":
+            attribute.i = sum(rows)
+    sizes = helper.make_tensor(
+        "rows." + "+".join(map(str, rows)), TensorProto.INT64, [len(rows)], rows
+    )
+    stored.setdefault(sizes.name, sizes)
+    operands, values = [product.output[0], sizes.name], [node.output[0] for node in run]
+    split = helper.make_node("Split", operands, values, f"{product.name}_split", axis=1)
+    return [*added, product, split]
 
 
 def nbits_facts(rows: int, columns: int) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -50,11 +51,18 @@ def select_int8(spec: DecoderSpec) -> Int8Selection:
     is_tied = isinstance(spec, TargetSpec) and LM_HEAD not in spec.weights
     names = {*LAYER_LINEARS, FC, LM_HEAD, MARKOV_W2, *[EMBEDDING] * is_tied}
     wanted = {role: one for role, one in spec.weights.items() if role.rpartition(".")[2] in names}
+    wanted = dict(sorted(wanted.items(), key=lambda one: _place(one[0])))
     matrices = {role: one for role, one in wanted.items() if has_int8(one)}
     kept = {role for role in wanted if role not in matrices}
     # A loop takes one expert after another; ONNX Runtime packs constant eight-bit matrices alone.
     kept |= {role[: role.index(EXPERTS)] + EXPERTS[:-1] for role in spec.weights if EXPERTS in role}
     return Int8Selection(matrices, tuple(sorted(kept)))
+
+
+def _place(role: str) -> tuple[str, int]:
+    """Where a copy lies in its file: beside those of one input, for graphs to read as one."""
+    layer, _, linear = role.rpartition(".")
+    return layer, LAYER_LINEARS.index(linear) if linear in LAYER_LINEARS else 0
 
 
 def has_int8(entry: TensorEntry) -> bool:
@@ -75,8 +83,9 @@ def write_int8(path: Path, matrices: Mapping[str, TensorEntry], progress: Progre
         DflashError: a weight that is not finite.
     """
     progress.stage("quantizing to INT8", sum(entry.length for entry in matrices.values()))
-    layouts = [part for name, entry in matrices.items() for part in _layouts(name, entry)]
-    with open_shard(path, layouts) as shard:
+    # Codes beside codes, zeros beside zeros.
+    kinds = zip(*(_layouts(name, entry) for name, entry in matrices.items()), strict=True)
+    with open_shard(path, chain.from_iterable(kinds)) as shard:
         for name, entry in matrices.items():
             for rows in iterate_rows(entry):
                 if not np.isfinite(rows).all():

@@ -41,7 +41,7 @@ def test_a_processor_whose_kernels_differ_is_refused(
     monkeypatch.setattr(int8_probe.ort, "InferenceSession", OtherKernels)
     with pytest.raises(DflashError) as refused:
         folder.open().preload(["draft"])
-    said = "gives a row of an eight-bit product, 64 → 32, other bits among 3 rows than alone"
+    said = "gives a row of an eight-bit product, 64 → 64, other bits among 3 rows than alone"
     assert said in refused.value.what and "without --precision int8" in str(refused.value.fix)
     int8_probe.first_difference.cache_clear()
 
