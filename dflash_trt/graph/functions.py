@@ -41,6 +41,22 @@ TRT_Attention <causal_kind> (q, k, v, mask, query_lengths, key_value_lengths) =>
 }}
 """
 
+# The queries of a KV head are rows of one product, which reads each key once for all of them. They
+# are two at least, so none is put in front; a mask stands for causality, which would count them.
+# Not written out in products: those share one head among threads where there are few, and the order
+# of their sums, and so their bits, would depend on threads and sequences.
+_ATTENTION_BY_KV_HEAD = """
+TRT_Attention <causal_kind> (q, k, v, mask, query_lengths, key_value_lengths) => (attended)
+{{
+    let by_kv_head = [0, {kv_heads}, -1, {head_dim}], by_head = [0, {heads}, -1, {head_dim}]
+    rows = Reshape (q, by_kv_head)
+    {mask_rows}
+    lengths = Cast <to = 7> (key_value_lengths)
+    grouped = Attention <scale = 1.0, is_causal = 0> (rows, k, v, {mask}, "", "", lengths)
+    attended = Reshape (grouped, by_head)
+}}
+"""
+
 # SwiGLU's elementwise half: silu(gate) * up.
 _SWIGLU = """
 swiglu (gate, up) => (y)
@@ -128,6 +144,25 @@ def attention_function(overload: AttentionOverload) -> onnx.FunctionProto:
         mask="mask_rows" if masked else '""',
         causal=int(overload == "lower_right"),
     )
+    return define(text, domain=TRT_DOMAIN, overload=overload)
+
+
+def grouped_attention_function(
+    heads: int, kv_heads: int, head_dim: int, *, masked: bool
+) -> onnx.FunctionProto:
+    """`trt::TRT_Attention` by KV head, each of several heads: a key counts where mask is true.
+
+    The mask bool [B,1,S,M] is there only if `masked`; without, each key below the length counts.
+    """
+    groups = heads // kv_heads
+    text = _ATTENTION_BY_KV_HEAD.format(
+        heads=heads,
+        kv_heads=kv_heads,
+        head_dim=head_dim,
+        mask_rows=f"mask_rows = Concat <axis = 2> ({', '.join(['mask'] * groups)})" * masked,
+        mask="mask_rows" if masked else '""',
+    )
+    overload = f"{heads}_by_{kv_heads}_{head_dim}{'_masked' * masked}"
     return define(text, domain=TRT_DOMAIN, overload=overload)
 
 

@@ -7,14 +7,20 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import product
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
 
 from dflash_trt.backends.base import Scores, TargetCall, TargetGraph
 from dflash_trt.backends.onnxruntime import caches
 from dflash_trt.backends.onnxruntime.executor import OnnxRuntimeExecutor
+from dflash_trt.building import bundle_writer
+from dflash_trt.building.spec import BuildSpec
+from dflash_trt.graph.bindings import Owner
+from dflash_trt.graph.model_builder import ModelBuilder
 from tests.backends.steps import (
     SLIDING,
     Baseline,
@@ -29,7 +35,7 @@ from tests.backends.steps import (
 )
 from tests.covering import exhaustive
 from tests.inspection import arrays, cache_length, pools
-from tests.pairs import PairFactory, TinyPair
+from tests.pairs import PairFactory, TinyPair, bundle_pair
 from tests.reference.compare import assert_bitwise_equal
 
 SLOTS = 8
@@ -290,3 +296,42 @@ def test_speculative_logits_and_tokens_equal_the_baselines(
     if vocab == 64:  # its draft is fitted to the first prompt: else no draft would be committed
         assert len(set(runs[0][0].accepted)) >= 3
         assert max(runs[0][0].accepted) >= 3
+
+
+INT8_PAIRS: dict[str, dict[str, Any]] = {
+    "qwen2": {"family": "qwen2"},
+    "hybrid": {"family": "qwen3_5", "target": {"head_dim": 32}, "draft": SLIDING},
+    "one KV head": {"target": {"kv_heads": 1}, "draft": {"heads": 2, "kv_heads": 2}},
+}
+
+
+@pytest.mark.parametrize("name", ["qwen2", *map(exhaustive, ("hybrid", "one KV head"))])
+def test_int8_products_and_heads_taken_together_keep_every_bit(
+    name: str, make_pair: PairFactory, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """One product of q, k and v, one of gate and up; the queries of a KV head as rows of one."""
+    owners: tuple[Owner, ...] = ("target", "draft")
+    together = make_pair(**INT8_PAIRS[name], int8=owners)
+    model = onnx.load(together.bundle.folder / "target.onnx", load_external_data=False)
+    stacks = {one.name.split(".")[-2] for one in model.graph.initializer if "+" in one.name}
+    wanted = {"q_proj+k_proj+v_proj", "gate_proj+up_proj", "k_proj+v_proj"}
+    wanted |= {"in_proj_qkv+in_proj_z"} if name == "hybrid" else set()
+    assert stacks - {"rows"} == wanted
+    assert any("_by_" in node.overload for node in model.graph.node)
+    for owner in owners:
+        (tmp_path / owner).symlink_to(together.folder / owner)
+    monkeypatch.setattr(bundle_writer, "stack_products", lambda model: None)
+    monkeypatch.setattr(ModelBuilder, "is_int8", False)
+    apart = bundle_pair(tmp_path, BuildSpec(), owners)
+    ids = random_ids(together.pair.target.vocab_size, PROMPT)
+    runs = []
+    for pair in (together, apart):
+        executor = pair.open(2)
+        logits = run_chunks(executor, ids.tolist(), (7, 1, 64, 2))
+        sequences = [begin(executor, ids[:40].tolist(), 0, (40,))]
+        speculate_until(executor, sequences, 12, (4,))
+        runs.append((logits, sequences[0].accepted, np.stack(sequences[0].logits)))
+    (logits, accepted, verified), (other, *rest) = runs
+    assert_bitwise_equal(logits, other, "prompt")
+    assert accepted == rest[0]
+    assert_bitwise_equal(verified, rest[1], "steps")
