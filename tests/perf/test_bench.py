@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import sys
 from datetime import datetime
 from pathlib import Path
 
 import pytest
 from dflash_perf.__main__ import benches, main
+from dflash_perf.bench.peers import Round, read_peers, summarize
 from dflash_perf.bench.planner_fit import FITTED, TABLES, fit, judge
 from dflash_perf.bench.repeat import interval, show, spread, spread_of_ratios, take_turns
 from dflash_perf.bench.served_demo import served_ways
@@ -17,6 +19,7 @@ from dflash_trt.core.yaml_files import read_yaml
 from dflash_trt.deploy.planning.calibration import read_calibration
 from dflash_trt.errors import DflashError
 
+ROOT = Path(__file__).parents[2]
 BENCHES = benches()
 MACHINE = {"processor", "cores", "memory_gib", "system", "python", "libraries"}
 SPREAD = {"median", "min", "max", "runs"}
@@ -70,6 +73,7 @@ def test_a_record_has_what_its_figures_depend_on(
         ("speed x=y --second 1", 2, "No such option", ""),
         ("speed NONE", 2, "'NONE' is not one NAME=BUNDLE", ""),
         ("speed a=NONE", 2, "NONE: ", ""),
+        ("peers a=NONE", 2, "NONE: ", ""),
         ("speed a=b --scratch NONE", 1, "NONE/", ": No such file or directory"),
     ],
 )
@@ -103,6 +107,76 @@ def test_ways_take_turns() -> None:
     ways = {name: lambda name=name: order.append(name) or len(order) for name in "abc"}  # type: ignore[misc,func-returns-value]
     assert take_turns(ways, 2, warm_up=True) == {"a": [5, 9], "b": [6, 7], "c": [4, 8]}
     assert "".join(order) == "abccabbca"
+
+
+PEER = """#!{python}
+import json, os, sys, time
+*_, kind, model, threads = sys.argv
+if kind == "transformers":
+    os.execv(sys.executable, [sys.executable, *sys.argv[1:]])
+if kind == "openvino":
+    print("no such device", file=sys.stderr)
+    sys.exit(3)
+print(json.dumps({{"model": "a stub with " + threads}}), flush=True)
+for line in sys.stdin:
+    prompts, count = json.loads(line)
+    one = [[7] * count, 1, count - 1, 0.1, (count - 1) / 50]
+    print(json.dumps([one] * len(prompts)), flush=True)
+"""
+
+
+def test_peers_are_asked_in_turn_and_skipped_with_their_reasons(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One that is a stub of 50 tokens/s, one that fails, and transformers itself."""
+    pytest.importorskip("torch")
+    pytest.importorskip("transformers")
+    python, model = tmp_path / "python", tmp_path / "m.Q8_0.gguf"
+    python.write_text(PEER.format(python=sys.executable))
+    python.chmod(0o755)
+    model.touch()
+    bundle, target = dflash_trt.build("demo", tmp_path / "demo"), ROOT / "demo_pair" / "target"
+    command = ["bench", "peers", f"demo={bundle.folder}", "--peer-python", str(python)]
+    for peer in (f"llama.cpp={model}", f"openvino={tmp_path}", f"transformers={target}"):
+        command += ["--peer", peer]
+    command += ["--runs", "2", "--each", "2", "--max-tokens", "9", "--threads", "1"]
+    assert main([*command, "--output", str(tmp_path / "records")]) == 0
+    shown = capsys.readouterr().out
+    reason = "python: its process ended with exit code 3 no such device"
+    assert f"openvino {tmp_path.name}: skipped, {reason}" in shown
+    (path,) = (tmp_path / "records").iterdir()
+    record = json.loads(path.read_text())
+    assert str(tmp_path) not in path.read_text()
+    assert record["skipped"] == {f"openvino {tmp_path.name}": reason}
+    figures = record["by_threads"]["1"]
+    ways = figures["ways"]
+    peers = ["llama.cpp m.Q8_0", "transformers target"]
+    assert list(ways) == ["demo, plain", "demo, drafts", *peers]
+    stub = ways["llama.cpp m.Q8_0"]
+    assert stub["model"] == "a stub with 1" and stub["decode"]["median"] == pytest.approx(50)
+    assert ways["transformers target"]["model"].startswith("bfloat16, transformers ")
+    for name in ("demo, plain", "llama.cpp m.Q8_0", "transformers target"):
+        assert ways[name]["tokens_per_step"] == 1
+    plain = ways["demo, plain"]["decode_by_round"]
+    ratio = figures["ratios"]["demo, plain"]["llama.cpp m.Q8_0"]
+    assert ratio["median"] == pytest.approx(sum(plain) / 2 / 50, rel=1e-3)
+    assert list(figures["ratios"]["demo, drafts"]) == ["demo, plain", *peers]
+
+
+@pytest.mark.parametrize("peer", ["gguf={}", "llama.cpp={}/none", "llama.cpp", "plain={}"])
+def test_a_peer_that_is_none_is_refused(peer: str, tmp_path: Path) -> None:
+    with pytest.raises(DflashError, match=r"--peer: .* of llama\.cpp, openvino, transformers"):
+        read_peers([peer.format(tmp_path)])
+
+
+def test_drafts_that_change_a_token_are_no_result() -> None:
+    def each(token: int) -> list[Round]:
+        return [Round([[1, token]], 2.0, 2.0, 1.0)]
+
+    told = {"a, plain": "", "a, drafts": ""}
+    assert summarize({"a, plain": each(2), "a, drafts": each(2)}, told)["ways"]
+    with pytest.raises(AssertionError, match="a, drafts: other tokens"):
+        summarize({"a, plain": each(2), "a, drafts": each(3)}, told)
 
 
 def test_each_way_is_served_by_its_own_name(tmp_path: Path) -> None:

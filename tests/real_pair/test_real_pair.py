@@ -16,7 +16,10 @@ import pytest
 import dflash_trt
 from dflash_trt import Checkpoints, LoadedPair, PrecisionOptions
 from dflash_trt.bundle.bundle import open_bundle
+from dflash_trt.decoding.schedule import SCHEDULE_NAME
 from dflash_trt.decoding.tuning.break_even import own_schedule
+from dflash_trt.decoding.tuning.bundle_schedule import choose_schedule
+from dflash_trt.errors import DflashError
 from dflash_trt.models.build_config import data_folder
 from dflash_trt.serving.server.tritonserver import TritonServerBinary
 
@@ -95,7 +98,7 @@ def test_the_draft_changes_no_token_and_is_accepted(pair: LoadedPair, prompts: l
 SHORTER = {
     "build": "",
     "generate": "--max-tokens 12",
-    "verify": "--limit-prompts 1 --max-tokens 12 --repeats 1",
+    "verify": "--limit-prompts 1 --max-tokens 12",
     "tune": "--limit-prompts 4 --max-tokens 48 --block-size 4 --batch 1",
     "served-demo": "--osl 8 --concurrency 1 --blocks 4 --output-dir",
 }
@@ -105,32 +108,38 @@ SHORTER = {
 def test_every_step_of_make_real(tmp_path: Path, tritonserver: TritonServerBinary) -> None:
     bundle, output = tmp_path / "bundle", tmp_path / "output"
     steps = _steps(bundle)
-    assert [_name(step) for step in steps] == list(SHORTER)
-    said = {}
+    assert list(dict.fromkeys(map(_name, steps))) == list(SHORTER)
+    said: dict[str, str] = {}
     for step in steps:
         name = _name(step)
         words = [*step, *SHORTER[name].split(), *[str(output)] * (name == "served-demo")]
         done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=False)
         assert done.returncode == 0, f"{name}: {done.stderr[-2000:]}"
-        said[name] = done.stdout
-    assert "134,515,008 parameters" in said["build"]
+        said[name] = said.get(name, "") + done.stdout
+    assert said["build"].count("134,515,008 parameters") == 2
     assert len(said["generate"].split()) > 5
-    assert said["verify"].count(" identical: ") == 3 and "acceptance length" in said["verify"]
-    assert own_schedule(open_bundle(bundle)) is not None
+    assert said["verify"].count(" identical: ") == 6 and "same likeliest" in said["verify"]
+    int8, fp32 = open_bundle(bundle), open_bundle(f"{bundle}-fp32")
+    assert int8.manifest.target.int8 is not None and fp32.manifest.target.int8 is None
+    assert own_schedule(int8) is not None and own_schedule(fp32) is not None
+    with pytest.raises(DflashError, match="was measured on another bundle"):
+        choose_schedule(int8, str(fp32.folder / SCHEDULE_NAME))
     report = (output / "report.html").read_text("utf-8")
-    assert all(name in report for name in ("target_only", "DFlash, block 4", "DFlash, tuned"))
+    ways = ("target_only", "DFlash, block 4", "DFlash, tuned", "DFlash in float32, tuned")
+    assert all(name in report for name in ways)
 
 
 def _steps(bundle: Path) -> list[list[str]]:
     """The commands of `make real` that work on the bundle, as words."""
     folders = [f"BIN={Path(sys.executable).parent}", f"SMOLLM2={CHECKPOINT}", f"REAL={bundle}"]
-    lines = subprocess.run(
+    told = subprocess.run(
         ["make", "--no-print-directory", "-n", "real", *folders],
         cwd=ROOT,
         capture_output=True,
         text=True,
         check=True,
-    ).stdout.splitlines()
+    ).stdout
+    lines = told.replace("\\\n", " ").splitlines()
     steps = [shlex.split(line) for line in lines if str(bundle) in line]
     return [step for step in steps if step[0] != "echo"]
 

@@ -103,7 +103,7 @@ def read_peers(texts: Sequence[str]) -> dict[str, tuple[str, str]]:
     for text in texts:
         kind, _, path = text.partition("=")
         name = f"{kind} {Path(path).name.removesuffix('.gguf')}"
-        if kind not in PEERS or name in found or not Path(path).exists():
+        if kind not in PEERS or name in found or not (path and Path(path).exists()):
             what = f"{text!r} is no model that is there and not yet named, of {', '.join(PEERS)}"
             raise DflashError(what, where="--peer", usage=True)
         found[name] = kind, path
