@@ -11,7 +11,7 @@ import pytest
 from dflash_perf.__main__ import benches, main
 from dflash_perf.bench.peers import Round, read_peers, summarize
 from dflash_perf.bench.planner_fit import FITTED, TABLES, fit, judge
-from dflash_perf.bench.repeat import interval, show, spread, spread_of_ratios, take_turns
+from dflash_perf.bench.repeat import Worker, interval, show, spread, spread_of_ratios, take_turns
 from dflash_perf.bench.served_demo import served_ways
 
 import dflash_trt
@@ -167,6 +167,20 @@ def test_peers_are_asked_in_turn_and_skipped_with_their_reasons(
 def test_a_peer_that_is_none_is_refused(peer: str, tmp_path: Path) -> None:
     with pytest.raises(DflashError, match=r"--peer: .* of llama\.cpp, openvino, transformers"):
         read_peers([peer.format(tmp_path)])
+
+
+def test_a_worker_says_why_it_does_not_answer(tmp_path: Path) -> None:
+    python = [sys.executable, "-c"]
+    said, silent = Worker([*python, "print('hello')"]), tmp_path / "log"
+    with pytest.raises(DflashError, match=f"^{Path(sys.executable).name}: says 'hello"):
+        said.ask()
+    with pytest.raises(DflashError, match=r"ended with exit code 0$"):
+        said.ask({})
+    ended = Worker([*python, "import sys; sys.exit('no model here')"], silent)
+    with pytest.raises(DflashError, match=r"ended with exit code 1 no model here$"):
+        ended.ask()
+    said.close()
+    ended.close()
 
 
 def test_drafts_that_change_a_token_are_no_result() -> None:

@@ -21,17 +21,8 @@ from typing import Annotated, Any, NamedTuple
 
 import click
 
-from dflash_perf.bench import peer_worker
+from dflash_perf.bench import peer_worker, repeat
 from dflash_perf.bench.base import Figures, Work, bench
-from dflash_perf.bench.repeat import (
-    Worker,
-    interval,
-    prompt_file,
-    read_named_bundles,
-    show,
-    spread,
-    take_turns,
-)
 from dflash_trt.bundle.bundle import load_tokenizer
 from dflash_trt.core.text_table import columns
 from dflash_trt.errors import DflashError
@@ -65,19 +56,18 @@ def measure(
     threads: tuple[int, ...] = (1, 2),
     note: Annotated[str | None, "Recorded: how the peers' models were made, say."] = None,
 ) -> Figures:
-    bundles, models = read_named_bundles(bundle, None), read_peers(peer)
+    bundles, models = repeat.read_named_bundles(bundle, None), read_peers(peer)
     first = next(iter(bundles.values()))
-    texts = read_prompts(prompts or prompt_file(first))
+    texts = read_prompts(prompts or repeat.prompt_file(first))
     endless = cycle(encode_prompts(load_tokenizer(first), texts, raw=False))
     rounds = [list(islice(endless, each)) for _ in range(work.runs + 1)]  # the first warms up
     asked = {kind for kind, _ in models.values()}
     skipped = {one: f"no --peer {one}=MODEL is given" for one in PEERS if one not in asked}
     own = [sys.executable, "-m", peer_worker.__name__]
     foreign = [str(peer_python or sys.executable), "-I", str(Path(peer_worker.__file__))]
-    commands = {name: [*foreign, *model] for name, model in models.items()}
-    for name, one in reversed(bundles.items()):
-        both = {name + way: [*own, way[2:], str(one.folder)] for way in OURS}
-        commands = both | commands
+    both = [(name, way, str(one.folder)) for name, one in bundles.items() for way in OURS]
+    commands = {name + way: [*own, way[2:], folder] for name, way, folder in both}
+    commands |= {name: [*foreign, *model] for name, model in models.items()}
     by_threads: Figures = {}
     for count in threads:
         with ExitStack() as opened:
@@ -85,7 +75,7 @@ def measure(
             ways, told = _open_all(opened, work, wanted, skipped)
             ask = partial(_decode, max_tokens=max_tokens)
             turns = {name: partial(ask, one, iter(rounds)) for name, one in ways.items()}
-            found = take_turns(turns, work.runs, warm_up=True)
+            found = repeat.take_turns(turns, work.runs, warm_up=True)
         by_threads[str(count)] = summarize(found, told)
         show_table(by_threads[str(count)], count)
     for name, reason in skipped.items():
@@ -112,11 +102,11 @@ def read_peers(texts: Sequence[str]) -> dict[str, tuple[str, str]]:
 
 def _open_all(
     opened: ExitStack, work: Work, commands: Mapping[str, Sequence[str]], skipped: dict[str, str]
-) -> tuple[dict[str, Worker], dict[str, str]]:
+) -> tuple[dict[str, repeat.Worker], dict[str, str]]:
     """A process for each command, and what it says that it opened; peers may be skipped."""
-    workers, told = dict[str, Worker](), dict[str, str]()
-    for name, command in commands.items():
-        worker = Worker(command, work.folder / "log")
+    workers, told = dict[str, repeat.Worker](), dict[str, str]()
+    for number, (name, command) in enumerate(commands.items()):
+        worker = repeat.Worker(command, work.folder / str(number))
         opened.callback(worker.close)
         try:
             answer = worker.ask()
@@ -131,7 +121,7 @@ def _open_all(
     return workers, told
 
 
-def _decode(worker: Worker, rounds: Iterator[Sequence[Any]], max_tokens: int) -> Round:
+def _decode(worker: repeat.Worker, rounds: Iterator[Sequence[Any]], max_tokens: int) -> Round:
     prompts = next(rounds)
     ids, heads, steps, prefills, decodes = zip(*worker.ask([prompts, max_tokens]), strict=True)
     tokens = sum(map(len, ids)) - sum(heads)
@@ -152,8 +142,8 @@ def summarize(found: Mapping[str, Sequence[Round]], told: Mapping[str, str]) -> 
             raise AssertionError(f"{name}: other tokens than without drafts")
         ways[name] = {
             "model": told[name],
-            "decode": spread([one.decode for one in rounds]),
-            "prefill": spread([one.prefill for one in rounds]),
+            "decode": repeat.spread([one.decode for one in rounds]),
+            "prefill": repeat.spread([one.prefill for one in rounds]),
             "tokens_per_step": fmean(one.tokens_per_step for one in rounds),
             "decode_by_round": [round(one.decode, 2) for one in rounds],
         }
@@ -165,20 +155,18 @@ def summarize(found: Mapping[str, Sequence[Round]], told: Mapping[str, str]) -> 
 
 def _ratio(above: Sequence[Round], below: Sequence[Round]) -> Figures:
     each = [mine.decode / theirs.decode for mine, theirs in zip(above, below, strict=True)]
-    return {"median": median(each), "interval_95": interval(each)}
+    return {"median": median(each), "interval_95": repeat.interval(each)}
 
 
 def show_table(figures: Figures, threads: int) -> None:
     """Prints a way a line, and how many times as fast each of ours is."""
-    ours = figures["ratios"]
     head = [f"{threads} thread(s), tokens/s", "decode (range)", "a step", "prefill"]
-    rows = [[*head, *(f"{name} ÷ it (95 %)" for name in ours)]]
+    rows = [[*head, *(f"{name} ÷ it (95 %)" for name in figures["ratios"])]]
     for name, one in figures["ways"].items():
-        row = [name, show(one["decode"], ".1f"), f"{one['tokens_per_step']:.2f}"]
+        row = [name, repeat.show(one["decode"], ".1f"), f"{one['tokens_per_step']:.2f}"]
         row.append(f"{one['prefill']['median']:.0f}")
-        for ratios in ours.values():
-            ratio = ratios.get(name)
-            shown = [ratio["median"], *ratio["interval_95"]] if ratio else []
+        for ratio in (ratios.get(name) for ratios in figures["ratios"].values()):
+            shown = (ratio["median"], *ratio["interval_95"]) if ratio else ()
             row.append("{:.2f} ({:.2f} … {:.2f})".format(*shown) if shown else "")
         rows.append(row)
     opened = (f"  {name}: {one['model']}" for name, one in figures["ways"].items())

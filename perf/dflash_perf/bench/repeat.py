@@ -41,7 +41,7 @@ class Worker:
         """The answer to `question`, or without one what it says next.
 
         Raises:
-            DflashError: it ended, or is silent for 10 minutes.
+            DflashError: it ended, is silent for 10 minutes, or says what is no JSON.
         """
         assert self._process.stdin is not None and self._process.stdout is not None
         timer = Timer(ANSWER_LIMIT_S, self._process.kill)
@@ -60,7 +60,10 @@ class Worker:
             last = one_line(next((one for one in reversed(said) if one.strip()), ""))
             what = f"its process ended with exit code {self._process.wait()} {last}".rstrip()
             raise DflashError(what, where=self._name)
-        return json.loads(line)
+        try:
+            return json.loads(line)
+        except ValueError:
+            raise DflashError(f"says {one_line(line, 60)!r}", where=self._name) from None
 
     def close(self) -> None:
         """Ends the process."""
