@@ -73,6 +73,7 @@ NVFP4 = {owner: {"algorithm": "NVFP4"} for owner in ("target", "draft")}
 FAMILIES: dict[str, dict[str, Any]] = {
     "llama": {"family": "llama"} | FITTED,
     "qwen2": {"family": "qwen2"} | FITTED,
+    "as many KV heads": FITTED | {"target": LAYERS | {"kv_heads": 4}},
     "mistral": {"family": "mistral"} | FITTED,
     "gemma3": {"family": "gemma3"} | FITTED,
     "gemma4": {"family": "gemma4"} | WINDOWED | {"target": TIED},
@@ -119,6 +120,7 @@ MORE_FAMILIES = (
     ("mixture MTP", "int8"),
     ("speculators", "int8 fp8 paged"),
     ("DFlash 2", "int8"),
+    ("as many KV heads", "int8"),
     ("MTP", "linear"),
     ("llama", "linear"),
     ("qwen2", "linear"),

@@ -323,11 +323,12 @@ def test_int8_products_and_heads_taken_together_keep_every_bit(
     monkeypatch.setattr(bundle_writer, "stack_products", lambda model: None)
     monkeypatch.setattr(ModelBuilder, "is_int8", False)
     apart = bundle_pair(tmp_path, BuildSpec(), owners)
-    ids = random_ids(together.pair.target.vocab_size, PROMPT)
+    # Long, and by more threads than heads: products that share a head would add in another order.
+    ids = random_ids(together.pair.target.vocab_size, 330)
     runs = []
-    for pair in (together, apart):
-        executor = pair.open(2)
-        logits = run_chunks(executor, ids.tolist(), (7, 1, 64, 2))
+    for pair, threads in ((together, 5), (apart, 1)):
+        executor = pair.open(threads)
+        logits = run_chunks(executor, ids.tolist(), (7, 1, 270, 9))
         sequences = [begin(executor, ids[:40].tolist(), 0, (40,))]
         speculate_until(executor, sequences, 12, (4,))
         runs.append((logits, sequences[0].accepted, np.stack(sequences[0].logits)))
