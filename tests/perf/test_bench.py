@@ -154,7 +154,7 @@ def test_peers_are_asked_in_turn_and_skipped_with_their_reasons(
     assert list(ways) == ["demo, plain", "demo, drafts", *peers]
     stub = ways["llama.cpp m.Q8_0"]
     assert stub["model"] == "a stub with 1" and stub["decode"]["median"] == pytest.approx(50)
-    assert ways["transformers target"]["model"].startswith("bfloat16, transformers ")
+    assert ways["transformers target"]["model"].startswith("torch.bfloat16, transformers ")
     for name in ("demo, plain", "llama.cpp m.Q8_0", "transformers target"):
         assert ways[name]["tokens_per_step"] == 1
     plain = ways["demo, plain"]["decode_by_round"]

@@ -22,10 +22,8 @@ from types import SimpleNamespace
 from typing import Any
 
 Emit = Callable[[Sequence[int]], object]
-"""Told the token ids of each step."""
 Decode = Callable[[list[int], int, Emit], None]
-"""Continues a prompt by so many tokens."""
-CONTEXT = 2048
+"""Continues a prompt by so many tokens, and emits those of each step."""
 
 
 def _open_ours(model: str, threads: int, drafts: bool = True) -> tuple[str, Decode]:
@@ -49,7 +47,7 @@ def _open_llama_cpp(model: str, threads: int) -> tuple[str, Decode]:
     if not opened:
         raise ValueError("llama.cpp cannot load it")
     settings = lib.llama_context_default_params()
-    settings.n_ctx = settings.n_batch = CONTEXT
+    settings.n_ctx = settings.n_batch = 2048
     settings.n_threads = settings.n_threads_batch = threads
     context = lib.llama_init_from_model(opened, settings)
     greedy = lib.llama_sampler_init_greedy()
@@ -104,8 +102,7 @@ def _open_transformers(model: str, threads: int) -> tuple[str, Decode]:
         with torch.inference_mode():
             opened.generate(ids, attention_mask=torch.ones_like(ids), streamer=streamer, **wanted)
 
-    form = str(opened.dtype).removeprefix("torch.")
-    return f"{form}, {_releases('transformers', 'torch')}", decode
+    return f"{opened.dtype}, {_releases('transformers', 'torch')}", decode
 
 
 def _releases(*names: str) -> str:
@@ -133,9 +130,8 @@ def timed(decode: Decode, prompt: list[int], count: int) -> list[object]:
 
     began = time.perf_counter()
     decode(prompt, count, emit)
-    ended = time.perf_counter()
     head, first = ends[0]
-    return [ids, head, len(ends) - 1, first - began, ended - first]
+    return [ids, head, len(ends) - 1, first - began, time.perf_counter() - first]
 
 
 def main(kind: str, model: str, threads: str) -> None:

@@ -1,11 +1,10 @@
 """This project beside llama.cpp, OpenVINO GenAI and transformers: the same prompts, in turn.
 
-Every NAME=BUNDLE decodes without drafts and with them, as its schedule or its pace has it; every
-`--peer` decodes the same token ids. Each is a process of its own that stays open, and only the one
-that is asked works. A round gives all of them the next prompts, each round in another order. Told
-are tokens/s after those that ended the prefill, by the wall's clock, greedy, ends of text ignored;
-the prefill's tokens/s apart; and ratios round by round, with 95 % intervals of their medians by
-bootstrap. A peer that cannot be opened is skipped with its reason.
+Every NAME=BUNDLE decodes without drafts and with them, as its schedule or its pace has it. Each way
+is a process of its own that stays open, and only the one that is asked works. A round gives all of
+them the next prompts, as token ids, each round in another order. Told are tokens/s after those that
+ended the prefill, by the wall's clock, greedy, ends of text ignored; the prefill's apart; ratios
+round by round, with 95 % intervals of their medians by bootstrap. What cannot open is skipped.
 """
 
 from __future__ import annotations
@@ -124,9 +123,8 @@ def _open_all(
 def _decode(worker: repeat.Worker, rounds: Iterator[Sequence[Any]], max_tokens: int) -> Round:
     prompts = next(rounds)
     ids, heads, steps, prefills, decodes = zip(*worker.ask([prompts, max_tokens]), strict=True)
-    tokens = sum(map(len, ids)) - sum(heads)
-    prefill = sum(map(len, prompts)) / sum(prefills)
-    return Round(ids, tokens / sum(decodes), prefill, tokens / sum(steps))
+    tokens, given = sum(map(len, ids)) - sum(heads), sum(map(len, prompts))
+    return Round(ids, tokens / sum(decodes), given / sum(prefills), tokens / sum(steps))
 
 
 def summarize(found: Mapping[str, Sequence[Round]], told: Mapping[str, str]) -> Figures:
