@@ -142,8 +142,9 @@ def main(kind: str, model: str, threads: str) -> None:
         told, decode = KINDS[kind](model, int(threads))
     except Exception as error:  # whatever a library raises is why it is skipped
         missing = isinstance(error, ModuleNotFoundError) and error.name
-        reason = f"{missing} is not installed in {sys.executable}" if missing else str(error)
-        print(json.dumps({"error": " ".join(reason.split())[:300]}), file=answers)
+        reason = f"{missing} is not installed: --peer-python" if missing else str(error)
+        reason = " ".join(reason.replace(f"{Path(model).parent}/", "").split())
+        print(json.dumps({"error": reason[:300]}), file=answers)
         return
     print(json.dumps({"model": told}), file=answers)
     for line in sys.stdin:
