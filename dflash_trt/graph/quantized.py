@@ -189,6 +189,8 @@ def stack_products(model: onnx.ModelProto) -> None:
                 replaced |= {name for one in run for name in one.input[1:4]}
             elif node.output[0] not in members:
                 nodes.append(node)
+        if replaced:  # what is made of weights alone first: casts of biases that are put together
+            nodes.sort(key=lambda node: not all(name in stored for name in node.input))
         del graph.node[:]
         graph.node.extend(nodes)
     replaced -= {name for graph in graphs for node in graph.node for name in node.input}

@@ -299,7 +299,7 @@ def test_speculative_logits_and_tokens_equal_the_baselines(
 
 
 INT8_PAIRS: dict[str, dict[str, Any]] = {
-    "qwen2": {"family": "qwen2"},
+    "qwen2": {"family": "qwen2", "target": {"dtype": "bfloat16"}},
     "hybrid": {"family": "qwen3_5", "target": {"head_dim": 32}, "draft": SLIDING},
     "one KV head": {"target": {"kv_heads": 1}, "draft": {"heads": 2, "kv_heads": 2}},
 }
@@ -318,6 +318,10 @@ def test_int8_products_and_heads_taken_together_keep_every_bit(
     wanted |= {"in_proj_qkv+in_proj_z"} if name == "hybrid" else set()
     assert stacks - {"rows"} == wanted
     assert any("_by_" in node.overload for node in model.graph.node)
+    known = {"", *(one.name for one in (*model.graph.input, *model.graph.initializer))}
+    for node in model.graph.node:  # biases are cast before they are put together
+        assert {*node.input} <= known, node.name
+        known |= {*node.output}
     for owner in owners:
         (tmp_path / owner).symlink_to(together.folder / owner)
     monkeypatch.setattr(bundle_writer, "stack_products", lambda model: None)
