@@ -125,8 +125,8 @@ def test_every_step_of_make_real(tmp_path: Path, tritonserver: TritonServerBinar
     with pytest.raises(DflashError, match="was measured on another bundle"):
         choose_schedule(int8, str(fp32.folder / SCHEDULE_NAME))
     report = (output / "report.html").read_text("utf-8")
-    ways = ("target_only", "DFlash, block 4", "DFlash, tuned", "DFlash in float32, tuned")
-    assert all(name in report for name in ways)
+    ways = ("in int8, block 4", "in int8, tuned", "in float32, tuned")
+    assert all(name in report for name in ("target_only", *(f"DFlash {way}" for way in ways)))
 
 
 def _steps(bundle: Path) -> list[list[str]]:

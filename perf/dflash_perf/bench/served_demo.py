@@ -52,7 +52,7 @@ def measure(
 ) -> None:
     opened = open_bundle(bundle)
     prompts = rendered_prompts(opened, work.folder)
-    kind = opened.manifest.draft.kind
+    kind = _shown_kind(opened)
     served = served_ways(opened, read_named_bundles(beside, opened))
     output_dir.mkdir(parents=True, exist_ok=True)
     results = output_dir / "sweep"
@@ -89,7 +89,7 @@ def served_ways(
     Raises:
         DflashError: a bundle beside is called like one of the others (usage).
     """
-    kind, folder = bundle.manifest.draft.kind, bundle.folder
+    kind, folder = _shown_kind(bundle), bundle.folder
     found = {"target_only": (folder, RepositoryOptions(drafter=NOBODY))}
     if find_refusal(Feature.PROMPT_LOOKUP, bundle.manifest.executor) is None:
         found[DRAFTERS[PROMPT_LOOKUP]] = (folder, RepositoryOptions(drafter=PROMPT_LOOKUP))
@@ -102,6 +102,12 @@ def served_ways(
             raise DflashError(what, where="--beside", fix="choose another NAME", usage=True)
         found[name] = (other.folder, RepositoryOptions())
     return found
+
+
+def _shown_kind(bundle: Bundle) -> str:
+    """The kind of the draft, with the precision that is not the checkpoint's own."""
+    manifest = bundle.manifest
+    return f"{manifest.draft.kind} in int8" if manifest.target.int8 else manifest.draft.kind
 
 
 def rendered_prompts(bundle: Bundle, folder: Path) -> Path:
