@@ -11,13 +11,15 @@ import click
 
 from dflash_trt.bundle.bundle import Bundle, bound_memory, load_tokenizer, open_bundle
 from dflash_trt.cli.bars import StageBars
+from dflash_trt.cli.endpoint_commands import URL_HELP, diagnose_url, needs_bundle
 from dflash_trt.cli.options import (
     FILE,
     FOLDER,
     TaskOptions,
-    bundle_argument,
     json_option,
+    optional_bundle_argument,
     print_json,
+    refuse_given,
     task_options,
     threads_option,
 )
@@ -40,12 +42,13 @@ from dflash_trt.text.tokenizer import BundleTokenizer
 
 PROMPTS = 32
 """Prompts of each set, unless more are asked for: enough to tell 3 % from chance."""
+LOCAL_OPTIONS = {"known_answers", "training_rows", "against", "threads", "output"}
 SHOWN = 12
 """Changes that are printed, the best first; JSON has all."""
 
 
 @click.command("diagnose")
-@bundle_argument
+@optional_bundle_argument
 @task_options
 @click.option(
     "--thinking",
@@ -67,6 +70,7 @@ SHOWN = 12
     type=FOLDER,
     help="The same pair in high precision, where BUNDLE is quantised.",
 )
+@click.option("--url", help=f"Instead: {URL_HELP}")
 @threads_option
 @json_option
 @click.option(
@@ -75,13 +79,16 @@ SHOWN = 12
     type=FOLDER,
     help="Folder for a page with charts, the figures, and the answers for --known-answers.",
 )
+@click.pass_context
 def command(
-    bundle: Path,
+    context: click.Context,
+    bundle: Path | None,
     prompts: TaskOptions,
     thinking: str | None,
     known_answers: bool,
     training_rows: Path | None,
     against: Path | None,
+    url: str | None,
     threads: ThreadChoice,
     as_json: bool,
     output: Path | None,
@@ -93,8 +100,16 @@ def command(
     layers, mask token, rope base, windows, tables, chat template, features of --against), and what
     gains beyond chance is blamed. Of each set the first 32 prompts are used, or --limit-prompts;
     without prompts, those that came with the pair.
+
+    With --url, ask a server all prompts, then without its chat template, with and without
+    thinking, at another temperature and cut short, and say which of them moves its acceptance.
     """
-    opened = open_bundle(bundle)
+    if url is not None:
+        refuse_given(context, LOCAL_OPTIONS, "does not go with --url")
+        sized = dataclasses.replace(prompts, limit_prompts=prompts.limit_prompts or PROMPTS)
+        diagnose_url(url, bundle, sized, thinking, as_json)
+        return
+    opened = open_bundle(needs_bundle(bundle))
     check_diagnosed(opened)  # before the target answers, which takes long
     bound_memory(opened)
     twin = None if against is None else open_bundle(against)

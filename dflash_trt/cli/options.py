@@ -241,6 +241,7 @@ task_options = option_group(
     option_group("sampling", SamplingParams, _TEMPERATURE),
 )
 bundle_argument = click.argument("bundle", type=FOLDER)
+optional_bundle_argument = click.argument("bundle", type=FOLDER, required=False)
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 
 

@@ -10,13 +10,14 @@ import click
 from dflash_trt.backends.registry import check_runnable
 from dflash_trt.bundle.bundle import bound_memory, open_bundle
 from dflash_trt.cli.bars import StageBars
+from dflash_trt.cli.endpoint_commands import URL_HELP, needs_bundle, verify_urls
 from dflash_trt.cli.options import (
     FOLDER,
     TaskOptions,
-    bundle_argument,
     drafter_option,
     json_option,
     name_threads,
+    optional_bundle_argument,
     parse_counts,
     refuse_given,
     show_note,
@@ -48,12 +49,13 @@ from dflash_trt.proof.task_table import tabulate
 from dflash_trt.proof.twins import check_twins
 from dflash_trt.proof.verification import Mode, measure_speed, verify
 
+LOCAL_OPTIONS = {"against", "threads"}
 PROOF_OPTIONS = {"blocks", "batches", "repeats", "drafter"}
 COMPARISON_OPTIONS = {"fail_below_agreement", "max_tau_loss"}
 
 
 @click.command("verify")
-@bundle_argument
+@optional_bundle_argument
 @task_options
 @click.option(
     "--block-size", "blocks", help="Block sizes to try, as 2,4,8.  [default: the bundle's]"
@@ -83,12 +85,14 @@ COMPARISON_OPTIONS = {"fail_below_agreement", "max_tau_loss"}
     type=click.FloatRange(0, 100),
     help="Exit code 1 when the acceptance length is more per cent below the twin's.",
 )
+@click.option("--url", help=f"Instead: {URL_HELP}")
+@click.option("--against-url", help="…and a second one, which must answer the same.")
 @threads_option
 @json_option
 @click.pass_context
 def command(
     context: click.Context,
-    bundle: Path,
+    bundle: Path | None,
     prompts: TaskOptions,
     blocks: str | None,
     batches: str | None,
@@ -97,6 +101,8 @@ def command(
     against: Path | None,
     fail_below_agreement: float | None,
     max_tau_loss: float | None,
+    url: str | None,
+    against_url: str | None,
     threads: ThreadChoice,
     as_json: bool,
 ) -> int:
@@ -110,7 +116,17 @@ def command(
     With --against, say instead what lower precision costs: how often BUNDLE expects the same
     token as its twin, how far their distributions are apart, and what drafts are worth to
     each target with each draft. Nothing fails then but the bounds given.
+
+    With --url, ask a server (vLLM, SGLang, TensorRT-LLM, llama-server, our own) each prompt alone,
+    again and beside others, and --against-url the same prompts. Exit code 1 where an answer changes
+    by more than the first server's own noise.
     """
+    if url is not None:
+        local = LOCAL_OPTIONS | PROOF_OPTIONS | COMPARISON_OPTIONS
+        refuse_given(context, local, "does not go with --url")
+        return verify_urls([url, *filter(None, [against_url])], bundle, prompts, as_json)
+    refuse_given(context, {"against_url"}, "needs --url")
+    bundle = needs_bundle(bundle)
     if against is None:
         refuse_given(context, COMPARISON_OPTIONS, "needs --against")
     else:

@@ -6,7 +6,9 @@ The standard library is enough. What is answered is as little to be trusted as a
 from __future__ import annotations
 
 import json
+import math
 import os
+import time
 import urllib.error
 import urllib.request
 from collections.abc import Generator, Iterator, Mapping, Sequence
@@ -41,6 +43,14 @@ def neutral_sampling(models: object) -> dict[str, Any]:
     return dict(_NEUTRAL) if is_ours else {}
 
 
+class HttpStatusError(DflashError):
+    """A server's answer whose HTTP status `status` says that it refuses or fails."""
+
+    def __init__(self, what: str, status: int, where: str, fix: str | None) -> None:
+        super().__init__(what, where=where, fix=fix)
+        self.status = status
+
+
 class _NoRedirects(urllib.request.HTTPRedirectHandler):
     """A request has a key in it, and a redirect would give that to whom the server names."""
 
@@ -65,28 +75,89 @@ class OpenAiConnection:
         self.base = url.rstrip("/").removesuffix("/v1") + "/v1"
         self._unreachable = unreachable
 
-    def open(self, path: str, body: Mapping[str, Any] | None, timeout_s: float) -> HTTPResponse:
-        """The reply to a POST of `body`, or to a GET; its body is unread."""
+    def open(
+        self,
+        path: str,
+        body: Mapping[str, Any] | None,
+        timeout_s: float,
+        *,
+        at_root: bool = False,
+    ) -> HTTPResponse:
+        """The reply to a POST of `body`, or to a GET; its body is unread.
+
+        `path` is below /v1, or `at_root` above it.
+        """
         headers = {"Content-Type": "application/json", "Accept": "*/*"}
         if key := os.environ.get(API_KEY):
             headers["Authorization"] = f"Bearer {key}"
         data = None if body is None else json.dumps(body).encode()
         try:
-            request = urllib.request.Request(self.base + path, data, headers)
+            base = self.base.removesuffix("/v1") if at_root else self.base
+            request = urllib.request.Request(base + path, data, headers)
             reply: HTTPResponse = _opener.open(request, timeout=timeout_s)  # of one silence
         except urllib.error.HTTPError as error:
             fix = f"set {API_KEY}" if error.code == 401 else None
             what = f"answers {error.code} to {path}: {_read_detail(error)}"
-            raise DflashError(what, where=self.base, fix=fix) from error
+            raise HttpStatusError(what, error.code, self.base, fix) from error
         except (OSError, HTTPException, ValueError) as error:
             what = f"does not answer {path} ({one_line(error, 120)})"
             raise DflashError(what, where=self.base, fix=self._unreachable) from error
         return reply
 
-    def read(self, path: str, body: Mapping[str, Any] | None, timeout_s: float) -> dict[str, Any]:
+    def read(
+        self,
+        path: str,
+        body: Mapping[str, Any] | None,
+        timeout_s: float,
+        *,
+        at_root: bool = False,
+    ) -> dict[str, Any]:
         """As `open`, and the object that is answered."""
-        with self.open(path, body, timeout_s) as reply:
+        with self.open(path, body, timeout_s, at_root=at_root) as reply:
             return read_reply(reply, self.base + path)
+
+    def events(
+        self,
+        path: str,
+        body: Mapping[str, Any],
+        silence_s: float,
+        whole_s: float = math.inf,
+    ) -> Generator[dict[str, Any], None, None]:
+        """The events of a streamed answer to a POST of `body`; closing it ends the answer.
+
+        Raises:
+            DflashError: no stream, one that ends early, is silent for `silence_s` seconds, or not
+                whole after `whole_s`.
+        """
+        ends_at, why, left, held = time.monotonic() + whole_s, "", _MAX_ANSWER, b""
+        with closing(self.open(path, body, silence_s)) as reply:
+            kind = reply.headers.get_content_type()
+            if kind != "text/event-stream":
+                raise DflashError(f"answers {path} with {kind}, not a stream", where=self.base)
+            try:
+                while piece := reply.read1(_MAX_LINE):  # of what is there: lines may take for ever
+                    left -= len(piece)
+                    *lines, held = (held + piece).split(b"\n")
+                    if left < 0 or len(held) > _MAX_LINE:
+                        what = f"answers with more than {_MAX_ANSWER >> 20} MiB"
+                        raise DflashError(what, where=self.base)
+                    for line in lines:
+                        field, _, data = line.strip().partition(b":")
+                        if field == b"data" and data.strip() == b"[DONE]":
+                            return
+                        if field == b"data":
+                            yield self._check_event(_parse_object(data, self.base))
+                    if time.monotonic() > ends_at:
+                        what = f"did not end its answer within {whole_s:g} s"
+                        raise DflashError(what, where=self.base)
+            except (OSError, HTTPException, ValueError) as error:
+                why = f" ({one_line(error, 100)})"
+        raise DflashError(f"the answer broke off{why}", where=self.base, fix="ask again")
+
+    def _check_event(self, event: dict[str, Any]) -> dict[str, Any]:
+        if event.get("error"):
+            raise DflashError(f"failed: {one_line(event['error'], 200)}", where=self.base)
+        return event
 
 
 def _read_detail(error: urllib.error.HTTPError) -> str:
@@ -165,27 +236,12 @@ class OpenAiChat:
     ) -> Generator[tuple[str, str], None, None]:
         """New text as it comes: ("content" | "reasoning", text). Closing it ends the answer."""
         body = {**self._body, "messages": [dict(one) for one in messages]}
-        why, left = "", _MAX_ANSWER
-        with closing(self._server.open("/chat/completions", body, _ANSWER_S)) as reply:
-            try:
-                while line := reply.readline(_MAX_LINE):
-                    left -= len(line)
-                    if left < 0:
-                        what = f"answers with more than {_MAX_ANSWER >> 20} MiB"
-                        raise DflashError(what, where=self.base)
-                    field, _, data = line.decode("utf-8", "replace").strip().partition(":")
-                    if field == "data" and data.strip() == "[DONE]":
-                        return
-                    if field == "data":
-                        yield from _pieces(_parse_object(data.encode(), self.base), self.base)
-            except (OSError, HTTPException, ValueError) as error:
-                why = f" ({one_line(error, 100)})"
-        raise DflashError(f"the answer broke off{why}", where=self.base, fix="ask again")
+        with closing(self._server.events("/chat/completions", body, _ANSWER_S)) as events:
+            for event in events:
+                yield from _pieces(event)
 
 
-def _pieces(event: Mapping[str, Any], base: str) -> Iterator[tuple[str, str]]:
-    if "error" in event:
-        raise DflashError(f"failed: {one_line(event['error'], 200)}", where=base)
+def _pieces(event: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     choices = event.get("choices")
     choice = choices[0] if isinstance(choices, list) and choices else None
     delta = choice.get("delta") if isinstance(choice, dict) else None

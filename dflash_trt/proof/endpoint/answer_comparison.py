@@ -1,0 +1,105 @@
+"""Answers to the same prompts, compared one by one: equal, parted at a tie, or changed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from itertools import zip_longest
+from typing import Any
+
+from dflash_trt.proof.endpoint.told_answer import UNITS, ToldAnswer, ToldToken, Unit
+
+_SHOWN = 12
+
+
+@dataclass(frozen=True, slots=True)
+class Parting:
+    """Where two answers to prompt number `prompt` first differ.
+
+    Args:
+        position: counts tokens of the output from 0, or characters, as `unit` says.
+        gap: how much likelier the expected token was, in nats; None where nobody says.
+        is_least: the actual one was not among the likeliest: the gap is at least that.
+    """
+
+    prompt: int
+    position: int
+    unit: Unit
+    expected: str
+    actual: str
+    gap: float | None = None
+    is_least: bool = False
+
+    def is_tie(self, noise: float) -> bool:
+        """Whether log-probabilities that each move by `noise` could change places."""
+        return self.gap is not None and not self.is_least and self.gap <= 2 * noise
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerComparison:
+    """Answers of one way of asking against another's; `tokens` are those before any parting.
+
+    `drift` is by how much log-probabilities of equal tokens differ, at most and on the average,
+    in nats; None where nobody tells them.
+    """
+
+    title: str
+    answers: int
+    tokens: int
+    partings: tuple[Parting, ...]
+    drift: tuple[float, float] | None
+
+    def changed(self, noise: float) -> int:
+        """How many part beyond a tie."""
+        return sum(not one.is_tie(noise) for one in self.partings)
+
+    def to_json(self, noise: float) -> dict[str, Any]:
+        each = [{**asdict(one), "is_tie": one.is_tie(noise)} for one in self.partings]
+        return {**asdict(self), "partings": each, "changed": self.changed(noise)}
+
+
+def compare_answers(
+    title: str, expected: Sequence[ToldAnswer], actual: Sequence[ToldAnswer]
+) -> AnswerComparison:
+    """Compares answers in order, by ids where both sides have them, else by tokens, else text."""
+    partings: list[Parting] = []
+    drifts: list[float] = []
+    tokens = 0
+    for prompt, (want, got) in enumerate(zip(expected, actual, strict=True)):
+        for unit in UNITS:
+            left, right = want.parts(unit), got.parts(unit)
+            if left is not None and right is not None:
+                break
+        assert left is not None and right is not None  # every answer has characters
+        both = enumerate(zip_longest(left, right))
+        place = next((at for at, (one, other) in both if one != other), None)
+        agreed = len(left) if place is None else place
+        tokens += agreed
+        if unit != "character":
+            pairs = zip(want.tokens[:agreed], got.tokens[:agreed], strict=True)
+            values = ((one.logprob, other.logprob) for one, other in pairs)
+            drifts += [abs(a - b) for a, b in values if a is not None and b is not None]
+        if place is not None:
+            partings.append(_part(prompt, place, unit, want, got))
+    drift = (max(drifts), sum(drifts) / len(drifts)) if drifts else None
+    return AnswerComparison(title, len(expected), tokens, tuple(partings), drift)
+
+
+def _part(prompt: int, place: int, unit: Unit, want: ToldAnswer, got: ToldAnswer) -> Parting:
+    if unit == "character":
+        left, right = (repr(one.text[place:][:_SHOWN] or "the end") for one in (want, got))
+        return Parting(prompt, place, unit, left, right)
+    ours, theirs = (one.tokens[place] if place < len(one.tokens) else None for one in (want, got))
+    left, right = ("the end" if one is None else str(one) for one in (ours, theirs))
+    return Parting(prompt, place, unit, left, right, *_gap(ours, theirs))
+
+
+def _gap(want: ToldToken | None, got: ToldToken | None) -> tuple[float | None, bool]:
+    """By how much `want` was likelier than `got`, to whoever tells both; or at least that."""
+    if want is None or got is None or want.logprob is None or not want.likeliest:
+        return None, False
+    for own, other in ((want, got), (got, want)):
+        rival = None if own.likeliest is None else own.likeliest.get(other.name)
+        if own.logprob is not None and rival is not None:
+            return abs(own.logprob - rival), False
+    return max(want.logprob - min(want.likeliest.values()), 0.0), True

@@ -1,0 +1,123 @@
+"""An answer as an OpenAI-compatible server tells it: its text, and what it says of tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from itertools import zip_longest
+from typing import Any, Literal
+
+from dflash_trt.errors import DflashError
+from dflash_trt.serving.client.draft_counts import DraftCounts, estimate_counts, read_answer_counts
+
+Unit = Literal["token id", "token", "character"]
+UNITS: tuple[Unit, ...] = ("token id", "token", "character")
+"""What answers can be compared by, the best first."""
+_TEXTS = ("reasoning_content", "reasoning", "content", "text")
+
+
+@dataclass(frozen=True, slots=True)
+class ToldToken:
+    """A token's id, bytes, log-probability, and those of the likeliest; None where untold."""
+
+    token_id: int | None
+    name: bytes | None = None
+    logprob: float | None = None
+    likeliest: Mapping[bytes | None, float] | None = None
+
+    def __str__(self) -> str:
+        shown = "" if self.name is None else repr(self.name.decode(errors="replace"))
+        return shown if self.token_id is None else f"{shown} ({self.token_id})".strip()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ToldAnswer:
+    """One answer; `drafts` are the server's counts of it, `estimate` what its chunks suggest."""
+
+    text: str
+    tokens: tuple[ToldToken, ...]
+    prompt_tokens: int | None
+    output_tokens: int
+    drafts: DraftCounts | None
+    estimate: DraftCounts | None
+
+    def parts(self, unit: Unit) -> list[Any] | None:
+        """What is compared in that unit; None where it is not told."""
+        if unit == "character":
+            return [*self.text]
+        found = [one.token_id if unit == "token id" else one.name for one in self.tokens]
+        return None if None in found or (self.text and not found) else found
+
+
+def read_answer(events: Iterable[Mapping[str, Any]], where: str) -> ToldAnswer:
+    """The answer in the events of a stream of chats or completions.
+
+    Raises:
+        DflashError: it has no choice, or never says why it ended.
+    """
+    text, told, ids, chunks = "", list[ToldToken](), list[int](), list[int]()
+    final: dict[str, Any] = {}
+    for event in events:
+        final |= {key: event[key] for key in ("usage", "metrics", "timings") if event.get(key)}
+        choices = event.get("choices")
+        for choice in choices if isinstance(choices, list) else ():
+            if isinstance(choice, dict):
+                final |= {key: one for key, one in choice.items() if one is not None}
+                part = delta if isinstance(delta := choice.get("delta"), dict) else choice
+                new = "".join(str(part.get(key) or "") for key in _TEXTS)
+                more, fresh = _tokens(choice.get("logprobs")), _ids(choice.get("token_ids"))
+                text, told, ids = text + new, told + more, ids + fresh
+                chunks += [len(fresh) or len(more)] if new or more or fresh else []
+    if not final.get("finish_reason"):
+        what = "never says why its answer ended" if "index" in final else "answers with no choice"
+        raise DflashError(what, where=where)
+    if ids:  # log-probabilities that are not as many could be anyone's
+        told = told if len(told) == len(ids) else [ToldToken(None)] * len(ids)
+        told = [replace(token, token_id=one) for token, one in zip(told, ids, strict=True)]
+    usage = final.get("usage")
+    counts = usage if isinstance(usage, dict) else {}
+    prompt, output = (counts.get(f"{kind}_tokens") for kind in ("prompt", "completion"))
+    tokens = output if type(output) is int else len(told)
+    return ToldAnswer(
+        text=text,
+        tokens=tuple(told),
+        prompt_tokens=prompt if type(prompt) is int else None,
+        output_tokens=tokens,
+        drafts=read_answer_counts(final, tokens),
+        estimate=estimate_counts(chunks, tokens),
+    )
+
+
+def _ids(value: object) -> list[int]:
+    return [one for one in value if type(one) is int] if isinstance(value, list) else []
+
+
+def _tokens(logprobs: object) -> list[ToldToken]:
+    """A choice's `logprobs`, as chats or as completions have them."""
+    if not isinstance(logprobs, dict):
+        return []
+    content = logprobs.get("content")
+    if not isinstance(content, list):
+        keys = ("tokens", "token_logprobs", "top_logprobs")
+        rows = (one if isinstance(one := logprobs.get(key), list) else [] for key in keys)
+        content = [
+            {
+                "token": token,
+                "logprob": value,
+                "top_logprobs": [{"token": key, "logprob": top[key]} for key in top or {}],
+            }
+            for token, value, top in zip_longest(*rows)
+        ]
+    return [_token(one) for one in content if isinstance(one, dict)]
+
+
+def _token(item: Mapping[str, Any]) -> ToldToken:
+    value, token_id, raw = (item.get(key) for key in ("logprob", "id", "bytes"))
+    is_bytes = isinstance(raw, list) and all(type(one) is int and 0 <= one < 256 for one in raw)
+    top = [_token(one) for one in item.get("top_logprobs") or () if isinstance(one, dict)]
+    return ToldToken(
+        token_id if type(token_id) is int else None,
+        bytes(raw or ()) if is_bytes else str(item.get("token")).encode(errors="replace"),
+        float(value) if isinstance(value, int | float) else None,
+        {one.name: one.logprob for one in top if one.logprob is not None},
+    )
