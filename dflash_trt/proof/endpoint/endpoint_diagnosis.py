@@ -125,9 +125,9 @@ def diagnose_endpoint(
             gains[name] = error.what
             continue
         drafts[name] = told_sets[ALL]
-        gains[name] = measure_gain(base, count_answers(given), paired=True)
-        if [one.text for one in given] == [one.text for one in answers]:
-            gains[name] = "the same answers"
+        gain = measure_gain(base, count_answers(given), paired=True)
+        is_same = [one.text for one in given] == [one.text for one in answers]
+        gains[name] = "the same answers" if is_same and not gain.value else gain
     return EndpointDiagnosis(server.title, drafts, gains, *find_published(server.model))
 
 
