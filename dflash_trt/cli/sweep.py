@@ -38,10 +38,12 @@ _NONE = "–"
 )
 @click.option(
     "--url",
-    help="One configuration without YAML: where it is served, gRPC's host:port or the URL of an "
-    "OpenAI endpoint, which is asked for chats.",
+    "urls",
+    multiple=True,
+    help="A configuration without YAML: where it is served, gRPC's host:port or the URL of an "
+    "OpenAI endpoint, which is asked for chats; repeatable, the first is the baseline.",
 )
-@click.option("--model", help="…its name there.  [default: tensorrt_llm]")
+@click.option("--model", help="…its name there.  [default: tensorrt_llm, or the one it lists]")
 @sets_option
 @limit_option
 @click.option("--osl", type=_COUNT, help="Most output tokens.  [default: 128]")
@@ -116,7 +118,7 @@ def command(
 
 def _collect(given: dict[str, Any]) -> dict[str, Any]:
     flags = {key: value for key, value in given.items() if value not in (None, ())}
-    one = {key: flags.pop(key) for key in ("url", "model") if key in flags}
+    urls, model = flags.pop("urls", ()), flags.pop("model", None)
     if "sources" in flags:
         flags["prompts"] = name_sources(flags.pop("sources"))
     if "concurrency" in flags:
@@ -126,11 +128,21 @@ def _collect(given: dict[str, Any]) -> dict[str, Any]:
                 what = f"{number:g} is not a whole number"
                 raise DflashError(what, where="--concurrency", usage=True)
         flags["concurrency"] = [int(number) for number in numbers]
-    if one:
-        if "url" not in one:
-            raise DflashError("a configuration needs its --url", usage=True)
-        kind = "chat" if one["url"].startswith("http") else "llm-api"
-        flags["configurations"] = [{**one, "name": one.get("model", "tensorrt_llm"), "kind": kind}]
+    if model and not urls:
+        raise DflashError("a configuration needs its --url", usage=True)
+    if urls:
+        hosts = [one.rpartition("//")[2].partition("/")[0] for one in urls]
+        is_alone = len(urls) == 1 and (model or not urls[0].startswith("http"))
+        names = [model or "tensorrt_llm"] if is_alone else hosts
+        flags["configurations"] = [
+            {
+                "name": name,
+                "url": url,
+                "kind": "chat" if url.startswith("http") else "llm-api",
+                **({"model": model} if model else {}),
+            }
+            for name, url in zip(names, urls, strict=True)
+        ]
     return flags
 
 

@@ -24,6 +24,7 @@ from tests.cli.conftest import Outcome
 from tests.frozen.command_line import run
 from tests.perf.conftest import Stub, run_stub
 from tests.perf.invented import invented_config, write_invented
+from tests.standins.openai_server import InventedServer, invented
 
 OSL = 21
 SHORT: dict[str, object] = {"repeats": 1, "request_count": 3}
@@ -40,8 +41,9 @@ def sweep(stub: Stub, prompts: Path, tmp_path: Path) -> Sweep:
         wanted = SHORT | {"request_count": 4, "warmup": 0} | keys
         kept = {key: value for key, value in wanted.items() if value is not None}
         settings.write_text(yaml.safe_dump(kept))
+        where = () if "--url" in arguments else ("--url", stub.grpc)
         return run(
-            *("sweep", "--url", stub.grpc, "--model", "tensorrt_llm", "--prompts", prompts),
+            *("sweep", *where, "--model", "tensorrt_llm", "--prompts", prompts),
             *("--osl", OSL, "-o", tmp_path / "results", "--config", settings),
             *(() if "request_rate" in keys else ("--concurrency", "1")),
             *arguments,
@@ -165,6 +167,24 @@ def test_openai_endpoints(stub: Stub, prompts: Path, tmp_path: Path) -> None:
 def sweep_yaml(arguments: list[object], folder: Path) -> Outcome:
     """A sweep of a YAML's configurations."""
     return run("sweep", *arguments, "--osl", OSL, "--concurrency", "1", "-o", folder)
+
+
+def test_two_urls_are_compared_by_what_each_tells(
+    prompts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One tells of drafts in its metrics, the other in its answers; both say who they are."""
+    monkeypatch.setattr("dflash_perf.harness.sweep.SETTLE_S", 0)
+    servers = InventedServer(), InventedServer(owner="llamacpp")
+    with invented(servers[0]) as one, invented(servers[1]) as other:
+        options = ["--prompts", prompts, "--osl", 125, "--concurrency", "1,2", "-o", tmp_path / "r"]
+        outcome = run("sweep", "--url", one, "--url", other, *options)
+    assert outcome.code == 0, outcome.err
+    store = ResultStore(tmp_path / "r")
+    taus = {point.configuration: point.value("acceptance_length") for point in store.points()}
+    assert [*taus] == [one.split("/")[2], other.split("/")[2]]
+    assert [round(tau.mean, 2) for tau in taus.values() if tau] == [2.48, 2.48]
+    described = {one["server"] for one in store.plan()["servers"].values()}
+    assert described == {"vllm 9.9", "llamacpp"}
 
 
 def test_failed_requests_are_counted_and_shown(sweep: Sweep, tmp_path: Path) -> None:

@@ -85,7 +85,8 @@ def test_a_tie_within_the_servers_own_noise_is_no_change(ask: Ask) -> None:
 def test_a_server_that_changes_its_own_answers_is_told(ask: Ask) -> None:
     outcome = ask("verify", InventedServer(forgetful=True))
     assert outcome.code == 1 and outcome.out.endswith("verdict: changed\n")
-    assert "CHANGED (" in outcome.out and "output token 10: " in outcome.out
+    assert "A again: 0 of 8 answers identical, 8 CHANGED (100.0%)" in outcome.out
+    assert "set, prompt 1, output token 10: " in outcome.out
 
 
 def test_servers_that_tell_little_are_compared_by_what_they_tell(ask: Ask) -> None:
@@ -155,7 +156,7 @@ def test_diagnosis_names_what_moves_acceptance(ask: Ask) -> None:
     outcome = ask("diagnose", InventedServer(chat_steps=(1, 2)))
     assert outcome.code == 0, outcome.err
     assert "published of qwen3-8b: average 6.49, GSM8K 6.54" in outcome.out
-    assert "verdict: without chat template +65.3% (+65.3% to +65.3%): the draft" in outcome.out
+    assert "verdict: without chat template +66.0% (+66.0% to +66.0%): the draft" in outcome.out
     outcome = ask("diagnose", InventedServer(chat_steps=(1,)))
     assert "verdict: hardly a draft is accepted" in outcome.out
     found = ask("diagnose", InventedServer(), more=("--json",)).json

@@ -29,8 +29,8 @@ class InventedServer:
     Args:
         owner: whose names it has: vllm, sglang, llamacpp or tensorrt_llm.
         changed: the position of another token, by prompt; its log-probability is `gap` lower.
-        own_noise: how far log-probabilities are off in every second answer.
-        forgetful: every second answer has another token at its tenth place.
+        own_noise: how far log-probabilities are off every second time that a prompt comes.
+        forgetful: every second time it has another token at its tenth place.
         tells: False: no metrics, and no counts in answers. `logprobs`, `ids`: whether it has them.
         strict: refuses fields that OpenAI does not have, as TensorRT-LLM does.
         trouble: html, failing, empty, early, silent, endless or wordless.
@@ -50,6 +50,7 @@ class InventedServer:
     chat_steps: tuple[int, ...] = STEPS
     model: str = "Qwen/Qwen3-8B"
     bodies: list[dict[str, Any]] = field(default_factory=list)
+    asked: list[str] = field(default_factory=list)
     steps: int = 0
     accepted: int = 0
     lock: threading.Lock = field(default_factory=threading.Lock)
@@ -69,11 +70,12 @@ class InventedServer:
 
     def answer(self, body: dict[str, Any]) -> Iterator[dict[str, Any]]:
         """The events of a streamed answer."""
-        with self.lock:
-            self.bodies.append(body)
-            odd = len(self.bodies) % 2 == 0
         is_chat = "messages" in body
         prompt = body["messages"][0]["content"] if is_chat else str(body["prompt"])
+        with self.lock:
+            odd = self.asked.count(prompt) % 2 == 1
+            self.bodies.append(body)
+            self.asked.append(prompt)
         ids = [random.Random(f"{prompt} {at}").randrange(40) for at in range(body["max_tokens"])]
         rivals = [one + 5 for one in ids]
         lows = [self.own_noise * odd] * len(ids)

@@ -16,6 +16,7 @@ from dflash_trt.serving.client.openai_chat import (
     HttpStatusError,
     OpenAiConnection,
     neutral_sampling,
+    version_field,
 )
 
 ANSWER_S = 300.0
@@ -24,8 +25,6 @@ LIKELIEST = 5
 _QUESTION_S = 20.0
 _MAX_METRICS = 8 << 20
 _REFUSED = (400, 422, 500, 501)
-# Where servers tell their version, and the field; by `owned_by` of the models that they list.
-_VERSIONS = {"sglang": ("/server_info", "version"), "llamacpp": ("/props", "build_info")}
 
 Prompt = str | tuple[int, ...]
 """A user's message, or token ids."""
@@ -60,7 +59,7 @@ class AskedServer:
         if not models:
             raise DflashError("lists no model", where=self.base)
         self.owner, self.model = (str(models[0].get(key)) for key in ("owned_by", "id"))
-        path, field = _VERSIONS.get(self.owner, ("/version", "version"))
+        path, field = version_field(self.owner)
         try:
             told = self._connection.read(path, None, _QUESTION_S, at_root=True).get(field, "")
         except DflashError:

@@ -12,13 +12,11 @@ from dflash_trt.errors import DflashError, one_line
 from dflash_trt.proof.endpoint.answer_comparison import AnswerComparison, compare_answers
 from dflash_trt.proof.endpoint.asked_server import AskedServer, Asking, Sets
 from dflash_trt.proof.endpoint.told_answer import ToldAnswer
-from dflash_trt.serving.client.draft_counts import DraftCounts, add_counts, count_between
+from dflash_trt.serving.client.draft_counts import SETTLE_S, DraftCounts, add_counts, count_between
 from dflash_trt.text.task_sets import ALL
 from dflash_trt.text.tokenizer import BundleTokenizer
 
 BATCH = 8
-SETTLE_S = 0.6
-"""How long counters may lag behind answers: our own are told twice a second."""
 Drafts = dict[str, DraftCounts | None]
 """What is told by set, of all sets at last; None where nothing is."""
 

@@ -14,6 +14,8 @@ from dataclasses import dataclass, replace
 from itertools import chain, zip_longest
 
 ESTIMATE = "tokens a chunk"
+SETTLE_S = 0.6
+"""How long counters may lag behind answers: our own are told twice a second."""
 _GAUGES = ("sglang:spec_accept_length", "trtllm_spec_decode_acceptance_length")
 _OURS = "dflash_accepted_draft_tokens_by_position_total"
 # Counters of a server: steps, drafts, accepted ones, and those by position.

@@ -43,6 +43,15 @@ def neutral_sampling(models: object) -> dict[str, Any]:
     return dict(_NEUTRAL) if is_ours else {}
 
 
+def version_field(owner: str) -> tuple[str, str]:
+    """The path, above /v1, and the field that tell a server's version, by `owned_by` of models.
+
+    Our own, vLLM and TensorRT-LLM have /version.
+    """
+    known = {"sglang": ("/server_info", "version"), "llamacpp": ("/props", "build_info")}
+    return known.get(owner, ("/version", "version"))
+
+
 class HttpStatusError(DflashError):
     """A server's answer whose HTTP status `status` says that it refuses or fails."""
 
@@ -132,7 +141,7 @@ class OpenAiConnection:
         ends_at, why, left, held = time.monotonic() + whole_s, "", _MAX_ANSWER, b""
         with closing(self.open(path, body, silence_s)) as reply:
             kind = reply.headers.get_content_type()
-            if kind != "text/event-stream":
+            if kind in ("text/html", "application/json"):
                 raise DflashError(f"answers {path} with {kind}, not a stream", where=self.base)
             try:
                 while piece := reply.read1(_MAX_LINE):  # of what is there: lines may take for ever

@@ -131,8 +131,9 @@ def goodput(run: RunRecord) -> float | None:
 def acceptance_length(run: RunRecord) -> float | None:
     """Acceptance length τ = tokens emitted by verify steps / verify steps, bonus included.
 
-    The first token comes from the prefill: without a histogram, emitted = n - 1.
-    None where nothing was drafted.
+    The first token comes from the prefill: without a histogram, emitted = n - 1. Where answers
+    tell nothing, the server's counters tell, of the steps that had drafts. None where nothing was
+    drafted.
     """
     emitted = steps = 0
     for request in run.completed:
@@ -144,7 +145,9 @@ def acceptance_length(run: RunRecord) -> float | None:
         elif request.output_tokens:
             emitted += request.output_tokens - 1
             steps += request.verify_steps
-    return emitted / steps if steps else None
+    if steps or run.drafts is None:
+        return emitted / steps if steps else None
+    return run.drafts.length if run.drafts.drafted != 0 else None
 
 
 def client_cpu_share(run: RunRecord) -> float | None:

@@ -11,10 +11,11 @@ from typing import Any
 import aiohttp
 
 from dflash_perf.harness.records import ServerCounts, Trace
-from dflash_perf.harness.sweep_config import Configuration, SweepConfig
+from dflash_perf.harness.sweep_config import DEFAULT_MODEL, Configuration, SweepConfig
 from dflash_trt.errors import DflashError, one_line
+from dflash_trt.serving.client.draft_counts import read_answer_counts, read_metrics
 from dflash_trt.serving.client.errors import ServedModelError
-from dflash_trt.serving.client.openai_chat import neutral_sampling
+from dflash_trt.serving.client.openai_chat import neutral_sampling, version_field
 
 _TEXT_FIELDS = ("content", "reasoning_content", "reasoning")
 _CONNECT_TIMEOUT_S = 10.0
@@ -70,11 +71,29 @@ class OpenAiEndpoint:
             fix = "name the variable with its key as api_key_env, in a YAML for --config"
             raise DflashError(f"answers HTTP {status}", where=self._root, fix=fix)
         self._body = neutral_sampling(body.get("data")) | self._body
-        names = [one.get("id") for one in body.get("data", []) if isinstance(one, dict)]
+        models = [one for one in body.get("data", []) if isinstance(one, dict)]
+        names = [one.get("id") for one in models]
+        if len(names) == 1 and self._model == DEFAULT_MODEL:
+            self._model = self._body["model"] = str(names[0])
         if names and self._model not in names:
             what = f"has no model {self._model!r}, but {', '.join(map(str, names))}"
             raise DflashError(what, where=self._root, usage=True)
-        return {"server": server, "model": self._model, "parameters": {}}
+        owner = str(models[0].get("owned_by")) if models else server
+        path, field = version_field(owner)
+        told = str(json.loads(await self._read(path) or "{}").get(field, ""))
+        title = one_line(f"{owner} {told}", 80).strip()
+        return {"server": title, "model": self._model, "parameters": {}}
+
+    async def read_metrics(self) -> dict[str, float]:
+        return read_metrics(await self._read("/metrics"))
+
+    async def _read(self, path: str) -> str:
+        """What it answers above /v1; nothing where it has no such thing."""
+        try:
+            async with self._session.get(self._root.removesuffix("/v1") + path) as reply:
+                return await reply.text(errors="replace") if reply.ok else ""
+        except (aiohttp.ClientError, TimeoutError):
+            return ""
 
     async def send(self, prompt: str, seed: int, trace: Trace, schema: str | None = None) -> None:
         asked: dict[str, Any] = {"prompt": prompt}
@@ -126,8 +145,7 @@ class OpenAiEndpoint:
         chunk = json.loads(data)
         if not isinstance(chunk, dict) or chunk.get("error"):
             raise ServedModelError(_reason(data.decode(errors="replace")), "failed")
-        if isinstance(usage := chunk.get("usage"), dict):
-            trace.counts = _read_usage(usage)
+        final = {key: chunk[key] for key in ("usage", "metrics", "timings") if chunk.get(key)}
         ended = False
         for choice in chunk.get("choices") or []:
             part = choice.get("delta") or {} if self._chat else choice
@@ -135,32 +153,30 @@ class OpenAiEndpoint:
             text = "".join(part.get(name) or "" for name in names)
             ids = choice.get("token_ids")
             reason = choice.get("finish_reason")
+            final |= choice if reason else {}
             if text or ids or reason:
                 packed = array("i", ids).tobytes() if ids else (b"" if trace.ids else None)
                 trace.receive(at, text.encode(), packed, streaming="delta")
             if reason:
                 trace.finish_reason, ended = str(reason), True
+        if final:
+            trace.told |= final
+            trace.counts = _read_counts(trace.told)
         return ended
 
 
-def _read_usage(usage: dict[str, Any]) -> ServerCounts:
-    """The counts in a `usage` object; drafts have OpenAI's names for predicted outputs, steps the
-    name that Triton server's outputs have."""
-    details = usage.get("completion_tokens_details")
-    details = details if isinstance(details, dict) else {}
-    accepted, rejected = (
-        details.get(f"{kind}_prediction_tokens") for kind in ("accepted", "rejected")
-    )
-    drafted = None
-    if isinstance(accepted, int) and isinstance(rejected, int) and accepted + rejected > 0:
-        drafted = accepted + rejected
-    steps = details.get("num_verify_steps")  # counts of drafts do not tell how an answer ended
+def _read_counts(final: dict[str, Any]) -> ServerCounts:
+    """The counts in the ends of a stream: its usage, and what is told of drafts."""
+    usage = usage if isinstance(usage := final.get("usage"), dict) else {}
+    output = usage.get("completion_tokens")
+    drafts = read_answer_counts(final, output if isinstance(output, int) else 0)
+    counted = drafts if drafts is not None and drafts.drafted else None
     return ServerCounts(
         input_tokens=usage.get("prompt_tokens"),
-        output_tokens=usage.get("completion_tokens"),
-        accepted_tokens=None if drafted is None else accepted,
-        drafted_tokens=drafted,
-        verify_steps=steps if isinstance(steps, int) else None,
+        output_tokens=output,
+        accepted_tokens=None if counted is None else int(counted.accepted),
+        drafted_tokens=None if counted is None else int(counted.drafted or 0),
+        verify_steps=None if drafts is None else int(drafts.steps),
     )
 
 

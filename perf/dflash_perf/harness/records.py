@@ -11,6 +11,7 @@ from typing import Any, Literal, Protocol
 from pydantic import TypeAdapter
 
 from dflash_perf.harness.sweep_config import Goodput
+from dflash_trt.serving.client.draft_counts import DraftCounts
 
 TokenSource = Literal["output_ids", "counts", "tokenizer"]
 Streaming = Literal["cumulative", "delta"]
@@ -103,6 +104,7 @@ class RunRecord:
         client_cpu_share: processor time of this process / wall time of the run; 1 is one core.
         gpus: throughput is divided by their number; None is throughput of the whole server.
         goodput: the limits of a good request.
+        drafts: the server's own counters meanwhile, for servers whose answers tell nothing.
     """
 
     requests: tuple[RequestRecord, ...]
@@ -110,6 +112,7 @@ class RunRecord:
     client_cpu_share: float
     gpus: int | None = None
     goodput: Goodput = Goodput()
+    drafts: DraftCounts | None = None
 
     @property
     def completed(self) -> list[RequestRecord]:
@@ -166,6 +169,7 @@ class Trace:
         prompt: index of its prompt.
         set_name: the named set of the prompt.
         ids: int32 token ids as bytes.
+        told: what the ends of a stream say, by their names.
     """
 
     index: int
@@ -177,6 +181,7 @@ class Trace:
     ids: GrownBytes | None = None
     text: GrownBytes = field(default_factory=GrownBytes)
     counts: ServerCounts = field(default_factory=ServerCounts)
+    told: dict[str, Any] = field(default_factory=dict)
     finish_reason: str | None = None
     error: str | None = None
 
@@ -263,6 +268,9 @@ class Endpoint(Protocol):
         Raises:
             ServedModelError: no final response came.
         """
+
+    async def read_metrics(self) -> dict[str, float]:
+        """What the server's metrics tell of drafts now (`draft_counts.read_metrics`)."""
 
     async def is_alive(self) -> bool:
         """Whether the server answers now."""

@@ -17,6 +17,7 @@ from dflash_perf.harness.records import Endpoint
 from dflash_perf.harness.store import ResultStore
 from dflash_perf.harness.sweep_config import Configuration, OfferedLoad, SweepConfig
 from dflash_trt.core.progress import Progress
+from dflash_trt.serving.client.draft_counts import SETTLE_S, count_between
 
 ROUNDS = 2
 """How often a sweep looks for loads between those that were measured."""
@@ -118,8 +119,13 @@ class _Sweep:
         label = f"{run.configuration}, {run.load.label}, run {run.repeat + 1}"
         self.progress.stage(label, generator.requests_of(run.load), "steps")
         await generator.warm_up(run.load, run.seed)
+        before = await self._read_metrics(generator.endpoint)
         record = await generator.run(run.load, run.seed, lambda: self.progress.advance(1))
-        record = replace(record, gpus=configuration.gpus, goodput=self.config.goodput)
+        emitted = sum(max((one.output_tokens or 1) - 1, 0) for one in record.completed)
+        drafts = count_between(before, await self._read_metrics(generator.endpoint), emitted)
+        record = replace(
+            record, gpus=configuration.gpus, goodput=self.config.goodput, drafts=drafts
+        )
         exact_tokens = self.config.osl if self.config.ignore_eos else None
         summary = RunSummary.of(run, record, exact_tokens)
         self.store.add(record, summary)
@@ -127,3 +133,9 @@ class _Sweep:
         line = f"  {summary.completed} of {summary.requests} requests"
         line += "" if throughput is None else f", {throughput:,.0f} tokens/s"
         self.say(line if tau is None else f"{line}, τ {tau:.2f}")
+
+    async def _read_metrics(self, endpoint: Endpoint) -> dict[str, float]:
+        """Its counters, once they had the time to be told."""
+        if await endpoint.read_metrics():
+            await asyncio.sleep(SETTLE_S)
+        return await endpoint.read_metrics()

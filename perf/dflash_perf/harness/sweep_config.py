@@ -20,6 +20,7 @@ Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Value = bool | int | float | str
 Text = Annotated[str, Field(min_length=1, max_length=4096)]
 
+DEFAULT_MODEL = "tensorrt_llm"
 MAX_CONCURRENCY = 4096
 # A request's seed is (seed << 20) + index, which must stay an integer that JSON readers keep.
 MAX_SEED = 1 << 32
@@ -39,7 +40,7 @@ class Configuration(_Settings):
         kind: `llm-api` (a Triton server's LLM-API contract, over gRPC), `completions` or `chat`
             (OpenAI).
         url: host:port of gRPC, or the base URL of /v1.
-        model: the served model's name.
+        model: the served model's name; an OpenAI endpoint that lists one model needs none.
         inputs: more input tensors of every request (llm-api), by the model's names.
         parameters: more request parameters (llm-api) or body fields (OpenAI) of every request.
         gpus: how many it runs on; if given, throughput is per GPU, else per server.
@@ -47,10 +48,10 @@ class Configuration(_Settings):
         api_key_env: the environment variable with the endpoint's bearer token.
     """
 
-    name: Annotated[str, Field(pattern=r"^[\w][\w .,+=()-]{0,59}$")]
+    name: Annotated[str, Field(pattern=r"^[\w][\w .:,+=()-]{0,59}$")]
     kind: Kind = "llm-api"
     url: Text
-    model: Text = "tensorrt_llm"
+    model: Text = DEFAULT_MODEL
     inputs: dict[Text, Value] = {}
     parameters: dict[Text, Value | dict[Text, Value]] = {}
     gpus: Count | None = None
