@@ -125,7 +125,7 @@ def test_acceptance_is_what_the_server_tells(ask: Ask, server: dict[str, Any], t
         ("empty", "answers with no choice"),
         ("early", "the answer broke off"),
         ("silent", "the answer broke off (timed out)"),
-        ("endless", "did not end its answer within 0.3 s"),
+        ("endless", "takes over 0.3 s to answer"),
     ],
 )
 def test_wrong_servers_are_one_line(
@@ -176,7 +176,7 @@ def test_gauges_and_counters_are_read_as_prometheus_writes_them() -> None:
         'vllm:spec_decode_num_accepted_tokens_per_pos_total{position="1"} 5\n'
         'vllm:spec_decode_num_accepted_tokens_per_pos_total{position="0"} 10\nother nan\n'
     )
-    counts = draft_counts.count_between({}, draft_counts.read_metrics(text), 0)
+    counts = draft_counts.count_between({}, draft_counts.read_metrics(text.encode()), 0)
     assert counts is not None and counts.length == 2.5
     assert (counts.steps, counts.drafted, counts.by_position) == (10, 30, (10, 5))
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from dflash_trt.proof.endpoint.told_answer import UNITS, ToldAnswer, ToldToken, Unit
 
-_SHOWN = 12
+END = "the end"
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,27 +71,18 @@ def compare_answers(
             if left is not None and right is not None:
                 break
         assert left is not None and right is not None  # every answer has characters
-        both = enumerate(zip_longest(left, right))
-        place = next((at for at, (one, other) in both if one != other), None)
-        agreed = len(left) if place is None else place
+        both = [*zip_longest(left, right, fillvalue=(None, None))]
+        agreed = next((at for at, ((a, _), (b, _)) in enumerate(both) if a != b), len(both))
         tokens += agreed
-        if unit != "character":
-            pairs = zip(want.tokens[:agreed], got.tokens[:agreed], strict=True)
-            values = ((one.logprob, other.logprob) for one, other in pairs)
-            drifts += [abs(a - b) for a, b in values if a is not None and b is not None]
-        if place is not None:
-            partings.append(_part(prompt, place, unit, want, got))
+        values = ((a.logprob, b.logprob) for (_, a), (_, b) in both[:agreed] if a and b)
+        drifts += [abs(a - b) for a, b in values if a is not None and b is not None]
+        if agreed < len(both):
+            (_, ours), (_, theirs) = both[agreed]
+            names = [END if one is None else str(one) for one in (ours, theirs)]
+            parting = Parting(prompt, agreed, unit, names[0], names[1], *_gap(ours, theirs))
+            partings.append(parting)
     drift = (max(drifts), sum(drifts) / len(drifts)) if drifts else None
     return AnswerComparison(title, len(expected), tokens, tuple(partings), drift)
-
-
-def _part(prompt: int, place: int, unit: Unit, want: ToldAnswer, got: ToldAnswer) -> Parting:
-    if unit == "character":
-        left, right = (repr(one.text[place:][:_SHOWN] or "the end") for one in (want, got))
-        return Parting(prompt, place, unit, left, right)
-    ours, theirs = (one.tokens[place] if place < len(one.tokens) else None for one in (want, got))
-    left, right = ("the end" if one is None else str(one) for one in (ours, theirs))
-    return Parting(prompt, place, unit, left, right, *_gap(ours, theirs))
 
 
 def _gap(want: ToldToken | None, got: ToldToken | None) -> tuple[float | None, bool]:

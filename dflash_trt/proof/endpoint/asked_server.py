@@ -11,19 +11,19 @@ from typing import Any
 from dflash_trt.core.progress import Progress
 from dflash_trt.errors import DflashError, one_line
 from dflash_trt.proof.endpoint.told_answer import ToldAnswer, read_answer
-from dflash_trt.serving.client.draft_counts import read_metrics
+from dflash_trt.serving.client.draft_counts import METRICS, read_metrics
 from dflash_trt.serving.client.openai_chat import (
     HttpStatusError,
     OpenAiConnection,
+    name_server,
     neutral_sampling,
-    version_field,
+    version_path,
 )
 
 ANSWER_S = 300.0
 """Most seconds of an answer, and of silence in it."""
 LIKELIEST = 5
 _QUESTION_S = 20.0
-_MAX_METRICS = 8 << 20
 _REFUSED = (400, 422, 500, 501)
 
 Prompt = str | tuple[int, ...]
@@ -52,34 +52,21 @@ class AskedServer:
     def __init__(self, url: str, option: str) -> None:
         self._connection = OpenAiConnection(url, option, f"is the server of {option} there?")
         self.base = self._connection.base
-        listed = self._connection.read("/models", None, _QUESTION_S).get("data")
-        models = (
-            [one for one in listed if isinstance(one, dict)] if isinstance(listed, list) else []
-        )
+        data = self._connection.read("/models", None, _QUESTION_S).get("data")
+        listed = data if isinstance(data, list) else []
+        models = [one for one in listed if isinstance(one, dict)]
         if not models:
             raise DflashError("lists no model", where=self.base)
         self.owner, self.model = (str(models[0].get(key)) for key in ("owned_by", "id"))
-        path, field = version_field(self.owner)
-        try:
-            told = self._connection.read(path, None, _QUESTION_S, at_root=True).get(field, "")
-        except DflashError:
-            told = ""  # many do not tell
-        self.title = one_line(" ".join(f"{self.owner} {told}".split()) + f", {self.model}", 120)
+        told = self._connection.read_above(version_path(self.owner), _QUESTION_S)
+        self.title = f"{name_server(self.owner, told)}, {one_line(self.model, 120)}"
         self._neutral = neutral_sampling(models)
         self._forms: dict[str, tuple[bool, bool]] = {}
 
     def read_metrics(self) -> dict[str, float]:
         """What its metrics tell of drafts now; nothing where it has none."""
-        for path in ("/metrics", "/prometheus/metrics"):
-            try:
-                reply = self._connection.open(path, None, _QUESTION_S, at_root=True)
-                with reply:
-                    found = read_metrics(reply.read(_MAX_METRICS).decode(errors="replace"))
-            except (DflashError, OSError, ValueError):
-                continue  # nobody has to have them
-            if found:
-                return found
-        return {}
+        texts = (self._connection.read_above(path, _QUESTION_S) for path in METRICS)
+        return next(filter(None, map(read_metrics, texts)), {})
 
     def ask_all(
         self, prompts: Sequence[Prompt], asking: Asking, progress: Progress, beside: int = 1

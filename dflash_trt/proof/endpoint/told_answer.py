@@ -41,12 +41,13 @@ class ToldAnswer:
     drafts: DraftCounts | None
     estimate: DraftCounts | None
 
-    def parts(self, unit: Unit) -> list[Any] | None:
-        """What is compared in that unit; None where it is not told."""
+    def parts(self, unit: Unit) -> list[tuple[Any, ToldToken]] | None:
+        """What is compared in that unit, with its token; None where it is not told."""
         if unit == "character":
-            return [*self.text]
-        found = [one.token_id if unit == "token id" else one.name for one in self.tokens]
-        return None if None in found or (self.text and not found) else found
+            return [(one, ToldToken(None, one.encode(errors="replace"))) for one in self.text]
+        found = [(one.token_id if unit == "token id" else one.name, one) for one in self.tokens]
+        is_told = all(key is not None for key, _ in found) and (found or not self.text)
+        return found if is_told else None
 
 
 def read_answer(events: Iterable[Mapping[str, Any]], where: str) -> ToldAnswer:

@@ -16,6 +16,8 @@ from itertools import chain, zip_longest
 ESTIMATE = "tokens a chunk"
 SETTLE_S = 0.6
 """How long counters may lag behind answers: our own are told twice a second."""
+METRICS = ("/metrics", "/prometheus/metrics")
+"""Where servers have them, above /v1."""
 _GAUGES = ("sglang:spec_accept_length", "trtllm_spec_decode_acceptance_length")
 _OURS = "dflash_accepted_draft_tokens_by_position_total"
 # Counters of a server: steps, drafts, accepted ones, and those by position.
@@ -119,10 +121,10 @@ def read_answer_counts(told: Mapping[str, object], tokens: int) -> DraftCounts |
     return None
 
 
-def read_metrics(text: str) -> dict[str, float]:
+def read_metrics(text: bytes) -> dict[str, float]:
     """What Prometheus's text tells of drafts, summed over labels; positions, from 0, in names."""
     known, found = {*_GAUGES, *chain.from_iterable(_COUNTERS)}, dict[str, float]()
-    for name, labels, value in _SAMPLE.findall(text):
+    for name, labels, value in _SAMPLE.findall(text.decode(errors="replace")):
         if name in known:
             place = _POSITION.search(labels)
             key = name if place is None else f"{name} {int(place[1]) - (name == _OURS)}"

@@ -43,20 +43,27 @@ def neutral_sampling(models: object) -> dict[str, Any]:
     return dict(_NEUTRAL) if is_ours else {}
 
 
-def version_field(owner: str) -> tuple[str, str]:
-    """The path, above /v1, and the field that tell a server's version, by `owned_by` of models.
+def version_path(owner: str) -> str:
+    """Where above /v1 a server tells its version, by `owned_by` of the models that it lists."""
+    return {"sglang": "/server_info", "llamacpp": "/props"}.get(owner, "/version")
 
-    Our own, vLLM and TensorRT-LLM have /version.
-    """
-    known = {"sglang": ("/server_info", "version"), "llamacpp": ("/props", "build_info")}
-    return known.get(owner, ("/version", "version"))
+
+def name_server(owner: str, told: bytes) -> str:
+    """A server's name and version, of what it tells at `version_path`."""
+    try:
+        fields = parse_json(told, "version", MAX_VALUES)
+    except DflashError:
+        fields = None
+    fields = fields if isinstance(fields, dict) else {}
+    version = fields.get("version") or fields.get("build_info") or ""
+    return one_line(f"{owner} {version}", 80)
 
 
 class HttpStatusError(DflashError):
-    """A server's answer whose HTTP status `status` says that it refuses or fails."""
+    """An answer with an HTTP `status` of failure."""
 
-    def __init__(self, what: str, status: int, where: str, fix: str | None) -> None:
-        super().__init__(what, where=where, fix=fix)
+    def __init__(self, what: str, status: int, **more: str | None) -> None:
+        super().__init__(what, where=more["where"], fix=more["fix"])
         self.status = status
 
 
@@ -85,58 +92,45 @@ class OpenAiConnection:
         self._unreachable = unreachable
 
     def open(
-        self,
-        path: str,
-        body: Mapping[str, Any] | None,
-        timeout_s: float,
-        *,
-        at_root: bool = False,
+        self, path: str, body: Mapping[str, Any] | None, timeout_s: float, base: str | None = None
     ) -> HTTPResponse:
-        """The reply to a POST of `body`, or to a GET; its body is unread.
-
-        `path` is below /v1, or `at_root` above it.
-        """
+        """The reply to a POST of `body`, or to a GET, below /v1 or `base`; its body is unread."""
         headers = {"Content-Type": "application/json", "Accept": "*/*"}
         if key := os.environ.get(API_KEY):
             headers["Authorization"] = f"Bearer {key}"
         data = None if body is None else json.dumps(body).encode()
         try:
-            base = self.base.removesuffix("/v1") if at_root else self.base
-            request = urllib.request.Request(base + path, data, headers)
+            request = urllib.request.Request((base or self.base) + path, data, headers)
             reply: HTTPResponse = _opener.open(request, timeout=timeout_s)  # of one silence
         except urllib.error.HTTPError as error:
             fix = f"set {API_KEY}" if error.code == 401 else None
             what = f"answers {error.code} to {path}: {_read_detail(error)}"
-            raise HttpStatusError(what, error.code, self.base, fix) from error
+            raise HttpStatusError(what, error.code, where=self.base, fix=fix) from error
         except (OSError, HTTPException, ValueError) as error:
             what = f"does not answer {path} ({one_line(error, 120)})"
             raise DflashError(what, where=self.base, fix=self._unreachable) from error
         return reply
 
-    def read(
-        self,
-        path: str,
-        body: Mapping[str, Any] | None,
-        timeout_s: float,
-        *,
-        at_root: bool = False,
-    ) -> dict[str, Any]:
+    def read(self, path: str, body: Mapping[str, Any] | None, timeout_s: float) -> dict[str, Any]:
         """As `open`, and the object that is answered."""
-        with self.open(path, body, timeout_s, at_root=at_root) as reply:
+        with self.open(path, body, timeout_s) as reply:
             return read_reply(reply, self.base + path)
 
+    def read_above(self, path: str, timeout_s: float) -> bytes:
+        """What is above /v1, where not everyone has something; else nothing."""
+        try:
+            with self.open(path, None, timeout_s, self.base.removesuffix("/v1")) as reply:
+                return reply.read(MAX_BYTES)
+        except (DflashError, OSError, HTTPException, ValueError):
+            return b""
+
     def events(
-        self,
-        path: str,
-        body: Mapping[str, Any],
-        silence_s: float,
-        whole_s: float = math.inf,
+        self, path: str, body: Mapping[str, Any], silence_s: float, whole_s: float = math.inf
     ) -> Generator[dict[str, Any], None, None]:
         """The events of a streamed answer to a POST of `body`; closing it ends the answer.
 
         Raises:
-            DflashError: no stream, one that ends early, is silent for `silence_s` seconds, or not
-                whole after `whole_s`.
+            DflashError: it fails, ends early, is silent for `silence_s` or not whole in `whole_s`.
         """
         ends_at, why, left, held = time.monotonic() + whole_s, "", _MAX_ANSWER, b""
         with closing(self.open(path, body, silence_s)) as reply:
@@ -155,18 +149,15 @@ class OpenAiConnection:
                         if field == b"data" and data.strip() == b"[DONE]":
                             return
                         if field == b"data":
-                            yield self._check_event(_parse_object(data, self.base))
+                            event = _parse_object(data, self.base)
+                            if told := event.get("error"):
+                                raise DflashError(f"failed: {one_line(told)}", where=self.base)
+                            yield event
                     if time.monotonic() > ends_at:
-                        what = f"did not end its answer within {whole_s:g} s"
-                        raise DflashError(what, where=self.base)
+                        raise DflashError(f"takes over {whole_s:g} s to answer", where=self.base)
             except (OSError, HTTPException, ValueError) as error:
                 why = f" ({one_line(error, 100)})"
         raise DflashError(f"the answer broke off{why}", where=self.base, fix="ask again")
-
-    def _check_event(self, event: dict[str, Any]) -> dict[str, Any]:
-        if event.get("error"):
-            raise DflashError(f"failed: {one_line(event['error'], 200)}", where=self.base)
-        return event
 
 
 def _read_detail(error: urllib.error.HTTPError) -> str:

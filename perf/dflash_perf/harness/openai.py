@@ -13,9 +13,13 @@ import aiohttp
 from dflash_perf.harness.records import ServerCounts, Trace
 from dflash_perf.harness.sweep_config import DEFAULT_MODEL, Configuration, SweepConfig
 from dflash_trt.errors import DflashError, one_line
-from dflash_trt.serving.client.draft_counts import read_answer_counts, read_metrics
+from dflash_trt.serving.client.draft_counts import METRICS, read_answer_counts, read_metrics
 from dflash_trt.serving.client.errors import ServedModelError
-from dflash_trt.serving.client.openai_chat import neutral_sampling, version_field
+from dflash_trt.serving.client.openai_chat import (
+    name_server,
+    neutral_sampling,
+    version_path,
+)
 
 _TEXT_FIELDS = ("content", "reasoning_content", "reasoning")
 _CONNECT_TIMEOUT_S = 10.0
@@ -79,21 +83,20 @@ class OpenAiEndpoint:
             what = f"has no model {self._model!r}, but {', '.join(map(str, names))}"
             raise DflashError(what, where=self._root, usage=True)
         owner = str(models[0].get("owned_by")) if models else server
-        path, field = version_field(owner)
-        told = str(json.loads(await self._read(path) or "{}").get(field, ""))
-        title = one_line(f"{owner} {told}", 80).strip()
+        title = name_server(owner, await self._read_above(version_path(owner)))
         return {"server": title, "model": self._model, "parameters": {}}
 
     async def read_metrics(self) -> dict[str, float]:
-        return read_metrics(await self._read("/metrics"))
+        texts = [await self._read_above(path) for path in METRICS]
+        return next(filter(None, map(read_metrics, texts)), {})
 
-    async def _read(self, path: str) -> str:
-        """What it answers above /v1; nothing where it has no such thing."""
+    async def _read_above(self, path: str) -> bytes:
+        """What is above /v1, where not everyone has something; else nothing."""
         try:
             async with self._session.get(self._root.removesuffix("/v1") + path) as reply:
-                return await reply.text(errors="replace") if reply.ok else ""
+                return await reply.read() if reply.ok else b""
         except (aiohttp.ClientError, TimeoutError):
-            return ""
+            return b""
 
     async def send(self, prompt: str, seed: int, trace: Trace, schema: str | None = None) -> None:
         asked: dict[str, Any] = {"prompt": prompt}
