@@ -86,11 +86,10 @@ def compare_answers(
 
 
 def _gap(want: ToldToken | None, got: ToldToken | None) -> tuple[float | None, bool]:
-    """By how much `want` was likelier than `got`, to whoever tells both; or at least that."""
-    if want is None or got is None or want.logprob is None or not want.likeliest:
-        return None, False
+    """By how much `want` was likelier than `got`, by its own word if it tells; or at least that."""
     for own, other in ((want, got), (got, want)):
-        rival = None if own.likeliest is None else own.likeliest.get(other.name)
-        if own.logprob is not None and rival is not None:
-            return abs(own.logprob - rival), False
-    return max(want.logprob - min(want.likeliest.values()), 0.0), True
+        if own and other and own.logprob is not None and own.likeliest:
+            rival = own.likeliest.get(other.name)
+            least = min(own.likeliest.values()) if rival is None else rival
+            return abs(own.logprob - least), rival is None
+    return None, False
