@@ -13,7 +13,7 @@ from dflash_trt.serving.client.openai_chat import OpenAiConnection, neutral_samp
 from dflash_trt.text.tokenizer import BundleTokenizer
 from dflash_trt.training.rows import RenderedRow
 
-_QUESTION_S, _ANSWER_S = 20.0, 900.0
+_ANSWER_S = 900.0
 _CONCURRENCY = 32
 """Prompts asked at a time: what fills a server's batch; it queues what is more."""
 _ROUND = 4
@@ -137,15 +137,13 @@ class AnswerServer:
         return [*ids, *self._end_ids[:1]] if reason == "stop" else ids or list(self._end_ids[:1])
 
     def _find_model(self, wanted: str | None) -> str:
-        listed = self._server.read("/models", None, _QUESTION_S).get("data")
-        found = listed if isinstance(listed, list) else []
-        described = [one for one in found if isinstance(one, dict)]
+        described = self._server.list_models()
         self._neutral = neutral_sampling(described)
         names = [str(one.get("id")) for one in described]
         if wanted in names or (wanted is None and len(names) == 1):
             return wanted or names[0]
         what = "which of its models is the target?" if wanted is None else f"has no {wanted!r}"
-        shown = ", ".join(one_line(name, 60) for name in names[:5]) or "none"
+        shown = ", ".join(one_line(name, 60) for name in names[:5])
         raise DflashError(
             f"{what} it lists {shown}",
             where=self._base,

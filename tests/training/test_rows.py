@@ -257,7 +257,7 @@ def test_a_model_that_has_to_be_named(tokenizer: BundleTokenizer) -> None:
     for models, model, what in (
         (("a", "b"), None, "which of its models is the target"),
         (("a", "b"), "c", "has no 'c'"),
-        ((), None, "it lists none"),
+        ((), None, "lists no model"),
     ):
         with (
             openai_server(lambda path, body: {}, models) as url,

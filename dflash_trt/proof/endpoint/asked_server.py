@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from dflash_trt.core.progress import Progress
-from dflash_trt.errors import DflashError, one_line
+from dflash_trt.errors import one_line
 from dflash_trt.proof.endpoint.told_answer import ToldAnswer, read_answer
 from dflash_trt.serving.client.draft_counts import METRICS, read_metrics
 from dflash_trt.serving.client.openai_chat import (
@@ -23,7 +23,6 @@ from dflash_trt.serving.client.openai_chat import (
 ANSWER_S = 300.0
 """Most seconds of an answer, and of silence in it."""
 LIKELIEST = 5
-_QUESTION_S = 20.0
 _REFUSED = (400, 422, 500, 501)
 
 Prompt = str | tuple[int, ...]
@@ -52,20 +51,16 @@ class AskedServer:
     def __init__(self, url: str, option: str) -> None:
         self._connection = OpenAiConnection(url, option, f"is the server of {option} there?")
         self.base = self._connection.base
-        data = self._connection.read("/models", None, _QUESTION_S).get("data")
-        listed = data if isinstance(data, list) else []
-        models = [one for one in listed if isinstance(one, dict)]
-        if not models:
-            raise DflashError("lists no model", where=self.base)
+        models = self._connection.list_models()
         self.owner, self.model = (str(models[0].get(key)) for key in ("owned_by", "id"))
-        told = self._connection.read_above(version_path(self.owner), _QUESTION_S)
+        told = self._connection.read_above(version_path(self.owner))
         self.title = f"{name_server(self.owner, told)}, {one_line(self.model, 120)}"
         self._neutral = neutral_sampling(models)
         self._forms: dict[str, tuple[bool, bool]] = {}
 
     def read_metrics(self) -> dict[str, float]:
         """What its metrics tell of drafts now; nothing where it has none."""
-        texts = (self._connection.read_above(path, _QUESTION_S) for path in METRICS)
+        texts = map(self._connection.read_above, METRICS)
         return next(filter(None, map(read_metrics, texts)), {})
 
     def ask_all(

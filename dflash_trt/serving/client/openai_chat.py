@@ -22,7 +22,7 @@ from dflash_trt.sampling.params import SamplingParams
 
 API_KEY = "OPENAI_API_KEY"
 """The environment's variable that has the key, as OpenAI's own clients read it."""
-_QUESTION_S, _ANSWER_S = 20.0, 600.0
+QUESTION_S, _ANSWER_S = 20.0, 600.0
 _MAX_LINE = 1 << 20
 _MAX_ANSWER = 256 << 20
 """Bytes of a stream: an event for each of a million tokens."""
@@ -116,10 +116,24 @@ class OpenAiConnection:
         with self.open(path, body, timeout_s) as reply:
             return read_reply(reply, self.base + path)
 
-    def read_above(self, path: str, timeout_s: float) -> bytes:
+    def list_models(self) -> list[dict[str, Any]]:
+        """The models that it lists, at least one; DflashError for a first without a usable name."""
+        listed = self.read("/models", None, QUESTION_S).get("data")
+        models = (
+            [one for one in listed if isinstance(one, dict)] if isinstance(listed, list) else []
+        )
+        if not models or "id" not in models[0]:
+            raise DflashError("lists no model", where=self.base)
+        name = models[0]["id"]
+        if not isinstance(name, str) or not 0 < len(name) <= _MAX_NAME:
+            what = f"lists a model by the name {one_line(repr(name), 60)}"
+            raise DflashError(what, where=self.base)
+        return models
+
+    def read_above(self, path: str) -> bytes:
         """What is above /v1, where not everyone has something; else nothing."""
         try:
-            with self.open(path, None, timeout_s, self.base.removesuffix("/v1")) as reply:
+            with self.open(path, None, QUESTION_S, self.base.removesuffix("/v1")) as reply:
                 return reply.read(MAX_BYTES)
         except (DflashError, OSError, HTTPException, ValueError):
             return b""
@@ -207,17 +221,11 @@ class OpenAiChat:
     ) -> None:
         self._server = OpenAiConnection(url, "--url", "is the server there?")
         self.base = self._server.base
-        listed = self._server.read("/models", None, _QUESTION_S)
-        try:
-            self.model: str = listed["data"][0]["id"]
-        except (LookupError, TypeError) as error:
-            raise DflashError("lists no model", where=self.base) from error
-        if not isinstance(self.model, str) or not 0 < len(self.model) <= _MAX_NAME:
-            what = f"lists a model by the name {one_line(repr(self.model), 60)}"
-            raise DflashError(what, where=self.base)
+        models = self._server.list_models()
+        self.model = models[0]["id"]
         self._body: dict[str, Any] = {
             "model": self.model,
-            **neutral_sampling(listed["data"]),
+            **neutral_sampling(models),
             "stream": True,
             "stream_options": {"include_usage": True},
             "temperature": sampling.temperature,
