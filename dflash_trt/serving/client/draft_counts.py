@@ -39,7 +39,9 @@ _TOLD = (
         "rejected_prediction_tokens"
     ),
 )
-_SAMPLE = re.compile(r"^([\w:]+)(?:\{(.*)\})? (\d{1,15}(?:\.\d*)?(?:e[+]?\d\d)?)$", re.MULTILINE)
+_SAMPLE = re.compile(
+    r"^([\w:]+)(?:\{(.*)\})? (\d{1,15}(?:\.\d*)?(?:e[+]?\d\d)?)(?: \d+)?$", re.MULTILINE
+)
 _POSITION = re.compile(r'position="(\d{1,3})"')
 
 
