@@ -49,8 +49,8 @@ def ask(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[A
 
 
 def test_equal_servers_are_identical(ask: Ask) -> None:
-    plain = InventedServer(owner="llamacpp")
-    outcome = ask("verify", InventedServer(), plain)
+    plain = InventedServer(owner="llamacpp", ids=False)
+    outcome = ask("verify", InventedServer(ids=False), plain)
     assert outcome.code == 0, outcome.err
     assert "A: vllm 9.9, Qwen/Qwen3-8B" in outcome.out
     assert "B against A: 8 of 8 answers identical; 1,000 equal" in outcome.out
@@ -95,10 +95,13 @@ def test_servers_that_tell_little_are_compared_by_what_they_tell(ask: Ask) -> No
     mute = InventedServer(logprobs=False, ids=False, changed={PROMPTS[1]: 3})
     outcome = ask("verify", strict, strict)
     assert outcome.code == 0 and "log-probabilities 0 apart" in outcome.out
-    outcome = ask("verify", strict, mute)
+    outcome = ask("verify", mute, strict)
     assert outcome.code == 1
     assert "set, prompt 2, output character 1" in outcome.out
     assert "no log-probability is told: changed" in outcome.out
+    outcome = ask("verify", strict, mute)
+    assert outcome.code == 1 and "set, prompt 2, output token 3: " in outcome.out
+    assert "2 nats less likely: changed" in outcome.out
 
 
 @pytest.mark.parametrize(

@@ -89,7 +89,8 @@ class InventedServer:
             text = "".join(WORDS[ids[one]] for one in new)
             choice |= {"delta": {"content": text}} if is_chat else {"text": text}
             if self.logprobs and body.get("logprobs"):
-                pairs = [(ids[one], -0.1 - lows[one], rivals[one]) for one in new]
+                told = new[: 1 if self.owner == "llamacpp" else None]  # none of accepted drafts
+                pairs = [(ids[one], -0.1 - lows[one], rivals[one]) for one in told]
                 choice["logprobs"] = {
                     "content": [
                         {

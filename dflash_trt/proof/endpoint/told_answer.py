@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import zip_longest
 from typing import Any, Literal
@@ -13,6 +13,7 @@ from dflash_trt.serving.client.draft_counts import DraftCounts, estimate_counts,
 Unit = Literal["token id", "token", "character"]
 UNITS: tuple[Unit, ...] = ("token id", "token", "character")
 """What answers can be compared by, the best first."""
+_SHOWN = 12
 _TEXTS = ("reasoning_content", "reasoning", "content", "text")
 
 
@@ -49,6 +50,21 @@ class ToldAnswer:
         is_told = all(key is not None for key, _ in found) and (found or not self.text)
         return found if is_told else None
 
+    def spell(self, like: Sequence[ToldToken]) -> list[tuple[Any, ToldToken]]:
+        """The text in the tokens of another answer, as far as it goes on as they or rivals do."""
+        left, found = self.text.encode(), list[tuple[Any, ToldToken]]()
+        for one in like:
+            rivals = sorted(filter(None, one.likeliest or ()), key=len, reverse=True)
+            names = (name for name in (one.name, *rivals) if name and left.startswith(name))
+            name = next(names, left[:_SHOWN])
+            if not left:
+                break
+            found.append((name, one if name == one.name else ToldToken(None, name)))
+            left = left[len(name) :]
+            if name != one.name:
+                return found
+        return [*found, *([(left, ToldToken(None, left[:_SHOWN]))] if left else [])]
+
 
 def read_answer(events: Iterable[Mapping[str, Any]], where: str) -> ToldAnswer:
     """The answer in the events of a stream of chats or completions.
@@ -79,6 +95,8 @@ def read_answer(events: Iterable[Mapping[str, Any]], where: str) -> ToldAnswer:
     counts = usage if isinstance(usage, dict) else {}
     prompt, output = (counts.get(f"{kind}_tokens") for kind in ("prompt", "completion"))
     tokens = output if type(output) is int else len(told)
+    if len(told) != tokens and b"".join(one.name or b"" for one in told) != text.encode():
+        told = []  # llama-server tells none of accepted drafts
     return ToldAnswer(
         text=text,
         tokens=tuple(told),
