@@ -107,14 +107,14 @@ class OpenAiEndpoint:
             asked["response_format"] = {"type": "json_schema", "json_schema": wrapped}
         body = json.dumps({**self._body, **asked, "seed": seed}).encode()
         trace.start()
-        ended = False
         try:
-            async with self._session.post(self._url, data=body) as reply:
-                if reply.status != 200:
-                    text = (await reply.content.read(2000)).decode(errors="replace")
-                    raise ServedModelError(f"HTTP {reply.status}: {_reason(text)}", "failed")
-                while line := await reply.content.readuntil(b"\n"):
-                    ended = self._take(line.strip(), time.perf_counter(), trace) or ended
+            try:
+                ended = await self._stream(body, trace)
+            except (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError):
+                if trace.last_at is not None:
+                    raise
+                # llama-server closes connections that were to be kept: on a new one then.
+                ended = await self._stream(body, trace)
         except (aiohttp.ClientConnectionError, ConnectionError) as error:
             raise ServedModelError(one_line(error), "unavailable", unreachable=True) from None
         except (aiohttp.ClientError, ValueError) as error:
@@ -122,6 +122,17 @@ class OpenAiEndpoint:
         if not ended:
             what = "the stream ended before its end"
             raise ServedModelError(what, "unavailable", unreachable=True)
+
+    async def _stream(self, body: bytes, trace: Trace) -> bool:
+        """Sends a request and reads its stream; whether that came to its end."""
+        ended = False
+        async with self._session.post(self._url, data=body) as reply:
+            if reply.status != 200:
+                text = (await reply.content.read(2000)).decode(errors="replace")
+                raise ServedModelError(f"HTTP {reply.status}: {_reason(text)}", "failed")
+            while line := await reply.content.readuntil(b"\n"):
+                ended = self._take(line.strip(), time.perf_counter(), trace) or ended
+        return ended
 
     async def is_alive(self) -> bool:
         try:
