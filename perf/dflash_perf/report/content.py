@@ -105,7 +105,7 @@ def _gather(
             ("Notes", [_notes(points)]),
             (
                 "Points: means over the repeats, ± half of the mean's 95 % confidence interval",
-                [point_table(points, unit, base)],
+                [point_table(points, unit)],
             ),
             ("Sets of prompts, without answers that repeat themselves", [set_table(points)]),
             ("Configurations", [configuration_table(config, plan.get("servers", {}))]),

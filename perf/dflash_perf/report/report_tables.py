@@ -55,20 +55,16 @@ def answer_table(
     return Table.of(rows) if rows else None
 
 
-def point_table(points: Sequence[SweepPoint], unit: str, baseline: str) -> Table:
-    """Every point's figures, and its throughput over the baseline's at the same load."""
+def point_table(points: Sequence[SweepPoint], unit: str) -> Table:
+    """Every point's figures."""
     rows = []
-    plain = {one.load: one.throughput for one in points if one.configuration == baseline}
     for point in points:
         share = point.value("client_cpu_share")
-        rate, other = point.throughput, plain.get(point.load)
-        ratio = rate.mean / other.mean if rate and other and other.mean else None
         cells = {
             "configuration": point.configuration,
             "load": point.load.label,
             "interactivity": format_number(point.interactivity),
-            unit: format_spread(rate),
-            f"÷ {baseline}": format_ratio(ratio),
+            unit: format_spread(point.throughput),
             **{
                 f"{tag.upper()} {rank}, ms": format_number(point.quantile(tag, rank), 1e3)
                 for tag, rank in _TIMES
