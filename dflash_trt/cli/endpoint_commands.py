@@ -63,6 +63,9 @@ def diagnose_url(
     url: str, bundle: Path | None, prompts: TaskOptions, thinking: str | None, as_json: bool
 ) -> None:
     """Runs `diagnose --url`."""
+    if bundle is not None and thinking is not None:
+        what = "is the server's template's, which token ids of a BUNDLE do not pass"
+        raise DflashError(what, where="--thinking", usage=True)
     _, sets = _read_sets(bundle, prompts)
     switch = None if thinking is None else thinking == "on"
     temperature = prompts.sampling.temperature

@@ -150,6 +150,7 @@ def test_what_does_not_go_together_is_refused(run: Run, bundle: Path) -> None:
     run("verify", bundle, "--against-url", url).fails(2, "--against-url: needs --url")
     run("verify", "--url", url, "--repeats", 1).fails(2, "--repeats: does not go with --url")
     run("verify", "--url", url).fails(2, "no prompt")
+    run("diagnose", bundle, "--url", url, "--thinking", "on").fails(2, "--thinking: is the server")
     run("verify", "--url", "ftp://x", "--prompt", "a").fails(2, "--url", "is no http://")
     run("diagnose", "--url", url, "--prompt", "a").fails(1, "does not answer /models")
 
