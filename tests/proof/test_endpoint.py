@@ -185,39 +185,22 @@ def test_gauges_and_counters_are_read_as_prometheus_writes_them() -> None:
     assert (counts.steps, counts.drafted, counts.by_position) == (10, 30, (10, 5))
 
 
+STEPS = {"num_spec_steps": 4, "acceptance_histogram": [1, 1, 1, 1]}
+VLLM = STEPS | {"num_accepted_draft_tokens": 6, "num_draft_tokens": 12}
+TENSORRT_LLM = STEPS | {"total_accepted_draft_tokens": 6, "total_draft_tokens": 12}
+OPENAI = {"accepted_prediction_tokens": 6, "rejected_prediction_tokens": 6}
+
+
 @pytest.mark.parametrize(
     "told",
     [
-        {
-            "metrics": {
-                "speculative_decoding": {
-                    "num_spec_steps": 4,
-                    "num_accepted_draft_tokens": 6,
-                    "num_draft_tokens": 12,
-                    "acceptance_histogram": [1, 1, 1, 1],
-                }
-            }
-        },
-        {
-            "speculative_decoding": {
-                "num_spec_steps": 4,
-                "total_accepted_draft_tokens": 6,
-                "total_draft_tokens": 12,
-                "acceptance_histogram": [1, 1, 1, 1],
-            }
-        },
-        {
-            "usage": {
-                "completion_tokens_details": {
-                    "accepted_prediction_tokens": 6,
-                    "rejected_prediction_tokens": 6,
-                }
-            }
-        },
+        {"metrics": {"speculative_decoding": VLLM}},
+        {"speculative_decoding": TENSORRT_LLM},
+        {"usage": {"completion_tokens_details": OPENAI}},
     ],
 )
 def test_counts_of_an_answer(told: dict[str, Any]) -> None:
-    """As vLLM, TensorRT-LLM and OpenAI's names have them, of 11 tokens in 4 steps."""
+    """Of 11 tokens in 4 steps."""
     counts = draft_counts.read_answer_counts(told, 11)
     assert counts is not None and counts.length == 2.5
     assert (counts.steps, counts.accepted, counts.drafted) == (4, 6, 12)
