@@ -12,6 +12,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, zip_longest
+from typing import Any
 
 ESTIMATE = "tokens a chunk"
 SETTLE_S = 0.6
@@ -29,16 +30,13 @@ _COUNTERS = [
 _OUR_KINDS = ("verify_steps", "draft_tokens", "accepted_draft_tokens")
 _COUNTERS.append([*(f"dflash_{kind}_total" for kind in _OUR_KINDS), _OURS])
 # In an answer: where, and there the names of steps, accepted drafts, and drafts.
-_TOLD = (
-    ("metrics.speculative_decoding num_spec_steps num_accepted_draft_tokens num_draft_tokens"),
-    ("speculative_decoding num_spec_steps total_accepted_draft_tokens total_draft_tokens"),
-    ("meta_info spec_verify_ct spec_accept_token_num spec_draft_token_num"),
-    ("timings - draft_n_accepted draft_n"),
-    (
-        "usage.completion_tokens_details num_verify_steps accepted_prediction_tokens "
-        "rejected_prediction_tokens"
-    ),
-)
+_TOLD = """
+metrics.speculative_decoding num_spec_steps num_accepted_draft_tokens num_draft_tokens
+speculative_decoding num_spec_steps total_accepted_draft_tokens total_draft_tokens
+meta_info spec_verify_ct spec_accept_token_num spec_draft_token_num
+timings - draft_n_accepted draft_n
+usage.completion_tokens_details num_verify_steps accepted_prediction_tokens -
+"""
 _SAMPLE = re.compile(
     r"^([\w:]+)(?:\{(.*)\})? (\d{1,15}(?:\.\d*)?(?:e[+]?\d\d)?)(?: \d+)?$", re.MULTILINE
 )
@@ -96,21 +94,18 @@ def read_answer_counts(told: Mapping[str, object], tokens: int) -> DraftCounts |
 
     `told` has its usage, metrics and timings, and the keys of its last choice.
     """
-    for line in _TOLD:
+    for line in _TOLD.split("\n")[1:-1]:
         path, *names = line.split()
-        inside: object = told
+        inside: Any = told
         for key in path.split("."):
             inside = inside.get(key) if isinstance(inside, dict) else None
-        if not isinstance(inside, dict):
+        found = inside if isinstance(inside, dict) else {}
+        steps, accepted, drafted = (_count(found.get(name)) for name in names)
+        if (rejected := _count(found.get("rejected_prediction_tokens"))) is not None:
+            drafted = rejected + (accepted or 0)
+        if accepted is None or drafted is None or not (drafted or steps):
             continue
-        steps, accepted, drafted = (_count(inside.get(name)) for name in names)
-        if accepted is None or drafted is None:
-            continue
-        if names[-1].startswith("rejected"):
-            drafted += accepted
-        if not drafted and not steps:
-            continue
-        raw = inside.get("acceptance_histogram")
+        raw = found.get("acceptance_histogram")
         bars = [_count(one) or 0.0 for one in raw] if isinstance(raw, list) else []
         return DraftCounts(
             source="its answers",
@@ -145,15 +140,14 @@ def count_between(
     grown = {key: value - before.get(key, 0.0) for key, value in after.items()}
     for steps, drafted, accepted, positions in _COUNTERS:
         if drafted in grown:
-            taken, places = grown.get(accepted, 0.0), range(len(grown))
+            taken = grown.get(accepted, 0.0)
+            places = [grown.get(f"{positions} {one}") for one in range(len(grown))]
             return DraftCounts(
                 source="its metrics",
                 steps=grown.get(steps) or max(emitted - taken, 0.0),
                 accepted=taken,
                 drafted=grown[drafted],
-                by_position=tuple(
-                    grown[key] for one in places if (key := f"{positions} {one}") in grown
-                ),
+                by_position=tuple(one for one in places if one is not None),
             )
     gauge = next((after[one] for one in _GAUGES if after.get(one)), None)
     return None if gauge is None else DraftCounts(source="its gauge", gauge=gauge)
@@ -167,6 +161,5 @@ def estimate_counts(chunks: Sequence[int], tokens: int) -> DraftCounts | None:
     return DraftCounts(source=ESTIMATE, steps=steps, accepted=emitted - steps)
 
 
-def _count(value: object) -> float | None:
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    return float(value) if is_number and 0 <= value < 1e15 else None  # type: ignore[operator, arg-type]
+def _count(value: Any) -> float | None:
+    return float(value) if type(value) in (int, float) and 0 <= value < 1e15 else None
