@@ -10,7 +10,7 @@ import numpy as np
 
 from dflash_trt.core.progress import Progress
 from dflash_trt.deploy.planning.known_pairs import find_pair, pair_names
-from dflash_trt.errors import DflashError
+from dflash_trt.errors import DflashError, one_line
 from dflash_trt.models.build_config import load_config
 from dflash_trt.proof.diagnosis.gain import Counts, Gain, measure_gain
 from dflash_trt.proof.endpoint.asked_server import AskedServer, Asking, Sets
@@ -122,7 +122,7 @@ def diagnose_endpoint(
         try:
             given, told_sets = ask_sets(server, sets, changed, progress)
         except DflashError as error:
-            gains[name] = error.what
+            gains[name] = one_line(error.what, 120)
             continue
         drafts[name] = told_sets[ALL]
         gain = measure_gain(base, count_answers(given), paired=True)
