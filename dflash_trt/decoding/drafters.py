@@ -137,9 +137,11 @@ def revise_draft(state: RequestState, draft: Sequence[int], most: int) -> list[i
     if state.follower is None:
         return list(draft)
     revised = state.follower.revise(draft, most)
-    same = sum(one == other for one, other in zip(draft, revised, strict=False))
+    state.forced = frozenset(
+        place for place, one in enumerate(revised) if [one] != [*draft[place : place + 1]]
+    )
     for counts in (state.recorder, state.recorder.totals):
-        counts.forced_tokens += len(revised) - same
+        counts.forced_tokens += len(state.forced)
     return revised
 
 

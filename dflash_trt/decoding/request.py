@@ -5,7 +5,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Literal, TypedDict
+from typing import Literal, NamedTuple, TypedDict, get_args
 
 from dflash_trt.backends.base import ExecutorLimits, FloatArray
 from dflash_trt.core.limits import TOO_LONG, advise_shorter
@@ -24,6 +24,10 @@ from dflash_trt.text.detokenise import check_stop_ids, check_stop_strings
 from dflash_trt.text.grammar import Follower
 
 FinishReason = Literal["stop", "length", "cancelled"]
+Origin = Literal["target", "draft", "grammar"]
+"""Who proposed a token of the output: nobody, so that it is the target's own; the drafter; or a
+grammar, which put it in the drafter's place. The target chose all of them."""
+ORIGINS: tuple[Origin, ...] = get_args(Origin)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,6 +52,7 @@ class Continuation:
             that tokens are chosen from: where they cannot come, minus infinity.
         prompt_logprobs: the same of the prompt's tokens but the first; all of it is computed then.
         penalties: change the logits that tokens are chosen from, not log-probabilities.
+        origins: events tell of the output's tokens where they came from.
 
     Raises:
         DflashError: a value that no generator could accept, or more to stop at than
@@ -66,6 +71,7 @@ class Continuation:
     logprobs_mode: LogprobsMode = "raw_logprobs"
     prompt_logprobs: int | None = None
     penalties: Penalties = field(default_factory=Penalties)
+    origins: bool = False
 
     def __post_init__(self) -> None:
         # A step would fail of another type, and end all requests in it.
@@ -107,6 +113,7 @@ class ContinuationOptions(TypedDict, total=False):
     logprobs_mode: LogprobsMode
     prompt_logprobs: int | None
     penalties: Penalties
+    origins: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -180,6 +187,13 @@ class Request(Continuation):
         return self.changes_logits or (self.sampling.min_p > 0 and not self.sampling.greedy)
 
 
+class TokenOrigin(NamedTuple):
+    """Says of a token of the output who proposed it."""
+
+    token_id: int
+    origin: Origin
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestResult:
     """A finished request.
@@ -211,8 +225,8 @@ class TokenEvent:
     token or a step's bonus. `text` is what became visible and `pieces` the same per token; what
     was held back until the end belongs to the last. `result` comes with the finish reason.
     `logprobs`, where wanted, are of the next tokens whose text begins in what is visible by now:
-    they may come later than the token's id. `prompt_logprobs`, where wanted, come with the first
-    tokens.
+    they may come later than the token's id; so do `origins`, all of which have come with the last
+    event. `prompt_logprobs`, where wanted, come with the first tokens.
     """
 
     request_id: int
@@ -224,6 +238,7 @@ class TokenEvent:
     result: RequestResult | None = None
     logprobs: tuple[TokenLogprob, ...] = ()
     prompt_logprobs: tuple[TokenLogprob, ...] | None = None
+    origins: tuple[TokenOrigin, ...] = ()
 
 
 class RequestFailedError(DflashError):

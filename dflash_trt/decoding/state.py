@@ -10,7 +10,14 @@ import numpy as np
 from dflash_trt.backends.base import FloatArray, Scores
 from dflash_trt.core.masks import TokenMask
 from dflash_trt.decoding.logprobs import TokenLogprob, score_token
-from dflash_trt.decoding.request import FinishReason, Request, RequestResult, TokenEvent
+from dflash_trt.decoding.request import (
+    FinishReason,
+    Origin,
+    Request,
+    RequestResult,
+    TokenEvent,
+    TokenOrigin,
+)
 from dflash_trt.decoding.statistics import StatisticsRecorder
 from dflash_trt.sampling.penalties import PenaltyState
 from dflash_trt.text.detokenise import TextStream
@@ -28,8 +35,9 @@ class RequestState:
     `penalties` know its output so far, `mask` what its rules allow anywhere, `processed` are
     log-probabilities of tokens that a step has chosen and the output does not have yet.
     `logprobs` are wanted ones, the first `told` of which events had; the text of their tokens
-    begins at `starts`, and `shown` characters of it are visible. Requests of one `flow` take turns
-    with others as one.
+    begins at `starts`, and `shown` characters of it are visible. `forced` are places of the newest
+    block whose drafts a grammar put in, `origins` those of tokens, the first `traced` of which
+    events had. Requests of one `flow` take turns with others as one.
     """
 
     request_id: int
@@ -57,6 +65,9 @@ class RequestState:
     told: int = 0
     shown: int = 0
     prompt_logprobs: list[TokenLogprob] = field(default_factory=list)
+    forced: frozenset[int] = frozenset()
+    origins: list[TokenOrigin] = field(default_factory=list)
+    traced: int = 0
 
     @property
     def cached_length(self) -> int:
@@ -159,6 +170,7 @@ class RequestState:
             self.recorder.finished_at = now
         self.shown += len(text)
         logprobs = self._tell_logprobs() if self.logprobs else ()
+        origins = self._tell_origins(taken, accepted_tokens) if self.request.origins else ()
         if self.finish_reason is not None:
             result = self._to_result()
         return TokenEvent(
@@ -171,7 +183,19 @@ class RequestState:
             result=result,
             logprobs=logprobs,
             prompt_logprobs=self._find_prompt_logprobs() if is_first else None,
+            origins=origins,
         )
+
+    def _tell_origins(self, taken: int, accepted: int) -> tuple[TokenOrigin, ...]:
+        """Takes the newest tokens', and tells those whose text begins in what is visible."""
+        newest = self.token_ids[len(self.token_ids) - taken :]
+        for place, token_id in enumerate(newest):
+            drafted: Origin = "grammar" if place in self.forced else "draft"
+            self.origins.append(TokenOrigin(token_id, drafted if place < accepted else "target"))
+        begin, self.traced = self.traced, len(self.origins)
+        if self.stream is not None and not self.finish_reason:
+            self.traced = begin + sum(start < self.shown for start in self.starts[begin:])
+        return tuple(self.origins[begin : self.traced])
 
     def _tell_logprobs(self) -> tuple[TokenLogprob, ...]:
         begin, end = self.told, len(self.logprobs)
@@ -218,7 +242,8 @@ class RequestState:
 
     def _append_token(self, token_id: int) -> None:
         self.token_ids.append(token_id)
-        if self.request.logprobs is not None and self.stream is not None:
+        wants_starts = self.request.origins or self.request.logprobs is not None
+        if wants_starts and self.stream is not None:
             self.starts.append(self.stream.decoded)
         if token_id in self.stop_ids:
             shows = self.stream is not None and self.request.include_stop_str_in_output

@@ -20,7 +20,7 @@ from dflash_trt.decoding import (
     RequestStatistics,
     TokenLogprob,
 )
-from dflash_trt.decoding.request import Continuation
+from dflash_trt.decoding.request import ORIGINS, Continuation, TokenOrigin
 from dflash_trt.errors import DflashError
 from dflash_trt.sampling.token_rules import TokenRules
 from dflash_trt.serving.client.errors import ServedModelError, read_error
@@ -55,6 +55,7 @@ class GenerationRequest(Continuation):
         prompt: not empty; token ids are taken as they are.
         add_special_tokens: False for a rendered chat template, which writes them itself.
         streaming: False asks for one answer at the end, which costs the server less.
+        speculate: False decodes this request one token a step.
         allowed_token_ids: the only tokens that may come; None: all.
         bad_words: texts that may not come; the served model makes tokens of them.
         grammar: what the output must be; compiled by the served model.
@@ -64,6 +65,7 @@ class GenerationRequest(Continuation):
     prompt: Prompt
     add_special_tokens: bool = True
     streaming: bool = True
+    speculate: bool = True
     allowed_token_ids: tuple[int, ...] | None = None
     bad_words: tuple[str, ...] = ()
     grammar: Grammar | None = None
@@ -79,7 +81,8 @@ class TextDelta:
     """What a request's text grew by; the last one has the result.
 
     `token_ids` are the output's, special ones included; none where the server does not send them.
-    `prompt_logprobs`, where wanted, come with the first one; its first token's is NaN.
+    `prompt_logprobs`, where wanted, come with the first one; its first token's is NaN. `origins`,
+    where wanted, are as a `TokenEvent`'s.
     """
 
     text: str
@@ -87,6 +90,7 @@ class TextDelta:
     result: RequestResult | None = None
     logprobs: tuple[TokenLogprob, ...] = ()
     prompt_logprobs: tuple[TokenLogprob, ...] | None = None
+    origins: tuple[TokenOrigin, ...] = ()
 
 
 class ServedModel(WireClient):
@@ -218,6 +222,8 @@ def _to_parameters(request: GenerationRequest) -> dict[str, Any]:
         "bad_words": json.dumps(request.bad_words) if request.bad_words else None,
         "grammar": None if grammar is None else json.dumps(asdict(grammar)),
         FLOW: request.flow,
+        "speculate": None if request.speculate else False,
+        "origins": request.origins or None,
         "add_special_tokens": None if request.add_special_tokens else False,
     }
     return {name: value for name, value in wanted.items() if value is not None}
@@ -238,7 +244,15 @@ def _read_delta(response: Response, request: GenerationRequest) -> TextDelta:
         token_ids=response.numbers("output_ids"),
         logprobs=logprobs,
         prompt_logprobs=of_prompt,
+        origins=_read_origins(response),
     )
+
+
+def _read_origins(response: Response) -> tuple[TokenOrigin, ...]:
+    places, ids = response.numbers("origins"), response.numbers("origin_ids")
+    if len(places) != len(ids) or not {*places} <= {*range(len(ORIGINS))}:
+        raise ServedModelError("sends what are no origins", "failed", where=MODEL)
+    return tuple(TokenOrigin(one, ORIGINS[place]) for one, place in zip(ids, places, strict=True))
 
 
 def _read_statistics(response: Response, first_s: float, end_s: float) -> RequestStatistics:

@@ -31,7 +31,7 @@ DEFAULT_COMPLETION_TOKENS = 16  # OpenAI's; a chat's default is the end of the c
 _SAMPLING = [one.name for one in fields(SamplingParams)]
 _AS_GIVEN = (
     *("ignore_eos", "min_tokens", "include_stop_str_in_output", "skip_special_tokens"),
-    *("add_special_tokens", "logprobs_mode", "prompt_logprobs"),
+    *("add_special_tokens", "logprobs_mode", "prompt_logprobs", "speculate"),
 )
 MOST_CHOICES = 64
 """Outputs of one request; each takes a place of the served model."""
@@ -86,6 +86,7 @@ def _check_cut(given: int) -> int:
 class _StreamOptions(Body):
     include_usage: bool = False
     continuous_usage_stats: bool = False
+    include_tokens: bool = False
     # It hides lengths from who listens on the wire, and adds nothing that is shown.
     include_obfuscation: Any = None
 
@@ -122,6 +123,7 @@ class _CommonBody(StructuredBody):
     truncate_prompt_tokens: Annotated[int, AfterValidator(_check_cut)] | None = None
     return_token_ids: bool = False
     request_id: Annotated[str, Field(pattern=GOOD_ID)] | None = None
+    speculate: bool = True
     # They change nothing about an answer.
     user: Any = None
     metadata: Any = None
@@ -283,6 +285,7 @@ def _read_generation(
             stop_token_ids=tuple(body.stop_token_ids),
             streaming=body.stream,
             logprobs=logprobs,
+            origins=body.stream_options.include_tokens,
             penalties=Penalties(
                 frequency=body.frequency_penalty,
                 presence=body.presence_penalty,

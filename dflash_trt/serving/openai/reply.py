@@ -11,6 +11,7 @@ from itertools import accumulate
 from typing import Any
 
 from dflash_trt.decoding import RequestResult, RequestStatistics, TokenLogprob
+from dflash_trt.decoding.request import TokenOrigin
 from dflash_trt.errors import DflashError
 from dflash_trt.serving.client.client import TextDelta
 from dflash_trt.serving.openai.access import AccessRecord
@@ -202,6 +203,8 @@ class _Choice:
             None if top is None else LogprobsWriter(tokens, chat=self._is_chat, top=top)
         )
         self._untold: list[TokenLogprob] = []
+        self._tokens, self._tells_tokens = tokens, asked.body.stream_options.include_tokens
+        self._untraced: list[TokenOrigin] = []
         self._ids: dict[str, Any] = {"token_ids": []} if asked.body.return_token_ids else {}
         if self._ids and not self._is_chat:
             self._ids["prompt_token_ids"] = asked.prompts[index // asked.body.n]
@@ -230,7 +233,7 @@ class _Choice:
             self._waits = False
             shown = self._begin_text(delta.prompt_logprobs)
             chunks.append({**self.chunk({"content": self._lead}), **shown})
-        self._hear(delta.token_ids, delta.logprobs)
+        self._hear(delta.token_ids, delta.logprobs, delta.origins)
         if not self._echoes_only:
             chunks += self._chunks(self._reader.push(delta.text, delta.token_ids))
         if delta.result is None:
@@ -243,10 +246,16 @@ class _Choice:
         shown = {"delta": delta} if self._is_chat else {"text": delta.get("content", "")}
         return self._show(shown, reason)
 
-    def _hear(self, token_ids: Sequence[int], logprobs: Sequence[TokenLogprob]) -> None:
+    def _hear(
+        self,
+        token_ids: Sequence[int],
+        logprobs: Sequence[TokenLogprob],
+        origins: Sequence[TokenOrigin] = (),
+    ) -> None:
         """Keeps what the next chunk tells, unless only the prompt is echoed."""
         if not self._echoes_only:
             self._untold += logprobs
+            self._untraced += origins
             if self._ids:
                 self._ids["token_ids"] += token_ids
 
@@ -282,13 +291,18 @@ class _Choice:
         return [self.chunk(delta) for delta in deltas]
 
     def _show(self, shown: Mapping[str, Any], reason: str | None) -> dict[str, Any]:
-        """With the log-probabilities that no chunk has had yet."""
+        """With the log-probabilities and tokens that no chunk has had yet."""
         logprobs = None
         if self._logprobs is not None and (self._untold or reason is not None):
             logprobs, self._untold = self._logprobs.write(self._untold), []
         told, self._ids = self._ids, {"token_ids": []} if self._ids else {}
         ending = {"logprobs": logprobs, "finish_reason": reason}
+        if self._tells_tokens:
+            told["tokens"], self._untraced = [*map(self._trace, self._untraced)], []
         return {"index": self._index, **shown, **ending, **told}
+
+    def _trace(self, one: TokenOrigin) -> dict[str, Any]:
+        return {"id": one.token_id, "bytes": [*self._tokens[one.token_id]], "origin": one.origin}
 
 
 def _describe_call(call: CallPiece) -> dict[str, Any]:

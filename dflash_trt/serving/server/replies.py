@@ -19,6 +19,7 @@ import numpy.typing as npt
 
 from dflash_trt.decoding import RequestResult, TokenEvent, TokenLogprob
 from dflash_trt.decoding.jobs import Failure, Outcome
+from dflash_trt.decoding.request import ORIGINS, TokenOrigin
 from dflash_trt.errors import DflashError, one_line
 from dflash_trt.serving.client.wire import FIGURES
 from dflash_trt.serving.server.generation import SUM, TIMED, Generation
@@ -138,6 +139,7 @@ class Reply:
         self._text = generation.lead
         self._token_ids: list[int] = []
         self._logprobs: list[TokenLogprob] = []
+        self._origins: list[TokenOrigin] = []
         self._of_prompt: tuple[TokenLogprob, ...] | None = None
         self._sum = 0.0
 
@@ -181,6 +183,7 @@ class Reply:
                 self._text += event.text
                 self._token_ids += event.token_ids
                 self._logprobs += event.logprobs
+                self._origins += event.origins
                 self._sum += sum(one.logprob for one in event.logprobs)
                 if event.prompt_logprobs is not None:
                     self._of_prompt = event.prompt_logprobs
@@ -192,6 +195,10 @@ class Reply:
         }
         if self._generation.request.logprobs is not None:
             outputs |= _describe_logprobs(self._logprobs)
+        if self._generation.request.origins:
+            ids, origins = [one.token_id for one in self._origins], [*map(_place, self._origins)]
+            outputs["origin_ids"] = np.array(ids, dtype=np.int32)
+            outputs["origins"] = np.array(origins, dtype=np.int32)
         if self._of_prompt is not None:
             # Of the first token, which nothing comes before, there is an id alone.
             columns = _describe_logprobs(self._of_prompt)
@@ -202,7 +209,7 @@ class Reply:
         if SUM in self._generation.wanted:
             outputs["cumulative_logprob"] = np.array([self._sum], dtype=np.float32)
         if self._generation.streaming_text == "delta":
-            self._text, self._token_ids, self._logprobs = "", [], []
+            self._text, self._token_ids, self._logprobs, self._origins = "", [], [], []
         if last.result is not None:
             outputs |= self._describe(last.result)
         self._channel.send(outputs, final=last.result is not None)
@@ -236,6 +243,10 @@ class Reply:
 
 def _is_end(event: TokenEvent | Failure) -> bool:
     return isinstance(event, Failure) or event.result is not None
+
+
+def _place(one: TokenOrigin) -> int:
+    return ORIGINS.index(one.origin)
 
 
 def _describe_logprobs(logprobs: Sequence[TokenLogprob]) -> Outputs:
