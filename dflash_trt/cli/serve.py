@@ -113,6 +113,13 @@ _FRONT_ONLY = {
         help="Where a request to the OpenAI port states no temperature, top_k ...: auto takes "
         "those of the checkpoint's generation_config.json.",
     ),
+    click.option(
+        "--no-page",
+        "page",
+        flag_value=False,
+        default=True,
+        help="No page at / of the OpenAI port.",
+    ),
 )
 @packaging_options
 @click.option("--log-file", type=FILE, help="Append what the server prints to FILE.")
@@ -220,6 +227,8 @@ async def _serve(
             address = client_address(options.host, bound.getsockname()[1])
             names = ", ".join(front_options.model_names or (name,))
             lines.append(f"OpenAI   {front_options.scheme}://{address}/v1 (model {names})")
+            if front_options.page:
+                lines.append(f"page     {front_options.scheme}://{address}/")
 
         def show() -> None:
             click.echo(f"ready after {time.monotonic() - started:.1f} s")

@@ -52,6 +52,17 @@ def schedule_break_even(schedule: BlockSchedule | None, block: float) -> float |
     return seconds / step.target_only
 
 
+def tuned_ratio(schedule: BlockSchedule | None) -> float | None:
+    """Tokens/s of one sequence ÷ the baseline's, as `tune` measured both; None where it did not."""
+    if schedule is None or schedule.measured is None:
+        return None
+    measured, block = schedule.measured, schedule.block_size(1)
+    break_even = schedule_break_even(schedule, block)
+    if block not in measured.block_sizes or break_even is None or measured.steps[0].batch != 1:
+        return None
+    return measured.acceptance_lengths[measured.block_sizes.index(block)] / break_even
+
+
 def timed_break_even(steps: DraftedSteps, ratios: Sequence[float]) -> float | None:
     """The same where speculation ran `ratios` times as fast as plain decoding, with these steps.
 

@@ -26,6 +26,7 @@ from dflash_trt.serving.openai.errors import ApiError, as_api_error
 from dflash_trt.serving.openai.figures import FrontFigures
 from dflash_trt.serving.openai.large import ReplyDesk, check_places
 from dflash_trt.serving.openai.messages import Conversation, check_variables, read_conversation
+from dflash_trt.serving.openai.page import join_page
 from dflash_trt.serving.openai.reply import ReplyWriter
 from dflash_trt.serving.openai.responses_reply import ResponseWriter
 from dflash_trt.serving.openai.responses_request import read_response, rename
@@ -63,7 +64,7 @@ class OpenAiApp:
     """The routes of the API; `models` are the names it answers to.
 
     Without a chat template in `tokenizer` there are no chats. Requests come through a `Gate`;
-    `defaults` are used where they state nothing.
+    `defaults` are used where they state nothing. With `shows_page` `/` is a page.
     """
 
     def __init__(
@@ -74,7 +75,10 @@ class OpenAiApp:
         max_seq_len: int,
         figures: FrontFigures,
         defaults: SamplingDefaults | None = None,
+        *,
+        shows_page: bool = True,
     ) -> None:
+        self._shows_page = shows_page
         self._read_completion = partial(read_completion, defaults=defaults)
         self._read_chat = partial(read_chat, defaults=defaults)
         self._read_response = partial(read_response, defaults=defaults)
@@ -97,6 +101,7 @@ class OpenAiApp:
         """The application."""
         return Starlette(
             routes=[
+                *([Route("/", self.show_page)] if self._shows_page else []),
                 Route("/health", self.health),
                 Route("/ping", self.health, methods=["GET", "POST"]),
                 Route("/metrics", self.show_metrics),
@@ -115,6 +120,10 @@ class OpenAiApp:
                 (DflashError, HTTPException, ClientDisconnect, Exception), _answer_error
             ),
         )
+
+    async def show_page(self, request: Request) -> Response:
+        page, headers = join_page()
+        return Response(page, headers=headers, media_type="text/html")
 
     async def health(self, request: Request) -> Response:
         return Response(status_code=200 if await self.upstream.is_ready() else 503)

@@ -86,7 +86,7 @@ class FrontOptions:
     Without a file of keys and without the variable everyone may ask; `key_requests` are those of
     one key in flight. Without a certificate and key (PEM) it speaks plain HTTP. Web pages of
     `origins` may ask too. `generation_config` says whether the checkpoint's sampling is that of
-    requests which state none.
+    requests which state none, `page` whether there is one at `/`.
     """
 
     model_names: tuple[str, ...] = ()
@@ -97,6 +97,7 @@ class FrontOptions:
     origins: tuple[str, ...] = ()
     log_format: LogFormat = "none"
     generation_config: GenerationConfig = "auto"
+    page: bool = True
 
     @property
     def scheme(self) -> str:

@@ -15,8 +15,9 @@ from pydantic import NonNegativeInt, PositiveInt
 from dflash_trt.bundle.bundle import bound_memory, open_bundle
 from dflash_trt.core.publish import hold_folder
 from dflash_trt.decoding import RequestStatistics, TokenEvent
-from dflash_trt.decoding.drafter_kinds import DrafterKind
+from dflash_trt.decoding.drafter_kinds import NOBODY, DrafterKind, Drafting
 from dflash_trt.decoding.jobs import Failure, Job, Outcome
+from dflash_trt.decoding.tuning.break_even import tuned_ratio
 from dflash_trt.decoding.tuning.bundle_schedule import AUTO, NONE
 from dflash_trt.decoding.worker import GeneratorWorker
 from dflash_trt.errors import DflashError
@@ -147,7 +148,9 @@ class TritonPythonModel:
         self._request_seconds = settings.read("request_seconds", NonNegativeInt)
         self._worker.start()
         name = pair.bundle.manifest.name
-        self._metrics = Metrics(utils, self._worker, name, limits.max_batch, queue)
+        drafter = settings.read("drafter", DrafterKind) if speculation else NOBODY
+        about = _describe_decoding(pair, drafter, follows=follows)
+        self._metrics = Metrics(utils, self._worker, name, limits.max_batch, queue, about)
         self._compiling = CompilingQueue(pair.grammars, capacity, self._worker, self._metrics)
         self._replies = ThreadPoolExecutor(_REPLY_THREADS, "reply")
         self._watch = CancellationWatch()
@@ -223,6 +226,17 @@ class TritonPythonModel:
             self._jobs[request_id].remove(job)
             if not self._jobs[request_id]:
                 del self._jobs[request_id]
+
+
+def _describe_decoding(pair: LoadedPair, drafter: Drafting, *, follows: bool) -> dict[str, str]:
+    """Labels of `dflash_build_info`: who drafts, the largest block, and what decides about it."""
+    words = "live" if follows else "fixed"
+    if pair.schedule is not None:
+        words = pair.schedule.describe().partition(";")[0]
+    about = {"drafter": drafter, "block_schedule": words if drafter != NOBODY else NOBODY}
+    about["block_size"] = str(pair.bundle.manifest.limits.block_size if drafter != NOBODY else 1)
+    ratio = tuned_ratio(pair.schedule)
+    return about | ({} if ratio is None else {"tuned_ratio": f"{ratio:.2f}"})
 
 
 def _outcome(last: TokenEvent | Failure) -> tuple[Outcome, RequestStatistics | None]:

@@ -6,7 +6,7 @@ import re
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from queue import Empty, SimpleQueue
 from typing import Any
@@ -64,7 +64,7 @@ _HISTOGRAMS = {
     "dflash_request_output_tokens": ("output_tokens", "Of an output.", TOKENS),
 }
 _GAUGES = {
-    "dflash_build_info": "1, with the version of dflash-trt that serves.",
+    "dflash_build_info": "1, with the version of dflash-trt that serves, and how it decodes.",
     "dflash_slots": "Slots that there are: requests that run at a time.",
     "dflash_active_slots": "Slots that hold a request.",
     "dflash_waiting_requests": "Requests that wait for a slot.",
@@ -95,10 +95,17 @@ class Metrics:
 
     Every figure is a message to the server and takes it about 0.2 ms. `utils` is the module
     `triton_python_backend_utils`; `slots` requests of `model` run at a time, and `queue` may wait.
+    `about` are labels that say how it decodes.
     """
 
     def __init__(
-        self, utils: Any, worker: GeneratorWorker, model: str, slots: int, queue: int
+        self,
+        utils: Any,
+        worker: GeneratorWorker,
+        model: str,
+        slots: int,
+        queue: int,
+        about: Mapping[str, str],
     ) -> None:
         self._worker, self._utils, self._model = worker, utils, model
         self._families: list[Any] = []  # a family must outlive its metrics
@@ -115,7 +122,7 @@ class Metrics:
         }
         self._gauges: dict[str, Any] = {}
         for name, text in _GAUGES.items():
-            labels = {"version": __version__} if name == "dflash_build_info" else {}
+            labels = {"version": __version__, **about} if name == "dflash_build_info" else {}
             self._gauges[name] = self._metric(self._family(name, text), labels)
         self._histograms = {
             field: self._metric(self._family(name, text), buckets=list(buckets))

@@ -14,6 +14,7 @@ from markupsafe import Markup
 
 from dflash_perf.report.report_tables import Table
 from dflash_perf.report.style import Chart
+from dflash_trt.serving.openai.page import read_style
 
 PNG_DPI = 160
 _METADATA = re.compile(r"<metadata>.*?</metadata>", re.DOTALL)
@@ -56,8 +57,9 @@ class Page:
         filters = {"text": _markdown_text, "cell": _markdown_cell, "path": quote}
         environment.filters.update(filters)
         shown = [(heading, [part for part in parts if part]) for heading, parts in self.sections]
+        style = Markup(read_style())
         page = replace(self, sections=[(heading, parts) for heading, parts in shown if parts])
-        return environment.get_template(template).render(page=page, draw=draw)
+        return environment.get_template(template).render(page=page, draw=draw, style=style)
 
 
 def save_png(chart: Chart, path: Path) -> Path:
