@@ -21,7 +21,9 @@ async function ask(path, options = {}) {
   for (;;) {
     const key = sessionStorage.getItem("key");
     const headers = { "Content-Type": "application/json", ...(key ? { Authorization: `Bearer ${key}` } : {}) };
-    const answer = await fetch(path, { ...options, headers, cache: "no-store" });
+    const answer = await fetch(path, { ...options, headers, cache: "no-store" }).catch((error) => {
+      throw error.name === "AbortError" ? error : new Error("The server does not answer.");
+    });
     if (answer.ok) return answer;
     if (answer.status !== 401) {
       const told = await answer.json().catch(() => ({}));

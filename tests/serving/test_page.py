@@ -1,0 +1,240 @@
+"""The page in a real browser, before the demo pair and before models that say anything."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from collections import Counter
+from collections.abc import AsyncGenerator, Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import pytest
+
+from dflash_trt.decoding.request import ORIGINS, TokenOrigin
+from dflash_trt.serving.client.client import GenerationRequest, TextDelta
+from dflash_trt.serving.openai.front_options import FrontOptions
+from dflash_trt.serving.openai.page import join_page
+from tests.cli.bigram import write_tokenizer
+from tests.serving.chromium import Tab, find_chromium, open_tab
+from tests.serving.fronts import Front, ScriptedModel, result_of, switching_front
+from tests.serving.served import (
+    PROMPTS,
+    SERVER_PORTS,
+    SLOTS,
+    Served,
+    fetch,
+    starting,
+    wait_ready,
+)
+from tests.serving.test_tokens import TOLD
+
+KEY = "a-key-of-the-page-0123"
+DEAD_S = 3.0
+in_browser = pytest.mark.exhaustive
+SPANS = "[...document.querySelectorAll('.message.answer:last-child [data-at]')]"
+FITS = "document.documentElement.scrollWidth <= innerWidth"
+
+
+@pytest.fixture(scope="module")
+def tab() -> Iterator[Tab]:
+    chromium = find_chromium()
+    if chromium is None:
+        pytest.skip("no Chromium here: apt-get install chromium")
+    with open_tab(chromium) as opened:
+        yield opened
+        assert not [one for one in opened.errors if "Failed to load resource" not in one]
+
+
+@pytest.fixture(scope="module")
+def front(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Front]:
+    folder = tmp_path_factory.mktemp("tokenizer")
+    write_tokenizer(folder)
+    with switching_front(folder, FrontOptions(model_names=("demo<b>&",))) as front:
+        yield front
+
+
+def _open(tab: Tab, url: str, **how: Any) -> None:
+    tab.open(url.removesuffix("/v1") + "/", **how)
+    tab.wait("served.model")
+
+
+def _ask(tab: Tab, prompt: str) -> str:
+    """Sends a prompt, and returns the text of its answer."""
+    before = tab.run("document.querySelectorAll('.answer').length")
+    tab.run("document.querySelector('#prompt').focus()")
+    tab.call("Input.insertText", text=prompt)
+    tab.press("Enter")
+    tab.wait(f"document.querySelectorAll('.answer').length > {before} && !running")
+    return str(tab.run("document.querySelector('.answer:last-child').innerText"))
+
+
+def test_it_is_one_small_file_with_a_policy(front: Front) -> None:
+    status, page, headers = fetch(urlsplit(front(ScriptedModel())).netloc, "/", b"", "GET")
+    assert status == 200 and page == join_page()[0] and len(page) <= 60_000
+    policy = headers["Content-Security-Policy"]
+    assert "unsafe" not in policy and "default-src 'none'" in policy
+    text = page.decode()
+    outside = {one for one in re.findall(r"https?://[^'\"\s]+", text) if "w3.org" not in one}
+    assert not outside and not re.search(r"\son\w+=|\sstyle=|<link[^>]+href=\"[^d]", text)
+
+
+def test_it_can_be_left_out(tmp_path: Path) -> None:
+    write_tokenizer(tmp_path)
+    with switching_front(tmp_path, FrontOptions(page=False)) as front:
+        assert fetch(urlsplit(front(ScriptedModel())).netloc, "/", b"", "GET")[0] == 404
+
+
+@in_browser
+def test_colours_are_the_server_s_count(tab: Tab, served: Served) -> None:
+    """Token by token those of the stream, and in all those of its statistics."""
+    _open(tab, served.openai)
+    tab.asked.clear()
+    _ask(tab, PROMPTS[0])
+    body = tab.run("(chat.messages.pop(), readSettings(''))") | {"model": "demo", "stream": True}
+    body |= {"stream_options": TOLD}
+    address = urlsplit(served.openai).netloc
+    status, content, _ = fetch(address, "/v1/chat/completions", body)
+    assert status == 200, content
+    chunks = [json.loads(one[6:]) for one in content.decode().split("\n\n")[:-2]]
+    tokens = [one for chunk in chunks for each in chunk["choices"] for one in each["tokens"]]
+    assert tab.run(f"{SPANS}.map((one) => one.className)") == [one["origin"] for one in tokens]
+    details = chunks[-1]["usage"]["completion_tokens_details"]
+    count = Counter(one["origin"] for one in tokens)
+    assert count["draft"] == details["accepted_prediction_tokens"] > 0
+    length = (len(tokens) - 1) / details["num_verify_steps"]
+    assert float(tab.run("document.querySelector('#length').textContent")) == round(length, 2)
+    text = "".join(one["delta"].get("content", "") for one in chunks[1]["choices"]) and "".join(
+        each["delta"].get("content", "") for chunk in chunks for each in chunk["choices"]
+    )
+    assert tab.run(f"{SPANS}.map((one) => one.textContent).join('')") == text
+    assert {urlsplit(one).netloc for one in tab.asked} == {address}
+    tab.run(f"{SPANS}[0].dispatchEvent(new MouseEvent('mouseover', {{bubbles: true}}))")
+    told = tab.run("document.querySelector('#detail').innerText")
+    assert "target’s own" in told and "log-probability" in told
+    tab.run("document.querySelector('.answer:last-child').focus()")
+    tab.press("ArrowRight")
+    assert tab.run("document.querySelector('.current').dataset.at") == "1"
+
+
+@in_browser
+def test_a_schema_s_tokens_have_a_colour_of_their_own(tab: Tab, served: Served) -> None:
+    _open(tab, served.openai)
+    tab.fill(
+        "#schema", '{"type": "object", "properties": {"x": {"enum": [12]}}, "required": ["x"]}'
+    )
+    _ask(tab, "crew")
+    assert "grammar" in tab.run(f"{SPANS}.map((one) => one.className)")
+
+
+@in_browser
+def test_a_race_ends_identical(tab: Tab, served: Served) -> None:
+    _open(tab, served.openai)
+    tab.click("#tab-race")
+    tab.fill("#course-prompt", PROMPTS[1])
+    tab.fill("#course-most", "80")
+    tab.click("#start")
+    tab.wait("document.querySelector('#verdict b')")
+    assert tab.run("document.querySelector('#verdict b').textContent") == "identical: 80 tokens"
+    texts = tab.run("[...document.querySelectorAll('.lane .text')].map((one) => one.textContent)")
+    assert texts[0] == texts[1] != ""
+    kinds = "[...document.querySelectorAll('.lane')].map((one) => !!one.querySelector('.draft'))"
+    assert tab.run(kinds) == [False, True]
+
+
+@in_browser
+@pytest.mark.parametrize("width", [360, 1280])
+def test_nothing_scrolls_sideways(tab: Tab, served: Served, width: int) -> None:
+    _open(tab, served.openai, width=width, height=800)
+    _ask(tab, "x" * 300)
+    tab.run("document.querySelector('details').open = true")
+    for view in ("chat", "race", "figures"):
+        tab.click(f"#tab-{view}")
+        assert tab.run(FITS), view
+
+
+@in_browser
+def test_stop(tab: Tab, front: Front) -> None:
+    model = ScriptedModel(endless=True)
+    _open(tab, front(model))
+    tab.fill("#prompt", "go on")
+    tab.click("#send")
+    tab.wait("document.querySelector('.answer:last-child').textContent.includes('more')")
+    tab.click("#stop")
+    tab.wait("!running")
+    assert model.wait_finished() == "cancelled"
+    assert "stopped" in tab.run("document.querySelector('.answer:last-child').innerText")
+
+
+@dataclass
+class Hostile(ScriptedModel):
+    """Says its pieces, with a token for each."""
+
+    async def stream(self, request: GenerationRequest) -> AsyncGenerator[TextDelta, None]:
+        for place, text in enumerate(self.pieces):
+            origin = TokenOrigin(place % 4, ORIGINS[place % 3])
+            yield TextDelta(text=str(text), token_ids=(place % 4,), origins=(origin,))
+        yield TextDelta(text="", result=result_of("", "stop"))
+
+
+@in_browser
+def test_hostile_text_is_text(tab: Tab, front: Front) -> None:
+    script = "<script>window.hit = 1</script><img src=x onerror='window.hit = 1'>"
+    pieces = [script, "\x1b[31mred\x07", "\u202edesrever\u2066", "a" * 100_000, "\ud7ff\x00 end"]
+    _open(tab, front(Hostile(pieces=pieces)))
+    assert tab.run("document.querySelector('#model').textContent") == "demo<b>&"
+    said = _ask(tab, script + "\u202e")
+    for again in (False, True):
+        assert script in said and "␛[31mred␇" in said and "a" * 100_000 in said and "␀ end" in said
+        assert "⟨U+202E⟩desrever⟨U+2066⟩" in said and "\u202e" not in said
+        assert not tab.run("window.hit") and not tab.run("document.querySelector('#log img')")
+        assert tab.run(FITS)
+        if not again:  # and as it comes out of the history
+            _open(tab, front(Hostile()))
+            tab.run("(chat = chats()[0], showChat())")
+            said = tab.run("document.querySelector('.answer:last-child').innerText")
+
+
+@in_browser
+def test_a_key_is_asked_for(tab: Tab, tmp_path: Path) -> None:
+    write_tokenizer(tmp_path)
+    (tmp_path / "keys").write_text(KEY)
+    with switching_front(tmp_path, FrontOptions(key_file=tmp_path / "keys")) as front:
+        tab.open(front(ScriptedModel()))
+        for key in ("wrong", KEY):
+            tab.wait("document.querySelector('dialog').open")
+            tab.fill("#key", key)
+            tab.click("dialog button")
+        tab.wait("served.model")
+        assert "one two" in _ask(tab, "hello")
+        assert tab.run("document.cookie + JSON.stringify(localStorage)").count(KEY) == 0
+
+
+@in_browser
+def test_a_dead_server_is_told_and_its_return(tab: Tab, served: Served) -> None:
+    arguments: list[object] = [served.bundle, *SERVER_PORTS]
+    with ExitStack() as stack:
+        process = stack.enter_context(starting(*arguments, "--openai-port", "0"))
+        url = wait_ready(process)["OpenAI"]
+        _open(tab, url)
+        process.terminate()
+        process.wait()
+        began = time.monotonic()
+        tab.wait("document.querySelector('#alert').textContent.includes('does not answer')")
+        assert time.monotonic() - began < DEAD_S
+        again = starting(*arguments, "--openai-port", urlsplit(url).port)
+        wait_ready(stack.enter_context(again))
+        tab.wait("document.querySelector('#alert').hidden")
+        assert _ask(tab, PROMPTS[2])
+
+
+@in_browser
+def test_what_is_served_is_shown(tab: Tab, served: Served) -> None:
+    _open(tab, served.openai)
+    shown = tab.run("document.querySelector('#served').innerText")
+    for word in ("demo", "dflash", "fixed", f"of {SLOTS}"):
+        assert word in shown
