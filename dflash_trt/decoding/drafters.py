@@ -137,8 +137,9 @@ def revise_draft(state: RequestState, draft: Sequence[int], most: int) -> list[i
     if state.follower is None:
         return list(draft)
     revised = state.follower.revise(draft, most)
+    known = len(draft)
     state.forced = frozenset(
-        place for place, one in enumerate(revised) if [one] != [*draft[place : place + 1]]
+        place for place, one in enumerate(revised) if place >= known or one != draft[place]
     )
     for counts in (state.recorder, state.recorder.totals):
         counts.forced_tokens += len(state.forced)

@@ -49,9 +49,17 @@ class Tab:
         """The answer to a command; what has happened meanwhile is kept."""
         return self._loop.run_until_complete(self._call(method, parameters))
 
-    def open(self, url: str, width: int = 1280, height: int = 900, *, dark: bool = False) -> None:
-        """Loads `url` in a window of that size, in CSS pixels."""
-        size = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": width < 600}
+    def open(
+        self,
+        url: str,
+        width: int = 1280,
+        height: int = 900,
+        *,
+        dark: bool = False,
+        scale: float = 1,
+    ) -> None:
+        """Loads `url` in a window of that size, in CSS pixels, of which a picture has `scale`."""
+        size = {"width": width, "height": height, "deviceScaleFactor": scale, "mobile": width < 600}
         self.call("Emulation.setDeviceMetricsOverride", **size)
         scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
         self.call("Emulation.setEmulatedMedia", features=[scheme])
@@ -60,7 +68,7 @@ class Tab:
 
     def run(self, script: str) -> Any:
         """The value of a JavaScript expression, awaited."""
-        options = {"returnByValue": True, "awaitPromise": True, "replMode": True}
+        options = {"returnByValue": True, "awaitPromise": True}
         told = self.call("Runtime.evaluate", expression=script, **options)
         assert "exceptionDetails" not in told, told["exceptionDetails"]
         return told["result"].get("value")

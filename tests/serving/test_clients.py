@@ -191,7 +191,8 @@ def test_metrics_count(addresses: ServerAddresses, generate: Generate) -> None:
     said = {line for line in text.splitlines() if line.startswith("# TYPE dflash_")}
     assert said == {f"# TYPE {name} {kind}" for name, kind in KINDS.items()}
     assert text.count("# HELP dflash_") == len(KINDS)
-    assert f'dflash_build_info{{model="demo",version="{__version__}"}} 1\n' in text
+    about = 'block_schedule="fixed",block_size="8",drafter="dflash",model="demo"'
+    assert f'dflash_build_info{{{about},version="{__version__}"}} 1\n' in text
 
 
 def test_counters_move_while_a_request_runs(addresses: ServerAddresses) -> None:

@@ -233,8 +233,9 @@ class _Choice:
             self._waits = False
             shown = self._begin_text(delta.prompt_logprobs)
             chunks.append({**self.chunk({"content": self._lead}), **shown})
-        self._hear(delta.token_ids, delta.logprobs, delta.origins)
+        self._hear(delta.token_ids, delta.logprobs)
         if not self._echoes_only:
+            self._untraced += delta.origins
             chunks += self._chunks(self._reader.push(delta.text, delta.token_ids))
         if delta.result is None:
             return chunks
@@ -246,16 +247,10 @@ class _Choice:
         shown = {"delta": delta} if self._is_chat else {"text": delta.get("content", "")}
         return self._show(shown, reason)
 
-    def _hear(
-        self,
-        token_ids: Sequence[int],
-        logprobs: Sequence[TokenLogprob],
-        origins: Sequence[TokenOrigin] = (),
-    ) -> None:
+    def _hear(self, token_ids: Sequence[int], logprobs: Sequence[TokenLogprob]) -> None:
         """Keeps what the next chunk tells, unless only the prompt is echoed."""
         if not self._echoes_only:
             self._untold += logprobs
-            self._untraced += origins
             if self._ids:
                 self._ids["token_ids"] += token_ids
 

@@ -147,10 +147,9 @@ class TritonPythonModel:
         self._worker = GeneratorWorker(pair.open_runner, capacity, on_phase=beat)
         self._request_seconds = settings.read("request_seconds", NonNegativeInt)
         self._worker.start()
-        name = pair.bundle.manifest.name
         drafter = settings.read("drafter", DrafterKind) if speculation else NOBODY
-        about = _describe_decoding(pair, drafter, follows=follows)
-        self._metrics = Metrics(utils, self._worker, name, limits.max_batch, queue, about)
+        about = _describe(pair, drafter, follows=follows)
+        self._metrics = Metrics(utils, self._worker, about, limits.max_batch, queue)
         self._compiling = CompilingQueue(pair.grammars, capacity, self._worker, self._metrics)
         self._replies = ThreadPoolExecutor(_REPLY_THREADS, "reply")
         self._watch = CancellationWatch()
@@ -228,15 +227,15 @@ class TritonPythonModel:
                 del self._jobs[request_id]
 
 
-def _describe_decoding(pair: LoadedPair, drafter: Drafting, *, follows: bool) -> dict[str, str]:
-    """Labels of `dflash_build_info`: who drafts, the largest block, and what decides about it."""
-    words = "live" if follows else "fixed"
-    if pair.schedule is not None:
-        words = pair.schedule.describe().partition(";")[0]
-    about = {"drafter": drafter, "block_schedule": words if drafter != NOBODY else NOBODY}
-    about["block_size"] = str(pair.bundle.manifest.limits.block_size if drafter != NOBODY else 1)
-    ratio = tuned_ratio(pair.schedule)
-    return about | ({} if ratio is None else {"tuned_ratio": f"{ratio:.2f}"})
+def _describe(pair: LoadedPair, drafter: Drafting, *, follows: bool) -> dict[str, str]:
+    """Labels of `dflash_build_info`: what is served, who drafts, and how long blocks are."""
+    manifest, schedule = pair.bundle.manifest, pair.schedule
+    words: str = "live" if follows else NOBODY if drafter == NOBODY else "fixed"
+    if schedule is not None:
+        words = schedule.describe().partition(";")[0]
+    block, ratio = manifest.limits.block_size if drafter != NOBODY else 1, tuned_ratio(schedule)
+    about = {"model": manifest.name, "drafter": drafter, "block_schedule": words}
+    return about | {"block_size": f"{block}"} | ({"tuned_ratio": f"{ratio:.2f}"} if ratio else {})
 
 
 def _outcome(last: TokenEvent | Failure) -> tuple[Outcome, RequestStatistics | None]:

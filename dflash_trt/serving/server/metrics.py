@@ -94,20 +94,14 @@ class Metrics:
     """Shows what `worker` does while it does it, and counts what ends, in its own thread.
 
     Every figure is a message to the server and takes it about 0.2 ms. `utils` is the module
-    `triton_python_backend_utils`; `slots` requests of `model` run at a time, and `queue` may wait.
-    `about` are labels that say how it decodes.
+    `triton_python_backend_utils`; `slots` requests run at a time, and `queue` may wait. `about`
+    are labels: the "model", and how it decodes.
     """
 
     def __init__(
-        self,
-        utils: Any,
-        worker: GeneratorWorker,
-        model: str,
-        slots: int,
-        queue: int,
-        about: Mapping[str, str],
+        self, utils: Any, worker: GeneratorWorker, about: Mapping[str, str], slots: int, queue: int
     ) -> None:
-        self._worker, self._utils, self._model = worker, utils, model
+        self._worker, self._utils, self._model = worker, utils, about["model"]
         self._families: list[Any] = []  # a family must outlive its metrics
         requests, grammars, self._positions = (self._family(*one) for one in _LABELLED.items())
         # What ends, by outcome, and grammars, by whether they could be used.
