@@ -47,8 +47,8 @@ def command(real: bool, opens: bool) -> int:
             fetch_real(checkpoint)
         given = ["--target-checkpoint", str(checkpoint)] if real else []
         _run("build", "--target", name, *given, "-o", str(bundle))
-    proof = "--limit-prompts 8 --max-tokens 64 --repeats 1"
-    if code := _run("verify", str(bundle), *proof.split()):
+    proof = "--limit-prompts 8 --max-tokens 64 --repeats 1".split()
+    if code := _run("verify", str(bundle), *proof):
         return code
     if opens:
         threading.Thread(target=_open_page, daemon=True).start()

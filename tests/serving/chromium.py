@@ -10,7 +10,7 @@ import subprocess
 import tempfile
 import urllib.request
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ _FLAGS = (
     *("--headless=new", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", "--no-first-run"),
     *("--disable-background-networking", "--disable-component-update", "--remote-debugging-port=0"),
 )
+_KEYS = {"Enter": 13, "ArrowLeft": 37, "ArrowRight": 39}
 
 
 def find_chromium() -> str | None:
@@ -32,22 +33,20 @@ def find_chromium() -> str | None:
 class Tab:
     """A page of Chromium; `errors` and `asked` are what its console and its network have told."""
 
-    def __init__(self, url: str) -> None:
-        self._loop = asyncio.new_event_loop()
-        self._number = 0
+    def __init__(self, url: str, loop: asyncio.Runner) -> None:
+        self._loop, self._number = loop, 0
+        self._session, self._socket = loop.run(_connect(url))
         self.errors: list[str] = []
         self.asked: list[str] = []
-        self._session, self._socket = self._loop.run_until_complete(self._connect(url))
         for domain in ("Page", "Runtime", "Network", "Log"):
             self.call(f"{domain}.enable")
 
-    def close(self) -> None:
-        self._loop.run_until_complete(self._session.close())
-        self._loop.close()
-
-    def call(self, method: str, **parameters: Any) -> dict[str, Any]:
+    def call(self, method: str, **parameters: Any) -> Any:
         """The answer to a command; what has happened meanwhile is kept."""
-        return self._loop.run_until_complete(self._call(method, parameters))
+        return self._loop.run(self._call(method, parameters))
+
+    def close(self) -> None:
+        self._loop.run(self._session.close())
 
     def open(
         self,
@@ -86,9 +85,8 @@ class Tab:
 
     def press(self, key: str) -> None:
         """Presses a key where the focus is."""
-        code = {"Enter": 13, "Tab": 9, "ArrowLeft": 37, "ArrowRight": 39}.get(key, 0)
         text = {"text": "\r"} if key == "Enter" else {}
-        about = {"key": key, "code": key, "windowsVirtualKeyCode": code}
+        about = {"key": key, "code": key, "windowsVirtualKeyCode": _KEYS[key]}
         self.call("Input.dispatchKeyEvent", type="keyDown", **about, **text)
         self.call("Input.dispatchKeyEvent", type="keyUp", **about)
 
@@ -96,22 +94,15 @@ class Tab:
         """The window as PNG."""
         return base64.b64decode(self.call("Page.captureScreenshot")["data"])
 
-    async def _connect(
-        self, url: str
-    ) -> tuple[aiohttp.ClientSession, aiohttp.ClientWebSocketResponse]:
-        session = aiohttp.ClientSession()
-        return session, await session.ws_connect(url, max_msg_size=1 << 28)
-
-    async def _call(self, method: str, parameters: dict[str, Any]) -> dict[str, Any]:
+    async def _call(self, method: str, parameters: dict[str, Any]) -> Any:
         self._number += 1
-        asked = {"id": self._number, "method": method, "params": parameters}
         async with asyncio.timeout(PATIENCE_S):
+            asked = {"id": self._number, "method": method, "params": parameters}
             await self._socket.send_json(asked)
             while (told := await self._socket.receive_json()).get("id") != self._number:
                 self._keep(told["method"], told["params"])
         assert "error" not in told, (method, told)
-        result: dict[str, Any] = told["result"]
-        return result
+        return told["result"]
 
     def _keep(self, event: str, told: dict[str, Any]) -> None:
         if event == "Network.requestWillBeSent":
@@ -124,25 +115,28 @@ class Tab:
             self.errors.append(json.dumps(told["args"]))
 
 
+async def _connect(url: str) -> tuple[aiohttp.ClientSession, aiohttp.ClientWebSocketResponse]:
+    session = aiohttp.ClientSession()
+    return session, await session.ws_connect(url, max_msg_size=1 << 28)
+
+
 @contextmanager
 def open_tab(chromium: str) -> Iterator[Tab]:
     """A page of a Chromium of its own, which ends with it."""
-    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
-        profile = Path(folder) / "profile"
-        command = [chromium, *_FLAGS, f"--user-data-dir={profile}", "about:blank"]
-        quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-        with subprocess.Popen(command, **quiet) as process:  # type: ignore[call-overload]
+    with (
+        tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder,
+        asyncio.Runner() as loop,
+    ):
+        command = [chromium, *_FLAGS, f"--user-data-dir={folder}", "about:blank"]
+        null, told = subprocess.DEVNULL, Path(folder) / "DevToolsActivePort"
+        with subprocess.Popen(command, stdout=null, stderr=null) as process:
             try:
-                told = profile / "DevToolsActivePort"
                 wait_until(lambda: told.is_file() and bool(told.read_text()))
                 port = told.read_text().split()[0]
                 with urllib.request.urlopen(f"http://127.0.0.1:{port}/json/list") as answer:
-                    pages = [one for one in json.load(answer) if one["type"] == "page"]
-                tab = Tab(pages[0]["webSocketDebuggerUrl"])
-                try:
+                    url = next(one for one in json.load(answer) if one["type"] == "page")
+                with closing(Tab(url["webSocketDebuggerUrl"], loop)) as tab:
                     yield tab
-                finally:
-                    tab.close()
             finally:
                 process.terminate()
                 process.wait(PATIENCE_S)

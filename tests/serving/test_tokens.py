@@ -24,7 +24,7 @@ SCHEMA = {
 }
 
 
-def _stream(served: Served, **asked: Any) -> tuple[dict[int, Chunks], dict[str, Any]]:
+def stream_of(served: Served, **asked: Any) -> tuple[dict[int, Chunks], dict[str, Any]]:
     """The chunks of each choice, and the usage."""
     path = "/v1/chat/completions" if "messages" in asked else "/v1/completions"
     body = {**ASK, "stream": True, "stream_options": TOLD, **asked}
@@ -41,17 +41,17 @@ def _stream(served: Served, **asked: Any) -> tuple[dict[int, Chunks], dict[str, 
     return choices, chunks[-1]["usage"]
 
 
-def _tokens(chunks: Chunks) -> list[dict[str, Any]]:
+def tokens_of(chunks: Chunks) -> list[dict[str, Any]]:
     return [token for chunk in chunks for token in chunk["tokens"]]
 
 
-def _kept(*choices: Chunks) -> int:
-    return sum(one["origin"] != "target" for chunks in choices for one in _tokens(chunks))
+def kept_of(*choices: Chunks) -> int:
+    return sum(one["origin"] != "target" for chunks in choices for one in tokens_of(chunks))
 
 
 def test_origins_are_those_of_the_generator(served: Served) -> None:
-    choices, usage = _stream(served, return_token_ids=True)
-    found = [TokenOrigin(one["id"], one["origin"]) for one in _tokens(choices[0])]
+    choices, usage = stream_of(served, return_token_ids=True)
+    found = [TokenOrigin(one["id"], one["origin"]) for one in tokens_of(choices[0])]
     with dflash_trt.load(served.bundle, block_schedule="none") as pair:
         events = list(pair.stream(PROMPTS[0], max_tokens=64, origins=True))
         assert found == [one for event in events for one in event.origins]
@@ -62,14 +62,14 @@ def test_origins_are_those_of_the_generator(served: Served) -> None:
         id_ for one in choices[0] for id_ in one["token_ids"]
     ]
     details = usage["completion_tokens_details"]
-    assert _kept(choices[0]) == details["accepted_prediction_tokens"] > 0
+    assert kept_of(choices[0]) == details["accepted_prediction_tokens"] > 0
 
 
 @pytest.mark.parametrize("stop", [[], ["is gold: x"], [" fox gold"]], ids=["none", "held", "cut"])
 def test_tokens_are_in_step_with_the_text(served: Served, stop: list[str]) -> None:
     """A token comes with the chunk that shows its beginning, and not before."""
     for index, (chunks, usage) in enumerate(
-        _stream(served, prompt=prompt, stop=stop) for prompt in PROMPTS[:4]
+        stream_of(served, prompt=prompt, stop=stop) for prompt in PROMPTS[:4]
     ):
         text, told = b"", b""
         for chunk in chunks[0]:
@@ -78,27 +78,27 @@ def test_tokens_are_in_step_with_the_text(served: Served, stop: list[str]) -> No
                 begins, told = len(told), told + bytes(token["bytes"])
                 assert begins < len(text) or chunk["finish_reason"], (index, chunk)
             assert told.startswith(text)
-        assert len(_tokens(chunks[0])) == usage["completion_tokens"]
+        assert len(tokens_of(chunks[0])) == usage["completion_tokens"]
 
 
 def test_of_several_outputs_each_has_its_own(served: Served) -> None:
     drawn: dict[str, Any] = {"temperature": 0.8, "seed": 5}
-    choices, usage = _stream(served, n=3, **drawn)
+    choices, usage = stream_of(served, n=3, **drawn)
     for index in range(3):
-        alone, _ = _stream(served, **drawn | {"seed": 5 + index})
-        assert _tokens(choices[index]) == _tokens(alone[0])
+        alone, _ = stream_of(served, **drawn | {"seed": 5 + index})
+        assert tokens_of(choices[index]) == tokens_of(alone[0])
     kept = usage["completion_tokens_details"]["accepted_prediction_tokens"]
-    assert _kept(*choices.values()) == kept
+    assert kept_of(*choices.values()) == kept
 
 
 def test_a_grammar_s_tokens_are_told_apart(served: Served) -> None:
     form = {"type": "json_schema", "json_schema": {"name": "x", "schema": SCHEMA}}
     asked = [{"role": "user", "content": "jobs"}]
-    choices, usage = _stream(served, messages=asked, response_format=form)
+    choices, usage = stream_of(served, messages=asked, response_format=form)
     details = usage["completion_tokens_details"]
-    forced = [one for one in _tokens(choices[0]) if one["origin"] == "grammar"]
+    forced = [one for one in tokens_of(choices[0]) if one["origin"] == "grammar"]
     assert 0 < len(forced) <= details["forced_tokens"]
-    assert _kept(choices[0]) == details["accepted_prediction_tokens"]
+    assert kept_of(choices[0]) == details["accepted_prediction_tokens"]
     said = "".join(one["delta"].get("content", "") for one in choices[0])
     assert json.loads(said)["name"] in ("fox", "owl")
 
@@ -107,10 +107,10 @@ def test_a_grammar_s_tokens_are_told_apart(served: Served) -> None:
 def test_a_request_without_drafts_has_the_same_tokens(
     served: Served, drawn: dict[str, Any]
 ) -> None:
-    drafted, _ = _stream(served, **drawn)
-    plain, usage = _stream(served, speculate=False, **drawn)
-    ids = [[one["id"] for one in _tokens(chunks[0])] for chunks in (drafted, plain)]
-    assert ids[0] == ids[1] and _kept(drafted[0]) and not _kept(plain[0])
+    drafted, _ = stream_of(served, **drawn)
+    plain, usage = stream_of(served, speculate=False, **drawn)
+    ids = [[one["id"] for one in tokens_of(chunks[0])] for chunks in (drafted, plain)]
+    assert ids[0] == ids[1] and kept_of(drafted[0]) and not kept_of(plain[0])
     details = usage["completion_tokens_details"]
     assert details["num_verify_steps"] == len(ids[1]) - 1
     assert details["accepted_prediction_tokens"] == details["rejected_prediction_tokens"] == 0

@@ -64,7 +64,7 @@ class OpenAiApp:
     """The routes of the API; `models` are the names it answers to.
 
     Without a chat template in `tokenizer` there are no chats. Requests come through a `Gate`;
-    `defaults` are used where they state nothing. With `shows_page` `/` is a page.
+    `defaults` are used where they state nothing.
     """
 
     def __init__(
@@ -75,10 +75,7 @@ class OpenAiApp:
         max_seq_len: int,
         figures: FrontFigures,
         defaults: SamplingDefaults | None = None,
-        *,
-        shows_page: bool = True,
     ) -> None:
-        self._shows_page = shows_page
         self._read_completion = partial(read_completion, defaults=defaults)
         self._read_chat = partial(read_chat, defaults=defaults)
         self._read_response = partial(read_response, defaults=defaults)
@@ -97,11 +94,11 @@ class OpenAiApp:
             template = renderer.find(tools=True)
             self.tool_format = ToolFormat.find(template, tokenizer.core, harmony=harmony)
 
-    def starlette(self) -> Starlette:
-        """The application."""
+    def starlette(self, *, page: bool = True) -> Starlette:
+        """The application, with a page at `/` or without."""
         return Starlette(
             routes=[
-                *([Route("/", self.show_page)] if self._shows_page else []),
+                *([Route("/", self.show_page)] if page else []),
                 Route("/health", self.health),
                 Route("/ping", self.health, methods=["GET", "POST"]),
                 Route("/metrics", self.show_metrics),

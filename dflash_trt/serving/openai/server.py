@@ -117,10 +117,8 @@ class OpenAiServer:
         self._socket = bound
         figures = figures or FrontFigures()
         names = options.model_names or (name,)
-        self._app = OpenAiApp(
-            names, upstream, tokenizer, max_seq_len, figures, defaults, shows_page=options.page
-        )
-        front: ASGIApp = Gate(self._app.starlette(), options, figures)
+        self._app = OpenAiApp(names, upstream, tokenizer, max_seq_len, figures, defaults)
+        front: ASGIApp = Gate(self._app.starlette(page=options.page), options, figures)
         if options.origins:  # before the gate: a browser asks without a key whether it may ask
             shown, any_ = (REQUEST_ID, "Retry-After"), ("*",)
             front = CORSMiddleware(front, options.origins, any_, any_, expose_headers=shown)

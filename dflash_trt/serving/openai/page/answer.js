@@ -1,6 +1,5 @@
 // Asks the server, and lays an answer's tokens over the text that it shows.
 const $ = (id) => document.getElementById(id);
-const WORDS = { draft: "accepted draft", target: "target’s own", grammar: "forced by the grammar" };
 const make = (tag, className = "", textContent = "") => Object.assign(document.createElement(tag), { className, textContent });
 
 // Codes that a terminal obeys and marks that turn a line around are shown, not obeyed.
@@ -77,7 +76,6 @@ class Answer {
   tokens = new Tokens();
   moments = []; // [milliseconds, tokens by then]
   steps = []; // origins
-  open = [];
   text = "";
   constructor(place) { this.place = place; }
   take(chunk) {
@@ -98,12 +96,12 @@ class Answer {
   hear(token, chance) {
     this.tokens.hear(token, chance);
     if (this.tokens.all.length === 1) return; // the prompt's own pass brought it
-    this.open.push(token.origin);
-    if (token.origin === "target") this.steps.push(this.open.splice(0));
+    const last = this.steps.at(-1) ?? ["target"];
+    if (last.at(-1) === "target") this.steps.push([token.origin]);
+    else last.push(token.origin);
   }
-  get allSteps() { return this.open.length ? [...this.steps, this.open] : this.steps; }
   get length() { // tokens of a step
-    const count = this.usage?.completion_tokens_details?.num_verify_steps ?? this.allSteps.length;
+    const count = this.usage?.completion_tokens_details?.num_verify_steps ?? this.steps.length;
     return count ? (this.tokens.all.length - 1) / count : null;
   }
   rate(since = Infinity) { // tokens a second, of the last `since` milliseconds or of all behind the first

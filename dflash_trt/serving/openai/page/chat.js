@@ -112,7 +112,7 @@ function showDetail(element) {
     table.insertRow().append(...cells.map((one) => make("td", "", one)));
   }
   const likely = chance == null ? "" : `, ${number(Math.exp(chance) * 100)} % (log-probability ${number(chance, 2)})`;
-  detail.replaceChildren(make("strong", "", shown(JSON.stringify(one.text))), `, ${WORDS[one.origin]}${likely}`, table);
+  detail.replaceChildren(make("strong", "", shown(JSON.stringify(one.text))), `, ${document.querySelector(`.legend .${one.origin}`).textContent}${likely}`, table);
   const [at, box] = [element.getBoundingClientRect(), detail.getBoundingClientRect()];
   const top = at.bottom + box.height + 12 < innerHeight ? at.bottom + 6 : Math.max(8, at.top - box.height - 6);
   Object.assign(detail.style, { left: `${Math.max(8, Math.min(at.left, innerWidth - box.width - 8))}px`, top: `${top}px` });

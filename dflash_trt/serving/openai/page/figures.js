@@ -1,5 +1,5 @@
 // Figures of the answer that comes, and of the server.
-const LOOK_MS = 1200;
+const LOOK_MS = 1000;
 const DASH = "–";
 const served = { model: null, chats: false, block: 8, tuned: null };
 const number = (value, digits = 1) =>
@@ -46,14 +46,14 @@ function showFigures(answer) {
     $("overall").textContent = number(answer.rate());
     $("length").textContent = number(answer.length, 2);
     $("first").textContent = first ? `${number(first[0] - answer.asked, 0)} ms` : DASH;
-    drawSteps(answer.allSteps);
+    drawSteps(answer.steps);
   });
 }
 
 function readFigures(text) {
   const found = {};
-  for (const [, name, labels, value] of text.matchAll(/^(dflash_\w+)(?:\{(.*)\})? (\S+)$/gm)) {
-    const named = [...(labels ?? "").matchAll(/(\w+)="((?:[^"\\]|\\.)*)"/g)].map(([, key, one]) => [key, one]);
+  for (const [, name, labels = "", value] of text.matchAll(/^(dflash_\w+)(?:\{(.*)\})? (\S+)$/gm)) {
+    const named = [...labels.matchAll(/(\w+)="((?:[^"\\]|\\.)*)"/g)].map((one) => one.slice(1));
     found[name] ??= { labels: Object.fromEntries(named), value: Number(value) };
   }
   return found;
@@ -83,28 +83,22 @@ function showServed(found) {
 const alarm = (what) => Object.assign($("alert"), { hidden: !what, textContent: what });
 
 // Looks only while the page is seen; a server that is gone is told, and so is its return.
-let gone = false;
-async function look() {
-  let trouble = "";
+async function look(wasGone) {
+  let trouble = "The server does not answer; this page goes on asking.";
   try {
     const reply = await fetch("metrics", { cache: "no-store", signal: AbortSignal.timeout(LOOK_MS) });
     const found = readFigures(await reply.text());
-    if (found.dflash_ready?.value) showServed(found);
-    else trouble = "The model is not ready; this page waits for it.";
-  } catch {
-    trouble = "The server does not answer; this page goes on asking.";
-  }
+    trouble = found.dflash_ready?.value ? "" : "The model is not ready; this page waits for it.";
+    if (!trouble) showServed(found);
+  } catch {}
   const state = trouble ? "gone" : "ready";
   if ($("state").textContent !== state) $("state").textContent = $("state").className = state;
-  if (trouble || gone) alarm(trouble);
-  gone = Boolean(trouble);
-  if (!gone && !served.model) await begin();
+  if (trouble || wasGone) alarm(trouble);
+  if (!trouble && !served.model) await begin().catch((error) => alarm(error.message));
+  return Boolean(trouble);
 }
 
 async function watch() {
-  for (;;) {
-    const rest = new Promise((resolve) => setTimeout(resolve, LOOK_MS));
-    if (!document.hidden) await look().catch((error) => alarm(error.message));
-    await rest;
-  }
+  for (let gone = false; ; await new Promise((resolve) => setTimeout(resolve, LOOK_MS)))
+    if (!document.hidden) gone = await look(gone);
 }

@@ -24,14 +24,13 @@ async function race() {
   $("replay").hidden = true;
   const answers = lanes().map((lane) => new Answer((pace(lane, DASH), lane.querySelector(".text"))));
   answers.forEach((one) => one.place.replaceChildren());
-  const ways = [false, true];
   try {
     $("verdict").textContent = "Warming up …";
-    await run(ways.map((speculate) => [readCourse(speculate, WARM), new Answer(make("div"))]));
-    for (const [at, speculate] of ways.entries()) {
-      $("verdict").textContent = `${at + 1} of 2: ${speculate ? "with" : "without"} drafts …`;
-      await run([[readCourse(speculate), answers[at]]]);
-    }
+    await run([false, true].map((speculate) => [readCourse(speculate, WARM), new Answer(make("div"))]));
+    $("verdict").textContent = "1 of 2: without drafts …";
+    await run([[readCourse(false), answers[0]]]);
+    $("verdict").textContent = "2 of 2: with drafts …";
+    await run([[readCourse(true), answers[1]]]);
   } catch (error) {
     $("verdict").textContent = "The race did not end.";
     return error.name === "AbortError" || alarm(error.message);
