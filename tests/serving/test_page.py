@@ -94,6 +94,7 @@ def test_colours_are_the_server_s_count(tab: Tab, served: Served) -> None:
     tokens = tokens_of(choices[0])
     assert tab.run(f"{SPANS}.map((one) => one.className)") == [one["origin"] for one in tokens]
     details = usage["completion_tokens_details"]
+    assert PROMPTS[0][:9] in _read(tab, "#past")
     count = tab.run(f"{SPANS}.filter((one) => one.className !== 'target').length")
     assert count == kept_of(choices[0]) == details["accepted_prediction_tokens"] > 0
     length = (len(tokens) - 1) / details["num_verify_steps"]

@@ -21,6 +21,10 @@ function showChat() {
       if (said?.length) place.appendChild(make("div", className)).append(...said.map(([text, origin]) => make("span", origin, shown(text))));
     }
   }
+  listChats();
+}
+
+function listChats() {
   const option = (one) => new Option(shown(one.messages[0].content).slice(0, 40), one.id, false, one.id === chat.id);
   $("past").replaceChildren(...(chat.messages.length ? [] : [new Option("this one", "")]), ...chats().map(option));
 }
@@ -75,7 +79,7 @@ async function send() {
     .map((one) => [one.text, one.origin]);
   if (answer.text) mine.messages.push({ role: "assistant", content: answer.text, pieces: pieces(false), thought: pieces(true) });
   else mine.messages.pop();
-  if (mine === chat && chat.messages.length) keep();
+  if (mine === chat && chat.messages.length) keep(), listChats();
 }
 
 // Streams answers one after the other, with the buttons of both views in that state.
@@ -108,7 +112,7 @@ function showDetail(element) {
   const [chance, tops = []] = one.chance ?? [];
   const table = make("table");
   for (const [text, value] of tops) {
-    const cells = [shown(JSON.stringify(text).slice(1, -1)), `${number(Math.exp(value) * 100)} %`];
+    const cells = [shown(JSON.stringify(text)), `${number(Math.exp(value) * 100)} %`];
     table.insertRow().append(...cells.map((one) => make("td", "", one)));
   }
   const likely = chance == null ? "" : `, ${number(Math.exp(chance) * 100)} % (log-probability ${number(chance, 2)})`;

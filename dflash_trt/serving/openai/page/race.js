@@ -1,5 +1,5 @@
 // The same request without drafts and with them, one after the other, replayed side by side.
-const CHAT = "A farmer sells 12 melons at $3 each and 9 pumpkins at $5 each. How much does he earn?";
+const CHAT = "A ticket costs $8. How much do 5 tickets cost?";
 const TEXT = "jobs: red fox gold, old owl silver";
 const WARM = 8;
 const lanes = () => [...document.querySelectorAll(".lane")];
@@ -81,6 +81,7 @@ function openTabs() {
   const tabs = [...document.querySelectorAll("[role=tab]")];
   const show = (tab) => {
     document.body.dataset.tab = tab.getAttribute("aria-controls");
+    showDetail(null);
     for (const one of tabs) one.setAttribute("aria-selected", one === tab), (one.tabIndex = one === tab ? 0 : -1);
   };
   for (const tab of tabs) {
