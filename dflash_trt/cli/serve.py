@@ -162,6 +162,7 @@ def command(
         bind_port(address, port, option).close()
     if openai_port is None:
         given = {name: getattr(front, field) for name, field in _FRONT_ONLY.items()}
+        given["--no-page"] = not front.page
         refuse_options(given, "is for the OpenAI port", "add --openai-port, or leave it out")
     with _open_repository(server.repository, packaging) as repository:
         removed = () if repository == server.repository else (repository.parent,)
