@@ -9,6 +9,7 @@ import subprocess
 import sys
 import urllib.request
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -44,16 +45,12 @@ def test_a_missing_extra(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     run("demo", "--real").fails(1, "--real needs gguf", "[gguf]")
 
 
-@pytest.mark.parametrize(("version", "told"), [((3, 13), "use Python 3.11"), ((3, 11), "gone")])
-def test_no_triton_server(
-    run: Run, monkeypatch: pytest.MonkeyPatch, version: tuple[int, int], told: str
-) -> None:
-    def find() -> None:
-        raise DflashError("gone")
-
-    monkeypatch.setattr(demo, "find_tritonserver", find)
-    monkeypatch.setattr(sys, "version_info", version)
-    run("demo").fails(1, told)
+def test_no_triton_server(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    gone = Mock(side_effect=DflashError("gone", fix="install one"))
+    monkeypatch.setattr(demo, "find_tritonserver", gone)
+    for version, told in (((3, 13), "gone; use Python 3.11 or 3.12"), ((3, 11), "gone; install")):
+        monkeypatch.setattr(sys, "version_info", version)
+        run("demo").fails(1, told)
 
 
 def test_no_index(run: Run, monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:

@@ -2,25 +2,22 @@
 
 from __future__ import annotations
 
-import asyncio
 import base64
 import json
+import os
+import select
 import shutil
 import subprocess
 import tempfile
-import urllib.request
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
-from pathlib import Path
+from contextlib import contextmanager
 from typing import Any
-
-import aiohttp
 
 from tests.waiting import PATIENCE_S, wait_until
 
 _FLAGS = (
     *("--headless=new", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", "--no-first-run"),
-    *("--disable-background-networking", "--disable-component-update", "--remote-debugging-port=0"),
+    *("--disable-background-networking", "--disable-component-update", "--remote-debugging-pipe"),
 )
 _KEYS = {"Enter": 13, "ArrowLeft": 37, "ArrowRight": 39}
 
@@ -33,20 +30,27 @@ def find_chromium() -> str | None:
 class Tab:
     """A page of Chromium; `errors` and `asked` are what its console and its network have told."""
 
-    def __init__(self, url: str, loop: asyncio.Runner) -> None:
-        self._loop, self._number = loop, 0
-        self._session, self._socket = loop.run(_connect(url))
+    def __init__(self, written: int, read: int) -> None:
+        self._written, self._read, self._number = written, read, 0
+        self._parts: list[bytes] = [b""]
+        self._session: dict[str, str] = {}
         self.errors: list[str] = []
         self.asked: list[str] = []
+        page = self.call("Target.createTarget", url="about:blank")["targetId"]
+        attached = self.call("Target.attachToTarget", targetId=page, flatten=True)
+        self._session = {"sessionId": attached["sessionId"]}
         for domain in ("Page", "Runtime", "Network", "Log"):
             self.call(f"{domain}.enable")
 
     def call(self, method: str, **parameters: Any) -> Any:
         """The answer to a command; what has happened meanwhile is kept."""
-        return self._loop.run(self._call(method, parameters))
-
-    def close(self) -> None:
-        self._loop.run(self._session.close())
+        self._number += 1
+        asked = {"id": self._number, "method": method, "params": parameters, **self._session}
+        os.write(self._written, json.dumps(asked).encode() + b"\0")
+        while (told := self._receive()).get("id") != self._number:
+            self._keep(told["method"], told["params"])
+        assert "error" not in told, (method, told)
+        return told["result"]
 
     def open(
         self,
@@ -67,8 +71,8 @@ class Tab:
 
     def run(self, script: str) -> Any:
         """The value of a JavaScript expression, awaited."""
-        options = {"returnByValue": True, "awaitPromise": True}
-        told = self.call("Runtime.evaluate", expression=script, **options)
+        how = {"returnByValue": True, "awaitPromise": True}
+        told = self.call("Runtime.evaluate", expression=script, **how)
         assert "exceptionDetails" not in told, told["exceptionDetails"]
         return told["result"].get("value")
 
@@ -94,49 +98,38 @@ class Tab:
         """The window as PNG."""
         return base64.b64decode(self.call("Page.captureScreenshot")["data"])
 
-    async def _call(self, method: str, parameters: dict[str, Any]) -> Any:
-        self._number += 1
-        async with asyncio.timeout(PATIENCE_S):
-            asked = {"id": self._number, "method": method, "params": parameters}
-            await self._socket.send_json(asked)
-            while (told := await self._socket.receive_json()).get("id") != self._number:
-                self._keep(told["method"], told["params"])
-        assert "error" not in told, (method, told)
-        return told["result"]
+    def _receive(self) -> Any:
+        """The next message; each ends with a null byte."""
+        while len(self._parts) < 2:
+            assert select.select([self._read], [], [], PATIENCE_S)[0], "Chromium says nothing"
+            first, *others = os.read(self._read, 1 << 20).split(b"\0")
+            self._parts = [self._parts[0] + first, *others]
+        return json.loads(self._parts.pop(0))
 
     def _keep(self, event: str, told: dict[str, Any]) -> None:
         if event == "Network.requestWillBeSent":
             self.asked.append(told["request"]["url"])
-        elif event == "Runtime.exceptionThrown":
-            self.errors.append(json.dumps(told["exceptionDetails"]))
-        elif event == "Log.entryAdded" and told["entry"]["level"] == "error":
-            self.errors.append(told["entry"]["text"])
-        elif event == "Runtime.consoleAPICalled" and told["type"] in ("error", "assert"):
-            self.errors.append(json.dumps(told["args"]))
-
-
-async def _connect(url: str) -> tuple[aiohttp.ClientSession, aiohttp.ClientWebSocketResponse]:
-    session = aiohttp.ClientSession()
-    return session, await session.ws_connect(url, max_msg_size=1 << 28)
+        is_log = event == "Log.entryAdded" and told["entry"]["level"] == "error"
+        is_call = event == "Runtime.consoleAPICalled" and told["type"] in ("error", "assert")
+        if event == "Runtime.exceptionThrown" or is_log or is_call:
+            self.errors.append(json.dumps(told))
 
 
 @contextmanager
 def open_tab(chromium: str) -> Iterator[Tab]:
     """A page of a Chromium of its own, which ends with it."""
-    with (
-        tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder,
-        asyncio.Runner() as loop,
-    ):
-        command = [chromium, *_FLAGS, f"--user-data-dir={folder}", "about:blank"]
-        null, told = subprocess.DEVNULL, Path(folder) / "DevToolsActivePort"
-        with subprocess.Popen(command, stdout=null, stderr=null) as process:
+    (theirs, ours), (heard, told) = os.pipe(), os.pipe()
+    pipes = f'exec "$@" 3<&{theirs} 4>&{told}'  # the protocol's place for them
+    null = subprocess.DEVNULL
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
+        command = ["bash", "-c", pipes, "bash", chromium, *_FLAGS, f"--user-data-dir={folder}"]
+        with subprocess.Popen(
+            command, stdout=null, stderr=null, pass_fds=(theirs, told)
+        ) as process:
             try:
-                wait_until(lambda: told.is_file() and bool(told.read_text()))
-                port = told.read_text().split()[0]
-                with urllib.request.urlopen(f"http://127.0.0.1:{port}/json/list") as answer:
-                    url = next(one for one in json.load(answer) if one["type"] == "page")
-                with closing(Tab(url["webSocketDebuggerUrl"], loop)) as tab:
-                    yield tab
+                yield Tab(ours, heard)
             finally:
                 process.terminate()
                 process.wait(PATIENCE_S)
+                for one in (theirs, ours, heard, told):
+                    os.close(one)
