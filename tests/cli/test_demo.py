@@ -59,6 +59,7 @@ def test_no_index(run: Run, monkeypatch: pytest.MonkeyPatch, folder: Path) -> No
     assert not [*folder.iterdir()]
 
 
+@pytest.mark.exhaustive
 def test_from_nothing_to_a_page(folder: Path) -> None:
     """Once from nothing, and once with the bundle that is there."""
     for _ in range(2):
