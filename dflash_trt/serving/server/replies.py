@@ -196,9 +196,9 @@ class Reply:
         if self._generation.request.logprobs is not None:
             outputs |= _describe_logprobs(self._logprobs)
         if self._generation.request.origins:
-            ids, origins = [one.token_id for one in self._origins], [*map(_place, self._origins)]
-            outputs["origin_ids"] = np.array(ids, dtype=np.int32)
-            outputs["origins"] = np.array(origins, dtype=np.int32)
+            places = [ORIGINS.index(one.origin) for one in self._origins]
+            outputs["origin_ids"] = np.array([one.token_id for one in self._origins], np.int32)
+            outputs["origins"] = np.array(places, np.int32)
         if self._of_prompt is not None:
             # Of the first token, which nothing comes before, there is an id alone.
             columns = _describe_logprobs(self._of_prompt)
@@ -243,10 +243,6 @@ class Reply:
 
 def _is_end(event: TokenEvent | Failure) -> bool:
     return isinstance(event, Failure) or event.result is not None
-
-
-def _place(one: TokenOrigin) -> int:
-    return ORIGINS.index(one.origin)
 
 
 def _describe_logprobs(logprobs: Sequence[TokenLogprob]) -> Outputs:

@@ -120,9 +120,8 @@ function readChances(given) {
 // Streams an answer into `answer`; rejects with what the server said, or where it is gone.
 async function stream(body, answer, signal, onChunk) {
   const asked = { model: served.model, stream: true, stream_options: { include_usage: true, include_tokens: true }, ...body };
-  const path = body.messages ? "v1/chat/completions" : "v1/completions";
   answer.asked = performance.now();
-  const reply = await ask(path, { method: "POST", body: JSON.stringify(asked), signal });
+  const reply = await ask(body.messages ? "v1/chat/completions" : "v1/completions", { method: "POST", body: JSON.stringify(asked), signal });
   const reader = reply.body.pipeThrough(new TextDecoderStream()).getReader();
   for (let held = ""; ; onChunk()) {
     const { value, done } = await reader.read();

@@ -1,7 +1,6 @@
 // The same request without drafts and with them, one after the other, replayed side by side.
 const CHAT = "A ticket costs $8. How much do 5 tickets cost?";
 const TEXT = "jobs: red fox gold, old owl silver";
-const WARM = 8;
 const lanes = () => [...document.querySelectorAll(".lane")];
 let film = null;
 
@@ -26,7 +25,7 @@ async function race() {
   answers.forEach((one) => one.place.replaceChildren());
   try {
     $("verdict").textContent = "Warming up …";
-    await run([false, true].map((speculate) => [readCourse(speculate, WARM), new Answer(make("div"))]));
+    await run([false, true].map((speculate) => [readCourse(speculate, 8), new Answer(make("div"))]));
     $("verdict").textContent = "1 of 2: without drafts …";
     await run([[readCourse(false), answers[0]]]);
     $("verdict").textContent = "2 of 2: with drafts …";
@@ -67,8 +66,8 @@ function judge(answers) {
   const at = [...ids, null].findIndex((one, place) => one !== (others[place] ?? null));
   const outcome = make("b", "", at < 0 ? `identical: ${ids.length} tokens` : `different from token ${at + 1} on`);
   lanes().forEach((lane, index) => pace(lane, `${number(answers[index].rate())} tokens/s`, 1));
-  const told = drafted.usage.completion_tokens_details;
-  if (!told.accepted_prediction_tokens && !told.rejected_prediction_tokens)
+  const { accepted_prediction_tokens: kept, rejected_prediction_tokens: lost } = drafted.usage.completion_tokens_details;
+  if (kept + lost === 0)
     return $("verdict").replaceChildren("The server drafted nothing: it leaves drafts out where they cost more than they bring; ", outcome);
   const ratio = drafted.rate() / plain.rate();
   lanes()[ratio >= 1 ? 1 : 0].classList.add("won");
