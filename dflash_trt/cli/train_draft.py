@@ -137,7 +137,12 @@ def _read_settings(
 )
 @threads_option
 @click.option("--overwrite", is_flag=True, help="Replace a draft and a bundle that exist.")
-@click.option("--plan", "only_plan", is_flag=True, help="Print the plan, and stop.")
+@click.option(
+    "--plan",
+    "only_plan",
+    is_flag=True,
+    help="Print the plan, and stop; prompts of `self` are written first.",
+)
 @json_option
 @click.option(
     "-o",

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from dflash_trt.cli.bars import StageBars
-from dflash_trt.errors import one_line
+from dflash_trt.errors import one_line, printable
 from dflash_trt.training.hours_plan import REST_SHARE
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ class TerminalWatch(StageBars):
             f"{left_out or 'none'}"
         )
         for text in written.texts[:_SHOWN_PROMPTS]:
-            self.say(f"  {one_line(text, 90)}")
+            self.say(f"  {one_line(printable(text), 90)}")
 
     def show_plan(self, plan: Plan, chosen: dict[str, str]) -> None:
         self._plan, self._chosen = plan, chosen

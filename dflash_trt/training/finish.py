@@ -215,6 +215,8 @@ def make_record(
     return {
         "target": preparation.target.name,
         "hashes": preparation.hashes | {"the target's headers and config": target_hash},
+        "prompt_sets": preparation.described_sets(),
+        "topics": preparation.topics,
         "sets": dict(sorted(Counter(row.set_name for row in rows.train).items())),
         "rows": len(train),
         "held_out": len(rows.held_out),

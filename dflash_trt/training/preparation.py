@@ -15,7 +15,7 @@ from dflash_trt.models.folder import open_checkpoint
 from dflash_trt.quantization.rewrite import checkpoint_key
 from dflash_trt.training.draft_shape import DraftDesign
 from dflash_trt.training.endpoint import AnswerOptions
-from dflash_trt.training.prompt_sets import TrainingSet, parse_sets
+from dflash_trt.training.prompt_sets import OWN, TrainingSet, parse_sets
 from dflash_trt.training.recipe import choose_settings, choose_shape, with_own_layer
 from dflash_trt.training.rows import (
     LEAST_ANSWER,
@@ -88,11 +88,17 @@ class Preparation:
         """Rows to train and to measure on; `written` are the target's own."""
         return split_rows([*self.given, *written], self.held_out or None, self.sets)
 
+    def described_sets(self) -> list[dict[str, Any]]:
+        """The sets as the record of a training has them."""
+        return [
+            {**asdict(one), "source": OWN if one.source is None else Path(one.source).name}
+            for one in self.sets
+        ]
+
     def prompt_parts(self) -> dict[str, Any]:
         """What prompts depend on that the target writes."""
         return {
-            "version": VERSION,
-            "target": checkpoint_key(self.target.spec.checkpoint),
+            **self._target_parts(),
             "topics": self.topics,
             "seed": self.request.seed,
             "answers": [self.request.answer_tokens, self.max_length],
@@ -101,17 +107,22 @@ class Preparation:
             "template": self.renderer.template_sha256,
         }
 
-    def answer_parts(self) -> dict[str, Any]:
-        """What the answers depend on: the target, the rendered prompts, and how they are asked."""
-        request = self.request
+    def _target_parts(self) -> dict[str, Any]:
+        """What answers, and how exactly."""
         return {
             "version": VERSION,
             "target": checkpoint_key(self.target.spec.checkpoint),
             "kv_dtype": self.target.cache_dtype.value,
+            "int8": self.target.int8,
+        }
+
+    def answer_parts(self) -> dict[str, Any]:
+        """What the answers depend on: the target, the rendered prompts, and how they are asked."""
+        request = self.request
+        return {
+            **self._target_parts(),
             **asdict(self.answers),
             "hashes": self.hashes,
-            "sets": [[one.name, one.count, one.share] for one in self.sets],
-            "topics": self.topics,
             "system_prompt": request.system_prompt,
             "variables": self.renderer.variables,
             "raw": request.raw,
@@ -125,6 +136,8 @@ class Preparation:
         start = request.start
         return {
             **self.answer_parts(),
+            "sets": self.described_sets(),
+            "topics": self.topics,
             "shape": self.shape.config(),
             "start": None if start is None else checkpoint_key(open_checkpoint(start)),
             "settings": asdict(self.settings),
@@ -152,7 +165,6 @@ def prepare(request: TrainRequest) -> Preparation:
     sets = parse_sets(request.prompts, request.hours)
     prompts, hashes = read_sets([f"{one.name}={one.source}" for one in sets if one.source])
     held_out, held_out_hashes = read_sets(request.held_out)
-    topics = _read_topics(request, sets)
     shape = choose_shape(request, target, is_cpu=is_cpu)
     positions = min(target.spec.max_position_embeddings, shape.max_position_embeddings)
     max_length = min(request.max_length, positions)
@@ -166,6 +178,7 @@ def prepare(request: TrainRequest) -> Preparation:
         target.spec.eos_token_ids,
         max_length,
     )
+    topics = _read_topics(request, sets, uses_template=renderer.uses_template)
     prepared = Preparation(
         request=request,
         target=target,
@@ -192,7 +205,9 @@ def prepare(request: TrainRequest) -> Preparation:
     return prepared
 
 
-def _read_topics(request: TrainRequest, sets: Sequence[TrainingSet]) -> tuple[str, ...]:
+def _read_topics(
+    request: TrainRequest, sets: Sequence[TrainingSet], *, uses_template: bool
+) -> tuple[str, ...]:
     """The lines of --set topics; DflashError (usage) for what does not go with the sets."""
     if all(one.source is not None for one in sets):
         refuse_options({"--set topics": request.topics}, "is for --prompts self", "leave it out")
@@ -201,7 +216,8 @@ def _read_topics(request: TrainRequest, sets: Sequence[TrainingSet]) -> tuple[st
     refuse_options({"--given-answers": request.given_answers or None}, what, "leave it out")
     if request.topics is None:
         return ()
-    refuse_options({"--set topics": request.raw or None}, "needs a chat template", "leave it out")
+    if not uses_template:
+        refuse_options({"--set topics": request.topics}, "needs a chat template", "leave it out")
     lines = read_text(request.topics, FileKind.DATA_SET, named=True).splitlines()
     topics = tuple(line.strip() for line in lines if line.strip())
     if not topics:

@@ -65,7 +65,7 @@ def parse_sets(given: Sequence[str], hours: float) -> tuple[TrainingSet, ...]:
     if sum(map(bool, owns)) > 1:
         what = "the target writes one set"
         raise DflashError(what, where="--prompts self", fix="give one larger COUNT", usage=True)
-    stated = sum(share or 0 for share in shares)
+    stated = round(sum(share or 0 for share in shares), 9)
     if stated > 1 or 0 in shares or (None in shares and stated == 1):
         what = "shares of sets must be above 0 and leave something for the others"
         raise DflashError(what, where="--prompts", fix="they sum to 1 at most", usage=True)

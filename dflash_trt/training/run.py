@@ -84,6 +84,7 @@ class _Run:
         self._preparation, self._work, self._watch = preparation, work, watch
         self._request, self._shape = preparation.request, preparation.shape
         self._started = time.monotonic()
+        self._written_s = 0.0
         self._parts = preparation.training_parts()
 
     def run(self, *, only_plan: bool) -> TrainedPair | None:
@@ -96,6 +97,7 @@ class _Run:
             rows = render_rows(preparation.renderer, split, watch)
         with AnswerStage(preparation, self._work, self._bundle, rows, watch) as stage:
             noted = self._note(rows, stage)
+            self._hours = float(noted["hours"])
             plan = self._plan(rows, noted)
             if only_plan:
                 return None
@@ -112,12 +114,12 @@ class _Run:
             preparation, self._builder, trained, rows, train, source, watch, began=self._started
         )
         (self._work.root / _PLAN).unlink()
-        self._work.keep_answers()  # what else is there is published, or large
+        self._work.keep_said()  # what else is there is published, or large
         return pair
 
     def _has_time(self, share: float) -> Callable[[], bool]:
-        """Whether this share of the hours is not over; of this run, whatever others took."""
-        end = self._started + share * self._request.hours * 3600
+        """Whether this share of the hours behind the writing is not over, in this run."""
+        end = self._started + self._written_s + share * self._hours * 3600
         return lambda: time.monotonic() < end
 
     def _build(self) -> None:
@@ -137,7 +139,7 @@ class _Run:
     def _write(self, own: TrainingSet) -> list[PromptRow]:
         """The prompts that the target writes; those that it wrote already are kept."""
         preparation, watch, request = self._preparation, self._watch, self._request
-        stage = self._work.stage("prompts", preparation.prompt_parts())
+        stage, began = self._work.stage("prompts", preparation.prompt_parts()), time.monotonic()
         watch.stage(f"writing {own.count:,} prompts", own.count, "steps")
         with (
             JsonLines(stage.folder / "rounds.jsonl") as lines,
@@ -151,6 +153,7 @@ class _Run:
         ):
             rows, written = writer.write(own, watch.advance)
         watch.show_written(written)
+        self._written_s = time.monotonic() - began
         return rows
 
     def _note(self, rows: RenderedRows, stage: AnswerStage) -> dict[str, Any]:
@@ -170,7 +173,8 @@ class _Run:
                 self._told_by(replay),
             )
         source = "transformers" if is_faster else "graphs"
-        noted = {"key": key, "source": source, "rates": None, "used": None}
+        hours = self._request.hours - self._written_s / 3600
+        noted = {"key": key, "source": source, "rates": None, "used": None, "hours": hours}
         if self._request.rows is None or self._request.steps is None:
             noted["rates"] = asdict(self._measure(rows, stage, source))
         write_json(path, noted)
@@ -206,7 +210,7 @@ class _Run:
         )
 
     def _plan(self, rows: RenderedRows, noted: dict[str, Any]) -> Plan:
-        request, settings = self._request, self._preparation.settings
+        request, settings = replace(self._request, hours=self._hours), self._preparation.settings
         rates = None if noted["rates"] is None else Rates(**noted["rates"])
         plan = make_plan(request, rates, len(rows.train), len(rows.held_out), settings.rows)
         self._watch.show_plan(plan, describe(self._shape, settings, noted["source"]))

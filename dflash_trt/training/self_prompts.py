@@ -14,6 +14,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
+from itertools import takewhile
 from typing import Any
 
 from dflash_trt.decoding import Request
@@ -24,7 +25,7 @@ from dflash_trt.sampling.params import SamplingParams
 from dflash_trt.text.chat import Message
 from dflash_trt.training.observer import WrittenPrompts
 from dflash_trt.training.preparation import Preparation
-from dflash_trt.training.prompt_sets import OWN, TrainingSet
+from dflash_trt.training.prompt_sets import LEAST_OWN, OWN, TrainingSet
 from dflash_trt.training.rows import LEAST_ANSWER, PromptRow
 from dflash_trt.training.work_folder import JsonLines
 
@@ -41,6 +42,7 @@ LEAST_SHARE, JUDGED_ROUNDS = 0.1, 4
 MOST_HOURS_SHARE = 0.5
 _SKETCH = 16
 _KNOWN, _COMMON = 32, 0.1
+_WHERE = f"--prompts {OWN}"
 _MARK = "0USER0SPEAKS0HERE0"
 
 
@@ -129,17 +131,23 @@ class PromptWriter:
             DflashError: what is written is of no use, or takes more than half of the hours.
         """
         rows: list[PromptRow] = []
-        count, hours = own.count, self._preparation.request.hours
-        sieve, started, turns, lengths = Sieve(), time.monotonic(), 0, list[int]()
-        for at in range(count * JUDGED_ROUNDS):  # a round brings LEAST_SHARE of it, or ends this
-            is_new = at == len(self._lines.records)
-            if is_new:
+        sieve, turns, lengths = Sieve(), 0, list[int]()
+        began = known = None
+        for at in range(
+            own.count * JUDGED_ROUNDS
+        ):  # a round brings LEAST_SHARE of it, or ends this
+            if at == len(self._lines.records):
+                if began is None:
+                    began, known = time.monotonic(), len(rows)
                 self._lines.append({"round": self._write_round(ROUND * at)})
                 self._lines.sync()
             before = len(rows)
             for one in self._lines.records[at]["round"]:
-                said = one["said"]
-                if len(rows) == count or not all(sieve.takes(*part) for part in said):
+                if len(rows) == own.count:
+                    break
+                # A second message that is of no use leaves the first.
+                said = list(takewhile(lambda part: sieve.takes(*part), one["said"]))
+                if not said:
                     continue
                 texts = [text for text, _ in said]
                 texts[1:1] = [one["answer"]] if len(said) > 1 else []
@@ -147,20 +155,15 @@ class PromptWriter:
                 turns += len(said) > 1
                 lengths.append(len(said[-1][1]))
             on_prompts(len(rows) - before)
-            if len(rows) == count:
+            if len(rows) == own.count:
                 break
-            done = at + 1
-            if done >= JUDGED_ROUNDS and len(rows) < LEAST_SHARE * ROUND * done:
-                what = f"of {ROUND * done} prompts that it wrote {len(rows)} are of use"
+            if at + 1 >= JUDGED_ROUNDS and len(rows) < LEAST_SHARE * ROUND * (at + 1):
+                what = f"of {ROUND * (at + 1)} prompts that it wrote {len(rows)} are of use"
                 reasons = ", ".join(f"{n} {why}" for why, n in sieve.left_out.most_common())
                 fix = "pass files of prompts: this target cannot write what its users ask"
-                raise DflashError(f"{what} ({reasons})", where="--prompts self", fix=fix)
-            taken = time.monotonic() - started
-            if is_new and rows and taken / len(rows) * count > MOST_HOURS_SHARE * hours * 3600:
-                fits = int(MOST_HOURS_SHARE * hours * 3600 * len(rows) / taken)
-                what = f"writing {count:,} prompts would take more than half of {hours:g} h"
-                fix = f"give --prompts self:{max(fits, 1)}, or more hours"
-                raise DflashError(what, where="--prompts self", fix=fix)
+                raise DflashError(f"{what} ({reasons})", where=_WHERE, fix=fix)
+            if began is not None and known is not None:
+                self._check_hours(own.count, known, len(rows) - known, time.monotonic() - began)
         return rows, WrittenPrompts(
             name=own.name,
             left_out=dict(sieve.left_out),
@@ -169,13 +172,23 @@ class PromptWriter:
             texts=[row.messages[-1]["content"] for row in rows],
         )
 
+    def _check_hours(self, count: int, known: int, new: int, taken_s: float) -> None:
+        """Raises DflashError where `new` prompts took so long that `count` cost half the hours."""
+        hours = self._preparation.request.hours
+        most_s = MOST_HOURS_SHARE * hours * 3600
+        if new and taken_s / new * (count - known) > most_s:
+            what = f"writing {count:,} prompts would take more than half of {hours:g} h"
+            fits = known + int(most_s * new / taken_s)
+            fix = f"give {f'--prompts self:{fits}, or ' * (fits >= LEAST_OWN)}more hours"
+            raise DflashError(what, where=_WHERE, fix=fix)
+
     def _row(self, name: str, number: int, asked: Sequence[str]) -> PromptRow:
         roles = ("user", "assistant", "user")
         messages: tuple[Message, ...] = tuple(
             {"role": role, "content": text} for role, text in zip(roles, asked, strict=False)
         )
         text = asked[0] if self._renderer is None else None
-        where = f"--prompts {OWN}, prompt {number}"
+        where = f"{_WHERE}, prompt {number}"
         return PromptRow(messages=messages, text=text, answer=None, set_name=name, where=where)
 
     def _write_round(self, first: int) -> list[dict[str, Any]]:
@@ -251,17 +264,19 @@ class PromptWriter:
         return said
 
     def _before_user(self, talk: Sequence[Message]) -> tuple[tuple[int, ...], set[int]]:
-        """The tokens before a user's words, and those that end these."""
-        if self._renderer is None:
-            begin = tuple(self._tokenizer.encode("", special=True))
-            return begin or tuple(sorted(self._ends))[:1], self._ends
-        text = self._renderer.render([*talk, _message("user", _MARK)], self._variables)
-        before, mark, after = text.rpartition(_MARK)
-        if not mark:
-            what = "the chat template does not show a user's words as they are"
-            raise DflashError(what, where="--prompts self", fix="pass files of prompts")
-        ends = self._special.intersection(self._tokenizer.encode(after, special=False)[:1])
-        return tuple(self._tokenizer.encode(before, special=False)), self._ends | ends
+        """The tokens before a user's words, at least one, and those that end these."""
+        text, ends = "", set[int]()
+        if self._renderer is not None:
+            text = self._renderer.render([*talk, _message("user", _MARK)], self._variables)
+            text, mark, after = text.rpartition(_MARK)
+            ends = self._special.intersection(self._tokenizer.encode(after, special=False)[:1])
+            if not (mark and ends):
+                what = "the chat template ends a user's words with no special token"
+                if not mark:
+                    what = "the chat template does not show a user's words as they are"
+                raise DflashError(what, where=_WHERE, fix="pass files of prompts")
+        begin = tuple(self._tokenizer.encode(text, special=self._renderer is None))
+        return begin or tuple(sorted(self._ends))[:1], self._ends | ends
 
     def _text(self, ids: Sequence[int]) -> str:
         """Empty where a special token stands in it: a user says none."""

@@ -114,7 +114,7 @@ class WorkFolder:
                 self._remove(other)
         return stage
 
-    def keep_answers(self) -> None:
+    def keep_said(self) -> None:
         """Removes every stage but prompts and answers; what somebody else put here stays."""
         for folder, kind in self._stages():
             if kind not in _KEPT:

@@ -6,14 +6,19 @@ import json
 import shutil
 from collections import Counter
 from pathlib import Path
+from types import SimpleNamespace
 from unittest import mock
 
 import pytest
 
+from dflash_trt.decoding import Request
 from dflash_trt.errors import DflashError
+from dflash_trt.text.tokenizer import BundleTokenizer
+from dflash_trt.training.observer import WrittenPrompts
 from dflash_trt.training.prompt_sets import TrainingSet, parse_sets
-from dflash_trt.training.rows import read_sets, split_rows
+from dflash_trt.training.rows import PromptRow, read_sets, split_rows
 from dflash_trt.training.self_prompts import PromptWriter, Sieve
+from dflash_trt.training.work_folder import JsonLines
 from tests.frozen.command_line import run, run_well
 from tests.training.prompts import TARGET, command, contents, write_prompts, write_rows
 
@@ -88,6 +93,58 @@ def test_what_is_kept_of_written_prompts() -> None:
     )
 
 
+class Saying:
+    """A pair of the demo's tokenizer whose target answers every request with `ids`."""
+
+    def __init__(self, folder: Path, template: str, ids: list[int]) -> None:
+        copy = folder / "target"
+        shutil.copytree(TARGET, copy, dirs_exist_ok=True)
+        config = json.loads((copy / "tokenizer_config.json").read_text())
+        (copy / "tokenizer_config.json").write_text(
+            json.dumps({**config, "chat_template": template})
+        )
+        self.tokenizer, self.ids = BundleTokenizer(copy), ids
+        self.asked: list[Request] = []
+        self.bundle = SimpleNamespace(
+            manifest=SimpleNamespace(target=SimpleNamespace(eos_token_ids=(0,)))
+        )
+
+    def run(self, requests: list[Request]) -> list[object]:
+        self.asked += requests
+        return [SimpleNamespace(token_ids=tuple(self.ids)) for _ in requests]
+
+    def write(self, lines: Path) -> tuple[list[PromptRow], WrittenPrompts]:
+        preparation = SimpleNamespace(
+            renderer=SimpleNamespace(variables={}, uses_template=True),
+            request=SimpleNamespace(seed=0, system_prompt=None, hours=9.0, answer_tokens=8),
+            topics=(),
+            max_length=600,
+        )
+        with JsonLines(lines) as kept:
+            writer = PromptWriter(preparation, self, kept)  # type: ignore[arg-type]
+            try:
+                return writer.write(TrainingSet("self", None, 1), lambda count: None)
+            finally:
+                writer.close()
+
+
+def test_a_users_words_end_where_the_template_ends_them(tmp_path: Path) -> None:
+    """At a special token of the template, which need not end answers."""
+    words = "which of the keys is in rome"
+    for end, stops in (("<|endoftext|>", ()), ("<|mask|>", (1,))):
+        pair = Saying(tmp_path, TEMPLATE.replace("{{ eos_token }}", end), [])
+        pair.ids = [*pair.tokenizer.encode(words), *(stops or (0,))]
+        rows, told = pair.write(tmp_path / f"{len(stops)}.jsonl")
+        assert rows[0].messages[-1]["content"] == words and told.lengths == [len(pair.ids) - 1]
+        assert pair.asked[0].stop_token_ids == stops
+    with pytest.raises(DflashError, match="ends a user's words with no special token"):
+        Saying(tmp_path, TEMPLATE.replace("{{ eos_token }}", " [/INST]"), [5]).write(
+            tmp_path / "2.jsonl"
+        )
+    with pytest.raises(DflashError, match=r"of 128 .* 0 are of use \(128 unfinished\)"):
+        Saying(tmp_path, TEMPLATE, [5, 6, 7]).write(tmp_path / "3.jsonl")
+
+
 def test_options_that_do_not_go_with_it(tmp_path: Path) -> None:
     topics = tmp_path / "topics"
     topics.write_text("a\n")
@@ -96,8 +153,7 @@ def test_options_that_do_not_go_with_it(tmp_path: Path) -> None:
     cases = [
         ([*own, "--given-answers"], "--given-answers"),
         ([*command(prompts, output), "--set", f"topics={topics}"], "--prompts self"),
-        ([*own, "--set", f"topics={topics}", "--raw"][:-1] + ["--set", "raw=1"], "chat template"),
-        ([*own, "--set", f"topics={tmp_path / 'none'}"], "no such file"),
+        ([*own, "--set", f"topics={topics}"], "needs a chat template"),
     ]
     for words, piece in cases:
         run(*words).fails(2, piece)
