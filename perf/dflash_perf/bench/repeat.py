@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import subprocess
+import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext, suppress
@@ -44,7 +45,7 @@ class Worker:
             DflashError: it ended, is silent for 10 minutes, or says what is no JSON.
         """
         assert self._process.stdin is not None and self._process.stdout is not None
-        timer = Timer(ANSWER_LIMIT_S, self._process.kill)
+        timer, began = Timer(ANSWER_LIMIT_S, self._process.kill), time.monotonic()
         timer.start()
         try:
             if question is not None:
@@ -58,7 +59,10 @@ class Worker:
         if not line:
             said = self._log.read_text("utf-8", "replace").split("\n") if self._log else []
             last = one_line(next((one for one in reversed(said) if one.strip()), ""))
+            self._process.kill()  # it may have closed its output alone
             what = f"its process ended with exit code {self._process.wait()} {last}".rstrip()
+            if time.monotonic() - began >= ANSWER_LIMIT_S:
+                what = f"it was silent for {ANSWER_LIMIT_S:g} s"
             raise DflashError(what, where=self._name)
         try:
             return json.loads(line)
