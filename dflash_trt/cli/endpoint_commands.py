@@ -14,8 +14,8 @@ from dflash_trt.proof.endpoint.answer_comparison import AnswerComparison
 from dflash_trt.proof.endpoint.asked_server import AskedServer, Asking, Sets
 from dflash_trt.proof.endpoint.endpoint_diagnosis import AS_SERVED, diagnose_endpoint
 from dflash_trt.proof.endpoint.endpoint_proof import (
+    ALONE,
     EndpointProof,
-    check_tokenizer_fits,
     survey,
 )
 from dflash_trt.serving.client.draft_counts import ESTIMATE, DraftCounts
@@ -42,14 +42,9 @@ def verify_urls(urls: list[str], bundle: Path | None, prompts: TaskOptions, as_j
     tokenizer, sets = _read_sets(bundle, prompts)
     asking = Asking(max_tokens=prompts.max_tokens, temperature=prompts.sampling.temperature)
     options = ("--url", "--against-url")
-    servers = [AskedServer(*one) for one in zip(urls, options, strict=False)]
-    surveys = []
+    servers = [AskedServer(*one, tokenizer) for one in zip(urls, options, strict=False)]
     with StageBars() as bars:
-        for server in servers:
-            surveys.append(survey(server, sets, asking, bars))
-            if tokenizer is not None:
-                check_tokenizer_fits(tokenizer, server, sets, surveys[-1].alone)
-    proof = EndpointProof(surveys)
+        proof = EndpointProof([survey(server, sets, asking, bars) for server in servers])
     if as_json:
         print_json(proof.to_json())
     else:
@@ -66,11 +61,11 @@ def diagnose_url(
     if bundle is not None and thinking is not None:
         what = "is the server's template's, which token ids of a BUNDLE do not pass"
         raise DflashError(what, where="--thinking", usage=True)
-    _, sets = _read_sets(bundle, prompts)
+    tokenizer, sets = _read_sets(bundle, prompts)
     switch = None if thinking is None else thinking == "on"
     temperature = prompts.sampling.temperature
     asking = Asking(max_tokens=prompts.max_tokens, temperature=temperature, thinking=switch)
-    server = AskedServer(url, "--url")
+    server = AskedServer(url, "--url", tokenizer)
     with StageBars() as bars:
         found = diagnose_endpoint(server, sets, asking, bars)
     if as_json:
@@ -84,6 +79,8 @@ def diagnose_url(
         told = found.drafts[name]
         length = "-" if told is None or told.length is None else f"{told.length:.2f}"
         click.echo(f"  {name:<24} {length:>5}  {gain}")
+    if found.is_estimated:
+        click.echo("gains are ESTIMATED from chunks: the answers tell of no drafts")
     click.echo(f"verdict: {found.advice}")
 
 
@@ -124,9 +121,11 @@ def _print_proof(proof: EndpointProof, labels: list[str]) -> None:
             if name == ALL or len(one.drafts) > 2:
                 click.echo(f"{letter} acceptance, {name}: {describe_drafts(told)}")
     noise = proof.surveys[0].noise
-    if proof.between is not None:
-        _print_comparison("B against A", proof.between, noise, labels)
-    click.echo(f"verdict: {proof.verdict}")
+    for found in proof.between:
+        title = f"B {found.title}".removesuffix(f" {ALONE}") + " against A"
+        _print_comparison(title, found, noise, labels)
+    limit = f" (ties: up to {proof.tie_limit:.2g} nats)" if proof.tie_limit else ""
+    click.echo(f"verdict: {proof.verdict}{limit}")
 
 
 def _print_comparison(title: str, found: AnswerComparison, noise: float, labels: list[str]) -> None:
@@ -141,7 +140,8 @@ def _print_comparison(title: str, found: AnswerComparison, noise: float, labels:
     for one in found.partings[:SHOWN]:
         gap = "no log-probability is told"
         if one.gap is not None:
-            gap = f"{'at least ' * one.is_least}{one.gap:.3g} nats less likely"
+            how = "apart" if one.is_drawn else "less likely"
+            gap = f"{'at least ' * one.is_least}{one.gap:.3g} nats {how}"
         kind = "tie" if one.is_tie(noise) else "changed"
         place = f"output {one.unit.removesuffix(' id')} {one.position}"
         click.echo(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import random
 from collections.abc import Iterator
@@ -12,6 +13,7 @@ from typing import Any
 import pytest
 
 from dflash_trt.proof.endpoint import asked_server, endpoint_proof
+from dflash_trt.proof.endpoint.told_answer import read_answer
 from dflash_trt.serving.client import draft_counts
 from tests.cli.conftest import Outcome, Run
 from tests.cli.conftest import bigram_config as bigram_config
@@ -59,6 +61,17 @@ def test_equal_servers_are_identical(ask: Ask) -> None:
     assert sorted({one["seed"] for one in plain.bodies}) == [*range(8)]
 
 
+def test_drawn_answers_keep_their_seeds_over_sets(ask: Ask, tmp_path: Path) -> None:
+    more = ("--prompts", f"other={tmp_path / 'prompts.jsonl'}", "--temperature", 0.8)
+    outcome = ask("verify", InventedServer(seeded=True, thinks=True), more=more)
+    assert outcome.code == 0 and "A again: 16 of 16 answers identical" in outcome.out
+    assert "2,000 equal" in outcome.out
+    tied = InventedServer(seeded=True, own_noise=0.03, gap=0.05)
+    other = InventedServer(seeded=True, gap=0.05, changed={PROMPTS[2]: 40})
+    outcome = ask("verify", tied, other, more=more[2:])
+    assert "0.05 nats apart: changed" in outcome.out and "(ties:" not in outcome.out
+
+
 @pytest.mark.parametrize("seed", range(3))
 def test_a_token_in_a_thousand_is_found(ask: Ask, seed: int) -> None:
     prompt, place = divmod(random.Random(seed).randrange(len(PROMPTS) * TOKENS), TOKENS)
@@ -74,7 +87,8 @@ def test_a_tie_within_the_servers_own_noise_is_no_change(ask: Ask) -> None:
     other = InventedServer(changed={PROMPTS[2]: 40}, gap=0.05)
     noisy = ask("verify", InventedServer(own_noise=0.03, gap=0.05), other, more=("--json",))
     assert (noisy.code, noisy.json["verdict"]) == (0, "ties only")
-    (tie,) = noisy.json["between"]["partings"]
+    assert noisy.json["tie_limit"] == pytest.approx(0.06)
+    (tie,) = noisy.json["between"][0]["partings"]
     assert (tie["prompt"], tie["position"], tie["is_tie"]) == (2, 40, True)
     assert tie["gap"] == pytest.approx(0.05)
     assert noisy.json["servers"][0]["noise"] == pytest.approx(0.03)
@@ -87,6 +101,10 @@ def test_a_server_that_changes_its_own_answers_is_told(ask: Ask) -> None:
     assert outcome.code == 1 and outcome.out.endswith("verdict: changed\n")
     assert "A again: 0 of 8 answers identical, 8 CHANGED (100.0%)" in outcome.out
     assert "set, prompt 1, output token 10: " in outcome.out
+    other = ask("verify", InventedServer(), InventedServer(forgetful=True))
+    assert other.code == 1 and other.out.endswith("verdict: changed\n")
+    assert "B against A: 8 of 8 answers identical" in other.out
+    assert "B again against A: 0 of 8 answers identical, 8 CHANGED" in other.out
 
 
 def test_servers_that_tell_little_are_compared_by_what_they_tell(ask: Ask) -> None:
@@ -110,8 +128,11 @@ def test_servers_that_tell_little_are_compared_by_what_they_tell(ask: Ask) -> No
         ({}, "τ 2.48 (its metrics, 400 steps, 592 accepted of 1,200 drafts; by position 100% 75%"),
         ({"owner": "llamacpp"}, "τ 2.48 (its answers, 400 steps, 592 accepted of 1,200 drafts; by"),
         ({"owner": "tensorrt_llm"}, "τ 2.48 (its metrics, 400 steps"),
-        ({"owner": "sglang"}, "τ 2.48 (its answers, 400 steps, 592 accepted of 1,200 drafts)"),
-        ({"owner": "sglang", "strict": True}, "τ 2.50 (its gauge, of whatever the server did last"),
+        ({"owner": "sglang"}, "τ 2.48 (its metrics, 400 steps, 592 accepted)"),
+        (
+            {"owner": "sglang", "counts": False},
+            "τ 2.50 (its gauge, of whatever the server did last",
+        ),
         ({"tells": False}, "ESTIMATED τ 2.48 (tokens a chunk, 400 steps, 592 accepted; a chunk"),
     ],
 )
@@ -127,20 +148,37 @@ def test_acceptance_is_what_the_server_tells(ask: Ask, server: dict[str, Any], t
         ("failing", "answers 500 to /chat/completions: <html>busy</html>"),
         ("empty", "answers with no choice"),
         ("early", "the answer broke off"),
+        ("wordless", "never says why its answer ended"),
         ("silent", "the answer broke off (timed out)"),
-        ("endless", "takes over 0.3 s to answer"),
+        ("endless", "takes over 2 s to answer"),
     ],
 )
 def test_wrong_servers_are_one_line(
     ask: Ask, monkeypatch: pytest.MonkeyPatch, trouble: str, said: str
 ) -> None:
-    monkeypatch.setattr(asked_server, "ANSWER_S", 0.3 if trouble in ("silent", "endless") else 60)
+    monkeypatch.setattr(asked_server, "ANSWER_S", 2 if trouble in ("silent", "endless") else 60)
     for command in ("verify", "diagnose"):
         ask(command, InventedServer(trouble=trouble)).fails(1, said)
 
 
 def test_other_ids_than_the_bundles_are_one_line(ask: Ask, bundle: Path) -> None:
-    ask("verify", InventedServer(), more=(bundle,)).fails(1, "token ids", "are not the bundle's")
+    for command in ("verify", "diagnose"):
+        server = InventedServer()
+        ask(command, server, more=(bundle,)).fails(1, "token ids", "are not the bundle's")
+        assert len(server.bodies) == len(PROMPTS)
+
+
+def test_strange_answers_are_read(ask: Ask) -> None:
+    outcome = ask("verify", InventedServer(strange=True, ids=False), InventedServer(strange=True))
+    assert outcome.code == 0, outcome.err
+    assert read_tops([["x"]]) == read_tops([5]) == read_tops(7) == {}
+    assert read_tops([{" a": -0.1}]) == {b" a": -0.1}
+
+
+def read_tops(told: object) -> object:
+    logprobs = {"tokens": [" a"], "token_logprobs": [-0.1], "top_logprobs": told}
+    choice = {"index": 0, "text": " a", "finish_reason": "stop", "logprobs": logprobs}
+    return read_answer([{"choices": [choice]}], "here").tokens[0].likeliest
 
 
 def test_what_does_not_go_together_is_refused(run: Run, bundle: Path) -> None:
@@ -167,6 +205,10 @@ def test_diagnosis_names_what_moves_acceptance(ask: Ask) -> None:
     assert found["gains"]["thinking on"] == "the same answers"
     assert found["drafts"]["as served"]["acceptance_length"] == pytest.approx(2.48)
     assert "below all that is published of qwen3-8b" in found["advice"]
+    assert found["is_estimated"]
+    whole = ask("diagnose", InventedServer(whole=True)).out
+    assert "without chat template     2.48  its stream shows no steps: compare τ\n" in whole
+    assert "verdict: no gain can be told" in whole and "the same answers" not in whole
 
 
 def test_gauges_and_counters_are_read_as_prometheus_writes_them() -> None:
@@ -205,3 +247,7 @@ def test_counts_of_an_answer(told: dict[str, Any]) -> None:
     assert counts is not None and counts.length == 2.5
     assert (counts.steps, counts.accepted, counts.drafted) == (4, 6, 12)
     assert counts.by_position in ((3, 2, 1), ())
+    other = draft_counts.DraftCounts(source="its metrics", steps=2, by_position=(2, 1))
+    bare = dataclasses.replace(counts, by_position=())
+    assert bare.with_positions(other).by_position == (4, 2)  # six are accepted
+    assert bare.with_positions(dataclasses.replace(other, by_position=())) == bare

@@ -20,6 +20,7 @@ STEPS = (3, 1, 4, 2)
 """Tokens of the verify steps, over and over; τ is 2.5."""
 WORDS = [f" w{number}" for number in range(50)]
 DRAFTS = 3
+BROKEN = ("early", "silent", "endless", "wordless")
 
 
 @dataclass
@@ -33,6 +34,9 @@ class InventedServer:
         forgetful: every second time it has another token at its tenth place.
         tells: False: no metrics, and no counts in answers. `logprobs`, `ids`: whether it has them.
         strict: refuses fields that OpenAI does not have, as TensorRT-LLM does.
+        counts: False: a SGLang without its counter. whole: streams come in one piece.
+        seeded: answers follow from the seed too. thinks: they are reasoning, told twice.
+        strange: top_logprobs are no lists, and texts end with half a character.
         trouble: html, failing, empty, early, silent, endless or wordless.
         chat_steps: tokens of the steps of chats.
     """
@@ -46,6 +50,11 @@ class InventedServer:
     logprobs: bool = True
     ids: bool = True
     strict: bool = False
+    counts: bool = True
+    whole: bool = False
+    seeded: bool = False
+    thinks: bool = False
+    strange: bool = False
     trouble: str = ""
     chat_steps: tuple[int, ...] = STEPS
     model: str = "Qwen/Qwen3-8B"
@@ -58,7 +67,8 @@ class InventedServer:
     def metrics(self) -> str:
         names = {"vllm": "vllm:", "llamacpp": "llamacpp:", "tensorrt_llm": "trtllm_"}
         if self.owner == "sglang":
-            return 'sglang:spec_accept_length{tp_rank="0"} 2.5\n'
+            calls = f'sglang:spec_verify_calls_total{{tp_rank="0"}} {self.steps}\n' * self.counts
+            return 'sglang:spec_accept_length{tp_rank="0"} 2.5\n' + calls
         lead = names[self.owner] + "spec_decode_num"
         lines = [f"# TYPE {lead}_drafts counter", f'{lead}_drafts_total{{e="0"}} {self.steps}']
         lines += [f'{lead}_draft_tokens_total{{e="0"}} {DRAFTS * self.steps}.0']
@@ -76,18 +86,21 @@ class InventedServer:
             odd = self.asked.count(prompt) % 2 == 1
             self.bodies.append(body)
             self.asked.append(prompt)
-        ids = [random.Random(f"{prompt} {at}").randrange(40) for at in range(body["max_tokens"])]
+        key = f"{prompt} {body['seed']}" if self.seeded else prompt
+        ids = [random.Random(f"{key} {at}").randrange(40) for at in range(body["max_tokens"])]
         rivals = [one + 5 for one in ids]
         lows = [self.own_noise * odd] * len(ids)
         place = self.changed.get(prompt, 10 if self.forgetful and odd else None)
         if place is not None:
             ids[place], rivals[place] = rivals[place], ids[place]
         at, steps, sizes = 0, 0, [1, *(self.chat_steps if is_chat else STEPS) * 200]
-        for size in sizes:
+        for size in [len(ids)] if self.whole else sizes:
             new = range(at, min(at + size, len(ids)))
             choice: dict[str, Any] = {"index": 0, "finish_reason": None}
             text = "".join(WORDS[ids[one]] for one in new)
-            choice |= {"delta": {"content": text}} if is_chat else {"text": text}
+            text += "\ud83d" * (self.strange and new.stop == len(ids))
+            names = ("reasoning", "reasoning_content") if self.thinks else ("content",)
+            choice |= {"delta": dict.fromkeys(names, text)} if is_chat else {"text": text}
             if self.logprobs and body.get("logprobs"):
                 told = new[: 1 if self.owner == "llamacpp" else None]  # none of accepted drafts
                 pairs = [(ids[one], -0.1 - lows[one], rivals[one]) for one in told]
@@ -96,7 +109,9 @@ class InventedServer:
                         {
                             "token": WORDS[token],
                             "logprob": value,
-                            "top_logprobs": [
+                            "top_logprobs": 7
+                            if self.strange
+                            else [
                                 {"token": WORDS[token], "logprob": value},
                                 {"token": WORDS[other], "logprob": value - self.gap},
                             ],
@@ -110,13 +125,11 @@ class InventedServer:
             yield {"choices": [choice]}
             if at == len(ids):
                 break
+        steps = 1 + len(ids) * 2 // 5 if self.whole else steps
         steps, accepted = steps - 1, len(ids) - 1 - (steps - 1)
         with self.lock:
             self.steps, self.accepted = self.steps + steps, self.accepted + accepted
         last: dict[str, Any] = {"index": 0, "delta": {}, "finish_reason": "length"}
-        if body.get("return_meta_info"):
-            last["meta_info"] = {"spec_verify_ct": steps, "spec_accept_token_num": accepted}
-            last["meta_info"] |= {"spec_draft_token_num": DRAFTS * steps}
         event: dict[str, Any] = {"choices": [last]}
         if self.owner == "llamacpp" and self.tells:
             event["timings"] = {"draft_n": DRAFTS * steps, "draft_n_accepted": accepted}
@@ -155,7 +168,7 @@ def invented(server: InventedServer) -> Iterator[str]:
 
         def do_POST(self) -> None:
             body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-            if server.strict and {"return_token_ids", "return_meta_info"} & body.keys():
+            if (server.strict or server.owner == "sglang") and "return_token_ids" in body:
                 return self.reply('{"error": "extra inputs are not permitted"}', status=400)
             if server.trouble in ("html", "failing"):
                 status = 200 if server.trouble == "html" else 500
@@ -168,7 +181,7 @@ def invented(server: InventedServer) -> Iterator[str]:
             events = [{"choices": []}] if server.trouble == "empty" else server.answer(body)
             try:
                 for number, event in enumerate(events):
-                    if server.trouble in ("early", "silent", "endless") and number == 2:
+                    if server.trouble in BROKEN and number == 2:
                         break
                     self.wfile.write(f"data: {json.dumps(event)}\n\n".encode())
                 while server.trouble in ("silent", "endless"):

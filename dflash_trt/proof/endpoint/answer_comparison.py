@@ -20,6 +20,7 @@ class Parting:
         position: counts tokens of the output from 0, or characters, as `unit` says.
         gap: how much likelier the expected token was, in nats; None where nobody says.
         is_least: the actual one was not among the likeliest: the gap is at least that.
+        is_drawn: tokens were drawn, so no gap makes a tie of them.
     """
 
     prompt: int
@@ -29,10 +30,13 @@ class Parting:
     actual: str
     gap: float | None = None
     is_least: bool = False
+    is_drawn: bool = False
 
     def is_tie(self, noise: float) -> bool:
         """Whether log-probabilities that each move by `noise` could change places."""
-        return self.gap is not None and not self.is_least and self.gap <= 2 * noise
+        if self.gap is None or self.is_least or self.is_drawn:
+            return False
+        return self.gap <= 2 * noise
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +63,10 @@ class AnswerComparison:
 
 
 def compare_answers(
-    title: str, expected: Sequence[ToldAnswer], actual: Sequence[ToldAnswer]
+    title: str,
+    expected: Sequence[ToldAnswer],
+    actual: Sequence[ToldAnswer],
+    is_drawn: bool = False,
 ) -> AnswerComparison:
     """Compares answers in order, by ids where both sides have them, else by tokens, else text.
 
@@ -84,8 +91,8 @@ def compare_answers(
         if agreed < len(both):
             (_, ours), (_, theirs) = both[agreed]
             names = [END if one is None else str(one) for one in (ours, theirs)]
-            parting = Parting(prompt, agreed, unit, names[0], names[1], *_gap(ours, theirs))
-            partings.append(parting)
+            found = (names[0], names[1], *_gap(ours, theirs), is_drawn)
+            partings.append(Parting(prompt, agreed, unit, *found))
     drift = (max(drifts), sum(drifts) / len(drifts)) if drifts else None
     return AnswerComparison(title, len(expected), tokens, tuple(partings), drift)
 

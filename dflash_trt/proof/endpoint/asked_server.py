@@ -19,6 +19,7 @@ from dflash_trt.serving.client.openai_chat import (
     neutral_sampling,
     version_path,
 )
+from dflash_trt.text.tokenizer import BundleTokenizer
 
 ANSWER_S = 300.0
 """Most seconds of an answer, and of silence in it."""
@@ -44,15 +45,18 @@ class Asking:
 class AskedServer:
     """The server at `url`; the first model that it lists is asked.
 
+    `tokenizer` is the one that prompts of ids come from.
+
     Raises:
         DflashError: nobody answers, or it is no OpenAI-compatible server; errors name `option`.
     """
 
-    def __init__(self, url: str, option: str) -> None:
+    def __init__(self, url: str, option: str, tokenizer: BundleTokenizer | None = None) -> None:
+        self.tokenizer = tokenizer
         self._connection = OpenAiConnection(url, option, f"is the server of {option} there?")
         self.base = self._connection.base
         models = self._connection.list_models()
-        self.owner, self.model = (str(models[0].get(key)) for key in ("owned_by", "id"))
+        self.owner, self.model = str(models[0].get("owned_by") or "server"), str(models[0]["id"])
         told = self._connection.read_above(version_path(self.owner))
         self.title = f"{name_server(self.owner, told)}, {one_line(self.model, 120)}"
         self._neutral = neutral_sampling(models)
@@ -64,11 +68,16 @@ class AskedServer:
         return next(filter(None, map(read_metrics, texts)), {})
 
     def ask_all(
-        self, prompts: Sequence[Prompt], asking: Asking, progress: Progress, beside: int = 1
+        self,
+        prompts: Sequence[Prompt],
+        asking: Asking,
+        progress: Progress,
+        beside: int = 1,
+        first: int = 0,
     ) -> list[ToldAnswer]:
         """The answers in order, `beside` requests at a time; too few prompts are repeated.
 
-        Each prompt's number is its seed, so that a drawn answer can be asked for again.
+        Each prompt's number, from `first`, is its seed: a drawn answer can be asked for again.
 
         Raises:
             DflashError: an answer that fails, breaks off or takes longer than ANSWER_S.
@@ -76,13 +85,15 @@ class AskedServer:
 
         def ask(number: int) -> ToldAnswer:
             place = number % len(prompts)
-            answer = self._ask(place, prompts[place], asking)
+            answer = self._ask(first + place, prompts[place], asking)
             progress.advance(1)
             return answer
 
+        numbers = range(max(len(prompts), beside))
+        if beside == 1:  # Ctrl-C would wait for a thread
+            return [ask(number) for number in numbers]
         with ThreadPoolExecutor(beside) as pool:
             try:
-                numbers = range(max(len(prompts), beside))
                 return [*pool.map(ask, numbers)][: len(prompts)]
             except BaseException:
                 pool.shutdown(wait=False, cancel_futures=True)
@@ -106,10 +117,9 @@ class AskedServer:
         if asking.thinking is not None:
             body["chat_template_kwargs"] = {"enable_thinking": asking.thinking}
         tops = {"logprobs": LIKELIEST} if is_text else {"logprobs": True, "top_logprobs": LIKELIEST}
-        ids = {"return_meta_info" if self.owner == "sglang" else "return_token_ids": True}
         forms = [(True, True), (False, True), (True, False), (False, False)]
         for form in forms if path not in self._forms else [self._forms[path]]:
-            more = (ids if form[0] else {}) | (tops if form[1] else {})
+            more = ({"return_token_ids": True} if form[0] else {}) | (tops if form[1] else {})
             try:
                 stream = self._connection.events(path, body | more, ANSWER_S, ANSWER_S)
                 with closing(stream):

@@ -20,6 +20,7 @@ from dflash_trt.serving.client.draft_counts import DraftCounts
 from dflash_trt.text.task_sets import ALL
 
 AS_SERVED = "as served"
+UNTOLD = "its stream shows no steps: compare τ"
 _NO_DRAFTS = 1.05
 _ADVICE = {
     "without chat template": "the draft knows texts better than chats; train it on answers to the "
@@ -39,7 +40,8 @@ class EndpointDiagnosis:
     """τ of a server as served, and of trials and groups of answers, with what each gains.
 
     `gains` compare groups with the other answers; a text is why a trial says nothing. `published`
-    has τ by workload of the pair `pair` whose target is called like the served model.
+    has τ by workload of the pair `pair` whose target is called like the served model. Gains that
+    are `is_estimated` come from chunks, as no answer tells of its drafts.
     """
 
     server: str
@@ -47,6 +49,7 @@ class EndpointDiagnosis:
     gains: dict[str, Gain | str]
     pair: str | None
     published: dict[str, float]
+    is_estimated: bool = False
 
     @property
     def advice(self) -> str:
@@ -59,6 +62,8 @@ class EndpointDiagnosis:
                 "hardly a draft is accepted, or none is made: see that speculation is on, and run "
                 "`dflash-trt diagnose BUNDLE` on the same two checkpoints"
             )
+        if UNTOLD in self.gains.values():
+            return "no gain can be told from chance, as streams show no steps: compare τ by hand"
         known = {name: gain for name, gain in self.gains.items() if isinstance(gain, Gain)}
         for name, gain in sorted(known.items(), key=lambda pair: -pair[1].value):
             if gain.is_gain and name in _ADVICE:
@@ -115,7 +120,7 @@ def diagnose_endpoint(
         emitted, steps = part.sum(axis=1)
         told = DraftCounts(source="", steps=float(steps), accepted=float(emitted - steps))
         drafts[name] = found.get(name, told)
-        gains[name] = measure_gain(base[:, ~inside], part, paired=False)
+        gains[name] = _compare(base[:, ~inside], part, paired=False)
     for name, changed in trials.items():
         progress.stage(name, len(prompts), "steps")
         drafts[name] = None
@@ -125,10 +130,19 @@ def diagnose_endpoint(
             gains[name] = one_line(error.what, 120)
             continue
         drafts[name] = told_sets[ALL]
-        gain = measure_gain(base, count_answers(given), paired=True)
+        gain = _compare(base, count_answers(given), paired=True)
         is_same = [one.text for one in given] == [one.text for one in answers]
-        gains[name] = "the same answers" if is_same and not gain.value else gain
-    return EndpointDiagnosis(server.title, drafts, gains, *find_published(server.model))
+        is_known = isinstance(gain, Gain) and not gain.value
+        gains[name] = "the same answers" if is_same and is_known else gain
+    is_estimated = bool(base.any()) and all(one.drafts is None for one in answers)
+    published = find_published(server.model)
+    return EndpointDiagnosis(server.title, drafts, gains, *published, is_estimated)
+
+
+def _compare(before: Counts, after: Counts, paired: bool) -> Gain | str:
+    """What is gained; UNTOLD where a side has answers without steps."""
+    is_told = all(one.any() or not one.size for one in (before, after))
+    return measure_gain(before, after, paired=paired) if is_told else UNTOLD
 
 
 def count_answers(answers: Iterable[ToldAnswer]) -> Counts:

@@ -10,30 +10,39 @@ from typing import Any, Literal
 from dflash_trt.core.progress import Progress
 from dflash_trt.errors import DflashError, one_line
 from dflash_trt.proof.endpoint.answer_comparison import AnswerComparison, compare_answers
-from dflash_trt.proof.endpoint.asked_server import AskedServer, Asking, Sets
+from dflash_trt.proof.endpoint.asked_server import AskedServer, Asking, Prompt, Sets
 from dflash_trt.proof.endpoint.told_answer import ToldAnswer
 from dflash_trt.serving.client.draft_counts import SETTLE_S, DraftCounts, add_counts, count_between
 from dflash_trt.text.task_sets import ALL
-from dflash_trt.text.tokenizer import BundleTokenizer
 
-BATCH = 8
+ALONE, BATCH = "alone", 8
 Drafts = dict[str, DraftCounts | None]
 """What is told by set, of all sets at last; None where nothing is."""
 
 
 @dataclass(frozen=True, slots=True)
 class EndpointSurvey:
-    """What one server answers alone; the same asked again, and BATCH at a time, as comparisons."""
+    """What one server answers by round: ALONE, the same asked again, and BATCH at a time."""
 
     server: str
-    alone: list[ToldAnswer]
-    own: tuple[AnswerComparison, ...]
+    rounds: Mapping[str, Sequence[ToldAnswer]]
     drafts: Drafts
+    is_drawn: bool = False
+
+    @property
+    def own(self) -> list[AnswerComparison]:
+        """Its later rounds against its first."""
+        return self.compare(self)[1:]
 
     @property
     def noise(self) -> float:
         """The most that its log-probabilities move from run to run and beside others, in nats."""
         return max((one.drift[0] for one in self.own if one.drift), default=0.0)
+
+    def compare(self, other: EndpointSurvey) -> list[AnswerComparison]:
+        """Every round of another against the first of this one."""
+        each = other.rounds.items()
+        return [compare_answers(name, self.rounds[ALONE], got, self.is_drawn) for name, got in each]
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,15 +52,20 @@ class EndpointProof:
     surveys: Sequence[EndpointSurvey]
 
     @property
-    def between(self) -> AnswerComparison | None:
-        """The second server's answers against the first's."""
-        lone = [one.alone for one in self.surveys]
-        return compare_answers("against A", *lone) if len(lone) == 2 else None
+    def between(self) -> list[AnswerComparison]:
+        """Every round of the second server against the first's ALONE."""
+        first, *others = self.surveys
+        return [one for other in others for one in first.compare(other)]
+
+    @property
+    def tie_limit(self) -> float:
+        """The widest gap of a tie, in nats; drawn answers have none."""
+        return 0.0 if self.surveys[0].is_drawn else 2 * self.surveys[0].noise
 
     @property
     def verdict(self) -> Literal["identical", "ties only", "changed"]:
-        """Of the first server's own answers, and the second's against them."""
-        parts = [*self.surveys[0].own, *filter(None, [self.between])]
+        """Of all rounds of both servers against the first's ALONE."""
+        parts = [*self.surveys[0].own, *self.between]
         if any(one.changed(self.surveys[0].noise) for one in parts):
             return "changed"
         return "ties only" if any(one.partings for one in parts) else "identical"
@@ -66,8 +80,12 @@ class EndpointProof:
             }
             for one in self.surveys
         ]
-        between = self.between and self.between.to_json(self.surveys[0].noise)
-        return {"verdict": self.verdict, "servers": servers, "between": between}
+        return {
+            "verdict": self.verdict,
+            "tie_limit": self.tie_limit,
+            "servers": servers,
+            "between": [one.to_json(self.surveys[0].noise) for one in self.between],
+        }
 
 
 def survey(server: AskedServer, sets: Sets, asking: Asking, progress: Progress) -> EndpointSurvey:
@@ -75,12 +93,11 @@ def survey(server: AskedServer, sets: Sets, asking: Asking, progress: Progress) 
     prompts = [prompt for each in sets.values() for prompt in each]
     progress.stage(f"{server.base}, alone", len(prompts), "steps")
     alone, drafts = ask_sets(server, sets, asking, progress)
-    own = []
+    rounds = {ALONE: alone}
     for title, beside in (("again", 1), (f"{BATCH} at a time", BATCH)):
         progress.stage(f"{server.base}, {title}", max(len(prompts), beside), "steps")
-        answers = server.ask_all(prompts, asking, progress, beside)
-        own.append(compare_answers(title, alone, answers))
-    return EndpointSurvey(server.title, alone, tuple(own), drafts)
+        rounds[title] = server.ask_all(prompts, asking, progress, beside)
+    return EndpointSurvey(server.title, rounds, drafts, asking.temperature > 0)
 
 
 def ask_sets(
@@ -89,10 +106,11 @@ def ask_sets(
     """The answers of all sets, one at a time, and what the server says of drafts in each."""
     answers: list[ToldAnswer] = []
     drafts: Drafts = {}
-    start = before = _settled(server, server.read_metrics())
+    start = before = _settled(server)
     for name, prompts in sets.items():
-        given = server.ask_all(prompts, asking, progress)
-        after = _settled(server, before)
+        given = server.ask_all(prompts, asking, progress, first=len(answers))
+        check_tokenizer_fits(server, prompts, given)
+        after = _settled(server)
         drafts[name] = sum_drafts(given, before, after)
         answers, before = answers + given, after
     return answers, drafts | {ALL: sum_drafts(answers, start, before)}
@@ -122,11 +140,12 @@ def drafts_to_json(drafts: Drafts) -> dict[str, Any]:
 
 
 def check_tokenizer_fits(
-    tokenizer: BundleTokenizer, server: AskedServer, sets: Sets, answers: Sequence[ToldAnswer]
+    server: AskedServer, prompts: Sequence[Prompt], answers: Sequence[ToldAnswer]
 ) -> None:
     """Raises DflashError where a server's ids are not those of the tokenizer of the bundle."""
-    prompts = [prompt for each in sets.values() for prompt in each]
-    for prompt, answer in zip(prompts, answers, strict=True):
+    tokenizer = server.tokenizer
+    for prompt, answer in zip(prompts, answers, strict=True) if tokenizer else ():
+        assert tokenizer is not None
         what = ""
         ids = [one.token_id for one in answer.tokens if one.token_id is not None]
         is_known = max(ids, default=0) < tokenizer.core.get_vocab_size()
@@ -142,7 +161,7 @@ def check_tokenizer_fits(
             raise DflashError(what, where=server.base, fix=fix)
 
 
-def _settled(server: AskedServer, before: Mapping[str, float]) -> dict[str, float]:
+def _settled(server: AskedServer) -> dict[str, float]:
     """Its counters, once they had the time to be told."""
-    time.sleep(SETTLE_S if before else 0)
+    time.sleep(SETTLE_S if server.read_metrics() else 0)
     return server.read_metrics()

@@ -14,7 +14,7 @@ Unit = Literal["token id", "token", "character"]
 UNITS: tuple[Unit, ...] = ("token id", "token", "character")
 """What answers can be compared by, the best first."""
 _SHOWN = 12
-_TEXTS = ("reasoning_content", "reasoning", "content", "text")
+_TEXTS = (("reasoning_content", "reasoning"), ("content",), ("text",))  # the first of each
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +52,7 @@ class ToldAnswer:
 
     def spell(self, like: Sequence[ToldToken]) -> list[tuple[Any, ToldToken]]:
         """The text in the tokens of another answer, as far as it goes on as they or rivals do."""
-        left, found = self.text.encode(), list[tuple[Any, ToldToken]]()
+        left, found = self.text.encode(errors="replace"), list[tuple[Any, ToldToken]]()
         for one in like:
             rivals = sorted(filter(None, one.likeliest or ()), key=len, reverse=True)
             names = (name for name in (one.name, *rivals) if name and left.startswith(name))
@@ -81,7 +81,8 @@ def read_answer(events: Iterable[Mapping[str, Any]], where: str) -> ToldAnswer:
             if isinstance(choice, dict):
                 final |= {key: one for key, one in choice.items() if one is not None}
                 part = delta if isinstance(delta := choice.get("delta"), dict) else choice
-                new = "".join(str(part.get(key) or "") for key in _TEXTS)
+                found = (filter(None, map(part.get, keys)) for keys in _TEXTS)
+                new = "".join(str(next(one, "")) for one in found)
                 more, fresh = _tokens(choice.get("logprobs")), _ids(choice.get("token_ids"))
                 text, told, ids = text + new, told + more, ids + fresh
                 chunks += [len(fresh) or len(more)] if new or more or fresh else []
@@ -95,7 +96,8 @@ def read_answer(events: Iterable[Mapping[str, Any]], where: str) -> ToldAnswer:
     counts = usage if isinstance(usage, dict) else {}
     prompt, output = (counts.get(f"{kind}_tokens") for kind in ("prompt", "completion"))
     tokens = output if type(output) is int else len(told)
-    if len(told) != tokens and b"".join(one.name or b"" for one in told) != text.encode():
+    spelt = b"".join(one.name or b"" for one in told)
+    if len(told) != tokens and spelt != text.encode(errors="replace"):
         told = []  # llama-server tells none of accepted drafts
     return ToldAnswer(
         text=text,
@@ -123,9 +125,10 @@ def _tokens(logprobs: object) -> list[ToldToken]:
             {
                 "token": token,
                 "logprob": value,
-                "top_logprobs": [{"token": key, "logprob": top[key]} for key in top or {}],
+                "top_logprobs": [{"token": key, "logprob": top[key]} for key in top],
             }
-            for token, value, top in zip_longest(*rows)
+            for token, value, told in zip_longest(*rows)
+            for top in (told if isinstance(told, dict) else {},)
         ]
     return [_token(one) for one in content if isinstance(one, dict)]
 
@@ -133,7 +136,9 @@ def _tokens(logprobs: object) -> list[ToldToken]:
 def _token(item: Mapping[str, Any]) -> ToldToken:
     value, token_id, raw = (item.get(key) for key in ("logprob", "id", "bytes"))
     is_bytes = isinstance(raw, list) and all(type(one) is int and 0 <= one < 256 for one in raw)
-    top = [_token(one) for one in item.get("top_logprobs") or () if isinstance(one, dict)]
+    told = item.get("top_logprobs")
+    each = told if isinstance(told, list) else ()
+    top = [_token(one) for one in each if isinstance(one, dict)]
     return ToldToken(
         token_id if type(token_id) is int else None,
         bytes(raw or ()) if is_bytes else str(item.get("token")).encode(errors="replace"),

@@ -1,9 +1,9 @@
 """What a server tells of its drafts: in an answer, in its metrics, or by how its stream is cut.
 
 Sources: vLLM, docs/features/speculative_decoding/acceptance_metrics.md (`metrics`, counters);
-SGLang, its test of DFlash (`meta_info`), production metrics; llama.cpp, tools/server (`timings`,
-/metrics); TensorRT-LLM, trtllm-serve's Prometheus metrics, and `speculative_decoding` of a choice
-as ai-dynamo's aiperf reads it, src/aiperf/spec_decode/trtllm_adapter.py.
+SGLang, production metrics (an answer's counts do not come in a stream); llama.cpp, tools/server
+(`timings`, /metrics); TensorRT-LLM, trtllm-serve's Prometheus metrics, and `speculative_decoding`
+of a choice as ai-dynamo's aiperf reads it, src/aiperf/spec_decode/trtllm_adapter.py.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ SETTLE_S = 0.6
 METRICS = ("/metrics", "/prometheus/metrics")
 """Where servers have them, above /v1."""
 _GAUGES = ("sglang:spec_accept_length", "trtllm_spec_decode_acceptance_length")
+_CALLS = "sglang:spec_verify_calls_total"
 _OURS = "dflash_accepted_draft_tokens_by_position_total"
 # Counters of a server: steps, drafts, accepted ones, and those by position.
 _KINDS = ("drafts", "draft_tokens", "accepted_tokens", "accepted_tokens_per_pos")
@@ -33,7 +34,6 @@ _COUNTERS.append([*(f"dflash_{kind}_total" for kind in _OUR_KINDS), _OURS])
 _TOLD = """
 metrics.speculative_decoding num_spec_steps num_accepted_draft_tokens num_draft_tokens
 speculative_decoding num_spec_steps total_accepted_draft_tokens total_draft_tokens
-meta_info spec_verify_ct spec_accept_token_num spec_draft_token_num
 timings - draft_n_accepted draft_n
 usage.completion_tokens_details num_verify_steps accepted_prediction_tokens -
 """
@@ -68,9 +68,10 @@ class DraftCounts:
 
     def with_positions(self, other: DraftCounts | None) -> DraftCounts:
         """With the shares by position of `other`, unless it has its own."""
-        if self.by_position or other is None or not other.steps:
+        total = 0.0 if other is None else sum(other.by_position)
+        if self.by_position or other is None or not total:
             return self
-        scale = self.steps / other.steps
+        scale = self.accepted / total  # steps are not alike: some count those without drafts
         return replace(self, by_position=tuple(one * scale for one in other.by_position))
 
 
@@ -120,7 +121,7 @@ def read_answer_counts(told: Mapping[str, object], tokens: int) -> DraftCounts |
 
 def read_metrics(text: bytes) -> dict[str, float]:
     """What Prometheus's text tells of drafts, summed over labels; positions, from 0, in names."""
-    known, found = {*_GAUGES, *chain.from_iterable(_COUNTERS)}, dict[str, float]()
+    known, found = {_CALLS, *_GAUGES, *chain.from_iterable(_COUNTERS)}, dict[str, float]()
     for name, labels, value in _SAMPLE.findall(text.decode(errors="replace")):
         if name in known:
             place = _POSITION.search(labels)
@@ -149,6 +150,8 @@ def count_between(
                 drafted=grown[drafted],
                 by_position=tuple(one for one in places if one is not None),
             )
+    if calls := grown.get(_CALLS):
+        return DraftCounts(source="its metrics", steps=calls, accepted=max(emitted - calls, 0.0))
     gauge = next((after[one] for one in _GAUGES if after.get(one)), None)
     return None if gauge is None else DraftCounts(source="its gauge", gauge=gauge)
 
