@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -131,7 +132,8 @@ def _collect(given: dict[str, Any]) -> dict[str, Any]:
     if model and not urls:
         raise DflashError("a configuration needs its --url", usage=True)
     if urls:
-        hosts = [one.rpartition("//")[2].partition("/")[0] for one in urls]
+        bare = [re.sub(r"^\w+://|/v1/?$|[][]", "", one) for one in urls]
+        hosts = [re.sub(r"[^\w.:-]+", "-", one).strip("-.:")[:60] for one in bare]
         is_alone = len(urls) == 1 and (model or not urls[0].startswith("http"))
         names = [model or "tensorrt_llm"] if is_alone else hosts
         flags["configurations"] = [

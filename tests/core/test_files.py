@@ -153,10 +153,10 @@ class Reply(io.BytesIO):
         self._content = content
         self.read_bytes = 0
 
-    def read(self, size: int | None = -1) -> bytes:
+    def read1(self, size: int | None = -1) -> bytes:
         if not isinstance(self._content, bytes):
             raise self._content
-        data = super().read(size)
+        data = super().read1(size)
         self.read_bytes += len(data)
         return data
 

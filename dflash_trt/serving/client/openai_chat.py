@@ -22,7 +22,7 @@ from dflash_trt.sampling.params import SamplingParams
 
 API_KEY = "OPENAI_API_KEY"
 """The environment's variable that has the key, as OpenAI's own clients read it."""
-QUESTION_S, _ANSWER_S = 20.0, 600.0
+QUESTION_S, _ANSWER_S, _BODY_S = 20.0, 600.0, 60.0
 _MAX_LINE = 1 << 20
 _MAX_ANSWER = 256 << 20
 """Bytes of a stream: an event for each of a million tokens."""
@@ -134,7 +134,7 @@ class OpenAiConnection:
         """What is above /v1, where not everyone has something; else nothing."""
         try:
             with self.open(path, None, QUESTION_S, self.base.removesuffix("/v1")) as reply:
-                return reply.read(MAX_BYTES)
+                return _read_body(reply)
         except (DflashError, OSError, HTTPException, ValueError):
             return b""
 
@@ -184,6 +184,16 @@ def _read_detail(error: urllib.error.HTTPError) -> str:
     return one_line(said.decode(errors="replace"), _DETAIL_SHOWN)
 
 
+def _read_body(response: HTTPResponse) -> bytes:
+    """A body, of MAX_BYTES + 1 at most; OSError where it takes longer than _BODY_S."""
+    data, ends_at = bytearray(), time.monotonic() + _BODY_S
+    while piece := response.read1(MAX_BYTES + 1 - len(data)):
+        data += piece
+        if time.monotonic() > ends_at:
+            raise TimeoutError(f"not whole in {_BODY_S:g} s")
+    return bytes(data)
+
+
 def read_reply(response: HTTPResponse, where: str) -> dict[str, Any]:
     """The object that a server answers.
 
@@ -191,7 +201,7 @@ def read_reply(response: HTTPResponse, where: str) -> dict[str, Any]:
         DflashError: it breaks off, is too large, or is no JSON object.
     """
     try:
-        data = response.read(MAX_BYTES + 1)
+        data = _read_body(response)
     except (OSError, HTTPException, ValueError) as error:
         raise DflashError(f"breaks off ({one_line(error, 120)})", where=where) from error
     if len(data) > MAX_BYTES:

@@ -16,12 +16,12 @@ from dflash_trt.errors import DflashError, one_line
 from dflash_trt.serving.client.draft_counts import METRICS, read_answer_counts, read_metrics
 from dflash_trt.serving.client.errors import ServedModelError
 from dflash_trt.serving.client.openai_chat import (
+    MAX_BYTES,
     name_server,
     neutral_sampling,
     version_path,
 )
 
-_TEXT_FIELDS = ("content", "reasoning_content", "reasoning")
 _CONNECT_TIMEOUT_S = 10.0
 _MAX_LINE = 1 << 24
 
@@ -82,7 +82,7 @@ class OpenAiEndpoint:
         if names and self._model not in names:
             what = f"has no model {self._model!r}, but {', '.join(map(str, names))}"
             raise DflashError(what, where=self._root, usage=True)
-        owner = str(models[0].get("owned_by")) if models else server
+        owner = str(models[0].get("owned_by") or "server") if models else server
         title = name_server(owner, await self._read_above(version_path(owner)))
         return {"server": title, "model": self._model, "parameters": {}}
 
@@ -92,9 +92,13 @@ class OpenAiEndpoint:
 
     async def _read_above(self, path: str) -> bytes:
         """What is above /v1, where not everyone has something; else nothing."""
+        url, told = self._root.removesuffix("/v1") + path, bytearray()
+        limit = aiohttp.ClientTimeout(total=_CONNECT_TIMEOUT_S)
         try:
-            async with self._session.get(self._root.removesuffix("/v1") + path) as reply:
-                return await reply.read() if reply.ok else b""
+            async with self._session.get(url, timeout=limit) as reply:
+                while reply.ok and (more := await reply.content.read(MAX_BYTES - len(told))):
+                    told += more
+                return bytes(told)
         except (aiohttp.ClientError, TimeoutError):
             return b""
 
@@ -163,8 +167,8 @@ class OpenAiEndpoint:
         ended = False
         for choice in chunk.get("choices") or []:
             part = choice.get("delta") or {} if self._chat else choice
-            names = _TEXT_FIELDS if self._chat else ("text",)
-            text = "".join(part.get(name) or "" for name in names)
+            thought = part.get("reasoning_content") or part.get("reasoning") or ""
+            text = thought + (part.get("content" if self._chat else "text") or "")
             ids = choice.get("token_ids")
             reason = choice.get("finish_reason")
             final |= choice if reason else {}
