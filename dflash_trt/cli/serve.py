@@ -116,8 +116,8 @@ _FRONT_ONLY = {
     click.option(
         "--no-page",
         "page",
-        flag_value=False,
-        default=True,
+        is_flag=True,
+        callback=lambda _context, _option, given: not given,
         help="No page at / of the OpenAI port.",
     ),
 )

@@ -22,6 +22,7 @@ from dflash_trt.decoding.tuning.break_even import (
     low_acceptance,
     schedule_break_even,
     timed_break_even,
+    tuned_ratio,
 )
 from dflash_trt.errors import DflashError
 from tests.decoding.schedules import invent_measurements
@@ -134,6 +135,16 @@ def test_what_a_step_costs() -> None:
     steps = DraftedSteps(steps_of(3, 1))
     assert timed_break_even(steps, [0.5, 0.8]) == pytest.approx(2.5)
     assert timed_break_even(steps, []) is None
+
+
+def test_what_drafts_are_expected_to_bring() -> None:
+    """Tokens of a step ÷ its plain steps; nothing where one of them was not measured."""
+    assert tuned_ratio(SCHEDULE) == pytest.approx(4.5 / 1.7)
+    late = invent_measurements([4, 8], batches=(8,))
+    for blocks, measured in (([8], None), ([6], MEASURED), ([1], MEASURED), ([8], late)):
+        given = {"blocks": merge_ranges(blocks), "measured": measured}
+        assert tuned_ratio(SCHEDULE.model_copy(update=given)) is None
+    assert tuned_ratio(None) is None
 
 
 def test_plain_steps_do_not_count() -> None:

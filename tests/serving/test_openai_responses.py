@@ -232,6 +232,7 @@ def test_fields_are_a_chats() -> None:
             "temperature": 0.5,
             "top_p": 0.25,
             "seed": 3,
+            "speculate": False,
             "stream": True,
             "user": "u",
             "max_output_tokens": 7,
@@ -251,6 +252,7 @@ def test_fields_are_a_chats() -> None:
     sampling = generation.sampling
     assert (sampling.temperature, sampling.top_p, sampling.seed) == (0.5, 0.25, 3)
     assert (generation.max_tokens, generation.logprobs, generation.streaming) == (7, 2, True)
+    assert not generation.speculate
     assert use is not None and (use.only, use.must, use.parallel) == ("put", True, False)
     told = {"metadata": {"a": "b"}, "temperature": 0.5, "store": False, "max_output_tokens": 7}
     assert {key: asked.about[key] for key in told} == told

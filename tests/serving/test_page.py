@@ -27,7 +27,7 @@ KEY = "a-key-of-the-page-0123"
 DEAD_S = 3.0
 ANSWER = "document.querySelector('.message.answer:last-child')"
 SPANS = f"[...{ANSWER}.querySelectorAll('[data-at]')]"
-FITS = "document.documentElement.scrollWidth <= innerWidth"
+FITS = "document.documentElement.scrollWidth <= document.documentElement.clientWidth"
 in_browser = pytest.mark.exhaustive
 
 

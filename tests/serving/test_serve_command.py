@@ -20,6 +20,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
+from dflash_trt.cli import serve
 from dflash_trt.models.build_config import data_folder
 from dflash_trt.serving.openai.server import OpenAiServer
 from dflash_trt.serving.server.launcher import ServerOptions, bind_port
@@ -204,6 +205,22 @@ def test_ports(run: Run, repository: Path) -> None:
             assert (outcome.out, len(outcome.err.splitlines())) == ("", 1)
     for host in ("a" * 3000, "\0"):
         run("serve", repository, *SERVER_PORTS, "--host", host).fails(2, "--host")
+
+
+def test_the_page_is_there_unless_it_is_turned_off(
+    run: Run, repository: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pages: list[bool] = []
+
+    async def keep(*given: Any) -> int:
+        pages.append(given[-1].page)
+        return 0
+
+    monkeypatch.setattr(serve, "_serve", keep)
+    for more in ((), ("--openai-port", 0), ("--openai-port", 0, "--no-page")):
+        run.well("serve", repository, *SERVER_PORTS, *more)
+    assert pages == [True, True, False]
+    run("serve", repository, *SERVER_PORTS, "--no-page").fails(2, "--no-page", "--openai-port")
 
 
 @pytest.mark.parametrize(

@@ -53,7 +53,10 @@ def schedule_break_even(schedule: BlockSchedule | None, block: float) -> float |
 
 
 def tuned_ratio(schedule: BlockSchedule | None) -> float | None:
-    """Tokens/s of one sequence ÷ the baseline's, as `tune` measured both; None where it did not."""
+    """Tokens/s of one sequence ÷ the baseline's, as step times let expect; None without them.
+
+    The acceptance length that `tune` saw ÷ how much longer a step takes; no run was timed whole.
+    """
     if schedule is None or schedule.measured is None:
         return None
     measured, block = schedule.measured, schedule.block_size(1)

@@ -23,6 +23,7 @@ _AS_IN_CHATS = (
     # Additions that no client of OpenAI's sends by itself.
     *("seed", "top_k", "min_p", "stop", "stop_token_ids", "ignore_eos", "logit_bias"),
     *("frequency_penalty", "presence_penalty", "repetition_penalty", "chat_template_kwargs"),
+    "speculate",
 )
 _OF_A_STORE = ("previous_response_id", "conversation", "background", "store", "prompt")
 _LOGPROBS = "message.output_text.logprobs"

@@ -71,7 +71,7 @@ function judge(answers) {
     return $("verdict").replaceChildren("The server drafted nothing: it leaves drafts out where they cost more than they bring; ", outcome);
   const ratio = drafted.rate() / plain.rate();
   lanes()[ratio >= 1 ? 1 : 0].classList.add("won");
-  const tuned = served.tuned ? `; ${served.tuned} × against target_only, as tune measured it` : "";
+  const tuned = served.tuned ? `; ${served.tuned} × expected by tune from step times` : "";
   const words = `the tokens per second without drafts on this server${tuned}; acceptance length ${number(drafted.length, 2)}; `;
   $("verdict").replaceChildren(make("strong", "", `${number(ratio, 2)} ×`), words, outcome);
 }
