@@ -92,7 +92,8 @@ benchmark: $(VENV)/.installed-test
 	$(BENCH) kernel-resources
 
 $(SMOLLM2)/config.json: | $(VENV)/.installed
-	$(BIN)/python -c 'from pathlib import Path; from dflash_trt.cli.demo import fetch_real; fetch_real(Path("$(SMOLLM2)"))'
+	rm -rf $(SMOLLM2)
+	$(BIN)/python -c 'import sys; sys.excepthook = lambda _, error, __: print(f"error: {error}", file=sys.stderr); from pathlib import Path; from dflash_trt.cli.demo import fetch_real; fetch_real(Path("$(SMOLLM2)"))'
 
 clean:
 	rm -rf build dist $(VENV)

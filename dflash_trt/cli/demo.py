@@ -86,7 +86,11 @@ def _check_machine(real: bool) -> None:
     try:
         bind_port(LOOPBACK, PORT, "demo").close()
     except DflashError as error:
-        fix = "end what listens there, or `dflash-trt serve demo-bundle --openai-port N`"
+        fix, bundle = "end what listens there", Path(f"{_REAL if real else 'demo'}-bundle")
+        if bundle.exists():
+            fix += f", or `dflash-trt serve {bundle} --openai-port N`"
+        elif not real:
+            fix += f", or `dflash-trt build --target demo -o {bundle}` and serve --openai-port N"
         raise DflashError(error.what, where=error.where, fix=fix) from error
 
 
@@ -102,9 +106,10 @@ def _run(*arguments: str) -> int:
 def _open_page() -> None:
     """Opens the page as soon as the model is ready."""
     page = f"http://{LOOPBACK}:{PORT}/"
+    direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     while True:
         time.sleep(_LOOK_S)
         with suppress(OSError):
-            if urllib.request.urlopen(f"{page}health", timeout=1).status == 200:
+            if direct.open(f"{page}health", timeout=1).status == 200:
                 webbrowser.open(page)
                 return

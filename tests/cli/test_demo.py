@@ -33,8 +33,11 @@ def test_a_port_in_use(run: Run, monkeypatch: pytest.MonkeyPatch, folder: Path) 
         held.bind(("127.0.0.1", 0))
         held.listen()
         monkeypatch.setattr(demo, "PORT", held.getsockname()[1])
-        run("demo").fails(1, "Address already in use", "--openai-port")
-    assert not [*folder.iterdir()]
+        run("demo").fails(1, "Address already in use", "build --target demo", "--openai-port")
+        assert not [*folder.iterdir()]
+        assert "serve" not in run("demo", "--real").fails(1, "end what listens there")
+        (folder / "smollm2-135m-bundle").mkdir()
+        run("demo", "--real").fails(1, "serve smollm2-135m-bundle --openai-port N")
 
 
 def test_a_missing_extra(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
