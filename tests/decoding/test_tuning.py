@@ -141,8 +141,8 @@ def test_what_drafts_are_expected_to_bring() -> None:
     """Tokens of a step ÷ its plain steps; nothing where one of them was not measured."""
     assert tuned_ratio(SCHEDULE) == pytest.approx(4.5 / 1.7)
     late = invent_measurements([4, 8], batches=(8,))
-    for blocks, measured in (([8], None), ([6], MEASURED), ([1], MEASURED), ([8], late)):
-        given = {"blocks": merge_ranges(blocks), "measured": measured}
+    for sizes, measured in (([8], None), ([6], MEASURED), ([1], MEASURED), ([8], late)):
+        given = {"blocks": merge_ranges(sizes), "measured": measured}
         assert tuned_ratio(SCHEDULE.model_copy(update=given)) is None
     assert tuned_ratio(None) is None
 

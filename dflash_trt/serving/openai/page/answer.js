@@ -9,9 +9,15 @@ const shown = (text) => text.replace(CODES, (one) => {
   return code < 32 ? String.fromCodePoint(0x2400 + code) : `⟨U+${code.toString(16).toUpperCase().padStart(4, "0")}⟩`;
 });
 
+// The tab's key; in a browser that keeps nothing, the page's.
+let key = null;
+try {
+  key = sessionStorage.getItem("key");
+} catch {}
+
 async function ask(path, options = {}) {
   for (;;) {
-    const key = sessionStorage.getItem("key");
+    const sent = key;
     const headers = { "Content-Type": "application/json", ...(key && { Authorization: `Bearer ${key}` }) };
     const answer = await fetch(path, { ...options, headers, cache: "no-store" }).catch((error) => {
       throw error.name === "AbortError" ? error : new Error("The server does not answer.");
@@ -19,7 +25,8 @@ async function ask(path, options = {}) {
     if (answer.ok) return answer;
     const told = await answer.json().catch(() => ({}));
     if (answer.status !== 401) throw new Error(told.error?.message ?? `${path}: HTTP ${answer.status}`);
-    await askKey();
+    if (sent && sent === key) $("key-note").textContent = "That key is not good.";
+    if (sent === key) await askKey();
   }
 }
 
@@ -27,11 +34,14 @@ let asking = null;
 function askKey() {
   return (asking ??= new Promise((resolve, reject) => {
     $("asks-key").onclose = () => {
-      const key = $("key").value.trim();
+      const given = $("key").value.trim();
       $("key").value = "";
-      if (!key) return reject(new Error("The server asks for a key: load the page again to give one."));
+      if (!given) return reject(new Error("The server asks for a key: load the page again to give one."));
       asking = null;
-      sessionStorage.setItem("key", key);
+      key = given;
+      try {
+        sessionStorage.setItem("key", key);
+      } catch {}
       resolve();
     };
     $("asks-key").showModal();
@@ -113,8 +123,9 @@ class Answer {
 }
 
 function readChances(given) {
-  if (given?.content) return given.content.map((one) => [one.logprob, one.top_logprobs.map((top) => [top.token, top.logprob])]);
-  return given?.token_logprobs?.map((one, at) => [one, Object.entries(given.top_logprobs?.[at] ?? {})]) ?? [];
+  const likelier = (a, b) => b[1] - a[1];
+  if (given?.content) return given.content.map((one) => [one.logprob, one.top_logprobs.map((top) => [top.token, top.logprob]).sort(likelier)]);
+  return given?.token_logprobs?.map((one, at) => [one, Object.entries(given.top_logprobs?.[at] ?? {}).sort(likelier)]) ?? [];
 }
 
 // Streams an answer into `answer`; rejects with what the server said, or where it is gone.

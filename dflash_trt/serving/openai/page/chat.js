@@ -3,12 +3,20 @@ const KEPT = 20;
 const WELCOME = "Every answer shows where its tokens come from. Point at one, or walk with the arrow keys, to see how likely it was.";
 let chat = { id: Date.now(), messages: [] };
 let running = null;
-const chats = () => JSON.parse(localStorage.getItem("chats") ?? "[]");
+const PLACE = "dflash-trt.chats";
+const chats = () => {
+  try {
+    const kept = JSON.parse(localStorage.getItem(PLACE));
+    return Array.isArray(kept) ? kept.filter((one) => typeof one?.messages?.[0]?.content === "string") : [];
+  } catch {
+    return []; // no storage here, or what another wrote
+  }
+};
 
-function keep() {
-  for (let kept = [chat, ...chats().filter((one) => one.id !== chat.id)].slice(0, KEPT); kept.length; kept.pop()) {
+function keep(mine) {
+  for (let kept = [mine, ...chats().filter((one) => one.id !== mine.id)].slice(0, KEPT); kept.length; kept.pop()) {
     try {
-      return localStorage.setItem("chats", JSON.stringify(kept));
+      return localStorage.setItem(PLACE, JSON.stringify(kept));
     } catch {} // full: without the oldest, then
   }
 }
@@ -31,7 +39,7 @@ function listChats() {
 
 function addMessage(role, text) {
   const place = make("div", `message ${role === "user" ? "user" : "answer"}`, shown(text));
-  const told = { role: "group", tabindex: 0, "aria-label": "Answer; the arrow keys go from token to token" };
+  const told = { role: "group", tabindex: 0, "aria-label": "Answer" };
   for (const [name, value] of Object.entries(role === "user" ? {} : told)) place.setAttribute(name, value);
   place.dir = "auto";
   return $("log").appendChild(place);
@@ -71,15 +79,17 @@ async function send() {
   $("prompt").value = "";
   const place = addMessage("assistant", "");
   const answer = (place.answer = new Answer(place));
+  place.setAttribute("aria-label", "Answer; the arrow keys go from token to token");
   await run([[body, answer]], place).catch((error) => {
+    if (error.name !== "AbortError") $("prompt").value ||= prompt;
     place.append(make("em", "", error.name === "AbortError" ? "stopped" : shown(error.message)));
   });
   const pieces = (thinks) => answer.tokens.all
     .filter((one) => Boolean(answer.thought?.contains(one.element)) === thinks)
     .map((one) => [one.text, one.origin]);
-  if (answer.text) mine.messages.push({ role: "assistant", content: answer.text, pieces: pieces(false), thought: pieces(true) });
+  if (answer.text || answer.tokens.all.length) mine.messages.push({ role: "assistant", content: answer.text, pieces: pieces(false), thought: pieces(true) });
   else mine.messages.pop();
-  if (mine === chat && chat.messages.length) keep(), listChats();
+  if (mine.messages.length) keep(mine), listChats();
 }
 
 // Streams answers one after the other, with the buttons of both views in that state.

@@ -1,5 +1,6 @@
 // Figures of the answer that comes, and of the server.
 const LOOK_MS = 1000;
+const PATIENCE_MS = 1500;
 const DASH = "–";
 const served = { model: null, chats: false, block: 8, tuned: null };
 const number = (value, digits = 1) =>
@@ -83,10 +84,11 @@ function showServed(found) {
 const alarm = (what) => Object.assign($("alert"), { hidden: !what, textContent: what });
 
 // Looks only while the page is seen; a server that is gone is told, and so is its return.
+let beginning = null;
 async function look(wasGone) {
   let trouble = "The server does not answer; this page goes on asking.";
   try {
-    const reply = await fetch("metrics", { cache: "no-store", signal: AbortSignal.timeout(LOOK_MS) });
+    const reply = await fetch("metrics", { cache: "no-store", signal: AbortSignal.timeout(PATIENCE_MS) });
     const found = readFigures(await reply.text());
     trouble = found.dflash_ready?.value ? "" : "The model is not ready; this page waits for it.";
     if (!trouble) showServed(found);
@@ -94,7 +96,9 @@ async function look(wasGone) {
   const state = trouble ? "gone" : "ready";
   if ($("state").textContent !== state) $("state").textContent = $("state").className = state;
   if (trouble || wasGone) alarm(trouble);
-  if (!trouble && !served.model) await begin().catch((error) => alarm(error.message));
+  // Not awaited: it may wait for a key while the server goes.
+  if (!trouble && (wasGone || !served.model))
+    beginning ??= begin().catch((error) => alarm(error.message)).finally(() => (beginning = null));
   return Boolean(trouble);
 }
 

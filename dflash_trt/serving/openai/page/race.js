@@ -40,14 +40,14 @@ async function race() {
 }
 
 function replay() {
-  const mine = film;
+  const mine = (film = [...film]); // an earlier replay sees another film, and ends
   const begun = performance.now();
   const lasts = mine.map(({ moments }) => moments.at(-1)[0] - moments[0][0]);
   const still = matchMedia("(prefers-reduced-motion: reduce)").matches;
   $("verdict").textContent = "Replayed side by side; both clocks start at the first token.";
   const step = () => {
-    if (film !== mine || running) return;
-    const at = still ? Infinity : performance.now() - begun;
+    if (film !== mine) return;
+    const at = still || running ? Infinity : performance.now() - begun;
     lanes().forEach((lane, index) => {
       const { moments, tokens: { all } } = mine[index];
       const count = moments.findLast(([moment]) => moment - moments[0][0] <= at)[1];
@@ -68,7 +68,8 @@ function judge(answers) {
   lanes().forEach((lane, index) => pace(lane, `${number(answers[index].rate())} tokens/s`, 1));
   const { accepted_prediction_tokens: kept, rejected_prediction_tokens: lost } = drafted.usage.completion_tokens_details;
   if (kept + lost === 0)
-    return $("verdict").replaceChildren("The server drafted nothing: it leaves drafts out where they cost more than they bring; ", outcome);
+    return $("verdict").replaceChildren("The server drafted nothing; ", outcome);
+  if (!plain.rate() || !drafted.rate()) return $("verdict").replaceChildren("Too short to time; ", outcome);
   const ratio = drafted.rate() / plain.rate();
   lanes()[ratio >= 1 ? 1 : 0].classList.add("won");
   const tuned = served.tuned ? `; ${served.tuned} × expected by tune from step times` : "";
