@@ -178,7 +178,7 @@ def test_a_work_folder_is_one_processs_and_removes_stages_alone(tmp_path: Path) 
             other.mkdir()
         now = work.stage("train", {"a": 2}).folder
         assert now.is_dir() and not gone.exists()
-        work.keep_answers()
+        work.keep_said()
         assert not now.exists() and all(one.is_dir() for one in (kept, *others))
     (root / "lock").unlink()
     with pytest.raises(DflashError, match="is no work folder of a training"):
