@@ -23,6 +23,7 @@ from dflash_trt.training.hours_plan import check_hours
 from dflash_trt.training.observer import TrainingWatch
 from dflash_trt.training.preparation import Preparation
 from dflash_trt.training.rows import RenderedRow, RenderedRows
+from dflash_trt.training.training_request import TrainRequest
 from dflash_trt.training.work_folder import JsonLines, WorkFolder
 
 CHECKED_PROMPTS, CHECKED_TOKENS = 4, 16
@@ -163,6 +164,14 @@ def agreement(pair: LoadedPair, prompt_ids: Sequence[int], answer_ids: Sequence[
     return float((said == ids[len(prompt_ids) :]).mean())
 
 
+def open_target(bundle: Bundle, request: TrainRequest) -> LoadedPair:
+    """Opens what says prompts and answers: the target's own graph."""
+    speculates = request.start is not None
+    return LoadedPair(
+        bundle, threads=request.threads, speculation=speculates, graphs=("target_only",)
+    )
+
+
 class AnswerStage:
     """Answers to prompts to train on and to those held out; closed by `with`.
 
@@ -180,12 +189,7 @@ class AnswerStage:
     ) -> None:
         self._preparation, self._watch, self._rows = preparation, watch, rows.train
         self._request = preparation.request
-        self._pair = LoadedPair(
-            bundle,
-            threads=self._request.threads,
-            speculation=self._request.start is not None,
-            graphs=("target_only",),
-        )
+        self._pair = open_target(bundle, self._request)
         stage = work.stage("answers", preparation.answer_parts())
         self._lines = JsonLines(stage.folder / "answers.jsonl")
         self.store = AnswerStore(self._lines, [*rows.train, *rows.held_out])

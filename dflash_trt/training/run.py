@@ -20,8 +20,7 @@ import torch
 
 from dflash_trt.core.strict_json import read_json_object
 from dflash_trt.decoding.replay import Acceptance, Answer, Replay
-from dflash_trt.pair import LoadedPair
-from dflash_trt.training.answers import AnswerStage
+from dflash_trt.training.answers import AnswerStage, open_target
 from dflash_trt.training.features import (
     Features,
     FeatureStore,
@@ -138,17 +137,12 @@ class _Run:
 
     def _write(self, own: TrainingSet) -> list[PromptRow]:
         """The prompts that the target writes; those that it wrote already are kept."""
-        preparation, watch, request = self._preparation, self._watch, self._request
+        preparation, watch = self._preparation, self._watch
         stage, began = self._work.stage("prompts", preparation.prompt_parts()), time.monotonic()
         watch.stage(f"writing {own.count:,} prompts", own.count, "steps")
         with (
             JsonLines(stage.folder / "rounds.jsonl") as lines,
-            LoadedPair(
-                self._bundle,
-                threads=request.threads,
-                speculation=request.start is not None,
-                graphs=("target_only",),
-            ) as pair,
+            open_target(self._bundle, self._request) as pair,
             closing(PromptWriter(preparation, pair, lines)) as writer,
         ):
             rows, written = writer.write(own, watch.advance)

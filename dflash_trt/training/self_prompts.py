@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
-from itertools import takewhile
+from itertools import count, takewhile
 from typing import Any
 
 from dflash_trt.decoding import Request
@@ -133,9 +133,7 @@ class PromptWriter:
         rows: list[PromptRow] = []
         sieve, turns, lengths = Sieve(), 0, list[int]()
         began = known = None
-        for at in range(
-            own.count * JUDGED_ROUNDS
-        ):  # a round brings LEAST_SHARE of it, or ends this
+        for at in count():  # too few of use end it
             if at == len(self._lines.records):
                 if began is None:
                     began, known = time.monotonic(), len(rows)
@@ -172,12 +170,12 @@ class PromptWriter:
             texts=[row.messages[-1]["content"] for row in rows],
         )
 
-    def _check_hours(self, count: int, known: int, new: int, taken_s: float) -> None:
-        """Raises DflashError where `new` prompts took so long that `count` cost half the hours."""
+    def _check_hours(self, wanted: int, known: int, new: int, taken_s: float) -> None:
+        """Raises DflashError where `new` prompts took so long that `wanted` cost half the hours."""
         hours = self._preparation.request.hours
         most_s = MOST_HOURS_SHARE * hours * 3600
-        if new and taken_s / new * (count - known) > most_s:
-            what = f"writing {count:,} prompts would take more than half of {hours:g} h"
+        if new and taken_s / new * (wanted - known) > most_s:
+            what = f"writing {wanted:,} prompts would take more than half of {hours:g} h"
             fits = known + int(most_s * new / taken_s)
             fix = f"give {f'--prompts self:{fits}, or ' * (fits >= LEAST_OWN)}more hours"
             raise DflashError(what, where=_WHERE, fix=fix)

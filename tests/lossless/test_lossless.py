@@ -384,16 +384,14 @@ def test_they_are_those_of_single_tokens(layout: str, make_pair: PairFactory) ->
     plain = make_requests(64, 5)
     plain.append(plain[2])  # the same 90 tokens again, by then cached by another
     asked = [replace(one, prompt_logprobs=3 if at else None) for at, one in enumerate(plain)]
-    expected = run(executor, plain)
-    together = run(executor, asked, prefill_chunk=64)
-    for want, got in zip(expected, together, strict=True):
+    expected, new = run(executor, plain), run(executor, asked, prefill_chunk=64)
+    for want, got in zip(expected, new, strict=True):
         assert_same(want, got, "a scored prompt")
-    assert together[0].prompt_logprobs is None and together[1].prompt_logprobs is not None
-    assert together[5].prompt_logprobs == together[2].prompt_logprobs
-    assert together[2].prompt_logprobs == score_by_steps(executor, plain[2], 3)
+    assert new[0].prompt_logprobs is None and new[1].prompt_logprobs is not None
+    assert new[5].prompt_logprobs == new[2].prompt_logprobs == score_by_steps(executor, plain[2], 3)
     if layout == "paged":  # some were preempted and computed again
-        lost = [one.statistics.preemptions or 0 for one in together]
-        assert sum(lost) > 0 and [len(one.token_ids) for one in together] == [OUTPUT] * 6
+        lost = [one.statistics.preemptions or 0 for one in new]
+        assert sum(lost) > 0 and [len(one.token_ids) for one in new] == [OUTPUT] * 6
 
 
 def test_engines_refuse_them() -> None:
