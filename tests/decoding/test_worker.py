@@ -206,6 +206,9 @@ def test_a_failed_executor_is_replaced(make: Callable[..., Setup]) -> None:
     broken = setup.executor
     broken.stepped = True
     jobs = [setup.submit(number) for number in (1, 2, 3)]
+    broken.permits.release()
+    # A job that had only arrived would be run by the next executor: the second turn has all three.
+    wait_until(lambda: setup.phases.count(Phase.TURN) == 2)
     broken.error = RuntimeError("device lost")
     broken.permits.release(9)
     for _, listener in jobs:
