@@ -105,7 +105,11 @@ def _read_settings(
 )
 @click.option("--hours", type=float, required=True, help="Wall time for everything.")
 @click.option(
-    "--from", "start", type=FOLDER, help="A draft to go on with; it brings its shape along."
+    "--from",
+    "start",
+    type=FOLDER,
+    help="A draft to go on with; it brings its shape along. With --kind dflash2 a DFlash draft "
+    "goes on as one of DFlash 2.",
 )
 @click.option(
     "--answers-from",

@@ -99,12 +99,15 @@ def choose_shape(request: TrainRequest, target: TrainingTarget, *, is_cpu: bool)
     spec, options = target.spec, _options(request)
     if request.start is not None:
         draft = read_draft(request.start)
-        if draft.kind not in _OF_ALL_TOKENS:
-            del options["--set draft-tokens"]
+        is_widened = draft.kind == "DFlash" and request.kind == "dflash2"
+        free = ["--set draft-tokens"] if draft.kind not in _OF_ALL_TOKENS else []
+        free += ["--kind", *_SELECTOR] if is_widened else []
+        fixed = {option: value for option, value in options.items() if option not in free}
         what = "is fixed by the draft that is continued"
-        refuse_options(options, what, "leave it out, or leave out --from")
+        refuse_options(fixed, what, "leave it out, or leave out --from")
         check_pair(spec, draft)
-        return shape_of(draft, spec.vocab_size, spec.num_layers)
+        shape = shape_of(draft, spec.vocab_size, spec.num_layers)
+        return _with_additions(shape, request, target) if is_widened else shape
     kind = request.kind or "dflash"
     if kind == "mtp":
         return own_layer_shape(spec, spec.vocab_size, spec.num_layers)
@@ -138,7 +141,7 @@ def choose_shape(request: TrainRequest, target: TrainingTarget, *, is_cpu: bool)
     if spec.moe is not None and not (is_chain and ffn):
         ffn = EXPERT_FFN * spec.hidden_size
     sizes = spec.sizes.layers[0]
-    return DraftDesign(
+    shape = DraftDesign(
         hidden_size=spec.hidden_size,
         intermediate_size=request.ffn or ffn,
         heads=sizes.heads,
@@ -155,18 +158,23 @@ def choose_shape(request: TrainRequest, target: TrainingTarget, *, is_cpu: bool)
         rms_norm_eps=spec.rms_norm_eps,
         markov_rank=rank,
         is_chain=is_chain,
-        dflash2=_choose_additions(request, target) if kind == "dflash2" else None,
-        logit_cap=spec.logit_cap if kind == "dflash2" else None,
     )
+    return _with_additions(shape, request, target) if kind == "dflash2" else shape
 
 
-def _choose_additions(request: TrainRequest, target: TrainingTarget) -> Dflash2Sizes:
-    hidden, vocab = target.spec.hidden_size, target.spec.vocab_size
-    return Dflash2Sizes(
+def _with_additions(
+    shape: DraftDesign, request: TrainRequest, target: TrainingTarget
+) -> DraftDesign:
+    """A DFlash draft's shape with DFlash 2's additions."""
+    hidden = shape.hidden_size
+    additions = Dflash2Sizes(
         group=gcd(CONV_GROUP, hidden),
         rank=request.selector_rank or min(SELECTOR_RANK, hidden),
-        top_k=min(request.selector_top_k or SELECTOR_TOP_K, request.draft_tokens or vocab),
+        top_k=min(
+            request.selector_top_k or SELECTOR_TOP_K, request.draft_tokens or shape.vocab_size
+        ),
     )
+    return replace(shape, dflash2=additions, logit_cap=target.spec.logit_cap)
 
 
 def default_taps(layers: int) -> tuple[int, ...]:

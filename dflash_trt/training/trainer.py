@@ -227,16 +227,19 @@ class Trainer:
 
 
 def start_draft(shape: DraftDesign, start: Path | None, seed: int) -> Draft:
-    """The draft that training begins with, in float32: that in `start`, or a fresh one."""
+    """The draft that training begins with, in float32: that in `start`, or a fresh one.
+
+    What `start` lacks begins fresh: a DFlash draft's additions that make it a DFlash 2.
+    """
     chain = EagleModel if shape.own_layer is None else MtpModel
     model: Draft = chain(shape) if shape.is_chain else DraftModel(shape)
-    if start is None:
+    tensors = {} if start is None else open_checkpoint(start).tensors
+    prefix = PREFIX if shape.kind == "MTP" else ""
+    names = [name for name in model.state_dict() if prefix + name in tensors]
+    if len(names) < len(model.state_dict()):
         initialise(model, shape.layers, seed)
-    else:
-        tensors = open_checkpoint(start).tensors
-        prefix = PREFIX if shape.kind == "MTP" else ""
-        held = {name: read_tensor(tensors[prefix + name]).float() for name in model.state_dict()}
-        model.load_state_dict(held)
+    held = {name: read_tensor(tensors[prefix + name]).float() for name in names}
+    model.load_state_dict(held, strict=False)
     return model
 
 

@@ -15,7 +15,8 @@ class TrainRequest:
         target: a checkpoint's folder, a bundle's (whose weights, quantised or not, are the
             target then), or a name that `targets` lists.
         hours: of wall time for everything.
-        start: a draft to go on with; it brings its shape along.
+        start: a draft to go on with; it brings its shape along. One of DFlash with the kind
+            "dflash2" goes on as that.
         work: where stages keep their results; None is a hidden folder beside `output`.
         online: features are computed whenever a row is used, not kept on disk.
         prompts: sets, [NAME=]SOURCE[:SHARE]; a source is a file whose lines have a "prompt" or

@@ -187,6 +187,16 @@ def test_a_dflash2_draft_is_trained_and_goes_on(tmp_path: Path) -> None:
     assert read_draft(tmp_path / "further").kind == "DFlash 2"
 
 
+def test_a_dflash_draft_goes_on_as_dflash2(trained: Trained, tmp_path: Path) -> None:
+    folder, _, out = trained
+    start = ("--from", folder / "draft", "--kind", "dflash2")
+    words = command(folder / "shifts.jsonl", tmp_path / "draft", *start)
+    assert "--set taps: is fixed by" in run(*words, "--set", "taps=1,2").err
+    first = run_well(*words, "--set", "selector-rank=16", "--json").json["evaluations"][0]
+    assert first["acceptance_length"] == json.loads(out)["best"]["acceptance_length"]
+    assert read_draft(tmp_path / "draft").dflash2 == Dflash2Sizes(16, 16, 16)
+
+
 def test_an_eagle3_head_is_trained_for_a_quantised_target(tmp_path: Path) -> None:
     """For the target as it is served: its features come from the graphs of the bundle."""
     calibration = data_folder("demo_pair") / "prompts.jsonl"
