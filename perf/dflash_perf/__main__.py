@@ -14,7 +14,6 @@ def benches() -> dict[str, click.Command]:
     from dflash_perf.bench import (  # noqa: F401 - an import declares a module's benchmark
         kernel_resources,
         kill_campaign,
-        neighbours,
         peers,
         planner_fit,
         served_demo,
