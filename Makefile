@@ -6,6 +6,7 @@ BIN := $(VENV)/bin
 BUNDLE := build/demo-bundle
 SMOLLM2 := build/smollm2-135m
 REAL := build/real-bundle
+REAL_SETS := --prompts maths=real_pair/prompts.jsonl --prompts code=real_pair/code.jsonl --prompts chat=real_pair/chat.jsonl
 BENCH := $(BIN)/python -m dflash_perf bench
 KINDS := eagle3 dflash dflash2 dspark
 WORKERS ?= 2
@@ -50,11 +51,11 @@ real: $(SMOLLM2)/config.json
 	$(BIN)/dflash-trt build --target smollm2-135m --target-checkpoint $(SMOLLM2) --overwrite -o $(REAL)
 	$(BIN)/dflash-trt build --target smollm2-135m --target-checkpoint $(SMOLLM2) --precision fp32 --overwrite -o $(REAL)-fp32
 	$(BIN)/dflash-trt generate $(REAL) --view --prompt 'A farmer sells 12 melons at $$3 each and 9 pumpkins at $$5 each. How much does he earn?'
-	$(BIN)/dflash-trt verify $(REAL) --max-tokens 96 --limit-prompts 8
-	$(BIN)/dflash-trt verify $(REAL)-fp32 --max-tokens 96 --limit-prompts 4
+	$(BIN)/dflash-trt verify $(REAL) $(REAL_SETS) --max-tokens 96 --limit-prompts 4
+	$(BIN)/dflash-trt verify $(REAL)-fp32 $(REAL_SETS) --max-tokens 96 --limit-prompts 2
 	$(BIN)/dflash-trt verify $(REAL) --against $(REAL)-fp32 --max-tokens 96 --limit-prompts 8
-	$(BIN)/dflash-trt tune $(REAL) --limit-prompts 12
-	$(BIN)/dflash-trt tune $(REAL)-fp32 --limit-prompts 6 --block-size 3,4,6,8
+	$(BIN)/dflash-trt tune $(REAL) $(REAL_SETS) --limit-prompts 6
+	$(BIN)/dflash-trt tune $(REAL)-fp32 $(REAL_SETS) --limit-prompts 3 --block-size 3,4,6,8
 	$(BENCH) served-demo $(REAL) --output-dir build/real --runs 1 --osl 64 --blocks 4 --concurrency 1,2,4,8 --end-at-eos \
 	  --beside 'DFlash in float32, tuned=$(REAL)-fp32'
 	@echo 'talk to it: $(BIN)/dflash-trt generate $(REAL) --chat; open build/real/report.html'
@@ -62,7 +63,7 @@ real: $(SMOLLM2)/config.json
 # The README's picture: a race of the real pair, tuned, in Chromium.
 picture: $(SMOLLM2)/config.json $(VENV)/.installed-test
 	test -e $(REAL) || $(BIN)/dflash-trt build --target smollm2-135m --target-checkpoint $(SMOLLM2) -o $(REAL)
-	$(BIN)/dflash-trt tune $(REAL) --limit-prompts 12
+	$(BIN)/dflash-trt tune $(REAL) $(REAL_SETS) --limit-prompts 6
 	$(BIN)/python -m tests.serving.picture $(REAL) docs/race.png
 
 test: $(VENV)/.installed-test
