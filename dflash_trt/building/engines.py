@@ -58,7 +58,6 @@ def check_engines(
         limits,
         form,
         pool=pool,
-        splits=options.plugins,
     )
     largest = options.arch.largest_bytes
     if took.total > largest:

@@ -295,6 +295,4 @@ def _engine_bytes(
     form = GraphForm(precision=Precision.BFLOAT16, draws=plugins, replay=replay)
     limits = Limits(batch, config.max_seq_len, block, config.prefill_chunk)
     sizes = target.sizes, draft.sizes
-    return int(
-        engine_memory(*sizes, weights, target.vocab_size, limits, form, splits=plugins).total
-    )
+    return int(engine_memory(*sizes, weights, target.vocab_size, limits, form).total)

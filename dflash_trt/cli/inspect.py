@@ -11,7 +11,7 @@ import click
 from dflash_trt.bundle.bundle import Bundle, open_bundle, verify_bundle
 from dflash_trt.bundle.dims import ModelDims
 from dflash_trt.bundle.manifest import Manifest
-from dflash_trt.bundle.memory.memory import bundle_memory, engine_bytes, token_bytes
+from dflash_trt.bundle.memory.memory import bundle_memory, engine_bytes, mask_bytes, token_bytes
 from dflash_trt.bundle.sampling_defaults import describe_defaults, read_sampling_defaults
 from dflash_trt.bundle.summary import (
     attention_line,
@@ -142,6 +142,13 @@ def _describe_engines(manifest: Manifest) -> list[str]:
         lines.append(
             "        tokens are drawn and accepted in the target's engine, sampled ones too; for "
             "requests with penalties, biases, min_p, grammars or forbidden tokens the host chooses"
+        )
+    target, draft, form = manifest.target.sizes, manifest.draft.sizes, manifest.graph_form
+    masks = mask_bytes(target, draft, manifest.limits, form, engines.cache_length)
+    if masks:
+        lines.append(
+            f"        attention by masks, {format_size(masks)} of the workspace: a byte for each "
+            "row (of prefill_chunk, or of all blocks), cache position and kind of layer"
         )
     for engine in engines.files:
         size = format_size(sizes[engine.graph])

@@ -12,7 +12,7 @@ from dflash_trt.graph.model import GraphBuilder
 class Rows:
     """The rows of a call.
 
-    ids [B,S]; start [B]; positions [B,S] int64; lengths [B] int32 = start + S.
+    ids [B,S]; start [B]; positions [B,S] int64.
     """
 
     def __init__(self, b: GraphBuilder, ids: str, start: str, label: str = "rows") -> None:
@@ -26,24 +26,31 @@ class Rows:
             row = b.node("Range", [zero, count, one], "index")
             start_column = b.node("Unsqueeze", [start, b.integers(1)], "start_column")
             self.positions = b.node("Add", [start_column, row], "positions")
-            ends = b.node("Add", [start, self.count], "ends")
-            self.lengths = b.node("Cast", [ends], "kv_lengths", to=TensorProto.INT32)
+            if not b.form.is_native or b.form.has_kernel_caches:
+                _ = self.lengths  # the bytes of graphs that always have them are pinned
+
+    @property
+    def ends(self) -> str:
+        """int64 [B]: start + S."""
+        b = self.builder
+        return b.once(
+            ("ends", self._label), lambda: b.node("Add", [self.start, self.count], "ends")
+        )
+
+    @property
+    def lengths(self) -> str:
+        """int32 [B]: positions that caches hold once they have the call's rows."""
+        b = self.builder
+        return b.once(
+            ("lengths", self._label),
+            lambda: b.node("Cast", [self.ends], "kv_lengths", to=TensorProto.INT32),
+        )
 
     def shape(self, *trailing: int) -> str:
         """The shape value [B, S, *trailing]."""
         b, name = self.builder, f"{self._label}/shape_" + "x".join(map(str, trailing))
         sizes = [self.batch, self.count, b.integers(*trailing)]
         return b.once(name, lambda: b.node("Concat", sizes, name, axis=0))
-
-    def sink_lengths(self) -> str:
-        """int32 [B]: keys in a cache where a sink's row follows the call's."""
-        b = self.builder
-
-        def build() -> str:
-            one = b.node("Cast", [b.integers(1)], "rows/one", to=TensorProto.INT32)
-            return b.node("Add", [self.lengths, one], "rows/kv_lengths_with_sink")
-
-        return b.once("kv_lengths_with_sink", build)
 
     def window_mask(
         self,
@@ -55,8 +62,10 @@ class Rows:
     ) -> str:
         """bool [B,1,S,M]: a query at position p may see key j where |p - j| < window (None: any).
 
-        TensorRT refuses a mask beside a causal kind, so causality is in the mask. `measure` adds
-        the value M [1]; `with_sink` adds the key behind the call's rows, which every query sees.
+        TensorRT refuses a mask beside a causal kind, so causality is in the mask, and so is where
+        what a cache holds ends: its attention is given no lengths (docs/tensorrt.md). `measure`
+        adds the value M [1]; `with_sink` adds the key behind the call's rows, which every query
+        sees.
         """
         return self.builder.once(
             ("mask", window, causal, with_sink),
@@ -82,9 +91,16 @@ class Rows:
             if causal:
                 past = b.node("GreaterOrEqual", [offset, zero], "past")
                 mask = b.node("And", [mask, past], "near_past") if mask else past
+            elif b.form.is_native:
+                # No query is past the end, which the larger of both is a row of for each.
+                last = b.node("Max", [queries, self._end_columns()], "held_ends")
+                held = b.node("Less", [keys, last], "held")
+                mask = b.node("And", [mask, held], "near_held") if mask else held
             if with_sink:
-                ends = b.node("Add", [self.start, self.count], "sink_position")
-                ends = b.node("Unsqueeze", [ends, b.integers(1, 2, 3)], "sink_positions")
-                sink = b.node("Equal", [keys, ends], "sink")
+                sink = b.node("Equal", [keys, self._end_columns()], "sink")
                 mask = b.node("Or", [mask, sink], "near_past_or_sink")
         return mask
+
+    def _end_columns(self) -> str:
+        b = self.builder
+        return b.node("Unsqueeze", [self.ends, b.integers(1, 2, 3)], "end_columns")

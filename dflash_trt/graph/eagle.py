@@ -23,7 +23,7 @@ from onnx import TensorProto
 from dflash_trt.graph.bindings import BLOCK_IDS, PAGE_TABLE
 from dflash_trt.graph.caches import store_chain
 from dflash_trt.graph.caches.cpu import linear_view
-from dflash_trt.graph.caches.native import attend_with_rows, held_lengths
+from dflash_trt.graph.caches.native import attend_with_rows, held_mask
 from dflash_trt.graph.caches.rows import store_rows
 from dflash_trt.graph.call_rows import Rows
 from dflash_trt.graph.form import Precision
@@ -222,7 +222,7 @@ class EagleChain:
         b, rows = self.base.b, self.base.rows
         zero, one = b.integers(0), b.integers(1)
         last = b.node("Sub", [rows.count, one], "last_step")
-        attend = partial(attend_with_rows, lengths=held_lengths(rows))
+        attend = partial(attend_with_rows, mask=held_mask(self.base.layer(0)))
         chosen: list[str] = []
         for slot in range(self.draft.block_size - 1):
             with b.scope(f"step_{slot}"):

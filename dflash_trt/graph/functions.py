@@ -21,9 +21,7 @@ TRT_DOMAIN = "trt"
 DFLASH_DOMAIN = "dflash"
 CONTRIB_DOMAIN = "com.microsoft"
 
-_FACTS = ("query_heads", "head_dim", "is_causal", "window")
-
-AttentionOverload = Literal["lower_right", "none", "masked"]
+AttentionOverload = Literal["lower_right", "none", "masked", "explicit"]
 
 # ONNX Runtime computes a single query row with another kernel, whose bits differ from those of the
 # same row among others. So a row is put in front and dropped again: in front, because lower-right
@@ -55,6 +53,19 @@ TRT_Attention <causal_kind> (q, k, v, mask, query_lengths, key_value_lengths) =>
     grouped = Attention <scale = 1.0, is_causal = 0> (rows, k, v, {mask}, "", "", lengths)
     attended = Reshape (grouped, by_head)
 }}
+"""
+
+# TensorRT's own, which is given no lengths: a mask says all (docs/tensorrt.md).
+_EXPLICIT_ATTENTION = """
+TRT_Attention <causal_kind> (q, k, v, mask) => (attended)
+{
+    let front = [0, 0, 1, 0, 0, 0, 0, 0]
+    rows = Pad <mode = "edge"> (q, front)
+    mask_rows = Pad <mode = "edge"> (mask, front)
+    padded = Attention <scale = 1.0, is_causal = 0> (rows, k, v, mask_rows)
+    let one = [1], end = [2147483647], row_axis = [2]
+    attended = Slice (padded, one, end, row_axis)
+}
 """
 
 # SwiGLU's elementwise half: silu(gate) * up.
@@ -136,8 +147,11 @@ def attention_function(overload: AttentionOverload) -> onnx.FunctionProto:
 
     q [B,H_q,S,D] pre-scaled by 1/sqrt(D); k, v [B,H_kv,M,D]; key_value_lengths int32 [B].
     "lower_right": row i of S sees key j where j <= i + (length - S). "none": every key below
-    the length. "masked": additionally mask bool [B,1,S,M] must be true.
+    the length. "masked": additionally mask bool [B,1,S,M] must be true. "explicit": no lengths are
+    given, a key counts where the mask is true, as one does for every row.
     """
+    if overload == "explicit":
+        return define(_EXPLICIT_ATTENTION, domain=TRT_DOMAIN, overload=overload)
     masked = overload == "masked"
     text = _ATTENTION.format(
         mask_rows='mask_rows = Pad <mode = "edge"> (mask, front)' if masked else "",
@@ -164,22 +178,6 @@ def grouped_attention_function(
     )
     overload = f"{heads}_by_{kv_heads}_{head_dim}{'_masked' * masked}"
     return define(text, domain=TRT_DOMAIN, overload=overload)
-
-
-def attention_facts(
-    query_heads: int, head_dim: int, *, causal: bool, window: int | None
-) -> dict[str, int]:
-    """What a call of `trt::TRT_Attention` without sinks stands for, its mask included.
-
-    A window of 0 is none. `read_attention_facts` reads them back.
-    """
-    return dict(zip(_FACTS, (query_heads, head_dim, int(causal), window or 0), strict=True))
-
-
-def read_attention_facts(node: onnx.NodeProto) -> dict[str, int] | None:
-    """The facts of an attention call by name; None for any other node."""
-    facts = {entry.key: int(entry.value) for entry in node.metadata_props if entry.key in _FACTS}
-    return facts or None
 
 
 def swiglu_function() -> onnx.FunctionProto:

@@ -118,13 +118,9 @@ class GraphBuilder:
         name: str,
         *,
         outputs: Sequence[str] | None = None,
-        facts: Mapping[str, int] | None = None,
         **attributes: Any,
     ) -> list[str]:
-        """Adds a call of a local function, and its definition once.
-
-        `facts` become the node's metadata, for those who rewrite the graph; no executor reads it.
-        """
+        """Adds a call of a local function, and its definition once."""
         key = (function.domain, function.name, function.overload)
         self._functions.setdefault(key, function)
         full_name = self._full(name)
@@ -140,8 +136,6 @@ class GraphBuilder:
                 **attributes,
             )
         )
-        for name, value in (facts or {}).items():
-            self._nodes[-1].metadata_props.add(key=name, value=str(value))
         return results
 
     def loop(

@@ -74,8 +74,7 @@ Extent = Any
 """int, or a tensorrt.plugin.ShapeExpr."""
 
 BLOCK_ATTENTION = "block_attention"
-SPLIT_ATTENTION = f"{BLOCK_ATTENTION}_split"
-"""What the names of all attention kernels begin with, and those of kernels that leave shares."""
+"""What the names of all attention kernels begin with."""
 
 HEAD_DIMS = (64, 128, 256, 512)
 """Head sizes that there are attention kernels for."""

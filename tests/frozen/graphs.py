@@ -98,7 +98,7 @@ def _handed_over(model: onnx.ModelProto) -> onnx.ModelProto:
     from dflash_plugins.table import operations
 
     handed = hand_over(model, set(operations()))
-    hand_over_attention(handed, BLOCK_SIZE, LENGTH, keep_native=model.graph.name != "draft")
+    hand_over_attention(handed, BLOCK_SIZE, LENGTH)
     return handed
 
 

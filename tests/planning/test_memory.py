@@ -167,7 +167,7 @@ def test_plans_deployments_and_targets_count_the_same_bytes(name: str) -> None:
 
 def _engines(target: Any, draft: Any, limits: Limits, form: GraphForm) -> Memory:
     sizes, weights = (target.sizes, draft.sizes), shape_weight_bytes(target, draft)
-    return engine_memory(*sizes, weights, target.vocab_size, limits, form, splits=False)
+    return engine_memory(*sizes, weights, target.vocab_size, limits, form)
 
 
 def test_a_bundle_of_engines_counts_what_its_build_did(tmp_path: Path) -> None:

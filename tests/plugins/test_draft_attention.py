@@ -1,7 +1,7 @@
-"""The draft's attention as it is handed over: what its plugins compute is what its graph says.
+"""The draft's attention, native by masks and by plugins, which read lengths: they are the same.
 
-ONNX Runtime runs a float16 draft graph with every attention's inputs and result as outputs; the
-plugins that stand for the attentions are interpreted over those inputs.
+ONNX Runtime runs a float16 draft graph with every native attention's inputs and result as outputs;
+the plugins in its place are interpreted over those inputs.
 """
 
 from __future__ import annotations
@@ -23,7 +23,6 @@ from onnx import TensorProto, helper
 from dflash_trt.backends.onnxruntime.session import open_session
 from dflash_trt.backends.tensorrt.build.plugins import hand_over, hand_over_attention
 from dflash_trt.graph.form import GraphForm, Precision
-from dflash_trt.graph.functions import read_attention_facts
 from tests.graph.runner import build
 from tests.pairs import PairFactory, TinyPair
 from tests.plugins.interpreter import Interpreter, assert_close
@@ -49,14 +48,18 @@ def plugins(handed: onnx.ModelProto) -> list[onnx.NodeProto]:
     return [node for node in handed.graph.node if node.op_type.startswith("block_attention")]
 
 
+def attentions(model: onnx.ModelProto) -> list[onnx.NodeProto]:
+    return [node for node in model.graph.node if node.op_type == "TRT_Attention"]
+
+
 def run_graph(built: TinyPair, model: onnx.ModelProto, starts: list[int]) -> dict[str, Array]:
     """Every attention's inputs and result, over random caches."""
-    calls = [node for node in model.graph.node if read_attention_facts(node)]
+    calls = attentions(model)
     known = {value.name for value in model.graph.output}
-    for name in {name for node in calls for name in (*node.input, *node.output) if name} - known:
-        kind = TensorProto.INT32 if name.endswith("lengths") else TensorProto.FLOAT16
-        kind = TensorProto.BOOL if "window" in name else kind
-        model.graph.output.append(helper.make_tensor_value_info(name, kind, None))
+    kinds = {one: TensorProto.FLOAT16 for node in calls for one in (*node.input, *node.output)}
+    kinds |= {node.input[3]: TensorProto.BOOL for node in calls}
+    for name in kinds.keys() - known:
+        model.graph.output.append(helper.make_tensor_value_info(name, kinds[name], None))
     path = built.bundle.folder / "observed.onnx"  # external data lies beside it
     path.write_bytes(model.SerializeToString())
     session = open_session(path, 1)
@@ -79,23 +82,23 @@ def test_plugins_compute_what_the_drafts_graph_says(
 ) -> None:
     """A layer with a window is causal unless the draft's config says otherwise."""
     built = make(make_pair, 64, **({} if causal else {"causal": False}))
-    model = build(built, "draft", GraphForm(Precision.FLOAT16, cache_length=capacity))
-    handed = handed_over(model, capacity)
-    values = run_graph(built, model, [3, capacity - BLOCK])
-    want = {
-        node.output[0]: values[node.output[0]]
-        for node in model.graph.node
-        if read_attention_facts(node)
-    }
+    form, starts = GraphForm(Precision.FLOAT16, cache_length=capacity), [3, capacity - BLOCK]
+    model = build(built, "draft", form)
+    handed = handed_over(build(built, "draft", replace(form, draws=True)), capacity)
+    values = run_graph(built, model, starts)
+    want = {node.output[0]: values.pop(node.output[0]) for node in attentions(model)}
     (sinks,) = [one for one in handed.graph.initializer if one.name.startswith("no_sinks")]
     assert len(want) == len(LAYERS)
-    values = {name: values[name] for name in values if name not in want}
     values[sinks.name] = onnx.numpy_helper.to_array(sinks)
+    lengths = np.array(starts, np.int32) + BLOCK
     known: dict[str, Array] = {}
     for node in plugins(handed):
         operation = operations()[node.op_type]
         attributes = {one.name: helper.get_attribute_value(one) for one in node.attribute}
-        inputs = dict(zip(operation.inputs, [values[name] for name in node.input], strict=True))
+        inputs = {
+            name: lengths if name == "key_value_lengths" else values[source]
+            for name, source in zip(operation.inputs, node.input, strict=True)
+        }
         own = {name: attributes[name] for name in operation.attributes}
         outputs = interpreter.run(node.op_type, inputs, own)
         values |= dict(zip(node.output, outputs.values(), strict=True))
@@ -119,7 +122,7 @@ def check(shape: AttentionShape, known: dict[str, Array], plugin: Array, graph: 
 
 def test_a_head_size_without_kernels_stays_native(make_pair: PairFactory) -> None:
     built = make(make_pair, 32)
-    model = build(built, "draft", GraphForm(Precision.BFLOAT16, cache_length=192))
+    model = build(built, "draft", GraphForm(Precision.BFLOAT16, cache_length=192, draws=True))
     handed = handed_over(model, 192)
     assert not plugins(handed)
     assert handed == hand_over(model, set(operations()))

@@ -22,8 +22,7 @@ OperationForm = Literal["native", "plugin", "function"]
 class Library:
     """One of the two: `executor` is its name in a manifest and on the command line.
 
-    `oldest` is the first version whose attention takes key/value lengths. One without them runs
-    the same graph, but lets rows see the cache's unused positions.
+    `oldest` is the first version whose interface was read for what this project calls of it.
     """
 
     executor: EngineExecutor

@@ -18,7 +18,7 @@ from dflash_trt.core.formats import INT8_BYTES
 from dflash_trt.core.limits import Limits, PagePool
 from dflash_trt.graph.caches.native import is_attended_by_kernel, is_decomposed
 from dflash_trt.graph.form import GraphForm
-from dflash_trt.hardware.kernels import SPLIT_ATTENTION, scratch_bytes
+from dflash_trt.hardware.kernels import scratch_bytes
 from dflash_trt.models.sizes import DecoderSizes
 
 RUNTIME_BYTES = 4 << 30
@@ -69,14 +69,12 @@ def engine_memory(
     form: GraphForm,
     *,
     pool: PagePool | None = None,
-    splits: bool,
 ) -> Memory:
     """What a pair takes in engines of graphs of `form`, which hold all of it from their start.
 
     Args:
         weights: bytes of the target's and of the draft's.
         pool: where caches are paged.
-        splits: whether our attention kernels are in them.
     """
     capacity = engine_cache_length(limits, target, form)
     rows = max(limits.prefill_chunk, limits.max_batch * limits.block_size)
@@ -89,8 +87,9 @@ def engine_memory(
         workspace=RUNTIME_BYTES
         + rows * vocab_size * LOGITS_ITEM_BYTES
         + rows * gathered_bytes(target, form.precision.item_bytes)
-        + (split_scratch(target, draft, limits, form, capacity) if splits else 0)
-        + decomposed_scratch(target, limits, form, capacity),
+        + split_scratch(target, draft, limits, form, capacity)
+        + decomposed_scratch(target, limits, form, capacity)
+        + mask_bytes(target, draft, limits, form, capacity),
     )
 
 
@@ -132,7 +131,6 @@ def bundle_memory(manifest: Manifest) -> Memory:
     target, draft, engines = manifest.target, manifest.draft, engine_bytes(manifest)
     limits, form, pool = manifest.limits, manifest.graph_form, manifest.page_pool
     if manifest.engines is not None:
-        operations = [name for one in manifest.engines.files for name in one.operations]
         return engine_memory(
             target.sizes,
             draft.sizes,
@@ -141,7 +139,6 @@ def bundle_memory(manifest: Manifest) -> Memory:
             limits,
             form,
             pool=pool,
-            splits=any(name.startswith(SPLIT_ATTENTION) for name in operations),
         )
     item, weights = form.precision.item_bytes, list[float]()
     for model in (target, draft):
@@ -197,13 +194,12 @@ def split_scratch(
 ) -> int:
     """Bytes that attention's shares take in the largest call of engines of graphs of `form`.
 
-    `capacity` is the length of their caches. The draft's attention is the plugins', the target's
-    where only kernels read its caches, or have heads as large.
+    `capacity` is the length of their caches.
     """
     steps = limits.max_batch, limits.block_size
-    own = [layer for layer in target.layers if is_attended_by_kernel(layer, form)]
-    calls = [(draft.layers, *steps), (own, *steps), (own, 1, limits.prefill_chunk)]
-    return max(
+    calls = [(draft.layers, *steps), (target.layers, *steps)]
+    calls.append((target.layers, 1, limits.prefill_chunk))
+    sizes = (
         scratch_bytes(
             capacity=capacity,
             block_size=limits.block_size,
@@ -214,8 +210,13 @@ def split_scratch(
             rows=rows,
         )
         for layers, batch, rows in calls
-        for heads, head_dim, window in {(one.heads, one.head_dim, one.window) for one in layers}
+        for heads, head_dim, window in {
+            (one.heads, one.head_dim, one.window)
+            for one in layers
+            if is_attended_by_kernel(one, form)
+        }
     )
+    return max(sizes, default=0)
 
 
 def decomposed_scratch(target: DecoderSizes, limits: Limits, form: GraphForm, capacity: int) -> int:
@@ -232,4 +233,27 @@ def decomposed_scratch(target: DecoderSizes, limits: Limits, form: GraphForm, ca
         * is_decomposed(layer, form)
         for batch, rows in calls
         for layer in target.kinds
+    )
+
+
+def mask_bytes(
+    target: DecoderSizes, draft: DecoderSizes, limits: Limits, form: GraphForm, capacity: int
+) -> int:
+    """Bytes of the masks by which TensorRT's own attention knows what it may read.
+
+    In the largest call: rows times `capacity` for a sequence, and for each kind of layer.
+    """
+    steps = limits.max_batch * limits.block_size
+    calls = [(draft, steps), (target, max(steps, limits.prefill_chunk))]
+    return max(
+        rows
+        * capacity
+        * len(
+            {
+                (one.window, one.is_causal, one.has_sinks)
+                for one in sizes.layers
+                if one.recurrent is None and not is_attended_by_kernel(one, form)
+            }
+        )
+        for sizes, rows in calls
     )

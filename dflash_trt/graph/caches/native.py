@@ -12,14 +12,13 @@ leaves the share that they have of the whole. It stands at position 0, where a c
 
 from __future__ import annotations
 
-from onnx import TensorProto
+from collections.abc import Sequence
 
 from dflash_trt.graph.bindings import KV
-from dflash_trt.graph.caches.cpu import cache_length, plain_attention
+from dflash_trt.graph.caches.cpu import cache_length
 from dflash_trt.graph.caches.rows import attend_by_kernel, store_rows
-from dflash_trt.graph.call_rows import Rows
 from dflash_trt.graph.form import GraphForm
-from dflash_trt.graph.functions import attention_facts, attention_function, define
+from dflash_trt.graph.functions import attention_function, define
 from dflash_trt.graph.model_builder import LayerBuilder
 from dflash_trt.hardware.kernels import HEAD_DIMS
 from dflash_trt.models.sizes import LayerSizes
@@ -67,19 +66,19 @@ def is_decomposed(layer: LayerSizes, form: GraphForm) -> bool:
 
     Of causal ones without sinks, whose mask says all: what else a cache has room for lies behind.
     """
-    return _has_large_heads(layer) and not is_attended_by_kernel(layer, form)
+    is_large = _is_plain(layer) and layer.is_causal and layer.head_dim > FUSED_HEAD_DIMS[-1]
+    return is_large and not is_attended_by_kernel(layer, form)
 
 
 def is_attended_by_kernel(layer: LayerSizes, form: GraphForm) -> bool:
-    """Whether a kernel of ours attends in a layer of a target, as TensorRT has none for it."""
+    """Whether a kernel of ours attends in a layer: it reads what caches hold, and no more."""
     if form.has_kernel_caches:
         return layer.recurrent is None
-    return form.has_kernels and _has_large_heads(layer) and layer.head_dim in HEAD_DIMS
+    return form.has_kernels and _is_plain(layer) and layer.head_dim in HEAD_DIMS
 
 
-def _has_large_heads(layer: LayerSizes) -> bool:
-    is_plain = layer.recurrent is None and layer.is_causal and not layer.has_sinks
-    return is_plain and layer.head_dim > FUSED_HEAD_DIMS[-1]
+def _is_plain(layer: LayerSizes) -> bool:
+    return layer.recurrent is None and not layer.has_sinks
 
 
 def attend_natively(layer: LayerBuilder, q: str, k: str, v: str) -> str:
@@ -92,11 +91,14 @@ def attend_natively(layer: LayerBuilder, q: str, k: str, v: str) -> str:
         return attend_by_kernel(layer, q, caches)
     if is_decomposed(sizes, form):
         return _attend_decomposed(layer, q, caches)
-    function, operands, attributes = plain_attention(layer, q, caches)
-    facts = attention_facts(
-        sizes.heads, sizes.head_dim, causal=sizes.is_causal, window=sizes.window
-    )
-    return layer.b.call(function, operands, "attend", facts=facts, **attributes)[0]
+    mask = layer.rows.window_mask(sizes.window, sizes.is_causal, lambda: cache_length(layer))
+    return _attend_where(layer, q, caches, mask)
+
+
+def _attend_where(layer: LayerBuilder, q: str, caches: Sequence[str], mask: str) -> str:
+    """TensorRT's attention of q over `caches`, of the keys for which the mask is true."""
+    operands = [q, *caches, mask]
+    return layer.b.call(attention_function("explicit"), operands, "attend", causal_kind="none")[0]
 
 
 def sink_rows(layer: LayerBuilder, k: str, v: str) -> list[str]:
@@ -113,17 +115,21 @@ def sink_rows(layer: LayerBuilder, k: str, v: str) -> list[str]:
     return stored
 
 
-def held_lengths(rows: Rows) -> str:
-    """int32 [B]: how far a chain's caches are held before the call of `rows`; an idle sequence may
-    hold nothing, and attends to its sink."""
-    b = rows.builder
-    held = b.node("Max", [rows.start, b.integers(1, scalar=True)], "rows_held")
-    return b.node("Cast", [held], "held_lengths", to=TensorProto.INT32)
+def held_mask(layer: LayerBuilder) -> str:
+    """bool [B,1,2,M]: what a chain's caches hold before the call, twice; an idle sequence may hold
+    nothing, and attends to its sink."""
+    b, zero, one = layer.b, *(layer.b.integers(value, scalar=True) for value in (0, 1))
+    length = b.node("Squeeze", [cache_length(layer)], "cache_length_scalar")
+    keys = b.node("Range", [zero, length, one], "chain_keys")
+    held = b.node("Max", [layer.rows.start, one], "rows_held")
+    held = b.node("Unsqueeze", [held, b.integers(1, 2, 3)], "rows_held_columns")
+    mask = b.node("Less", [keys, held], "held")
+    return b.node("Concat", [mask, mask], "held_twice", axis=2)
 
 
-def attend_with_rows(layer: LayerBuilder, q: str, k: str, v: str, lengths: str) -> str:
-    """Attention [B,heads,1,D] of one query q [B,heads,1,D] over `lengths` [B] rows of a chain's
-    caches, and over k, v [B,kv heads,n,D] beside them."""
+def attend_with_rows(layer: LayerBuilder, q: str, k: str, v: str, mask: str) -> str:
+    """Attention [B,heads,1,D] of one query q [B,heads,1,D] over the rows of a chain's caches that
+    `held_mask` names, and over k, v [B,kv heads,n,D] beside them."""
     b, sizes = layer.b, layer.sizes
     groups = b.integers(0, sizes.kv_heads, sizes.heads // sizes.kv_heads, sizes.head_dim)
     # A score of 60 in bfloat16 may be 0.1 too high, its exponential a tenth.
@@ -139,7 +145,7 @@ def attend_with_rows(layer: LayerBuilder, q: str, k: str, v: str, lengths: str) 
     own = b.node("Reshape", [own, b.integers(0, sizes.heads, 1, sizes.head_dim)], "own_values")
     logit = b.node("Add", [top, b.node("Log", [total], "own_log")], "own_logit")
     logit = b.node("Reshape", [logit, b.integers(0, sizes.heads, 1, 1)], "sink_logit")
-    attended = _attend_to_held(layer, q, logit, lengths)
+    attended = _attend_to_held(layer, q, logit, mask)
     axes, size = b.integers(2, 3), sizes.head_dim
     bounds = [b.integers(0, 0), b.integers(1, size)]
     held = b.node("Slice", [attended, *bounds, axes], "held_values")
@@ -148,8 +154,8 @@ def attend_with_rows(layer: LayerBuilder, q: str, k: str, v: str, lengths: str) 
     return b.node("Add", [held, b.node("Mul", [share, own], "own_part")], "attended")
 
 
-def _attend_to_held(layer: LayerBuilder, q: str, logit: str, lengths: str) -> str:
-    """q [B,heads,1,D] over `lengths` rows of the caches, the sink's logit float32 [B,heads,1,1]:
+def _attend_to_held(layer: LayerBuilder, q: str, logit: str, mask: str) -> str:
+    """q [B,heads,1,D] over the caches' rows in the mask, the sink's logit float32 [B,heads,1,1]:
     [B,heads,2,D + SINK_DIMS], twice the same row."""
     b, parts, rest = layer.b, [q], logit
     for part in range(_LOGIT_PARTS):
@@ -162,8 +168,7 @@ def _attend_to_held(layer: LayerBuilder, q: str, logit: str, lengths: str) -> st
     wide = b.node("Pad", [wide, padding], "q_wide")
     # TensorRT-RTX 1.7 has no kernel for one row of few heads, or over a long cache.
     wide = b.node("Concat", [wide, wide], "q_twice", axis=2)
-    operands = [wide, *layer.caches, "", "", lengths]
-    return b.call(attention_function("none"), operands, "attend", causal_kind="none")[0]
+    return _attend_where(layer, wide, layer.caches, mask)
 
 
 def _widen_rows(layer: LayerBuilder, rows: str, kv: str) -> str:
@@ -180,9 +185,7 @@ def _attend_with_sinks(layer: LayerBuilder, q: str, k: str, v: str) -> str:
     mask = rows.window_mask(
         sizes.window, sizes.is_causal, lambda: cache_length(layer), with_sink=True
     )
-    operands = [q, *caches, mask, "", rows.sink_lengths()]
-    function = attention_function("masked")
-    (attended,) = b.call(function, operands, "attend", causal_kind="none")
+    attended = _attend_where(layer, q, caches, mask)
     cut = [b.integers(value) for value in (0, sizes.head_dim, 3)]
     return b.node("Slice", [attended, *cut], "without_sink")
 

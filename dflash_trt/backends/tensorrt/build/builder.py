@@ -146,7 +146,7 @@ def _check_layer(
                 fix="leave out --kv-layout and --kv-dtype, or build with --executor cpu",
                 usage=True,
             )
-    elif not is_decomposed(layer, form) and not is_attended_by_kernel(layer, form):
+    elif needs_room or not (is_decomposed(layer, form) or is_attended_by_kernel(layer, form)):
         if needs_room:
             size, room = cache_head_dim(size, needs_room, form), " with room for a sink"
         if size not in FUSED_HEAD_DIMS:
@@ -225,9 +225,7 @@ def _build_with(
     model = onnx.load(find_file(model_path, FileKind.GRAPH), load_external_data=False)
     handed = hand_over(model, plugins)
     if plugins:
-        # A prompt's chunks run through the target's graphs, whose native attention stays.
-        is_native = graph != "draft"
-        hand_over_attention(handed, limits.block_size, cache_length, keep_native=is_native)
+        hand_over_attention(handed, limits.block_size, cache_length)
     # The path tells the parser where the weights are.
     if not parser.parse(handed.SerializeToString(), str(model_path)):
         raise_callback_failure()

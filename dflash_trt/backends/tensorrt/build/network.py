@@ -15,7 +15,7 @@ from dflash_trt.graph.caches.native import DECOMPOSED
 from dflash_trt.graph.moe import MOE
 from dflash_trt.models.quantization import LinearFormat
 
-ATTENTION, MASK, CAUSAL_KIND = "TRT_Attention", 3, "causal_kind"
+ATTENTION, MASK = "TRT_Attention", 3
 GEMM = "Gemm"
 # The parser lets no attention decompose: a network that builds with these layers and no softmax is
 # fused throughout.
@@ -34,11 +34,14 @@ NAMES_SHOWN = 3
 
 @dataclass(frozen=True, slots=True)
 class AttentionSummary:
-    """A native attention layer; `causal_kind` is in `TRT_Attention`'s words."""
+    """A native attention layer.
+
+    `mask` is the tensor's name, `causal_kind` in `TRT_Attention`'s words.
+    """
 
     name: str
     has_lengths: bool
-    has_mask: bool
+    mask: str | None
     causal_kind: str
 
 
@@ -80,9 +83,10 @@ def check_network(
 ) -> None:
     """Holds a network to its graph; its layers do not show what updates `plugin_caches`.
 
-    Every attention reads caches that are longer than their sequences, so each must have key/value
-    lengths, and the mask and causality of its call. A parser that does not know `TRT_Attention`
-    takes its body, ONNX's Attention, and drops the lengths: unused positions would count.
+    Every attention reads caches that are longer than their sequences, so each must have the mask of
+    its call, and none key/value lengths, by which TensorRT may compute wrong tokens
+    (docs/tensorrt.md). A parser that does not know `TRT_Attention` takes its body, whose mask is
+    another.
 
     Raises:
         DflashError: names what TensorRT did not take over natively, or not as it is.
@@ -92,15 +96,16 @@ def check_network(
         name: next((own for own in summary.attentions if own.name.startswith(name)), None)
         for name in wanted
     }
-    boundless = [own.name for own in summary.attentions if not own.has_lengths]
     outputs = {output.name for output in model.graph.output}
     caches = [value.name for value in model.graph.input if f"{value.name}_out" in outputs]
     updates, products = Counter(summary.cache_updates), _wanted_products(model)
     problems = {
         "no native attention for": [name for name, own in found.items() if own is None],
-        "no key/value lengths in": boundless,
+        "key/value lengths in": [own.name for own in summary.attentions if own.has_lengths],
         "another mask in": [
-            name for name, own in found.items() if own and not _is_as_called(own, wanted[name])
+            name
+            for name, own in found.items()
+            if own and (own.mask, own.causal_kind) != (wanted[name].input[MASK], "none")
         ],
         "no quantised product for": [
             name for name, one in products.items() if summary.quantized_products.get(name) != one
@@ -133,15 +138,9 @@ def _attention(trt: Any, layer: Any) -> AttentionSummary:
     return AttentionSummary(
         name=str(attention.name),
         has_lengths=attention.key_value_lengths is not None,
-        has_mask=attention.mask is not None,
+        mask=None if attention.mask is None else str(attention.mask.name),
         causal_kind=str(attention.causal_kind.name).lower(),
     )
-
-
-def _is_as_called(own: AttentionSummary, call: onnx.NodeProto) -> bool:
-    """Whether a layer has a mask where its call has one, and is causal as the call says."""
-    (kind,) = (one.s.decode() for one in call.attribute if one.name == CAUSAL_KIND)
-    return own.has_mask == bool(call.input[MASK]) and own.causal_kind == kind
 
 
 def _quantized_products(layers: list[Any]) -> dict[str, LinearFormat]:

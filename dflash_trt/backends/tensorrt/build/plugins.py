@@ -8,7 +8,6 @@ NVIDIA's own Python layer.
 from __future__ import annotations
 
 import importlib
-import math
 from collections.abc import Collection, Iterator, Mapping
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -22,7 +21,7 @@ from onnx import helper
 
 from dflash_trt.backends.tensorrt.library import Library, OperationForm
 from dflash_trt.errors import DflashError, one_line
-from dflash_trt.graph.functions import DFLASH_DOMAIN, TRT_DOMAIN, read_attention_facts
+from dflash_trt.graph.functions import DFLASH_DOMAIN, TRT_DOMAIN
 from dflash_trt.hardware import kernels as attention
 from dflash_trt.hardware.kernels import kernel_arch
 
@@ -99,26 +98,24 @@ def hand_over(model: onnx.ModelProto, plugins: Collection[str]) -> onnx.ModelPro
 
 
 def hand_over_attention(
-    handed: onnx.ModelProto, block_size: int, capacity: int, *, keep_native: bool = False
+    handed: onnx.ModelProto, block_size: int, capacity: int
 ) -> None:
-    """Puts this project's attention in place of every `block_attention` of a model handed over.
+    """Puts this project's kernels in place of every `block_attention` of a model handed over.
 
-    Unless `keep_native`, of native attentions too, but for those with sinks and of a head size that
-    no kernel has. Steps have up to `block_size` rows, caches `capacity` positions.
+    Steps have up to `block_size` rows, caches `capacity` positions.
     """
+    inputs = {one.name: one.input for one in handed.functions if _is_attention(one)}
     nodes: list[onnx.NodeProto] = []
     for node in handed.graph.node:
-        call = _attention_call(handed, node, keep_native=keep_native)
-        nodes += [node] if call is None else _as_operations(node, *call, block_size, capacity)
+        if not _is_attention(node):
+            nodes.append(node)
+            continue
+        values = dict(zip(inputs[node.op_type], node.input, strict=True))
+        attributes = {one.name: int(helper.get_attribute_value(one)) for one in node.attribute}
+        nodes += _as_operations(node, values, attributes, block_size, capacity)
     del handed.graph.node[:]
     handed.graph.node.extend(nodes)
-    native = {(node.op_type, node.overload) for node in nodes if node.domain == TRT_DOMAIN}
-    kept = [
-        one
-        for one in handed.functions
-        if not _is_attention(one)
-        and (one.domain != TRT_DOMAIN or (one.name, one.overload) in native)
-    ]
+    kept = [one for one in handed.functions if not _is_attention(one)]
     del handed.functions[:]
     handed.functions.extend(kept)
 
@@ -134,29 +131,6 @@ def _as_launches(node: onnx.NodeProto, plugins: Collection[str]) -> Iterator[onn
         node.input.extend(left)
         node.output.extend(f"{node.name}/{name}" for name in last.outputs[len(node.output) :])
     yield node
-
-
-def _attention_call(
-    handed: onnx.ModelProto, node: onnx.NodeProto, *, keep_native: bool
-) -> tuple[dict[str, str], dict[str, int]] | None:
-    """Values of an attention by plugins' names for them, and attributes.
-
-    None where `node` is none that a plugin stands for.
-    """
-    if _is_attention(node):
-        (function,) = (one for one in handed.functions if one.name == node.op_type)
-        values = dict(zip(function.input, node.input, strict=True))
-        return values, {one.name: int(helper.get_attribute_value(one)) for one in node.attribute}
-    facts = read_attention_facts(node)
-    if facts is None or keep_native or facts["head_dim"] not in attention.HEAD_DIMS:
-        return None
-    q, k_cache, v_cache, *_, lengths = node.input
-    heads, sinks = facts["query_heads"], f"no_sinks_{facts['query_heads']}"
-    if all(tensor.name != sinks for tensor in handed.graph.initializer):
-        none = helper.make_tensor(sinks, onnx.TensorProto.FLOAT, [heads], [-math.inf] * heads)
-        handed.graph.initializer.append(none)
-    values = {"q": q, "k_cache": k_cache, "v_cache": v_cache, "key_value_lengths": lengths}
-    return values | {"sinks": sinks}, facts
 
 
 def _as_operations(

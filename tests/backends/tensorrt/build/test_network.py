@@ -38,30 +38,54 @@ def check_parsed(built: TinyPair, asked: onnx.ModelProto, parsed: onnx.ModelProt
     check_network(asked, summarize_network(trt, network))
 
 
-def _drop_lengths(node: onnx.NodeProto) -> None:
-    node.input[5] = ""
+def add_values(model: onnx.ModelProto) -> None:
+    """What a graph might give its attention in place of its own: lengths, a mask, no such name."""
+    graph = model.graph
+    lengths = helper.make_node("Cast", ["cache_start"], ["lengths"], to=onnx.TensorProto.INT32)
+    graph.node.insert(0, lengths)
+    attention = next(node for node in graph.node if node.op_type == "TRT_Attention")
+    graph.node.insert(
+        list(graph.node).index(attention),
+        helper.make_node("Not", [attention.input[3]], ["anything"]),
+    )
+    for function in model.functions:
+        if function.name == "TRT_Attention":
+            unknown = onnx.FunctionProto()
+            unknown.CopyFrom(function)
+            unknown.name = "unknown"
+            model.functions.append(unknown)
+
+
+def _give_lengths(node: onnx.NodeProto) -> None:
+    node.input.extend(["", "lengths"])
 
 
 def _drop_mask(node: onnx.NodeProto) -> None:
     node.input[3] = ""
 
 
+def _widen_mask(node: onnx.NodeProto) -> None:
+    node.input[3] = "anything"
+
+
 def _take_the_body(node: onnx.NodeProto) -> None:
     """What a parser that does not know `TRT_Attention` reads in its place."""
-    causal = int(node.overload == "lower_right")
-    q, k, v, mask, _, lengths = node.input
-    inputs = [q, k, v, mask, "", "", lengths]
-    attributes = {"scale": 1.0, "is_causal": causal}
-    node.CopyFrom(helper.make_node("Attention", inputs, node.output, node.name, **attributes))
+    node.op_type = "unknown"
 
 
 CHANGES: list[tuple[GraphName, Callable[[onnx.NodeProto], None] | None, str]] = [
     ("target", None, ""),
     ("draft", None, ""),
-    ("target", _drop_lengths, "lengths in layers.0/attention/attend, layers.1/attention/attend"),
-    ("draft", _drop_mask, "another mask in draft_layers.0/attention/attend"),
-    ("target", _take_the_body, "no key/value lengths in layers.0/attention/attend"),
-    ("draft", _take_the_body, "no key/value lengths in draft_layers.0/attention/attend"),
+    (
+        "target_only",
+        _give_lengths,
+        "lengths in layers.0/attention/attend, layers.1/attention/attend",
+    ),
+    ("draft", _give_lengths, "lengths in draft_layers.0/attention/attend, draft_layers.1"),
+    ("target", _drop_mask, "another mask in layers.0/attention/attend, layers.1/attention/attend"),
+    ("draft", _widen_mask, "another mask in draft_layers.0/attention/attend, draft_layers.1"),
+    ("target", _take_the_body, "no native attention for layers.0/attention/attend"),
+    ("draft", _take_the_body, "no native attention for draft_layers.0/attention/attend"),
 ]
 
 
@@ -74,6 +98,7 @@ def test_attention_is_that_of_the_graph(
     if change is None:
         check_parsed(built, asked, parsed)
         return
+    add_values(parsed)
     for node in parsed.graph.node:
         if node.op_type == "TRT_Attention":
             change(node)
@@ -82,11 +107,18 @@ def test_attention_is_that_of_the_graph(
     assert what in caught.value.message
 
 
-def test_a_graph_without_lengths_is_refused_as_well(built: TinyPair) -> None:
+@pytest.mark.parametrize(
+    ("change", "what"),
+    [(_give_lengths, "key/value lengths in"), (_drop_mask, "another mask in")],
+)
+def test_a_graph_that_asks_for_it_is_refused_as_well(
+    built: TinyPair, change: Callable[[onnx.NodeProto], None], what: str
+) -> None:
     """It is not enough that the network is what the graph says."""
     asked = build(built, "target_only", FORM)
+    add_values(asked)
     for node in asked.graph.node:
         if node.op_type == "TRT_Attention":
-            _drop_lengths(node)
-    with pytest.raises(DflashError, match=r"no key/value lengths in layers\.0/attention/attend"):
+            change(node)
+    with pytest.raises(DflashError, match=rf"{what} layers\.0/attention/attend"):
         check_parsed(built, asked, asked)
