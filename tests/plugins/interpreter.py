@@ -67,6 +67,8 @@ def _begin() -> None:
     interpreter_builder.options = replace(options, allowed_dot_input_precisions=names)
     _patch_once()
     _round_fp8()
+    _refuse_narrow_products()
+    _watch_memory()
 
 
 def _patch_once() -> None:
@@ -83,6 +85,67 @@ def _patch_once() -> None:
         return SimpleNamespace(restore=lambda: None)
 
     interpreter._patch_lang = patch_module
+
+
+_MOST_ACCESSES = 3_000
+"""Loads and stores of a program, which reads a cache of 16,384 positions in a thousand."""
+
+_tensors: list[tuple[int, int]] = []
+"""Where the tensors of the launch that runs begin and end."""
+
+
+def _watch_memory() -> None:
+    """Raises AssertionError where a program reads or writes outside of all tensors, or never ends.
+
+    Every loop of a kernel loads something, but those that halve an interval.
+    """
+    from triton.runtime.interpreter import InterpreterBuilder
+
+    accesses = 0
+    place, load = InterpreterBuilder.set_grid_idx, InterpreterBuilder.create_masked_load
+    store = InterpreterBuilder.create_masked_store
+
+    def begin_program(self: Any, *index: int) -> Any:
+        nonlocal accesses
+        accesses = 0
+        return place(self, *index)
+
+    def check(pointers: Any, mask: Any, doing: str) -> None:
+        nonlocal accesses
+        accesses += 1
+        assert accesses <= _MOST_ACCESSES, "a program does not end"
+        size = pointers.get_element_ty().primitive_bitwidth // 8
+        held = pointers.data[mask.data.astype(bool)].astype(np.uint64)
+        inside = np.zeros(held.shape, bool)
+        for first, end in _tensors:
+            inside |= (held >= first) & (held <= end - size)
+        assert inside.all(), f"a program {doing} outside of every tensor"
+
+    def load_inside(self: Any, pointers: Any, mask: Any, *others: Any) -> Any:
+        check(pointers, mask, "reads")
+        return load(self, pointers, mask, *others)
+
+    def store_inside(self: Any, pointers: Any, value: Any, mask: Any, *others: Any) -> Any:
+        check(pointers, mask, "writes")
+        return store(self, pointers, value, mask, *others)
+
+    InterpreterBuilder.set_grid_idx = begin_program
+    InterpreterBuilder.create_masked_load = load_inside
+    InterpreterBuilder.create_masked_store = store_inside
+
+
+def _refuse_narrow_products() -> None:
+    """Raises AssertionError for products of bfloat16: the interpreter multiplies bit patterns."""
+    import triton.language as tl
+    from triton.runtime.interpreter import InterpreterBuilder
+
+    multiply = InterpreterBuilder.create_dot
+
+    def create_dot(self: Any, a: Any, b: Any, *others: Any) -> Any:
+        assert tl.bfloat16 not in (a.dtype.scalar, b.dtype.scalar), "interpreted bfloat16 tl.dot"
+        return multiply(self, a, b, *others)
+
+    InterpreterBuilder.create_dot = create_dot
 
 
 def _round_fp8() -> None:
@@ -116,6 +179,8 @@ def _interpret(
 ) -> None:
     arguments: dict[str, Any] = {key: _tensor(buffers[key], spec) for key, spec in specs.items()}
     arguments |= dict(zip(operation.extras, launch.extras, strict=True)) | dict(launch.constants)
+    inner = [buffers[key].inner for key in specs]
+    _tensors[:] = [(one.ctypes.data, one.ctypes.data + one.nbytes) for one in inner]
     load_kernel(operation.kernel)[launch.grid](**arguments)
 
 

@@ -79,7 +79,7 @@ def row_sample(
         place = first * GROUP + tl.arange(0, GROUP)
         is_choice = load_logits(source, place, VOCABULARY) == highest
         choice = tl.min(tl.where(is_choice, place, NO_TOKEN), axis=0)
-        tl.store(token_ids + row, choice.to(tl.int64))
+        tl.store(token_ids + row, tl.where(choice == NO_TOKEN, -1, choice).to(tl.int64))
     else:
         # Kept: tokens with a key above `border`, and those equal to it with an id below `tie_end`.
         key = tl.where(is_group, key_of(peak, KEY_BITS), 0)  # no logit's key is 0
