@@ -61,7 +61,7 @@ def test_the_machine_code_is_launched_with_exactly_its_arguments(check: Check) -
     assert {one.name for one in found} == {f"accept, {rows} rows" for rows in range(1, 17)}
     assert all((one.error, one.mismatch) == (0.0, None) for one in found)
     assert len(driver.loaded) == 1 and ".target sm_90a" in driver.loaded[0]
-    assert driver.launches == [(300, 1, 1, 32, 1, 1)] * 16
+    assert driver.launches == [(300, 1, 1, 32, 1, 1)] * 32
     assert cuda.is_clean
 
 
