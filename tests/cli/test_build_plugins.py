@@ -4,24 +4,28 @@ from __future__ import annotations
 
 import json
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import onnx
 import pytest
+from dflash_plugins.registration import PluginRegistration
 
 from dflash_trt.backends.tensorrt.build import builder
 from dflash_trt.backends.tensorrt.build.plugins import (
     register_plugins,
 )
+from dflash_trt.errors import DflashError
 from dflash_trt.graph.functions import DFLASH_DOMAIN
 from dflash_trt.hardware import kernels as accept
 from dflash_trt.hardware.kernels import PLUGIN_INTERFACE
 from tests.cli.bigram import write_bigram_pair
 from tests.cli.conftest import Build, Run, edit_manifest, split_short_caches
 from tests.standins.cuda import FakeCuda
+from tests.standins.plugin_core import IDimensionExpr, Told, build_plugin, create_plugin
 from tests.standins.plugin_tensorrt import FULL, PluginBuilder, PluginTensorRt
-from tests.standins.stub_builder import FullBuilder
+from tests.standins.stub_builder import FullBuilder, real
 
 PLUGINS = [*FULL, "--plugins"]
 DRAWN = ["row_groups", "row_sample"]
@@ -56,7 +60,7 @@ def test_tensorrt_is_handed_plugins_in_place_of_bodies(
     engines = build.manifest["engines"]
     operations = {one["graph"]: one["operations"] for one in engines["files"]}
     assert operations["target"] == {
-        "TRT_Attention_lower_right": "native",
+        "TRT_Attention_explicit": "native",
         "accept": "plugin",
         "kv_feature_injection": "plugin",
         "row_groups": "plugin",
@@ -75,7 +79,7 @@ def test_tensorrt_is_handed_plugins_in_place_of_bodies(
 
 
 @pytest.mark.parametrize("is_long", [False, True])
-def test_the_drafts_blocks_attend_by_plugins(
+def test_blocks_and_prompts_attend_by_plugins(
     run: Run,
     build: Build,
     tmp_path: Path,
@@ -83,13 +87,13 @@ def test_the_drafts_blocks_attend_by_plugins(
     monkeypatch: pytest.MonkeyPatch,
     is_long: bool,
 ) -> None:
-    """In one launch where the cache is short, in two where it is long; the target stays native."""
+    """In one launch where the cache is short, in two where it is long."""
     if is_long:
         split_short_caches(monkeypatch, 16)
     build.well(write_bigram_pair(tmp_path / "pair", head_dim=64), *PLUGINS)
     target, draft, _ = full.handed
-    assert "TRT_Attention" in {node.op_type for node in target.graph.node}
-    assert not {"TRT_Attention", "block_attention"} & {one.name for one in draft.functions}
+    for one in (target, draft):
+        assert not {"TRT_Attention", "block_attention"} & {own.name for own in one.functions}
     calls = ["block_attention_split", "block_attention_merge"] if is_long else ["block_attention"]
     found = [node.op_type for node in draft.graph.node if node.domain == DFLASH_DOMAIN]
     layers = sum(node.op_type == "swiglu" for node in draft.graph.node)
@@ -98,7 +102,30 @@ def test_the_drafts_blocks_attend_by_plugins(
     files = {one["graph"]: one for one in shown}
     forms = dict.fromkeys(sorted(calls), "plugin") | {"swiglu": "function"}
     assert files["draft"]["operations"] == forms
-    assert files["draft"]["fused_attentions"] == 0 < files["target"]["fused_attentions"]
+    assert files["draft"]["fused_attentions"] == files["target"]["fused_attentions"] == 0
+    assert forms.items() <= files["target"]["operations"].items()
+
+
+def test_what_ends_a_callback_of_a_plugin_is_told(
+    build: Build, engine_config: Path, full: PluginTensorRt, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """TensorRT keeps it to itself: it prints a trace, and its builder gives no reason."""
+
+    def refuse(*arguments: Any) -> Any:
+        raise DflashError("accept takes 300,000 bytes of shared memory", where="plugins")
+
+    def swallow(self: PluginBuilder, network: Any, config: Any, writer: Any) -> bool:
+        two, four = IDimensionExpr.of(2), IDimensionExpr.of(4)
+        block = Told(real.DataType.INT64, (2, 4), (two, four))
+        with suppress(DflashError):
+            plugin = create_plugin(full, "accept", {})
+            build_plugin(plugin, [block, block, Told(real.DataType.INT64, (2,), (two,))])
+        return False
+
+    monkeypatch.setattr(PluginBuilder, "build_serialized_network_to_stream", swallow)
+    monkeypatch.setattr(PluginRegistration, "_implement", refuse)
+    build(engine_config, *PLUGINS).fails(1, "plugins: accept takes 300,000 bytes of shared memory")
+    assert not build.folder.exists()
 
 
 @pytest.mark.usefixtures("full")

@@ -67,6 +67,15 @@ def _engine(folder: Path) -> Path:
             ["built with TensorRT-RTX 1.6.0.5, installed is 1.7"],
         ),
         (
+            lambda folder, trt: edit_manifest(
+                folder,
+                lambda one: one["engines"]["files"][1]["operations"].update(
+                    TRT_Attention_lower_right="native"
+                ),
+            ),
+            ["attention reads by key/value lengths", "build the bundle again"],
+        ),
+        (
             lambda folder, trt: edit_manifest(folder, lambda one: one["engines"]["files"].pop(1)),
             ["holds no draft engine", "build the bundle again"],
         ),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,13 @@ from dflash_trt.bundle.memory.cache_bytes import (
     planned_state_bytes,
 )
 from dflash_trt.bundle.memory.gpu_layout import ONE_GPU, GpuLayout
-from dflash_trt.bundle.memory.memory import RUNTIME_BYTES, Memory, bundle_memory, engine_memory
+from dflash_trt.bundle.memory.memory import (
+    RUNTIME_BYTES,
+    Memory,
+    bundle_memory,
+    engine_memory,
+    mask_bytes,
+)
 from dflash_trt.bundle.memory.served import fit_memory, plan_memory
 from dflash_trt.bundle.memory.weight_bytes import (
     draft_weight_bytes,
@@ -168,6 +175,27 @@ def test_plans_deployments_and_targets_count_the_same_bytes(name: str) -> None:
 def _engines(target: Any, draft: Any, limits: Limits, form: GraphForm) -> Memory:
     sizes, weights = (target.sizes, draft.sizes), shape_weight_bytes(target, draft)
     return engine_memory(*sizes, weights, target.vocab_size, limits, form)
+
+
+@pytest.mark.parametrize(
+    ("name", "kinds", "with_plugins"), [("qwen3-8b", 1, 0), ("gpt-oss-20b", 2, 2)]
+)
+def test_masks_take_a_byte_for_a_row_and_a_position(
+    name: str, kinds: int, with_plugins: int
+) -> None:
+    """One mask for all layers of a kind; by kernels none, but for layers with sinks."""
+    pair, limits = find_pair(name), Limits(2, 4096, 8, 512)
+    sizes, form = (pair.target.sizes, pair.draft.sizes), GraphForm(Precision.BFLOAT16)
+    assert mask_bytes(*sizes, limits, form, 4112) == kinds * 512 * 4112
+    assert mask_bytes(*sizes, replace(limits, max_batch=100), form, 4112) == kinds * 800 * 4112
+    by_kernels = replace(form, draws=True)
+    assert mask_bytes(*sizes, limits, by_kernels, 4112) == with_plugins * 512 * 4112
+    assert mask_bytes(*sizes, limits, replace(form, page_size=16), 4112) == 0
+    took = [
+        _engines(pair.target, pair.draft, replace(limits, max_seq_len=length), form).workspace
+        for length in (4096, 8192)
+    ]
+    assert took[1] - took[0] == kinds * 512 * 4096
 
 
 def test_a_bundle_of_engines_counts_what_its_build_did(tmp_path: Path) -> None:

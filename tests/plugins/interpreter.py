@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 from types import SimpleNamespace
@@ -92,6 +92,11 @@ _MOST_ACCESSES = 3_000
 
 _tensors: list[tuple[int, int]] = []
 """Where the tensors of the launch that runs begin and end."""
+
+
+def tell_tensors(tensors: Iterable[Array]) -> None:
+    """Which memory the next launch may read and write."""
+    _tensors[:] = [(one.ctypes.data, one.ctypes.data + one.nbytes) for one in tensors]
 
 
 def _watch_memory() -> None:
@@ -179,8 +184,7 @@ def _interpret(
 ) -> None:
     arguments: dict[str, Any] = {key: _tensor(buffers[key], spec) for key, spec in specs.items()}
     arguments |= dict(zip(operation.extras, launch.extras, strict=True)) | dict(launch.constants)
-    inner = [buffers[key].inner for key in specs]
-    _tensors[:] = [(one.ctypes.data, one.ctypes.data + one.nbytes) for one in inner]
+    tell_tensors(buffers[key].inner for key in specs)
     load_kernel(operation.kernel)[launch.grid](**arguments)
 
 

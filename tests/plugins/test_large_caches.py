@@ -16,7 +16,7 @@ from dflash_plugins.operation import Attributes, DType, TensorSpec
 from dflash_plugins.table import load_kernel, operations
 from dflash_plugins.testing.numeric import Array
 
-from tests.plugins.interpreter import Interpreter, assert_same_bits
+from tests.plugins.interpreter import Interpreter, assert_same_bits, tell_tensors
 
 HEADS, HEAD_DIM, PAGE_SIZE = 8, 128, 32
 PAGES = 2**31 // (PAGE_SIZE * HEADS * HEAD_DIM) + 4
@@ -93,6 +93,7 @@ def run_sparse(
     launch = operation.launch(specs, attributes, 0)
     arguments: dict[str, Any] = {**tensors, **dict(launch.constants)}
     arguments |= dict(zip(operation.extras, launch.extras, strict=True))
+    tell_tensors(one.array for one in tensors.values())
     load_kernel(operation.kernel)[launch.grid](**arguments)
     return {
         key: np.stack([tensors[key].array[place] for place in places])

@@ -17,6 +17,9 @@ from dflash_trt.graph.tensors import CacheLayout
 from dflash_trt.hardware.device import Device
 from dflash_trt.hardware.kernels import PLUGIN_INTERFACE
 
+LENGTHY = {f"TRT_Attention_{name}" for name in ("lower_right", "none", "masked")}
+"""Attention of earlier releases' engines, by the names of its forms (graph/functions.py)."""
+
 
 def open_device(bundle: Bundle) -> Device:
     """The GPU that `bundle` has engines for; nothing of the bundle is loaded.
@@ -36,6 +39,12 @@ def open_device(bundle: Bundle) -> Device:
         raise refusal(
             f"built with {library.name} {engines.library_version}, installed is {installed}",
             "engines run with the version that built them; install it, or build again",
+        )
+    if any(name in LENGTHY for one in engines.files for name in one.operations):
+        raise refusal(
+            f"{bundle.manifest.created_by} built engines whose attention reads by key/value "
+            "lengths, with which TensorRT may answer with wrong tokens",
+            "build the bundle again",
         )
     built = engines.plugin_interface
     if engines.has_plugins and built != PLUGIN_INTERFACE:
