@@ -68,7 +68,7 @@ class Rows:
         sees.
         """
         return self.builder.once(
-            ("mask", window, causal, with_sink),
+            ("mask", self._label, window, causal, with_sink),
             lambda: self._build_mask(window, causal, measure, with_sink),
         )
 
@@ -92,7 +92,7 @@ class Rows:
                 past = b.node("GreaterOrEqual", [offset, zero], "past")
                 mask = b.node("And", [mask, past], "near_past") if mask else past
             elif b.form.is_native:
-                # No query is past the end, which the larger of both is a row of for each.
+                # No query is past the end: the larger of both is the end, once for each query.
                 last = b.node("Max", [queries, self._end_columns()], "held_ends")
                 held = b.node("Less", [keys, last], "held")
                 mask = b.node("And", [mask, held], "near_held") if mask else held

@@ -85,8 +85,8 @@ def check_network(
 
     Every attention reads caches that are longer than their sequences, so each must have the mask of
     its call, and none key/value lengths, by which TensorRT may compute wrong tokens
-    (docs/tensorrt.md). A parser that does not know `TRT_Attention` takes its body, whose mask is
-    another.
+    (docs/tensorrt.md). A parser that does not know `TRT_Attention` takes its body, whose attention
+    has another name.
 
     Raises:
         DflashError: names what TensorRT did not take over natively, or not as it is.
