@@ -23,6 +23,7 @@ COMMANDS = {
     "demo": "Build, prove and serve a pair, with a page in the browser.",
     "diagnose": "Say why few drafts are accepted.",
     "doctor": "Say what this machine can build and run.",
+    "dynamo-worker": "Serve a bundle as a worker of NVIDIA Dynamo.",
     "generate": "Continue prompts, with or without speculation.",
     "import-gguf": "Turn a GGUF file into a checkpoint that `build` takes.",
     "inspect": "Show what a bundle holds and check its files.",

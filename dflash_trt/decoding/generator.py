@@ -20,7 +20,7 @@ from dflash_trt.backends.base import (
 from dflash_trt.decoding.drafters import open_drafter
 from dflash_trt.decoding.generator_options import GeneratorOptions
 from dflash_trt.decoding.pacers import open_pacer
-from dflash_trt.decoding.paging import open_page_tables
+from dflash_trt.decoding.paging import PageObserver, open_page_tables
 from dflash_trt.decoding.request import (
     Request,
     RequestResult,
@@ -138,6 +138,11 @@ class Generator:
         drafts = self._graph == "target"
         rows = {batch: self._pacer.block_size(batch) if drafts else 1 for batch in batches}
         self._executor.warm_up(rows, self._graph)
+
+    def observe_pages(self, observer: PageObserver) -> None:
+        """Tells `observer` which pages can be shared; nothing where caches are linear."""
+        if self._paging is not None:
+            self._paging.observe(observer)
 
     def check(self, request: Request) -> None:
         """Raises DflashError (usage) when this generator cannot run `request`."""

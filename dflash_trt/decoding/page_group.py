@@ -17,11 +17,13 @@ class PageAllocator:
     A held page may be published under a key that stands for every token up to its end. Whoever
     has the same tokens shares it. When its last holder lets go, it stays idle with its rows and
     its key until no page is free: then the page idle for longest is taken. Only the holder that
-    took a page may write to it, until it is published.
+    took a page may write to it, until it is published. `on_forget` is told a key that no page has
+    any more.
     """
 
     def __init__(self, count: int) -> None:
         self._count = count
+        self.on_forget: Callable[[bytes], None] | None = None
         self._untouched = 0  # pages from here on were never taken: their memory costs nothing yet
         self._free: list[int] = []
         self._holders: dict[int, int] = {}
@@ -52,7 +54,10 @@ class PageAllocator:
             self._untouched += 1
         elif self._idle:
             page, _ = self._idle.popitem(last=False)
-            del self._page_of[self._key_of.pop(page)]
+            key = self._key_of.pop(page)
+            del self._page_of[key]
+            if self.on_forget is not None:
+                self.on_forget(key)
         else:
             raise ValueError(f"all {self._count} pages are held")
         self._holders[page] = 1

@@ -7,7 +7,7 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import cast
+from typing import Protocol, cast
 
 import numpy as np
 
@@ -19,6 +19,19 @@ from dflash_trt.backends.base import (
 from dflash_trt.core.limits import PagePool
 from dflash_trt.decoding.page_group import PageGroup
 from dflash_trt.decoding.state import RequestState
+
+
+class PageObserver(Protocol):
+    """Hears of the pages that other requests can share, on the generator's thread.
+
+    A key stands for all tokens up to the end of its page. Layers with a window are not told of.
+    """
+
+    def stored(self, parent: bytes | None, keys: Sequence[bytes], token_ids: Sequence[int]) -> None:
+        """Pages with these keys, in order, hold `token_ids`; `parent` is the key before them."""
+
+    def forgotten(self, key: bytes) -> None:
+        """No page has that key any more."""
 
 
 class StateCopies:
@@ -112,6 +125,12 @@ class PageTables:
         self._chunk = chunk
         self._states = states
         self._sequences: dict[int, _Sequence] = {}
+        self._observer: PageObserver | None = None
+
+    def observe(self, observer: PageObserver) -> None:
+        """Tells `observer` what can be shared from now on."""
+        self._observer = observer
+        self._groups[0].allocator.on_forget = observer.forgotten
 
     @property
     def usage(self) -> float:
@@ -217,8 +236,11 @@ class PageTables:
         sequence = self._sequences[state.request_id]
         full = state.cached_length // self._pool.page_size
         self._extend_keys(sequence, state, full)
+        columns = range(sequence.published, full)
+        if self._observer is not None:
+            self._tell(self._observer, sequence, state, columns)
         for group, held in zip(self._groups, sequence.held, strict=True):
-            group.publish(held, sequence.keys, range(sequence.published, full))
+            group.publish(held, sequence.keys, columns)
         sequence.published = max(sequence.published, full)
 
     def vacate(self, state: RequestState) -> None:
@@ -236,6 +258,21 @@ class PageTables:
         if sequence.held:
             self.vacate(state)
         del self._sequences[state.request_id]
+
+    def _tell(
+        self, observer: PageObserver, sequence: _Sequence, state: RequestState, columns: range
+    ) -> None:
+        """Tells of the pages in `columns` that nobody can share yet: the last of them.
+
+        Whoever has a page has the ones before it, until those are forgotten.
+        """
+        knows, size = self._groups[0].allocator.knows, self._pool.page_size
+        keys = sequence.keys
+        first = next((at for at in columns if not knows(keys[at])), columns.stop)
+        if first < columns.stop:
+            ids = state.ids(first * size, columns.stop * size)
+            parent = keys[first - 1] if first else None
+            observer.stored(parent, keys[first : columns.stop], ids)
 
     def _share(self, keys: Sequence[bytes]) -> tuple[list[list[int]], int]:
         """Pages of a prefix, held once more, and how many there are: those that `keys` stand for,

@@ -148,7 +148,7 @@ class TritonPythonModel:
         self._request_seconds = settings.read("request_seconds", NonNegativeInt)
         self._worker.start()
         drafter = settings.read("drafter", DrafterKind) if speculation else NOBODY
-        about = _describe(pair, drafter, follows=follows)
+        about = describe_decoding(pair, drafter, follows=follows)
         self._metrics = Metrics(utils, self._worker, about, limits.max_batch, queue)
         self._compiling = CompilingQueue(pair.grammars, capacity, self._worker, self._metrics)
         self._replies = ThreadPoolExecutor(_REPLY_THREADS, "reply")
@@ -192,7 +192,7 @@ class TritonPythonModel:
 
         def forget(last: TokenEvent | Failure) -> None:
             self._forget(request_id, job, channel)
-            self._metrics.record(*_outcome(last))
+            self._metrics.record(*name_outcome(last))
 
         reply = Reply(channel, generation, self._replies, arrived_ns, forget)
         job = Job(
@@ -227,7 +227,7 @@ class TritonPythonModel:
                 del self._jobs[request_id]
 
 
-def _describe(pair: LoadedPair, drafter: Drafting, *, follows: bool) -> dict[str, str]:
+def describe_decoding(pair: LoadedPair, drafter: Drafting, *, follows: bool) -> dict[str, str]:
     """Labels of `dflash_build_info`: what is served, who drafts, and how long blocks are."""
     manifest, schedule = pair.bundle.manifest, pair.schedule
     words: str = "live" if follows else NOBODY if drafter == NOBODY else "fixed"
@@ -238,7 +238,7 @@ def _describe(pair: LoadedPair, drafter: Drafting, *, follows: bool) -> dict[str
     return about | {"block_size": f"{block}"} | ({"tuned_ratio": f"{ratio:.2f}"} if ratio else {})
 
 
-def _outcome(last: TokenEvent | Failure) -> tuple[Outcome, RequestStatistics | None]:
+def name_outcome(last: TokenEvent | Failure) -> tuple[Outcome, RequestStatistics | None]:
     """What the metrics count a request as."""
     if isinstance(last, Failure):
         return last.outcome, None
