@@ -11,10 +11,10 @@ import click
 from dflash_trt.bundle.bundle import load_tokenizer, open_bundle
 from dflash_trt.cli.options import bundle_argument
 from dflash_trt.cli.package import packaging_options
-from dflash_trt.errors import DflashError, one_line
+from dflash_trt.errors import DflashError
+from dflash_trt.serving.dynamo.packages import check_dynamo
 from dflash_trt.serving.server.repository import RepositoryOptions
 
-INSTALL = "see docs/beyond-one-machine.md: pip install --no-deps -r deploy/dynamo/requirements.txt"
 _ENDPOINT = re.compile(r"(?:dyn://)?([\w-]*)\.([\w-]+)\.([\w-]+)")
 
 
@@ -46,11 +46,9 @@ def command(
         raise DflashError(what, where="--endpoint", usage=True)
     opened = open_bundle(bundle)
     load_tokenizer(opened)
-    try:
-        from dflash_trt.serving.dynamo.engine import WorkerOptions, run_worker
-    except ImportError as error:
-        what = f"needs Dynamo's packages ({one_line(error)})"
-        raise DflashError(what, where="dynamo-worker", fix=INSTALL) from error
+    check_dynamo()
+    from dflash_trt.serving.dynamo.engine import WorkerOptions, run_worker
+
     namespace, component, name = found.groups()
     options = WorkerOptions(
         bundle=bundle,

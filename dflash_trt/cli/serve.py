@@ -8,7 +8,7 @@ import tempfile
 import time
 from collections.abc import Generator
 from contextlib import ExitStack, contextmanager
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import get_args
 
@@ -23,6 +23,7 @@ from dflash_trt.cli.options import (
     FOLDER,
     name_threads,
     option_group,
+    refuse_given,
     show_note,
     show_thread_note,
 )
@@ -33,6 +34,8 @@ from dflash_trt.core.publish import hold_folder
 from dflash_trt.decoding.tuning.break_even import advise_served
 from dflash_trt.errors import DflashError, install_extra, one_line, refuse_options
 from dflash_trt.hardware.cores import choose_threads
+from dflash_trt.serving.dynamo.local import LocalDynamo, LocalOptions
+from dflash_trt.serving.dynamo.packages import check_dynamo
 from dflash_trt.serving.openai.figures import FrontFigures
 from dflash_trt.serving.openai.front_options import (
     KEYS_VARIABLE,
@@ -122,6 +125,14 @@ _FRONT_ONLY = {
     ),
 )
 @packaging_options
+@click.option(
+    "--dynamo",
+    "dynamo_workers",
+    metavar="N",
+    type=click.IntRange(1, 64),
+    help="No Triton server: NVIDIA Dynamo's frontend and router on the OpenAI port (8000), and "
+    "N workers of a BUNDLE, on this machine.",
+)
 @click.option("--log-file", type=FILE, help="Append what the server prints to FILE.")
 @click.option(
     "--drain-seconds",
@@ -138,7 +149,10 @@ _FRONT_ONLY = {
     f"{WINDOW_S / 60:g} minutes; 0: never.",
 )
 @option_group("server", ServerOptions)
+@click.pass_context
 def command(
+    context: click.Context,
+    dynamo_workers: int | None,
     server: ServerOptions,
     openai_port: int | None,
     front: FrontOptions,
@@ -150,6 +164,13 @@ def command(
     Runs until SIGINT, SIGTERM or SIGHUP, after which requests in flight may end (a second signal
     cuts them off), and exits with the server's code. A server that fails is started again.
     """
+    if dynamo_workers is not None:
+        kept = ("repository", "host", "openai_port", "front", "packaging", "dynamo_workers")
+        kept += ("max_restarts", "server", "log_file", "exit_timeout_s", "model_names")
+        mine = {field.name for field in fields(RepositoryOptions)}
+        others = {one.name or "" for one in context.command.params} - mine.union(kept)
+        refuse_given(context, others, "is not Dynamo's")
+        return _serve_dynamo(dynamo_workers, server, openai_port, front, packaging, max_restarts)
     if front.log_format == "json":
         wrap_output()
     ports = {f"--{name}-port": place for name, place in server.places.items()}
@@ -168,6 +189,53 @@ def command(
         removed = () if repository == server.repository else (repository.parent,)
         options = replace(server, repository=repository, removed_with=removed)
         return asyncio.run(_serve(options, max_restarts, openai_port, front))
+
+
+def _serve_dynamo(
+    workers: int,
+    server: ServerOptions,
+    openai_port: int | None,
+    front: FrontOptions,
+    packaging: RepositoryOptions,
+    max_restarts: int,
+) -> int:
+    """Runs Dynamo and its workers on this machine to their end; returns the exit code."""
+    check_dynamo()
+    started = time.monotonic()
+    bundle = open_bundle(server.repository)
+    load_tokenizer(bundle)
+    if len(front.model_names) > 1:
+        what = "Dynamo's models have one name each"
+        raise DflashError(what, where="--served-model-name", usage=True)
+    name = front.model_names[0] if front.model_names else bundle.manifest.name
+    pool = bundle.manifest.page_pool
+    arguments = [str(server.repository), "--served-model-name", name]
+    for field in fields(packaging):
+        value = getattr(packaging, field.name)
+        arguments += [f"--{field.name.replace('_', '-')}", str(value)]
+    dynamo = LocalDynamo(
+        LocalOptions(
+            worker_arguments=tuple(arguments),
+            workers=workers,
+            page_size=None if pool is None else pool.page_size,
+            host=server.host,
+            port=8000 if openai_port is None else openai_port,
+            drain_s=server.exit_timeout_s,
+            max_restarts=max_restarts,
+            log_file=server.log_file,
+        ),
+        lambda event: click.echo(event, err=True),
+    )
+    click.secho("starting Dynamo's frontend and its workers", err=True, dim=True)
+
+    def show() -> None:
+        click.echo(f"ready after {time.monotonic() - started:.1f} s")
+        click.echo(f"OpenAI   http://{dynamo.address}/v1 (model {name})")
+        click.echo(f"metrics  http://{dynamo.address}/metrics")
+        for place, url in enumerate(dynamo.metrics_urls, start=1):
+            click.echo(f"worker {place} {url}")
+
+    return dynamo.run(show)
 
 
 async def _serve(

@@ -1,0 +1,242 @@
+"""A paged demo pair behind Dynamo's own frontend: the same tokens, whatever ends meanwhile."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import signal
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import dflash_trt
+from dflash_trt import CacheOptions, LoadedPair, SamplingParams
+from dflash_trt.models.build_config import data_folder
+from dflash_trt.sampling.penalties import Penalties
+from tests.dynamo.served import PYTHON, Answer, Dynamo, serving
+from tests.waiting import wait_until
+
+pytestmark = [
+    pytest.mark.exhaustive,
+    pytest.mark.xdist_group("dynamo"),
+    pytest.mark.skipif(
+        not PYTHON.exists(),
+        reason="Dynamo's packages are not here: `make .venv-dynamo` brings them from the index",
+    ),
+]
+LENGTH = 96
+SEEDED: dict[str, Any] = {"temperature": 0.75, "top_p": 0.9375, "top_k": 40}
+PENALTY = 0.5
+
+
+@pytest.fixture(scope="module")
+def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("dynamo") / "bundle"
+    caches = CacheOptions(kv_layout="paged", page_size=16)
+    return dflash_trt.build("demo", folder, caches=caches).folder
+
+
+@pytest.fixture(scope="module")
+def pair(bundle: Path) -> Iterator[LoadedPair]:
+    with dflash_trt.load(bundle, threads=1, block_schedule="none") as pair:
+        yield pair
+
+
+@pytest.fixture(scope="module")
+def prompts(pair: LoadedPair) -> list[tuple[int, ...]]:
+    lines = (data_folder("demo_pair") / "prompts.jsonl").read_text("utf-8").splitlines()
+    return [tuple(pair.tokenizer.encode(json.loads(one)["prompt"])) for one in lines[:32]]
+
+
+@pytest.fixture(scope="module")
+def dynamo(bundle: Path) -> Iterator[Dynamo]:
+    with serving(bundle, "--block-schedule", "none", "--threads", "1") as dynamo:
+        yield dynamo
+
+
+@pytest.fixture(autouse=True)
+def _whole(dynamo: Dynamo) -> None:
+    if dynamo.process.poll() is None:
+        dynamo.wait_whole()
+
+
+def sampling(seed: int) -> SamplingParams:
+    return SamplingParams(seed=seed, **SEEDED)
+
+
+def ask_all(
+    dynamo: Dynamo, prompts: list[tuple[int, ...]], count: int = LENGTH, **options: Any
+) -> list[Answer]:
+    """The answers of as many at once as two workers have slots; each prompt has its own seed."""
+
+    def ask(place: int) -> Answer:
+        return dynamo.ask(prompts[place], max_tokens=count, seed=place, **options)
+
+    with ThreadPoolExecutor(8) as pool:
+        return list(pool.map(ask, range(len(prompts))))
+
+
+def expect(
+    pair: LoadedPair, prompts: list[tuple[int, ...]], count: int = LENGTH, **options: Any
+) -> list[tuple[int, ...]]:
+    """The same tokens, drawn by the seeds of `ask_all`, of this process."""
+    asked = [
+        pair.request(prompt, sampling(seed), max_tokens=count, **options)
+        for seed, prompt in enumerate(prompts)
+    ]
+    return [one.token_ids for one in pair.run(asked)]
+
+
+def test_tokens_are_those_of_this_process(
+    dynamo: Dynamo, pair: LoadedPair, prompts: list[tuple[int, ...]]
+) -> None:
+    greedy = [one.token_ids for one in pair.generate(prompts, max_tokens=LENGTH)]
+    assert [one.tokens for one in ask_all(dynamo, prompts)] == greedy
+    answers = ask_all(dynamo, prompts, **SEEDED)
+    assert [one.tokens for one in answers] == expect(pair, prompts)
+    told = [one.body["nvext"]["engine_data"]["dflash"] for one in answers]
+    for answer, own in zip(answers, told, strict=True):
+        details = answer.usage["completion_tokens_details"]
+        assert details["accepted_prediction_tokens"] == own["accepted_tokens"]
+        assert answer.usage["completion_tokens"] == own["output_tokens"] == len(answer.tokens)
+    assert sum(one["accepted_tokens"] for one in told) > 0
+
+
+def test_requests_choose_how_they_are_decoded(
+    dynamo: Dynamo, pair: LoadedPair, prompts: list[tuple[int, ...]]
+) -> None:
+    def steps(*annotations: str) -> tuple[tuple[int, ...], dict[str, Any]]:
+        fields = {"extra_fields": ["completion_token_ids", "engine_data"]}
+        extra = fields | {"annotations": [*annotations]}
+        answer = dynamo.ask(prompts[0], max_tokens=32, nvext=extra)
+        return answer.tokens, answer.body["nvext"]["engine_data"]["dflash"]
+
+    whole, plain, small = steps(), steps("dflash.speculate:false"), steps("dflash.block_size:3")
+    assert whole[0] == plain[0] == small[0]
+    assert plain[1]["drafted_tokens"] == 0
+    assert small[1]["drafted_tokens"] == 2 * small[1]["steps"]
+    refused = dynamo.ask(prompts[0], nvext={"annotations": ["dflash.block:3"]})
+    assert refused.status == 400
+    assert "block_size" in refused.body["message"]
+
+    chosen = dynamo.ask(prompts[0], max_tokens=8, guided_choice=["red", "blue"])
+    assert chosen.body["choices"][0]["text"] in ("red", "blue")
+    only = dynamo.ask(prompts[0], max_tokens=4, allowed_token_ids=[20, 21], ignore_eos=True)
+    assert set(only.tokens) <= {20, 21}
+    extra = {"extra_fields": ["engine_data"]}
+    several = dynamo.ask(prompts[0], max_tokens=16, n=3, seed=7, nvext=extra, **SEEDED)
+    texts = [
+        pair.run([pair.request(prompts[0], sampling(seed), max_tokens=16)])[0].text
+        for seed in (7, 8, 9)
+    ]
+    assert [one["text"] for one in several.body["choices"]] == texts
+    assert several.usage["completion_tokens"] == 48
+
+
+def test_the_router_finds_shared_prefixes(dynamo: Dynamo, prompts: list[tuple[int, ...]]) -> None:
+    heads = [(*prompt, *reversed(prompt))[:64] for prompt in prompts[:6]]
+    first = [dynamo.ask(one, max_tokens=4) for one in heads]
+    hits = []
+    for turn in range(2):
+        for head, before in zip(heads, first, strict=True):
+            again = dynamo.ask((*head, 20 + turn), max_tokens=4)
+            workers = [one.body["nvext"]["worker_id"] for one in (again, before)]
+            cached = again.usage["prompt_tokens_details"]["cached_tokens"]
+            hits.append(workers[0] == workers[1] and cached == len(head))
+    assert sum(hits) >= 0.8 * len(hits), hits
+
+
+def test_a_client_that_leaves_frees_its_slot(
+    dynamo: Dynamo, prompts: list[tuple[int, ...]]
+) -> None:
+    def cancelled() -> float:
+        name = r'dflash_requests_total\{.*outcome="cancelled".*\}'
+        return sum(dynamo.figure(worker, name) for worker in range(2))
+
+    before = cancelled()
+    connection = http.client.HTTPConnection(dynamo.address, timeout=60)
+    fields = {"model": "demo", "prompt": prompts[0], "max_tokens": 900, "ignore_eos": True}
+    body = json.dumps({**fields, "stream": True})
+    connection.request("POST", "/v1/completions", body, {"content-type": "application/json"})
+    assert connection.getresponse().readline()
+    connection.close()
+    wait_until(lambda: cancelled() == before + 1, "the cancelled request")
+    used = (dynamo.figure(worker, r"dflash_active_slots\{.*\}") for worker in range(2))
+    wait_until(lambda: sum(used) == 0, "a free slot")
+
+
+@pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGTERM, signal.SIGUSR1])
+def test_a_worker_that_ends_changes_no_token(
+    dynamo: Dynamo, pair: LoadedPair, prompts: list[tuple[int, ...]], end: signal.Signals
+) -> None:
+    """Killed, told to end, or with a generator that hangs, which ends the process by itself."""
+    expected, victim = expect(pair, prompts, 3 * LENGTH), dynamo.worker_pids()[0]
+    ends = len([one for one in dynamo.events if "another is started" in one])
+    with ThreadPoolExecutor(1) as pool:
+        asking = pool.submit(ask_all, dynamo, prompts, 3 * LENGTH, **SEEDED)
+        wait_until(lambda: dynamo.figure(0, r"dflash_active_slots\{.*\}") > 1, "work")
+        os.kill(victim, end)
+        answers = asking.result()
+    assert [one.status for one in answers] == [200] * len(prompts)
+    assert [one.tokens for one in answers] == expected
+    wait_until(
+        lambda: len([one for one in dynamo.events if "another is started" in one]) == ends + 1,
+        "another worker",
+    )
+    assert victim not in dynamo.worker_pids()
+
+
+def test_what_moving_does_not_keep(
+    dynamo: Dynamo, pair: LoadedPair, prompts: list[tuple[int, ...]]
+) -> None:
+    """The worker that goes on cannot tell output from prompt: penalties count from there."""
+    victim = dynamo.worker_pids()[0]
+    with ThreadPoolExecutor(1) as pool:
+        options = {"frequency_penalty": PENALTY, "ignore_eos": True, **SEEDED}
+        asking = pool.submit(ask_all, dynamo, prompts, LENGTH, **options)
+        wait_until(lambda: dynamo.figure(0, r"dflash_active_slots\{.*\}") > 1, "work")
+        os.kill(victim, signal.SIGKILL)
+        answers = asking.result()
+    penalties = {"penalties": Penalties(frequency=PENALTY), "ignore_eos": True}
+    alone = expect(pair, prompts, **penalties)
+    moved = 0
+    for seed, (prompt, answer) in enumerate(zip(prompts, answers, strict=True)):
+        begun = answer.usage["prompt_tokens"] - len(prompt)
+        moved += begun > 0
+        start, rest = answer.tokens[:begun], LENGTH - begun
+        assert start == alone[seed][:begun]
+        request = pair.request((*prompt, *start), sampling(seed), max_tokens=rest, **penalties)
+        assert answer.tokens[begun:] == pair.run([request])[0].token_ids
+    assert moved
+
+
+def test_a_guided_request_is_not_moved(dynamo: Dynamo, prompts: list[tuple[int, ...]]) -> None:
+    options = {"guided_regex": "[a-z ]{200}", **SEEDED}
+    whole = [one.tokens for one in ask_all(dynamo, prompts[:12], **options)]
+    victim = dynamo.worker_pids()[0]
+    with ThreadPoolExecutor(1) as pool:
+        asking = pool.submit(ask_all, dynamo, prompts[:12], LENGTH, **options)
+        wait_until(lambda: dynamo.figure(0, r"dflash_active_slots\{.*\}") > 1, "work")
+        os.kill(victim, signal.SIGKILL)
+        answers = asking.result()
+    assert {one.status for one in answers} == {200, 503}
+    for answer, tokens in zip(answers, whole, strict=True):
+        assert answer.status == 503 or answer.tokens == tokens
+
+
+def test_the_end_waits_for_what_is_in_flight(
+    dynamo: Dynamo, pair: LoadedPair, prompts: list[tuple[int, ...]]
+) -> None:
+    expected = pair.generate(prompts[:1], max_tokens=400, ignore_eos=True)[0].token_ids
+    with ThreadPoolExecutor(1) as pool:
+        asking = pool.submit(dynamo.ask, prompts[0], max_tokens=400, ignore_eos=True)
+        names = [r"dflash_active_slots\{.*\}"] * 2
+        wait_until(lambda: sum(map(dynamo.figure, range(2), names)) > 0, "work")
+        dynamo.process.send_signal(signal.SIGTERM)
+        assert asking.result().tokens == expected
+    assert dynamo.process.wait(60) == 0
+    assert not dynamo.worker_pids()
