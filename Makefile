@@ -2,6 +2,7 @@
 # environment (.venv) from the pinned versions in constraints.txt.
 PYTHON ?= python3
 VENV ?= .venv
+DYNAMO_VENV ?= .venv-dynamo
 BIN := $(VENV)/bin
 BUNDLE := build/demo-bundle
 SMOLLM2 := build/smollm2-135m
@@ -96,8 +97,14 @@ $(SMOLLM2)/config.json: | $(VENV)/.installed
 	rm -rf $(SMOLLM2)
 	$(BIN)/python -c 'import sys; sys.excepthook = lambda _, error, __: print(f"error: {error}", file=sys.stderr); from pathlib import Path; from dflash_trt.cli.demo import fetch_real; fetch_real(Path("$(SMOLLM2)"))'
 
+# NVIDIA Dynamo's frontend, router and runtime, and this project beside them: 650 MB.
+$(DYNAMO_VENV)/.installed: pyproject.toml deploy/dynamo/requirements.txt
+	$(PYTHON) -m venv --clear $(DYNAMO_VENV)
+	$(DYNAMO_VENV)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps -r deploy/dynamo/requirements.txt -e .
+	touch $@
+
 clean:
-	rm -rf build dist $(VENV)
+	rm -rf build dist $(VENV) $(DYNAMO_VENV)
 
 $(BIN)/python:
 	$(PYTHON) -c 'import sys; sys.exit(None if sys.version_info >= (3, 11) else "Python 3.11 or newer is needed; set PYTHON=…")'

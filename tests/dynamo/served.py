@@ -19,6 +19,7 @@ from tests.waiting import PATIENCE_S
 
 ROOT = Path(__file__).parents[2]
 PYTHON = ROOT / ".venv-dynamo" / "bin" / "python"
+INSTALLED = ROOT / ".venv-dynamo" / ".installed"
 WORKERS = 2
 
 

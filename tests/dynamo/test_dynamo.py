@@ -17,15 +17,15 @@ import dflash_trt
 from dflash_trt import CacheOptions, LoadedPair, SamplingParams
 from dflash_trt.models.build_config import data_folder
 from dflash_trt.sampling.penalties import Penalties
-from tests.dynamo.served import PYTHON, Answer, Dynamo, serving
+from tests.dynamo.served import INSTALLED, Answer, Dynamo, serving
 from tests.waiting import wait_until
 
 pytestmark = [
     pytest.mark.exhaustive,
     pytest.mark.xdist_group("dynamo"),
     pytest.mark.skipif(
-        not PYTHON.exists(),
-        reason="Dynamo's packages are not here: `make .venv-dynamo` brings them from the index",
+        not INSTALLED.exists(),
+        reason="Dynamo's packages are not here: `make .venv-dynamo/.installed` brings them from the index",
     ),
 ]
 LENGTH = 96
