@@ -57,6 +57,11 @@ def allocator(generator: Generator, window: int | None = None) -> PageAllocator:
     return groups[window].allocator
 
 
+def shareable_keys(generator: Generator) -> list[bytes]:
+    """Keys of the pages that others can share, of layers without a window."""
+    return [*allocator(generator)._page_of]
+
+
 def held_pages(generator: Generator, window: int | None = None) -> int:
     """Pages of the layers of `window` that requests hold."""
     return allocator(generator, window).held

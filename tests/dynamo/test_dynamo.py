@@ -25,7 +25,7 @@ pytestmark = [
     pytest.mark.xdist_group("dynamo"),
     pytest.mark.skipif(
         not INSTALLED.exists(),
-        reason="Dynamo's packages are not here: `make .venv-dynamo/.installed` brings them from the index",
+        reason="Dynamo's packages are not here: `make .venv-dynamo/.installed` brings them",
     ),
 ]
 LENGTH = 96

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -23,12 +23,7 @@ from dynamo.common.backend.metrics import register_engine_registry
 from dynamo.common.backend.publisher import ComponentSnapshot, PushSource
 from dynamo.common.backend.run import run
 from dynamo.common.utils.namespace import get_worker_namespace
-from dynamo.llm.exceptions import (
-    ConnectionTimeout,
-    EngineShutdown,
-    InvalidArgument,
-    WorkerUnavailable,
-)
+from dynamo.llm.exceptions import EngineShutdown, HttpError, InvalidArgument
 
 from dflash_trt.bundle.bundle import Bundle, bound_memory, load_tokenizer, open_bundle
 from dflash_trt.bundle.sampling_defaults import read_sampling_defaults
@@ -58,11 +53,12 @@ _VARIABLES = {
     "reasoning_parser": "DYN_REASONING_PARSER",
     "custom_jinja_template": "DYN_CUSTOM_JINJA_TEMPLATE",
 }
-# What an end means to Dynamo: an argument is the client's, the others may be tried elsewhere.
-_ERRORS = {
+# What an end means to Dynamo: the frontend moves a request away from an engine that is shut down, and
+# leaves that one alone for some seconds. The others end the request.
+_ERRORS: dict[Outcome, Callable[[str], Exception]] = {
     Outcome.REFUSED: InvalidArgument,
-    Outcome.OVERFLOW: WorkerUnavailable,
-    Outcome.TIMED_OUT: ConnectionTimeout,
+    Outcome.OVERFLOW: partial(HttpError, 503),
+    Outcome.TIMED_OUT: partial(HttpError, 504),
     Outcome.FAILED: EngineShutdown,
 }
 

@@ -1,0 +1,165 @@
+"""What a worker is made of, without Dynamo's packages."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dflash_trt.cli.main import main
+from dflash_trt.core.limits import PagePool
+from dflash_trt.decoding import Generator, Request, TokenEvent
+from dflash_trt.decoding.logprobs import TokenLogprob
+from dflash_trt.errors import DflashError
+from dflash_trt.serving.dynamo.chunks import ChunkWriter
+from dflash_trt.serving.dynamo.shared_pages import SharedPages
+from dflash_trt.serving.dynamo.token_request import read_request
+from tests.decoding.schedules import MAX_SEQ_LEN, TRAINED_BLOCK, VOCAB_SIZE
+from tests.inspection import shareable_keys
+from tests.standins.executor import PagedFakeExecutor
+
+SIZE, PAGES = 4, 24
+ROOT = Path(__file__).parents[2]
+
+
+def given(**parts: Any) -> dict[str, Any]:
+    return {"token_ids": [5, 6], "annotations": [], "sampling_options": {}} | parts
+
+
+def test_a_request_is_read_as_it_was_meant() -> None:
+    wishes = {"temperature": 0.800000011920929, "top_k": -1, "n": 2, "seed": -1}
+    stops = {"max_tokens": 9, "stop_token_ids": [3], "stop_token_ids_visible": [3, 4]}
+    extra = {"sampling_options": {"allowed_token_ids": [8]}, "nvext": {}}
+    read = read_request(
+        given(sampling_options=wishes, stop_conditions=stops, extra_args=extra),
+        "id",
+        {"top_p": 0.5},
+    )
+    first, second = read.choices
+    assert first.sampling.temperature == 0.8 and first.sampling.top_k is None
+    assert first.sampling.top_p == 0.5  # the checkpoint's
+    assert (first.sampling.seed, second.sampling.seed) == (2**64 - 1, 0)
+    assert first.stop_token_ids == (3, 4) and first.rules.allowed == (8,)
+    seeds = {read_request(given(), name, {}).choices[0].sampling.seed for name in ("a", "a", "b")}
+    assert len(seeds) == 2
+
+
+@pytest.mark.parametrize(
+    ("parts", "where"),
+    [
+        ({"sampling_options": {"best_of": 2}}, "best_of"),
+        ({"sampling_options": {"n": 200}}, "n"),
+        ({"sampling_options": {"min_p": 2.0}}, "min_p"),
+        ({"sampling_options": {"guided_decoding": {"structural_tag": "x"}}}, "structural_tag"),
+        ({"annotations": ["dflash.block_size:x"]}, "dflash.block_size:x"),
+        ({"annotations": ["dflash.speculate:1"]}, "dflash.speculate:1"),
+        ({"multi_modal_data": {"image": []}}, "prompt"),
+        ({"extra_args": {"sampling_options": {"truncate_prompt": 1}}}, "truncate_prompt"),
+    ],
+)
+def test_what_cannot_be_served_is_named(parts: dict[str, Any], where: str) -> None:
+    with pytest.raises(DflashError) as error:
+        read_request(given(**parts), "id", {})
+    assert error.value.usage and str(error.value.where).endswith(where)
+
+
+def test_ids_wait_for_their_log_probabilities() -> None:
+    writer = ChunkWriter(1, logprobs=True)
+
+    def event(*ids: int, scores: tuple[TokenLogprob, ...] = ()) -> TokenEvent:
+        return TokenEvent(
+            request_id=0, token_ids=ids, accepted_tokens=0, text="", pieces=(), logprobs=scores
+        )
+
+    assert not list(writer.write(event(7, 8)))
+    scores = (
+        TokenLogprob(7, -0.5, (9, 7), (-0.1, -0.5), 2),
+        TokenLogprob(8, -4.0, (9,), (-1.0,), 6),
+    )
+    (chunk,) = writer.write(event(4, scores=scores))
+    assert chunk["token_ids"] == [7, 8] and chunk["index"] == 1
+    assert chunk["log_probs"] == [-0.5, -4.0]
+    ranks = [[(one["rank"], one["token_id"]) for one in top] for top in chunk["top_logprobs"]]
+    assert ranks == [[(1, 9), (2, 7)], [(6, 8), (1, 9)]]
+
+
+class Router:
+    """Keeps what a publisher was told, as a router does."""
+
+    def __init__(self) -> None:
+        self.parents: dict[int, int | None] = {}
+        self.removed = 0
+
+    def publish_stored(
+        self,
+        token_ids: list[int],
+        num_block_tokens: list[int],
+        block_hashes: list[int],
+        parent_hash: int | None = None,
+    ) -> None:
+        assert len(token_ids) == sum(num_block_tokens) == SIZE * len(block_hashes)
+        for one in block_hashes:
+            self.parents[one], parent_hash = parent_hash, one
+
+    def publish_removed(self, block_hashes: list[int]) -> None:
+        self.removed += len(block_hashes)
+        for one in block_hashes:
+            del self.parents[one]
+
+
+def test_the_router_knows_what_can_be_shared() -> None:
+    """After more prompts than the pool holds: the pages that the allocator would share."""
+    pool = PagePool(SIZE, PAGES)
+    limits = {"max_seq_len": MAX_SEQ_LEN, "block_size": TRAINED_BLOCK, "vocab_size": VOCAB_SIZE}
+    generator = Generator(PagedFakeExecutor(pool, **limits))
+    router, pages = Router(), SharedPages(pool)
+    generator.observe_pages(pages)
+    pages.connect(router)
+    prompts = [(head, *range(13)) for head in (*range(8), 1, 2)]
+    asked = [Request(prompt_ids=one, max_tokens=9, ignore_eos=True) for one in prompts]
+    for request in asked:
+        generator.generate([request])
+    keys = {int.from_bytes(key[:8], "little", signed=True) for key in shareable_keys(generator)}
+    assert router.removed and router.parents.keys() == keys
+    roots = [one for one, parent in router.parents.items() if parent is None]
+    assert roots and all(parent is None or parent in keys for parent in router.parents.values())
+    pages.clear()
+    assert not router.parents
+
+
+@pytest.mark.parametrize("phase", ["TURN", "BROKEN"])
+def test_a_generator_that_does_nothing_more_ends_the_process(phase: str) -> None:
+    lines = (
+        "import threading",
+        "from dflash_trt.decoding.worker import Phase",
+        "from dflash_trt.serving.dynamo import pulse",
+        "pulse.LEAST_HANG_S = 0.5",
+        "one = pulse.Pulse(1, lambda: None)",
+        f"one.beat(Phase.{phase})",
+        "one.calibrate()",
+        "threading.Event().wait()",
+    )
+    done = subprocess.run([sys.executable, "-c", "\n".join(lines)], capture_output=True, text=True)
+    assert done.returncode == 1
+    assert ("most recent call first" in done.stderr) is (phase == "TURN")
+
+
+def test_commands_say_what_is_missing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    bundle = str(tmp_path / "bundle")
+    assert main(["build", "--target", "demo", "-o", bundle]) == 0
+    assert main(["dynamo-worker", bundle, "--endpoint", "one.two"]) == 2
+    assert main(["serve", bundle, "--dynamo", "2", "--grpc-port", "1"]) == 2
+    assert "--grpc-port: is not Dynamo's" in capsys.readouterr().err
+    for command in (["dynamo-worker", bundle], ["serve", bundle, "--dynamo", "2"]):
+        assert main(command) == 1
+        assert "deploy/dynamo/requirements.txt" in capsys.readouterr().err
+
+
+def test_every_package_is_pinned() -> None:
+    lines = (ROOT / "deploy/dynamo/requirements.txt").read_text().splitlines()
+    pins = [one.partition("==") for one in lines if not one.startswith("#")]
+    assert all(name and version for name, _, version in pins)
+    assert {"ai-dynamo", "ai-dynamo-runtime"} <= {name for name, _, _ in pins}
