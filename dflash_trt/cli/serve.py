@@ -165,11 +165,11 @@ def command(
     cuts them off), and exits with the server's code. A server that fails is started again.
     """
     if dynamo_workers is not None:
-        kept = ("repository", "host", "openai_port", "front", "packaging", "dynamo_workers")
-        kept += ("max_restarts", "server", "log_file", "exit_timeout_s", "model_names")
-        mine = {field.name for field in fields(RepositoryOptions)}
-        others = {one.name or "" for one in context.command.params} - mine.union(kept)
-        refuse_given(context, others, "is not Dynamo's")
+        kept = {"repository", "host", "openai_port", "model_names", "dynamo_workers"}
+        kept |= {"max_restarts", "log_file", "exit_timeout_s"}
+        kept |= {field.name for field in fields(RepositoryOptions)}
+        others = {one.name or "" for one in context.command.params} - kept
+        refuse_given(context, others, "is a Triton server's or its front's, not Dynamo's")
         return _serve_dynamo(dynamo_workers, server, openai_port, front, packaging, max_restarts)
     if front.log_format == "json":
         wrap_output()

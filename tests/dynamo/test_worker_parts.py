@@ -152,7 +152,7 @@ def test_commands_say_what_is_missing(tmp_path: Path, capsys: pytest.CaptureFixt
     assert main(["build", "--target", "demo", "-o", bundle]) == 0
     assert main(["dynamo-worker", bundle, "--endpoint", "one.two"]) == 2
     assert main(["serve", bundle, "--dynamo", "2", "--grpc-port", "1"]) == 2
-    assert "--grpc-port: is not Dynamo's" in capsys.readouterr().err
+    assert "--grpc-port: is a Triton server's" in capsys.readouterr().err
     for command in (["dynamo-worker", bundle], ["serve", bundle, "--dynamo", "2"]):
         assert main(command) == 1
         assert "deploy/dynamo/requirements.txt" in capsys.readouterr().err

@@ -31,7 +31,7 @@ from dflash_trt.decoding import Request, TokenEvent
 from dflash_trt.decoding.drafter_kinds import DFLASH, NOBODY
 from dflash_trt.decoding.jobs import Failure, Job, JobRunner, Outcome
 from dflash_trt.decoding.worker import GeneratorWorker
-from dflash_trt.errors import DflashError
+from dflash_trt.errors import DflashError, one_line
 from dflash_trt.pair import LoadedPair
 from dflash_trt.serving.dynamo.card import write_card
 from dflash_trt.serving.dynamo.chunks import ChunkWriter, add_usages
@@ -53,8 +53,8 @@ _VARIABLES = {
     "reasoning_parser": "DYN_REASONING_PARSER",
     "custom_jinja_template": "DYN_CUSTOM_JINJA_TEMPLATE",
 }
-# What an end means to Dynamo: the frontend moves a request away from an engine that is shut down, and
-# leaves that one alone for some seconds. The others end the request.
+# What an end means to Dynamo: requests are moved away from an engine that is shut down, which gets no
+# more for some seconds. The other errors end the request.
 _ERRORS: dict[Outcome, Callable[[str], Exception]] = {
     Outcome.REFUSED: InvalidArgument,
     Outcome.OVERFLOW: partial(HttpError, 503),
@@ -279,7 +279,7 @@ def run_worker(options: WorkerOptions) -> None:
     """Serves until Dynamo's runtime has drained it, after SIGTERM or SIGINT.
 
     Raises:
-        DflashError: the bundle cannot be opened or run.
+        DflashError: the bundle cannot be opened or run, or Dynamo's runtime does not start.
     """
     bundle = open_bundle(options.bundle)
     card = write_card(bundle)
@@ -289,7 +289,12 @@ def run_worker(options: WorkerOptions) -> None:
     async def make(_: list[str] | None) -> tuple[BundleEngine, WorkerConfig]:
         return engine, _configure(options, card, chats=chats)
 
-    run(BundleEngine, engine_factory=make)
+    prometheus_client.disable_created_metrics()
+    try:
+        run(BundleEngine, engine_factory=make)
+    except Exception as error:
+        what = f"Dynamo's worker has ended: {one_line(error)}"
+        raise DflashError(what, fix="see what it wrote before, and its DYN_ variables") from error
 
 
 def _configure(options: WorkerOptions, card: Path, *, chats: bool) -> WorkerConfig:

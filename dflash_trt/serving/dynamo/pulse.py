@@ -68,4 +68,7 @@ class Pulse:
             if self._phase is not Phase.TURN or self._number != self._seen:
                 self._seen = self._number
                 faulthandler.dump_traceback_later(self.hang_s, exit=True)
-            self._on_look()
+            try:
+                self._on_look()
+            except Exception:  # of figures: no reason to end
+                _log.exception("a look at the generator failed")
