@@ -53,8 +53,8 @@ _VARIABLES = {
     "reasoning_parser": "DYN_REASONING_PARSER",
     "custom_jinja_template": "DYN_CUSTOM_JINJA_TEMPLATE",
 }
-# What an end means to Dynamo: requests are moved away from an engine that is shut down, which gets no
-# more for some seconds. The other errors end the request.
+# What an end means to Dynamo: requests are moved away from an engine that is shut down, and it gets
+# no more for some seconds. The other errors end the request.
 _ERRORS: dict[Outcome, Callable[[str], Exception]] = {
     Outcome.REFUSED: InvalidArgument,
     Outcome.OVERFLOW: partial(HttpError, 503),
