@@ -14,7 +14,7 @@ from dflash_trt.core.limits import PagePool
 from dflash_trt.decoding import Generator, Request, TokenEvent
 from dflash_trt.decoding.logprobs import TokenLogprob
 from dflash_trt.errors import DflashError
-from dflash_trt.serving.dynamo.chunks import ChunkWriter
+from dflash_trt.serving.dynamo.chunks import ChunkWriter, end_together
 from dflash_trt.serving.dynamo.shared_pages import SharedPages
 from dflash_trt.serving.dynamo.token_request import read_request
 from tests.decoding.schedules import MAX_SEQ_LEN, TRAINED_BLOCK, VOCAB_SIZE
@@ -52,6 +52,7 @@ def test_a_request_is_read_as_it_was_meant() -> None:
     [
         ({"sampling_options": {"best_of": 2}}, "best_of"),
         ({"sampling_options": {"n": 200}}, "n"),
+        ({"sampling_options": {"n": 2}, "stop_conditions": {"stop": ["a"]}}, "stop"),
         ({"sampling_options": {"min_p": 2.0}}, "min_p"),
         ({"sampling_options": {"guided_decoding": {"structural_tag": "x"}}}, "structural_tag"),
         ({"annotations": ["dflash.block_size:x"]}, "dflash.block_size:x"),
@@ -84,6 +85,23 @@ def test_ids_wait_for_their_log_probabilities() -> None:
     assert chunk["log_probs"] == [-0.5, -4.0]
     ranks = [[(one["rank"], one["token_id"]) for one in top] for top in chunk["top_logprobs"]]
     assert ranks == [[(1, 9), (2, 7)], [(6, 8), (1, 9)]]
+
+
+def test_choices_end_together_and_lose_nothing() -> None:
+    usage = {"prompt_tokens": 2, "completion_tokens": 3, "completion_tokens_details": {"a": 1}}
+    ends = [
+        {"token_ids": [4, 0], "index": 1, "finish_reason": "stop", "completion_usage": usage},
+        {"token_ids": [5], "index": 0, "finish_reason": "length", "completion_usage": usage},
+    ]
+    *texts, last = end_together(ends)
+    assert texts == [{"token_ids": [4], "index": 1}, {"token_ids": [5], "index": 0}]
+    assert (last["token_ids"], last["finish_reason"]) == ([], "stop")
+    assert last["completion_usage"] == {
+        "prompt_tokens": 2,
+        "completion_tokens": 6,
+        "total_tokens": 8,
+        "completion_tokens_details": {"a": 2},
+    }
 
 
 class Router:

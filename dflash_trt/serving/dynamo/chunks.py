@@ -39,10 +39,12 @@ class ChunkWriter:
             if count:
                 yield chunk
             return
-        if count:
-            yield chunk
-        # What a stop text cut off has no log-probabilities.
-        yield self._take(len(self._held)) | self._end(event.result)
+        if self._held:  # what a stop text cut off has no log-probabilities
+            if count:
+                yield chunk
+            chunk = self._take(len(self._held))
+        # In one chunk: the frontend reads no further behind an id that ends the output.
+        yield chunk | self._end(event.result)
 
     def _take(self, count: int) -> Chunk:
         taken, self._held = self._held[:count], self._held[count:]
@@ -62,14 +64,23 @@ class ChunkWriter:
         return last
 
 
-def add_usages(usages: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """The usage of several choices of one prompt."""
-    total = dict(usages[0])
-    kept = "completion_tokens_details"
+def end_together(ends: Sequence[Chunk]) -> Iterator[Chunk]:
+    """The last chunks of several choices, none of which may have a stop text.
+
+    The frontend ends all choices with the first one's end, and with an id that ends an output; it
+    takes the first usage for all. So their texts come first.
+    """
+    for end in ends:
+        cut = len(end["token_ids"]) - (end["finish_reason"] == "stop")
+        kept = ("token_ids", "log_probs", "top_logprobs")
+        yield {name: end[name][:cut] for name in kept if name in end} | {"index": end["index"]}
+    usages = [one["completion_usage"] for one in ends]
+    total, drafts = dict(usages[0]), "completion_tokens_details"
     total["completion_tokens"] = sum(one["completion_tokens"] for one in usages)
     total["total_tokens"] = total["prompt_tokens"] + total["completion_tokens"]
-    total[kept] = {name: sum(one[kept][name] for one in usages) for name in total[kept]}
-    return total
+    total[drafts] = {name: sum(one[drafts][name] for one in usages) for name in total[drafts]}
+    first = {name: value for name, value in ends[0].items() if "log" not in name}
+    yield first | {"token_ids": [], "completion_usage": total}
 
 
 def _count(result: RequestResult) -> dict[str, Any]:

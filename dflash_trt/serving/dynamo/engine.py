@@ -34,7 +34,7 @@ from dflash_trt.decoding.worker import GeneratorWorker
 from dflash_trt.errors import DflashError, one_line
 from dflash_trt.pair import LoadedPair
 from dflash_trt.serving.dynamo.card import write_card
-from dflash_trt.serving.dynamo.chunks import ChunkWriter, add_usages
+from dflash_trt.serving.dynamo.chunks import Chunk, ChunkWriter, end_together
 from dflash_trt.serving.dynamo.figures import PrometheusFamilies
 from dflash_trt.serving.dynamo.pulse import Pulse
 from dflash_trt.serving.dynamo.shared_pages import SharedPages
@@ -177,19 +177,19 @@ class BundleEngine(LLMEngine):  # type: ignore[misc]  # Dynamo is not installed 
         self._jobs[context.id()] = jobs
         try:
             self._submit(jobs, wanted)
-            ends: list[dict[str, Any]] = []
-            while len(ends) < len(jobs):
+            ends: list[Chunk] = []
+            left = len(jobs)
+            while left:
                 place, event = await heard.get()
                 if isinstance(event, Failure):
                     raise _ERRORS[event.outcome](event.error.message)
                 for chunk in writers[place].write(event):
-                    if "finish_reason" in chunk:
+                    if len(jobs) > 1 and "finish_reason" in chunk:
                         ends.append(chunk)
                     else:
                         yield chunk
-            # The frontend ends all choices with the first one's end, and takes its usage for all.
-            ends[0]["completion_usage"] = add_usages([one["completion_usage"] for one in ends])
-            for chunk in ends:
+                left -= event.result is not None
+            for chunk in end_together(ends) if ends else ():
                 yield chunk
         finally:
             for job in jobs:

@@ -67,6 +67,9 @@ def read_request(
     for name in more.keys() - {"allowed_token_ids"}:
         raise DflashError("is not known here", where=name, usage=True)
     allowed = more.get("allowed_token_ids")
+    if count > 1 and stops.get("stop"):
+        what = "does not go with n: Dynamo's frontend ends all choices at the first stop text"
+        raise DflashError(what, where="stop", fix="ask n times", usage=True)
     own, seed = _read_annotations(given.get("annotations") or ()), wishes.get("seed")
     if seed is None:
         digest = hashlib.blake2b(request_id.encode(), digest_size=8).digest()
