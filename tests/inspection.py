@@ -12,9 +12,9 @@ from unittest.mock import Mock
 import numpy as np
 
 from dflash_trt.backends.base import Executor, FloatArray
+from dflash_trt.backends.device.executor import DeviceExecutor
 from dflash_trt.backends.onnxruntime.caches import LinearCaches, PagedCaches
 from dflash_trt.backends.onnxruntime.executor import OnnxRuntimeExecutor
-from dflash_trt.backends.tensorrt.run.executor import TensorRtExecutor
 from dflash_trt.decoding import Generator
 from dflash_trt.decoding.pacers import Pacer
 from dflash_trt.decoding.page_group import PageAllocator
@@ -130,7 +130,7 @@ def read_graphs_of(executor: OnnxRuntimeExecutor, folder: Path) -> None:
     executor._folder = folder
 
 
-def has_read_scores(executor: TensorRtExecutor) -> bool:
+def has_read_scores(executor: DeviceExecutor) -> bool:
     """Whether whole rows of logits came to the host."""
     return executor._whole_rows is not None
 

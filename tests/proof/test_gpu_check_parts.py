@@ -18,9 +18,9 @@ pytest.importorskip("cuda.bindings", reason="cuda-python (the rtx extra) is not 
 pytest.importorskip("triton", reason="Triton language (the plugins extra) is not installed")
 
 from dflash_trt.backends.base import SpeculationOutput, StepCall, TargetCall, TargetOutput
+from dflash_trt.backends.device.executor import DeviceExecutor
 from dflash_trt.backends.registry import open_executor
 from dflash_trt.backends.tensorrt.library import TENSORRT, TENSORRT_RTX, Library
-from dflash_trt.backends.tensorrt.run.executor import TensorRtExecutor
 from dflash_trt.bundle.bundle import Bundle
 from dflash_trt.errors import DflashError
 from dflash_trt.graph.form import CacheDtype, Precision
@@ -143,30 +143,30 @@ def test_every_pair_is_as_it_should_be(
 
 def _elsewhere(gpu: FakeTensorRt, patch: pytest.MonkeyPatch) -> None:
     """What a pass writes into caches is gone when it has ended, as of an output of its own."""
-    real = TensorRtExecutor.forward
+    real = DeviceExecutor.forward
 
-    def forward(self: TensorRtExecutor, call: TargetCall) -> TargetOutput:
+    def forward(self: DeviceExecutor, call: TargetCall) -> TargetOutput:
         base = min(self.caches._addresses.values())
         before = gpu.cuda.memory[base].copy()
         output = real(self, call)
         gpu.cuda.memory[base][...] = before
         return output
 
-    patch.setattr(TensorRtExecutor, "forward", forward)
+    patch.setattr(DeviceExecutor, "forward", forward)
 
 
 def _forward(change: Callable[..., None]) -> Callable[..., None]:
     """Changes what a pass left, or its output."""
 
     def damage(gpu: FakeTensorRt, patch: pytest.MonkeyPatch) -> None:
-        real = TensorRtExecutor.forward
+        real = DeviceExecutor.forward
 
-        def forward(self: TensorRtExecutor, call: TargetCall) -> TargetOutput:
+        def forward(self: DeviceExecutor, call: TargetCall) -> TargetOutput:
             output = real(self, call)
             change(gpu.cuda, self.caches, call, output.logits)
             return output
 
-        patch.setattr(TensorRtExecutor, "forward", forward)
+        patch.setattr(DeviceExecutor, "forward", forward)
 
     return damage
 
@@ -191,14 +191,14 @@ def _beside_others(cuda: FakeCuda, caches: Any, call: TargetCall, logits: Any) -
 
 
 def _other_drafts(gpu: FakeTensorRt, patch: pytest.MonkeyPatch) -> None:
-    real = TensorRtExecutor.speculate
+    real = DeviceExecutor.speculate
 
-    def speculate(self: TensorRtExecutor, call: StepCall) -> SpeculationOutput:
+    def speculate(self: DeviceExecutor, call: StepCall) -> SpeculationOutput:
         output = real(self, call)
         output.token_ids[:, 1:] = 5
         return output
 
-    patch.setattr(TensorRtExecutor, "speculate", speculate)
+    patch.setattr(DeviceExecutor, "speculate", speculate)
 
 
 def _leak(gpu: FakeTensorRt, patch: pytest.MonkeyPatch) -> None:

@@ -12,13 +12,13 @@ from typing import Literal
 
 import numpy as np
 
+from dflash_trt.backends.device.executor import DeviceExecutor
 from dflash_trt.backends.onnxruntime.executor import OnnxRuntimeExecutor
 from dflash_trt.backends.registry import open_executor
 from dflash_trt.backends.tensorrt.build.builder import EngineOptions
 from dflash_trt.backends.tensorrt.build.plugins import plugin_arch
 from dflash_trt.backends.tensorrt.library import Library, RefusedError, load_library
 from dflash_trt.backends.tensorrt.run.engines import Loader
-from dflash_trt.backends.tensorrt.run.executor import TensorRtExecutor
 from dflash_trt.building.bundle_writer import build_bundle
 from dflash_trt.building.spec import BuildSpec, CacheOptions
 from dflash_trt.building.synthetic.gpt_oss import write_gpt_oss
@@ -143,7 +143,7 @@ def check_engines(
 
     def probe_bundles() -> Iterator[Probe]:
         with closing(open_executor(cpu_bundle)) as cpu, closing(open_executor(bundle)) as gpu:
-            assert isinstance(gpu, TensorRtExecutor) and isinstance(cpu, OnnxRuntimeExecutor)
+            assert isinstance(gpu, DeviceExecutor) and isinstance(cpu, OnnxRuntimeExecutor)
             gpu.preload(("target", "draft", "target_only"))
             yield Probe(LOADS, True, "names, types, shapes and aliases are as built")
             bench = Bench(gpu, cpu, bundle.manifest, _make_requests(shape, cpu_bundle))
@@ -263,7 +263,7 @@ def _make_requests(shape: RandomPair | None, bundle: Bundle) -> list[Request]:
 def _probe_refusal(library: Library, path: Path) -> Found:
     path.write_bytes(b"this is no engine" * 64)
     try:
-        Loader(library, load_library(library), None).load(path)
+        Loader(library, load_library(library), None).read(path)
     except DflashError as error:
         has_cause = not isinstance(error, RefusedError) or error.cause is not None
         return has_cause, error.message
@@ -273,6 +273,6 @@ def _probe_refusal(library: Library, path: Path) -> Found:
 def _probe_reopening(bundle: Bundle) -> Found:
     started = time.perf_counter()
     with closing(open_executor(bundle, graphs=("target", "draft"))) as executor:
-        assert isinstance(executor, TensorRtExecutor)
+        assert isinstance(executor, DeviceExecutor)
     seconds = time.perf_counter() - started
     return True, f"in {seconds:.1f} s", {"seconds": seconds}

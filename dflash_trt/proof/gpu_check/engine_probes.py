@@ -24,8 +24,8 @@ from dflash_trt.backends.base import (
     TargetGraph,
     hold_positions,
 )
+from dflash_trt.backends.device.executor import DeviceExecutor
 from dflash_trt.backends.onnxruntime.executor import OnnxRuntimeExecutor
-from dflash_trt.backends.tensorrt.run.executor import TensorRtExecutor
 from dflash_trt.bundle.manifest import Manifest
 from dflash_trt.decoding import Generator, GeneratorOptions, Request, SamplingParams
 from dflash_trt.decoding.scores import sampling_input
@@ -61,7 +61,7 @@ DRIFT_BYTES = 32 << 20
 class Bench:
     """A pair's engines, whose `manifest` it is, its graphs on the CPU, and what is generated."""
 
-    gpu: TensorRtExecutor
+    gpu: DeviceExecutor
     cpu: OnnxRuntimeExecutor
     manifest: Manifest
     requests: Sequence[Request]
@@ -82,7 +82,7 @@ class Bench:
 Find = Callable[[Bench], Found | Iterator[Probe]]
 
 
-def choose_probes(gpu: TensorRtExecutor) -> dict[str, Find]:
+def choose_probes(gpu: DeviceExecutor) -> dict[str, Find]:
     """The probes that suit the engines, by what holds if they pass, each after its conditions."""
     draws = gpu.limits.draws
     table: list[tuple[str, Find, bool]] = [

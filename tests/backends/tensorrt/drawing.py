@@ -19,7 +19,7 @@ from dflash_trt.backends.base import (
     SpeculationOutput,
     StepCall,
 )
-from dflash_trt.backends.tensorrt.run.executor import TensorRtExecutor
+from dflash_trt.backends.device.executor import DeviceExecutor
 from dflash_trt.decoding import Generator, Request, RequestResult, SamplingParams
 from dflash_trt.graph.bindings import GRAPH_NAMES
 from dflash_trt.graph.form import GraphForm
@@ -49,7 +49,7 @@ def write_graphs(built: TinyPair, folder: Path, form: GraphForm) -> Path:
 class Patient:
     """An executor whose callers never expect to go on."""
 
-    def __init__(self, executor: TensorRtExecutor) -> None:
+    def __init__(self, executor: DeviceExecutor) -> None:
         self._executor = executor
 
     def __getattr__(self, name: str) -> Any:
@@ -63,7 +63,7 @@ class Patient:
 class Decoding:
     """Sequences that decode together in the slots from `first_slot` on."""
 
-    executor: TensorRtExecutor
+    executor: DeviceExecutor
     sampling: Int64Array
     anchors: Int64Array
     starts: Int64Array
@@ -72,7 +72,7 @@ class Decoding:
     @classmethod
     def begin(
         cls,
-        executor: TensorRtExecutor,
+        executor: DeviceExecutor,
         *params: SamplingParams,
         prompts: Sequence[Sequence[int]] = PROMPTS,
         first_slot: int = 0,

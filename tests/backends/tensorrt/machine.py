@@ -12,11 +12,12 @@ import onnx
 from dflash_plugins.table import operations
 
 from dflash_trt.backends.base import ExecutorLimits
+from dflash_trt.backends.device.executor import DeviceExecutor
+from dflash_trt.backends.device.passes import PassBundle
 from dflash_trt.backends.tensorrt.build.plugins import plugin_caches
 from dflash_trt.backends.tensorrt.build.profiles import profiles
 from dflash_trt.backends.tensorrt.library import LIBRARIES
-from dflash_trt.backends.tensorrt.run.engines import EngineBundle, Loader
-from dflash_trt.backends.tensorrt.run.executor import TensorRtExecutor
+from dflash_trt.backends.tensorrt.run.engines import Loader
 from dflash_trt.bundle.memory.cache_bytes import engine_cache_length
 from dflash_trt.decoding import Generator, Request, RequestResult, SamplingParams
 from dflash_trt.graph.bindings import GRAPH_NAMES
@@ -58,11 +59,11 @@ class Machine:
 
     cuda: FakeCuda
     trt: FakeTensorRt
-    bundle: EngineBundle
+    bundle: PassBundle
     library: str
     folder: Path
 
-    def caches(self, executor: TensorRtExecutor) -> dict[str, np.ndarray]:
+    def caches(self, executor: DeviceExecutor) -> dict[str, np.ndarray]:
         """Every cache, all slots of it."""
         slots = {"B": executor.limits.max_batch}
         return {
@@ -73,10 +74,10 @@ class Machine:
             if one.role is Role.CACHE
         }
 
-    def open(self) -> TensorRtExecutor:
+    def open(self) -> DeviceExecutor:
         library = LIBRARIES[self.library]
         cache = self.folder / "kernels.cache" if library.is_rtx else None
-        return TensorRtExecutor(self.bundle, Device(self.cuda), Loader(library, self.trt, cache))
+        return DeviceExecutor(self.bundle, Device(self.cuda), Loader(library, self.trt, cache))
 
 
 def make_machine(
@@ -115,7 +116,7 @@ def make_machine(
         caches[graph] = plugin_caches(onnx.load(plan.graph, load_external_data=False), known)
     form = engine_form(length, cpu_limits, draws=draws)
     layout = cache_layout(form, manifest.target.sizes, manifest.draft.sizes)
-    bundle = EngineBundle(paths, caches, cpu_limits, layout, form)
+    bundle = PassBundle(paths, caches, cpu_limits, layout, form)
     return Machine(cuda, trt, bundle, library, folder)
 
 

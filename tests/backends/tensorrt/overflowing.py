@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from dflash_trt.backends.base import SpeculationOutput, StepCall, TargetCall, TargetOutput
-from dflash_trt.backends.tensorrt.run.executor import TensorRtExecutor
+from dflash_trt.backends.device.executor import DeviceExecutor
 from tests.backends.tensorrt.machine import Machine
 
 
@@ -16,7 +16,7 @@ class Overflowing:
     words of whoever calls. `overflown` counts them.
     """
 
-    def __init__(self, machine: Machine, executor: TensorRtExecutor) -> None:
+    def __init__(self, machine: Machine, executor: DeviceExecutor) -> None:
         self._machine, self._executor = machine, executor
         self._ends = [0] * executor.limits.max_batch
         self._is_linear = executor.limits.page_pool is None

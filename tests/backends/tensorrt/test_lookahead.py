@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 
 from dflash_trt.backends.base import Scores
-from dflash_trt.backends.tensorrt.run.executor import TensorRtExecutor
-from dflash_trt.backends.tensorrt.run.lookahead import Step
+from dflash_trt.backends.device.executor import DeviceExecutor
+from dflash_trt.backends.device.lookahead import Step
 from dflash_trt.decoding import Generator, Request
 from dflash_trt.graph.form import GraphForm
 from dflash_trt.proof.gpu_check.engine_probes import Bench, probe_drawing, probe_unrecorded
@@ -177,7 +177,7 @@ def test_each_range_of_slots_goes_on_beside_the_others(machine: Machine) -> None
         np.testing.assert_array_equal(got, want)
 
 
-def begin_ahead(machine: Machine) -> tuple[TensorRtExecutor, Decoding]:
+def begin_ahead(machine: Machine) -> tuple[DeviceExecutor, Decoding]:
     """An executor of which a step is under way that nobody has asked for yet."""
     executor = machine.open()
     decoding = Decoding.begin(executor, GREEDY, SAMPLED)
@@ -205,7 +205,7 @@ def test_slots_that_a_step_writes_behind_the_hosts_back_are_cleared(machine: Mac
 
 @pytest.mark.parametrize("end", [lambda one: one.release_slots(1), lambda one: one.close()])
 def test_a_step_is_dropped_whose_slots_go(
-    machine: Machine, end: Callable[[TensorRtExecutor], None]
+    machine: Machine, end: Callable[[DeviceExecutor], None]
 ) -> None:
     """Closing waits for it."""
     executor, _ = begin_ahead(machine)

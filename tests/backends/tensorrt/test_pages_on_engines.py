@@ -18,8 +18,8 @@ import numpy as np
 import pytest
 
 from dflash_trt.backends.base import ExecutorLimits
+from dflash_trt.backends.device.executor import DeviceExecutor
 from dflash_trt.backends.page_bindings import HANDED_BACK
-from dflash_trt.backends.tensorrt.run.executor import TensorRtExecutor
 from dflash_trt.decoding import Generator, Request
 from dflash_trt.errors import DflashError
 from dflash_trt.graph.form import CacheDtype, GraphForm
@@ -75,7 +75,7 @@ def machine(built: TinyPair, graphs: Path, tmp_path: Path) -> Machine:
     return make_machine(built, tmp_path, "tensorrt", graphs, draws=True)
 
 
-def pools(machine: Machine, executor: TensorRtExecutor) -> dict[str, np.ndarray]:
+def pools(machine: Machine, executor: DeviceExecutor) -> dict[str, np.ndarray]:
     """The pools themselves, once the device has done what it was told."""
     machine.cuda.run()
     return machine.caches(executor)
@@ -126,7 +126,7 @@ def test_random_traffic_is_the_cpus_and_that_without_looking_ahead(
 
 
 def give_pages(
-    executor: TensorRtExecutor,
+    executor: DeviceExecutor,
     first_slot: int,
     ends: Sequence[int],
     starts: Sequence[int] = (0, 0),
@@ -146,7 +146,7 @@ def give_pages(
     return counts
 
 
-def begin(executor: TensorRtExecutor, first_slot: int, *, pages: int) -> Decoding:
+def begin(executor: DeviceExecutor, first_slot: int, *, pages: int) -> Decoding:
     give_pages(executor, first_slot, [pages * SIZE] * 2)
     return Decoding.begin(executor, GREEDY, SAMPLED, first_slot=first_slot)
 

@@ -118,7 +118,7 @@ def test_every_call_has_the_tightest_profile(batch: int, many: int | None) -> No
 
 
 def test_old_calls_are_dropped(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dflash_trt.backends.tensorrt.run.pass_runner.MAX_CALLS", 2)
+    monkeypatch.setattr("dflash_trt.backends.device.pass_runner.MAX_CALLS", 2)
     executor = machine.open()
     for rows in (2, 3, 4, 2):
         for _ in range(3):
@@ -133,7 +133,7 @@ def test_contexts_of_old_shapes_are_dropped(
     machine: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """None before its work is done."""
-    monkeypatch.setattr("dflash_trt.backends.tensorrt.run.pass_runner.MAX_CONTEXTS", 1)
+    monkeypatch.setattr("dflash_trt.backends.device.pass_runner.MAX_CONTEXTS", 1)
     executor, answers = machine.open(), set()
     for slot, rows in enumerate((1, 8, 1, 8)):
         call = one_chunk(random_ids(9, 1, 8)[:, :rows], slot=slot)

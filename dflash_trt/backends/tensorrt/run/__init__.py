@@ -1,1 +1,1 @@
-"""Runs engines: contexts, bindings, CUDA graphs, device caches."""
+"""Runs engines: deserialised, held to the manifest, and enqueued pass by pass."""

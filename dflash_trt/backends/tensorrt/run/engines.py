@@ -6,22 +6,18 @@ One code for TensorRT-RTX and TensorRT.
 from __future__ import annotations
 
 import mmap
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from onnx import TensorProto
 
-from dflash_trt.backends.base import ExecutorLimits
-from dflash_trt.backends.tensorrt.build.profiles import Profile
+from dflash_trt.backends.device.passes import Pass, PassBundle
+from dflash_trt.backends.tensorrt.build.profiles import Profile, choose_profile, profiles
 from dflash_trt.backends.tensorrt.library import Library, RefusedError, make_logger
 from dflash_trt.core.files import open_file
 from dflash_trt.core.user_cache import read_cache, write_cache
 from dflash_trt.errors import DflashError
 from dflash_trt.graph.bindings import GraphName
-from dflash_trt.graph.form import GraphForm
-from dflash_trt.graph.tensors import CacheLayout, GraphTensor, graph_tensors
 
 TYPE_NAMES: dict[int, str] = {
     TensorProto.INT32: "INT32",
@@ -36,58 +32,38 @@ TYPE_NAMES: dict[int, str] = {
 REBUILD = "build the bundle again; `dflash-trt inspect --verify` says whether its files are whole"
 
 
-@dataclass(frozen=True, slots=True)
-class EngineBundle:
-    """Engine files by graph, and what they were built for.
+def check_engine(bundle: PassBundle, graph: GraphName, native: Any, profile_count: int) -> None:
+    """Refuses an engine that is not what the manifest describes: binding would write past it.
 
-    `plugin_caches` are the caches that each graph's plugins write. `limits` are the runtime's,
-    `layout` the caches of both models, `form` that of the graphs that the engines were built from,
-    with their cache length.
+    TensorRT says where it updates a cache itself, and nothing (None) of what plugins update:
+    of these only the GPU check can tell that it is in place.
+
+    Raises:
+        DflashError: names the first thing that differs.
     """
 
-    paths: Mapping[GraphName, Path]
-    plugin_caches: Mapping[GraphName, Collection[str]]
-    limits: ExecutorLimits
-    layout: CacheLayout
-    form: GraphForm
+    def refuse(what: str) -> None:
+        what = f"is not the engine that the manifest describes: {what}"
+        raise DflashError(what, where=f"{graph}.engine", fix="build the bundle again")
 
-    def tensors(self, graph: GraphName) -> tuple[GraphTensor, ...]:
-        """Every input and output of a graph's engine."""
-        vocab_size, draws = self.limits.vocab_size, self.form.draws
-        return graph_tensors(graph, self.form, self.layout, vocab_size, has_candidates=not draws)
-
-    def check(self, graph: GraphName, native: Any, profile_count: int) -> None:
-        """Refuses an engine that is not what the manifest describes: binding would write past it.
-
-        TensorRT says where it updates a cache itself, and nothing (None) of what plugins update:
-        of these only the GPU check can tell that it is in place.
-
-        Raises:
-            DflashError: names the first thing that differs.
-        """
-
-        def refuse(what: str) -> None:
-            what = f"is not the engine that the manifest describes: {what}"
-            raise DflashError(what, where=f"{graph}.engine", fix="build the bundle again")
-
-        tensors = {tensor.name: tensor for tensor in self.tensors(graph)}
-        names = {str(native.get_tensor_name(index)) for index in range(native.num_io_tensors)}
-        if names != tensors.keys():
-            refuse(f"its tensors differ in {', '.join(sorted(names ^ tensors.keys()))}")
-        for name, tensor in tensors.items():
-            shape, wanted = list(native.get_tensor_shape(name)), list(tensor.sized({}))
-            if shape != wanted:
-                refuse(f"{name} has shape {shape}, the manifest says {wanted}")
-            found, expected = native.get_tensor_dtype(name).name, TYPE_NAMES[tensor.element_type]
-            if found != expected:
-                refuse(f"{name} is {found}, the manifest says {expected}")
-            if tensor.updates:
-                told = native.get_aliased_input_tensor(name)
-                is_untold = told is None and tensor.updates in self.plugin_caches[graph]
-                if told != tensor.updates and not is_untold:
-                    refuse(f"{tensor.updates} is not updated in place")
-        if (built := native.num_optimization_profiles) != profile_count:
-            refuse(f"it has {built} profiles, not {profile_count}")
+    tensors = {tensor.name: tensor for tensor in bundle.tensors(graph)}
+    names = {str(native.get_tensor_name(index)) for index in range(native.num_io_tensors)}
+    if names != tensors.keys():
+        refuse(f"its tensors differ in {', '.join(sorted(names ^ tensors.keys()))}")
+    for name, tensor in tensors.items():
+        shape, wanted = list(native.get_tensor_shape(name)), list(tensor.sized({}))
+        if shape != wanted:
+            refuse(f"{name} has shape {shape}, the manifest says {wanted}")
+        found, expected = native.get_tensor_dtype(name).name, TYPE_NAMES[tensor.element_type]
+        if found != expected:
+            refuse(f"{name} is {found}, the manifest says {expected}")
+        if tensor.updates:
+            told = native.get_aliased_input_tensor(name)
+            is_untold = told is None and tensor.updates in bundle.plugin_caches[graph]
+            if told != tensor.updates and not is_untold:
+                refuse(f"{tensor.updates} is not updated in place")
+    if (built := native.num_optimization_profiles) != profile_count:
+        refuse(f"it has {built} profiles, not {profile_count}")
 
 
 class Loader:
@@ -109,12 +85,20 @@ class Loader:
         self._cache: Any = None
         self._cache_data = b""
 
-    def load(self, path: Path) -> Any:
-        """The engine in the file at `path`, on the device.
+    def load(self, bundle: PassBundle, graph: GraphName) -> tuple[Any, int]:
+        """The engine of a graph, on the device, and the bytes that its contexts compute in.
 
         Raises:
             DflashError: it is not an engine, or not one for this library and device.
         """
+        native = self.read(bundle.paths[graph])
+        count = len(profiles(graph, bundle.limits, self.library))
+        check_engine(bundle, graph, native, count)
+        each = map(native.get_device_memory_size_for_profile_v2, range(count))
+        return native, max(map(int, each))
+
+    def read(self, path: Path) -> Any:
+        """The engine in the file at `path`; DflashError as `load` raises it."""
         with open_file(path) as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
             engine = self._runtime.deserialize_cuda_engine(data)
         if engine is None:
@@ -122,16 +106,21 @@ class Loader:
         return engine
 
     def make_context(
-        self, graph: GraphName, engine: Any, index: int, profile: Profile, stream: int
+        self, bundle: PassBundle, part: Pass, loaded: Any, stream: int
     ) -> EngineContext:
-        """A context of `engine` for its profile `index`; its memory is yet to be given.
+        """A context of the profile that `part` fits best; its memory is yet to be given.
 
         Raises:
             DflashError: the library refuses.
+            ValueError: no profile takes the size of `part`.
         """
-        context = engine.create_execution_context(self._context_options(engine, profile))
+        graph, known = part.graph, profiles(part.graph, bundle.limits, self.library)
+        index = choose_profile(known, part.axes)
+        if index is None:
+            raise ValueError(f"the {graph} engine takes no call of {dict(part.axes)}")
+        context = loaded.create_execution_context(self._context_options(loaded, known[index]))
         if context is None or not context.set_optimization_profile_async(index, stream):
-            raise self.failure(f"make a context for {profile.name}", f"{graph}.engine")
+            raise self.failure(f"make a context for {known[index].name}", f"{graph}.engine")
         return EngineContext(graph, context, self, stream)
 
     def failure(self, doing: str, where: str, *, fix: str | None = None) -> DflashError:
@@ -172,16 +161,6 @@ class Loader:
                     self._cache_data = data
             config.set_runtime_cache(self._cache)
         return config
-
-
-@dataclass(frozen=True, slots=True)
-class Pass:
-    """One engine's part of a call: sizes of the axes, inputs' shapes and device addresses."""
-
-    graph: GraphName
-    axes: Mapping[str, int]
-    shapes: Mapping[str, tuple[int, ...]]
-    addresses: Mapping[str, int]
 
 
 class EngineContext:

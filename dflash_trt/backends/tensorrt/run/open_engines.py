@@ -6,9 +6,10 @@ import hashlib
 from collections.abc import Iterable
 
 from dflash_trt.backends.base import ExecutorLimits
+from dflash_trt.backends.device.executor import DeviceExecutor
+from dflash_trt.backends.device.passes import PassBundle
 from dflash_trt.backends.tensorrt.library import LIBRARIES, load_library
-from dflash_trt.backends.tensorrt.run.engines import EngineBundle, Loader
-from dflash_trt.backends.tensorrt.run.executor import TensorRtExecutor
+from dflash_trt.backends.tensorrt.run.engines import Loader
 from dflash_trt.bundle.bundle import Bundle
 from dflash_trt.core.user_cache import user_cache_file
 from dflash_trt.errors import DflashError
@@ -66,7 +67,7 @@ def open_device(bundle: Bundle) -> Device:
 
 def open_engines(
     bundle: Bundle, limits: ExecutorLimits, layout: CacheLayout, graphs: Iterable[GraphName]
-) -> TensorRtExecutor:
+) -> DeviceExecutor:
     """The executor of a bundle of engines, with those of `graphs` loaded.
 
     Raises:
@@ -90,8 +91,8 @@ def open_engines(
         content = " ".join(str(hashes[engine.path]) for engine in engines.files)
         name = f"kernels-{hashlib.sha256(content.encode()).hexdigest()[:16]}.cache"
         kernel_cache = user_cache_file(name) if library.is_rtx else None
-        executor = TensorRtExecutor(
-            EngineBundle(paths, plugin_caches, limits, layout, manifest.graph_form),
+        executor = DeviceExecutor(
+            PassBundle(paths, plugin_caches, limits, layout, manifest.graph_form),
             device,
             Loader(library, load_library(library), kernel_cache),
         )

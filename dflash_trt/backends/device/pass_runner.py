@@ -1,4 +1,4 @@
-"""Runs bound calls: engines, loaded at their first use, and graphs of what comes again.
+"""Runs bound calls: passes, loaded at their first use, and CUDA graphs of what comes again.
 
 A context only ever has one shape: with another, plugins that were compiled ahead of time load their
 kernels once more and never let go of those before (NVIDIA/TensorRT issue 4849). Calls of one shape
@@ -12,9 +12,8 @@ from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any
 
-from dflash_trt.backends.tensorrt.build.profiles import choose_profile, profiles
-from dflash_trt.backends.tensorrt.run.bound_calls import BoundCall
-from dflash_trt.backends.tensorrt.run.engines import EngineBundle, EngineContext, Loader, Pass
+from dflash_trt.backends.device.bound_calls import BoundCall
+from dflash_trt.backends.device.passes import Pass, PassBundle, PassContext, PassLoader
 from dflash_trt.errors import DflashError
 from dflash_trt.graph.bindings import GraphName
 from dflash_trt.hardware.device import Device
@@ -26,18 +25,18 @@ RUNS_BEFORE_CAPTURE = 1
 
 
 class PassRunner:
-    """The engines of a bundle, their memory, and the calls that have been bound.
+    """The passes of a bundle, their memory, and the calls that have been bound.
 
     `capture_error` says why passes are enqueued one by one, when capturing failed.
     """
 
-    def __init__(self, bundle: EngineBundle, device: Device, loader: Loader) -> None:
+    def __init__(self, bundle: PassBundle, device: Device, loader: PassLoader) -> None:
         self._bundle = bundle
         self._device = device
         self._loader = loader
-        self._engines: dict[GraphName, Any] = {}
+        self._loaded: dict[GraphName, Any] = {}
         self._calls: OrderedDict[tuple[object, ...], BoundCall] = OrderedDict()
-        self._contexts: OrderedDict[tuple[object, ...], EngineContext] = OrderedDict()
+        self._contexts: OrderedDict[tuple[object, ...], PassContext] = OrderedDict()
         self._scratch, self._scratch_bytes = 0, 0
         self.capture_error: str | None = None
 
@@ -95,28 +94,25 @@ class PassRunner:
             self.capture_error = error.message
 
     def engine(self, graph: GraphName) -> Any:
-        """Loads an engine at its first use: plain generation never loads the draft."""
-        if graph not in self._engines:
-            native = self._loader.load(self._bundle.paths[graph])
-            count = len(profiles(graph, self._bundle.limits, self._loader.library))
-            self._bundle.check(graph, native, count)
-            each = map(native.get_device_memory_size_for_profile_v2, range(count))
-            self._grow_scratch(max(map(int, each)))
-            self._engines[graph] = native
-        return self._engines[graph]
+        """Loads a pass at its first use: plain generation never loads the draft."""
+        if graph not in self._loaded:
+            native, scratch = self._loader.load(self._bundle, graph)
+            self._grow_scratch(scratch)
+            self._loaded[graph] = native
+        return self._loaded[graph]
 
     def close(self) -> None:
-        """Lets contexts and engines go; nothing may be under way."""
+        """Lets contexts and passes go; nothing may be under way."""
         self._calls.clear()
         self._contexts.clear()
-        self._engines.clear()
+        self._loaded.clear()
 
     def _enqueue(self, call: BoundCall) -> None:
         for index, part in enumerate(call.passes):
             context = call.contexts[index] if call.contexts else self._shared_context(part)
             context.enqueue(part)
 
-    def _shared_context(self, part: Pass) -> EngineContext:
+    def _shared_context(self, part: Pass) -> PassContext:
         """The context of the shape of `part`, for calls that have none of their own."""
         key = (part.graph, *part.axes.values())
         if key not in self._contexts:
@@ -127,15 +123,10 @@ class PassRunner:
         self._contexts.move_to_end(key)
         return self._contexts[key]
 
-    def _make_context(self, part: Pass) -> EngineContext:
-        """A context of the profile that `part` fits best; ValueError where none takes its size."""
-        graph, engine = part.graph, self.engine(part.graph)
-        known = profiles(graph, self._bundle.limits, self._loader.library)
-        index = choose_profile(known, part.axes)
-        if index is None:
-            raise ValueError(f"the {graph} engine takes no call of {dict(part.axes)}")
-        stream = self._device.stream
-        context = self._loader.make_context(graph, engine, index, known[index], stream)
+    def _make_context(self, part: Pass) -> PassContext:
+        """A context for the shape of `part`; ValueError where there is none."""
+        loaded, stream = self.engine(part.graph), self._device.stream
+        context = self._loader.make_context(self._bundle, part, loaded, stream)
         context.use_scratch(self._scratch, self._scratch_bytes)
         return context
 
@@ -151,7 +142,7 @@ class PassRunner:
         call.graph, call.contexts, call.runs = None, (), 0
 
     def _grow_scratch(self, size: int) -> None:
-        """One memory for all engines, as large as the largest wants: they run in turn."""
+        """One memory for all passes, as large as the largest wants: they run in turn."""
         if size <= self._scratch_bytes:
             return
         self._device.synchronize()

@@ -1,6 +1,6 @@
-"""The bundle's engines on an NVIDIA GPU: one code for TensorRT-RTX and TensorRT.
+"""A bundle on a device: one code for TensorRT's engines and PyTorch's graphs, its kinds of pass.
 
-A step is two engine runs between two small copies, and the host waits once. Calls are padded to few
+A step is two passes between two small copies, and the host waits once. Calls are padded to few
 shapes (padding.py), each of which is bound once (a BoundCall); a step of one that has come before,
 or that `warm_up` has run, replays a CUDA graph of its passes.
 
@@ -30,7 +30,7 @@ from dflash_trt.backends.base import (
     TargetGraph,
     TargetOutput,
 )
-from dflash_trt.backends.tensorrt.run.bound_calls import (
+from dflash_trt.backends.device.bound_calls import (
     STEP,
     BoundCall,
     CallBuffers,
@@ -39,15 +39,15 @@ from dflash_trt.backends.tensorrt.run.bound_calls import (
     Staging,
     pack,
 )
-from dflash_trt.backends.tensorrt.run.device_caches import (
+from dflash_trt.backends.device.device_caches import (
     DeviceCaches,
     DevicePages,
     DeviceStates,
 )
-from dflash_trt.backends.tensorrt.run.engines import EngineBundle, Loader
-from dflash_trt.backends.tensorrt.run.lookahead import Lookahead, Step
-from dflash_trt.backends.tensorrt.run.padding import Frame, SlotRows
-from dflash_trt.backends.tensorrt.run.pass_runner import PassRunner
+from dflash_trt.backends.device.lookahead import Lookahead, Step
+from dflash_trt.backends.device.padding import Frame, SlotRows
+from dflash_trt.backends.device.pass_runner import PassRunner
+from dflash_trt.backends.device.passes import PassBundle, PassLoader
 from dflash_trt.graph import bindings as io
 from dflash_trt.graph.bindings import GraphName
 from dflash_trt.graph.gated_delta import IDLE
@@ -56,13 +56,13 @@ from dflash_trt.hardware.device import Device, HostBytes
 WARM_UP_SECONDS = 60.0
 
 
-class TensorRtExecutor:
-    """Executor over `{target,draft,target_only}.engine`.
+class DeviceExecutor:
+    """Executor over the passes `target`, `draft` and `target_only`.
 
     Args:
-        bundle: the engines.
+        bundle: the files of the passes.
         device: where they run; the executor closes it.
-        loader: opens engine files with the library that built them.
+        loader: opens the files with the library that runs them.
 
     `runner` and `lookahead` tell what was captured and begun ahead, `caches` what they take,
     `states` the recurrent layers'.
@@ -73,7 +73,7 @@ class TensorRtExecutor:
 
     is_bitwise = False
 
-    def __init__(self, bundle: EngineBundle, device: Device, loader: Loader) -> None:
+    def __init__(self, bundle: PassBundle, device: Device, loader: PassLoader) -> None:
         self.limits = limits = bundle.limits
         self._bundle, self._device, self._loader = bundle, device, loader
         self.runner = PassRunner(bundle, device, loader)
@@ -107,7 +107,7 @@ class TensorRtExecutor:
         return self._device
 
     def preload(self, graphs: Iterable[GraphName]) -> None:
-        """Loads engines ahead of the first request, whose time they would count towards."""
+        """Loads passes ahead of the first request, whose time they would count towards."""
         for graph in graphs:
             self.runner.engine(graph)
 
@@ -312,7 +312,7 @@ class TensorRtExecutor:
         return Candidates(ids[frame.live], values[frame.live], read_row)
 
     def _known(self, scores: Scores) -> Scores:
-        """What serves `scores`: engines that draw have no candidates, but whole rows."""
+        """What serves `scores`: passes that draw have no candidates, but whole rows."""
         return Scores.LOGITS if scores and self.limits.draws else scores
 
     def _download_rows(self, first_row: int, shape: tuple[int, ...]) -> FloatArray:

@@ -11,9 +11,9 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from dflash_trt.backends.base import Int64Array
+from dflash_trt.backends.device.passes import PassBundle
 from dflash_trt.backends.page_bindings import Int32Array, WindowBindings
 from dflash_trt.backends.state_positions import StatePositions
-from dflash_trt.backends.tensorrt.run.engines import EngineBundle
 from dflash_trt.core.limits import PagePool
 from dflash_trt.graph import bindings as io
 from dflash_trt.hardware.device import Device, align
@@ -26,7 +26,7 @@ class DeviceCaches:
         DflashError: the device has no room.
     """
 
-    def __init__(self, bundle: EngineBundle, device: Device) -> None:
+    def __init__(self, bundle: PassBundle, device: Device) -> None:
         assert bundle.form.cache_length is not None
         self._device, self._length = device, bundle.form.cache_length
         self._shapes, slots = bundle.layout.of(), bundle.limits.max_batch
@@ -86,7 +86,7 @@ class DevicePages(WindowBindings):
         DflashError: the device has no room.
     """
 
-    def __init__(self, bundle: EngineBundle, device: Device, pool: PagePool) -> None:
+    def __init__(self, bundle: PassBundle, device: Device, pool: PagePool) -> None:
         super().__init__(bundle.limits.max_batch, pool)
         self._shapes, self._item_bytes = bundle.layout.of(), bundle.form.cache_item_bytes
         self._windows = {io.page_table_input(window): window for window in pool.kinds}
@@ -150,7 +150,7 @@ class DeviceStates(StatePositions):
         DflashError: the device has no room.
     """
 
-    def __init__(self, bundle: EngineBundle, device: Device) -> None:
+    def __init__(self, bundle: PassBundle, device: Device) -> None:
         shapes, limits = bundle.layout.states(), bundle.limits
         super().__init__(shapes, limits.max_batch, limits.state_copies, limits.block_size)
         self._device, self._has_sides = device, bundle.layout.has_sides

@@ -1,6 +1,6 @@
 """Looking ahead: a decode step that is under way before anyone asks for it.
 
-Where the engine draws and accepts, the next step's inputs are on the device when a step ends, so
+Where the target draws and accepts, the next step's inputs are on the device when a step ends, so
 the next step is enqueued at once and runs while the host reads the tokens. A call that asks for
 anything else of its slots drops it; calls of other slots pass it by. Why that is safe, with pages
 too, and not where layers are recurrent: docs/design/engines.md.
@@ -13,9 +13,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from dflash_trt.backends.base import Scores, StepCall
-from dflash_trt.backends.tensorrt.run.bound_calls import BoundCall, Results, ResultSide, Staging
-from dflash_trt.backends.tensorrt.run.device_caches import DevicePages
-from dflash_trt.backends.tensorrt.run.padding import Frame
+from dflash_trt.backends.device.bound_calls import BoundCall, Results, ResultSide, Staging
+from dflash_trt.backends.device.device_caches import DevicePages
+from dflash_trt.backends.device.padding import Frame
 from dflash_trt.graph.bindings import BLOCK_IDS, CACHE_START, NEW_START, NEXT_BLOCK_IDS
 from dflash_trt.hardware.device import Device
 

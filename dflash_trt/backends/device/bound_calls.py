@@ -14,7 +14,7 @@ from typing import Any
 import numpy.typing as npt
 
 from dflash_trt.backends.base import Scores
-from dflash_trt.backends.tensorrt.run.engines import EngineBundle, EngineContext, Pass
+from dflash_trt.backends.device.passes import Pass, PassBundle, PassContext
 from dflash_trt.graph import bindings as io
 from dflash_trt.graph.bindings import GraphName
 from dflash_trt.graph.tensors import GraphTensor, Role
@@ -173,7 +173,7 @@ class BoundCall:
     outputs: PackedTensors
     runs: int = 0
     graph: int | None = None
-    contexts: Sequence[EngineContext] = ()
+    contexts: Sequence[PassContext] = ()
 
     def copied(self, scores: Scores) -> int:
         """Bytes of the outputs that come back to the host."""
@@ -192,7 +192,7 @@ class CallBuffers:
 
     def bind(
         self,
-        bundle: EngineBundle,
+        bundle: PassBundle,
         graphs: Graphs,
         axes: Mapping[str, int],
         cache_address: Callable[[str], int],

@@ -1,0 +1,1 @@
+"""Runs a bundle's graphs with PyTorch, on a GPU without TensorRT or on the CPU."""
