@@ -18,6 +18,7 @@ from dflash_trt.building.spec import BuildSpec, CacheOptions
 from dflash_trt.bundle.bundle import Bundle, open_bundle
 from dflash_trt.core.progress import Progress, SilentProgress
 from dflash_trt.graph.bindings import Owner
+from dflash_trt.graph.form import Precision
 from dflash_trt.models.build_config import BuildConfig
 from dflash_trt.models.draft import read_draft
 from dflash_trt.models.pair_check import Pair, check_pair
@@ -149,6 +150,7 @@ def write_bundle(
     progress: Progress | None = None,
     engines: EngineOptions | None = None,
     int8: Sequence[Owner] = (),
+    torch: Precision | None = None,
     **limits: int,
 ) -> Bundle:
     """A bundle in `folder`; `limits` are keys of a build configuration."""
@@ -163,7 +165,8 @@ def write_bundle(
         | limits
     )
     told = progress or SilentProgress()
-    build_bundle(pair, config, "tiny", folder, spec, told, engines=engines, int8=int8)
+    given = {"engines": engines, "torch": torch, "int8": int8}
+    build_bundle(pair, config, "tiny", folder, spec, told, **given)  # type: ignore[arg-type]
     return open_bundle(folder)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from dflash_trt.backends.registry import check_torch
 from dflash_trt.backends.tensorrt.build.builder import EngineOptions, local_arch
 from dflash_trt.backends.tensorrt.library import LIBRARIES, find_arch, load_library
 from dflash_trt.building.bundle_writer import build_bundle
@@ -17,7 +18,7 @@ from dflash_trt.building.spec import BuildSpec
 from dflash_trt.bundle.dims import int8_dims
 from dflash_trt.bundle.manifest import Manifest
 from dflash_trt.bundle.memory.memory import bundle_memory
-from dflash_trt.bundle.support import CPU
+from dflash_trt.bundle.support import CPU, TORCH
 from dflash_trt.core.progress import Progress
 from dflash_trt.core.publish import check_destination
 from dflash_trt.errors import DflashError
@@ -93,7 +94,14 @@ def build(spec: BuildSpec, progress: Progress) -> BuiltBundle | BuiltDeployment:
             kv_scales=spec.cache_dtype is CacheDtype.FP8,
         )
     prompts, arguments = _prompts(config, path), (pair, config, path.stem, output, spec, progress)
-    manifest = build_bundle(*arguments, engines=engines, plan=plan, prompts=prompts, int8=int8)
+    manifest = build_bundle(
+        *arguments,
+        engines=engines,
+        torch=compute if spec.executor == TORCH else None,
+        plan=plan,
+        prompts=prompts,
+        int8=int8,
+    )
     ends = manifest.target.eos_token_ids
     added = next((one for one in ends if one not in pair.target.eos_token_ids), None)
     narrow = None
@@ -120,7 +128,9 @@ def _int8_weights(pair: Pair, manifest: Manifest) -> float | None:
 def _choose_engines(
     spec: BuildSpec, profile: HardwareProfile | None, compute: Precision
 ) -> EngineOptions | None:
-    """The engines to build; None for the CPU. DflashError where there is no such GPU."""
+    """The engines to build; None where none are. DflashError where there is no such GPU."""
+    if spec.executor == TORCH:
+        check_torch()
     library, arch = LIBRARIES.get(spec.executor), spec.engines.arch
     if library is None:
         return None

@@ -23,7 +23,7 @@ from dflash_trt.bundle.manifest import (
     Origin,
 )
 from dflash_trt.bundle.memory.cache_bytes import engine_cache_length
-from dflash_trt.bundle.support import PairFeature, check_pair_features
+from dflash_trt.bundle.support import CPU, TORCH, PairFeature, check_pair_features
 from dflash_trt.core.files import FileKind, blob_sha256, copy_small, exists, file_sha256
 from dflash_trt.core.limits import Limits, check_positions, choose_block, choose_pool
 from dflash_trt.core.progress import Progress
@@ -31,10 +31,11 @@ from dflash_trt.core.publish import staged_folder
 from dflash_trt.errors import DflashError, printable
 from dflash_trt.graph.bindings import Owner
 from dflash_trt.graph.draft import build_draft
-from dflash_trt.graph.form import CacheDtype, GraphForm
+from dflash_trt.graph.form import CacheDtype, GraphForm, Precision
 from dflash_trt.graph.quantized import stack_products
 from dflash_trt.graph.rope_tables import HEAD_ROWS, compute_tables, draft_head
 from dflash_trt.graph.target import build_target
+from dflash_trt.hardware.kernels import check_settled_rows
 from dflash_trt.models.build_config import BuildConfig
 from dflash_trt.models.pair_check import Pair
 from dflash_trt.models.quantized_weights import read_kv_scales
@@ -64,6 +65,7 @@ def build_bundle(
     progress: Progress,
     *,
     engines: EngineOptions | None = None,
+    torch: Precision | None = None,
     plan: QuantizationPlan | None = None,
     prompts: Path | None = None,
     int8: Collection[Owner] = (),
@@ -75,7 +77,8 @@ def build_bundle(
 
     Args:
         config: with the limits and precisions of `spec`, whose other options count.
-        engines: to build; None makes a bundle for the CPU, which runs the graphs themselves.
+        engines: to build; None makes a bundle whose graphs run themselves.
+        torch: what PyTorch computes these graphs in; None for the CPU's executor.
         plan: what is quantised of `pair`; None builds the checkpoints as they are.
         prompts: a .jsonl to carry along, which `verify` uses when given no others.
         int8: the models whose products are computed in eight bits.
@@ -85,8 +88,9 @@ def build_bundle(
             or a file cannot be read or written.
     """
     fp8, page_size = spec.cache_dtype is CacheDtype.FP8, spec.page_size
-    kernels = engines is not None and (fp8 or page_size is not None)
-    wanted = {PairFeature.ENGINES: engines is not None, PairFeature.KERNEL_CACHES: kernels}
+    is_native = engines is not None or torch not in (None, Precision.FLOAT32)
+    kernels = is_native and (fp8 or page_size is not None)
+    wanted = {PairFeature.ENGINES: is_native, PairFeature.KERNEL_CACHES: kernels}
     wanted[PairFeature.FP8_CACHES] = fp8
     check_pair_features(pair, [feature for feature, is_wanted in wanted.items() if is_wanted])
     limits = _limits(pair, config)
@@ -113,9 +117,14 @@ def build_bundle(
         form = engines.form(form)
         check_engines(pair, limits, engines, form, pool, plan)
         libraries[engines.library.module] = library_version(engines.library)
+    if torch is not None:
+        form = replace(form, precision=torch, draws=True)
+        check_settled_rows(limits.block_size)
+        libraries["torch"] = version("torch")
+    if engines is not None or torch is not None:
         length = engine_cache_length(limits, pair.target.sizes, form)
         form = replace(form, cache_length=length).with_pages(pool)
-    built = None
+    built, executor = None, CPU if torch is None else TORCH
     with staged_folder(destination, overwrite=spec.overwrite) as folder:
         # Beside the bundle in its temporary folder: on its filesystem, and gone when that goes.
         written = folder.with_name("quantized")
@@ -143,6 +152,7 @@ def build_bundle(
             copy_small(prompts, folder / PROMPTS_NAME, FileKind.PROMPTS, named=True)
         if engines is not None:
             built = build_engines(folder, limits, length, engines, progress)
+            executor = engines.library.executor
         origin: Origin = "quantized"
         if plan is None:
             origin = "copied" if graphs.has_copies else "linked"
@@ -150,7 +160,7 @@ def build_bundle(
             schema_version=SCHEMA_VERSION,
             name=printable(name),
             created_by=f"dflash-trt {__version__}",
-            executor="cpu" if engines is None else engines.library.executor,
+            executor=executor,
             compute_dtype=form.precision.value,
             target=target_dims(pair, end_ids, narrow.get("target")),
             draft=draft_dims(pair, narrow.get("draft")),

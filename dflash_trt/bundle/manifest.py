@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path, PurePosixPath
 from typing import Annotated, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from dflash_trt.backends.tensorrt.library import OperationForm
+from dflash_trt.backends.tensorrt.library import TORCH, OperationForm
 from dflash_trt.bundle.dims import DraftDims, Positive, TargetDims, Text
+from dflash_trt.bundle.memory.cache_bytes import engine_cache_length
 from dflash_trt.core.files import FileKind, exists
 from dflash_trt.core.limits import Limits, PagePool
 from dflash_trt.core.validation import StrictRecord, read_record
@@ -89,15 +91,15 @@ class Manifest(StrictRecord):
     """`manifest.json`.
 
     `weights` says how the weight files came here: "quantized" where the build quantised a model,
-    whatever became of the other's. `engines` is None for the CPU, which runs the graphs themselves;
-    `page_pool` is None where KV caches are linear. They hold, by `kv_dtype`, the compute type
+    whatever became of the other's. `engines` is None for the CPU and for PyTorch, which run the graphs
+    themselves; `page_pool` is None where KV caches are linear. They hold, by `kv_dtype`, the compute type
     ("auto") or what E4M3 can ("fp8", graph/kv_cache_update.py).
     """
 
     schema_version: Literal[1]
     name: Text
     created_by: Text
-    executor: Literal["cpu", "tensorrt-rtx", "tensorrt"]
+    executor: Literal["cpu", "tensorrt-rtx", "tensorrt", "torch"]
     compute_dtype: Literal["float32", "float16", "bfloat16"]
     target: TargetDims
     draft: DraftDims
@@ -126,6 +128,16 @@ class Manifest(StrictRecord):
         return min(context, self.draft.max_position_embeddings or context)
 
     @property
+    def is_on_cpu(self) -> bool:
+        """Whether the CPU's executor runs it, whose caches grow as tokens come."""
+        return self.executor == "cpu"
+
+    @property
+    def draws(self) -> bool:
+        """Whether the target's graphs draw tokens and settle steps themselves."""
+        return self.executor == TORCH or (self.engines is not None and self.engines.draws)
+
+    @property
     def graph_form(self) -> GraphForm:
         """The form of the bundle's graphs."""
         pool, engines = self.page_pool, self.engines
@@ -135,10 +147,13 @@ class Manifest(StrictRecord):
             page_size=None if pool is None else pool.page_size,
             windows=() if pool is None else pool.windows,
             cache_dtype=CacheDtype(self.kv_dtype),
-            draws=engines is not None and engines.draws,
+            draws=self.draws,
             replay=None if self.target.recurrent is None else self.limits.block_size,
         )
-        return form if engines is None else form.with_pages(pool)
+        if self.executor == TORCH:
+            length = engine_cache_length(self.limits, self.target.sizes, form)
+            form = replace(form, cache_length=length)
+        return form if self.is_on_cpu else form.with_pages(pool)
 
     @model_validator(mode="after")
     def _fit_together(self) -> Manifest:
@@ -146,11 +161,11 @@ class Manifest(StrictRecord):
             raise ValueError("limits.block_size exceeds draft.trained_block_size")
         if self.draft.mask_token_id >= self.target.vocab_size:
             raise ValueError("draft.mask_token_id is outside the vocabulary")
-        if (self.engines is None) != (self.executor == "cpu"):
+        if (self.engines is None) != (self.executor in ("cpu", TORCH)):
             raise ValueError(f"engines do not go with executor {self.executor}")
-        if (self.compute_dtype == "float32") != (self.executor == "cpu"):
+        if self.executor != TORCH and (self.compute_dtype == "float32") != self.is_on_cpu:
             raise ValueError(f"{self.compute_dtype} does not go with executor {self.executor}")
-        if self.engines is not None and (self.target.int8 or self.draft.int8):
+        if not self.is_on_cpu and (self.target.int8 or self.draft.int8):
             raise ValueError(f"products in int8 do not go with executor {self.executor}")
         if self.engines is not None and self.engines.draws and self.executor != "tensorrt":
             raise ValueError(f"engines that draw do not go with executor {self.executor}")

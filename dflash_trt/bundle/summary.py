@@ -54,7 +54,7 @@ def cache_line(manifest: Manifest) -> str:
     if scales in (0, wanted):
         stated = "scales from the checkpoints" if scales else "scales of 1"
     held = "codes"
-    if manifest.engines is None:
+    if not manifest.graph_form.holds_codes:
         narrow = replace(manifest.graph_form, precision=Precision.BFLOAT16)
         of_engines = (cache_bytes_per_token(dims.sizes, narrow) for dims in models)
         held = (
@@ -83,7 +83,7 @@ def page_pool_line(manifest: Manifest) -> str | None:
         )
         + f"at most {pool.positions:,} tokens in "
         f"{pages * page + sum(own * size for own, size in kinds.values()):,} bytes, "
-        + ("taken as tokens come" if manifest.engines is None else "allocated whole")
+        + ("taken as tokens come" if manifest.is_on_cpu else "allocated whole")
     )
 
 
@@ -168,7 +168,7 @@ def experts_line(manifest: Manifest) -> str | None:
     if experts is None:
         return None
     form = "each chosen one taken once a call, row by row (a loop in the graph)"
-    if manifest.executor != "cpu":
+    if manifest.compute_dtype != "float32":
         form = "each row gathers the weights of its own (no MoE kernel is used)"
     shared = f", beside one of ffn {experts.shared} for every row" if experts.shared else ""
     return (

@@ -10,14 +10,14 @@ from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 
-from dflash_trt.backends.tensorrt.library import LIBRARIES
+from dflash_trt.backends.tensorrt.library import LIBRARIES, TORCH
 from dflash_trt.errors import DflashError
 from dflash_trt.models.draft_kinds import TRAITS, DraftTraits
 from dflash_trt.models.pair_check import Pair
 from dflash_trt.models.sizes import HYBRIDS, TWO_HEADS
 
 CPU, RTX, TENSORRT, TRTLLM = "cpu", *LIBRARIES, "trtllm"
-EXECUTORS = (CPU, RTX, TENSORRT, TRTLLM)
+EXECUTORS = (CPU, RTX, TENSORRT, TORCH, TRTLLM)
 PLUGINS = "--plugins"
 
 
@@ -102,22 +102,31 @@ TABLE: Mapping[Feature, Mapping[str, Refusal]] = {
     Feature.FLOAT32: {RTX: _NO_FLOAT32, TENSORRT: _NO_FLOAT32, TRTLLM: _AS_PUBLISHED},
     Feature.FLOAT16: {CPU: _CPU_FLOAT32, TRTLLM: _AS_PUBLISHED},
     Feature.BFLOAT16: {CPU: _CPU_FLOAT32},
-    Feature.INT8: dict.fromkeys((RTX, TENSORRT, TRTLLM), _CPU_INT8),
+    Feature.INT8: dict.fromkeys((RTX, TENSORRT, TORCH, TRTLLM), _CPU_INT8),
     Feature.QUANTIZED: {},
     Feature.ARCH: {
         CPU: Refusal(
             "'{value}' is for engines; the CPU executor runs the graphs themselves",
             "add --executor tensorrt-rtx, or leave it out",
         ),
+        TORCH: Refusal(
+            "'{value}' is for engines; PyTorch runs one bundle on every GPU", "leave it out"
+        ),
         TRTLLM: _IDLE,
     },
     Feature.PROFILE: {
         CPU: Refusal("profiles describe GPUs; executor cpu has none", "leave it out"),
+        TORCH: Refusal("PyTorch runs one bundle on every GPU, without profiles", "leave it out"),
     },
-    Feature.KERNELS: {CPU: _TENSORRT_ALONE, RTX: _TENSORRT_ALONE, TRTLLM: _IDLE},
+    Feature.KERNELS: {
+        CPU: _TENSORRT_ALONE,
+        RTX: _TENSORRT_ALONE,
+        TORCH: Refusal("PyTorch's executor uses this project's kernels anyway", "leave it out"),
+        TRTLLM: _IDLE,
+    },
     Feature.HASHES: {TRTLLM: _IDLE},
-    Feature.PROMPT_LOOKUP: {RTX: _CPU_ALONE, TENSORRT: _CPU_ALONE, TRTLLM: _CPU_ALONE},
-    Feature.DEPLOYMENT: dict.fromkeys((CPU, RTX, TENSORRT), _DEPLOYMENTS_ALONE),
+    Feature.PROMPT_LOOKUP: dict.fromkeys((RTX, TENSORRT, TORCH, TRTLLM), _CPU_ALONE),
+    Feature.DEPLOYMENT: dict.fromkeys((CPU, RTX, TENSORRT, TORCH), _DEPLOYMENTS_ALONE),
 }
 """What executors cannot do; what is not named they can."""
 
@@ -206,7 +215,7 @@ def check_pair_features(pair: Pair, wanted: Iterable[PairFeature]) -> None:
 def render() -> Iterator[str]:
     """The table as lines of Markdown: features by executor, then kinds of models by feature."""
     yield f"| feature | option | {' | '.join(EXECUTORS)} |"
-    yield "|---|---|---|---|---|---|"
+    yield f"|---|---{'|---' * len(EXECUTORS)}|"
     for feature in Feature:
         refusals = (find_refusal(feature, executor) for executor in EXECUTORS)
         cells = ["yes" if found is None else found.shown for found in refusals]

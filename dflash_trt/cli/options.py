@@ -340,8 +340,8 @@ def parse_numbers(text: str, option: str) -> list[float]:
 
 
 def name_threads(manifest: Manifest, threads: int) -> str:
-    """The threads behind a measurement, for the end of its line; none where engines run."""
-    if manifest.engines is not None:
+    """The threads behind a measurement, for the end of its line; none where a device runs."""
+    if not manifest.is_on_cpu:
         return ""
     return f", {threads} CPU thread{'s'[: threads > 1]}"
 

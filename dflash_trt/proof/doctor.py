@@ -44,6 +44,7 @@ def examine() -> list[Finding]:
         _check("run --precision int8", _run_in_int8),
         _check("build TensorRT-RTX engines", _build_rtx_engines),
         _check("build TensorRT engines", _build_engines),
+        _check("run with PyTorch", _run_with_torch),
         _check("compile kernels", _compile_kernels),
         _check("serve models", _serve),
         _check("download checkpoints", _hub),
@@ -138,6 +139,12 @@ def _build_engines() -> str:
     from dflash_trt.backends.tensorrt.library import TENSORRT, load_library
 
     return f"tensorrt {load_library(TENSORRT).__version__}, for the GPU of the machine it is on"
+
+
+def _run_with_torch() -> str:
+    from dflash_trt.backends.registry import check_torch
+
+    return check_torch()
 
 
 def _compile_kernels() -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ from dflash_trt.backends.onnxruntime.int8_probe import check_products
 from dflash_trt.core.files import FileKind, find_file, resolved
 from dflash_trt.errors import DflashError, one_line
 from dflash_trt.graph.bindings import LOGITS, OBSERVED_PREFIX
+from dflash_trt.graph.ending import check_ending
 from dflash_trt.graph.tensors import GraphTensor
 
 # 0: fold Casts of any size. Most output heads exceed 1 GiB; cast at every step and not prepacked,
@@ -37,9 +38,6 @@ ort.set_default_logger_severity(4)
 _WEIGHTS_FOLDER = "session.model_external_initializers_file_folder_path"
 
 _CHECK_IT = "check the bundle with `dflash-trt inspect --verify`"
-
-MAX_NODES = 1 << 20
-"""With every function written out; the largest graph that is built has some ten thousand."""
 
 # A step of one row reads every weight once. In pages of 4 KiB it waits for the place of each page
 # as well: steps took a fifth to a third longer (docs/design/graphs.md). malloc asks for large pages
@@ -126,46 +124,6 @@ def check_session(
 def bind_array(bind: Any, name: str, array: npt.NDArray[Any]) -> None:
     """Binds a host array, input or output, by its address."""
     bind(name, "cpu", 0, array.dtype.type, list(array.shape), array.ctypes.data)
-
-
-def check_ending(model: onnx.ModelProto, where: Path) -> None:
-    """Refuses a graph whose work no tensor in it bounds: a bundle's graph is a program.
-
-    Graphs that are built here have loops with a turn for each element of a tensor, and no loop
-    inside them.
-
-    Raises:
-        DflashError: another loop, another operation that holds a graph, or too many nodes.
-    """
-    functions = {(one.domain, one.name, one.overload): one.node for one in model.functions}
-    counted: dict[object, int] = {}
-
-    def count(nodes: Sequence[onnx.NodeProto], *, in_loop: bool) -> int:
-        """Nodes with all functions written out."""
-        total = len(nodes)
-        sizes = {one for node in nodes if node.op_type == "Size" for one in node.output}
-        for node in nodes:
-            key = (node.domain, node.op_type, node.overload)
-            bodies = [one.g.node for one in node.attribute if one.HasField("g")]
-            if key in functions:
-                if (key, in_loop) not in counted:
-                    counted[key, in_loop] = MAX_NODES  # of one that calls itself
-                    counted[key, in_loop] = count(functions[key], in_loop=in_loop)
-                total += counted[key, in_loop]
-            elif key == ("", "Loop", "") and not in_loop and sizes.intersection(node.input[:1]):
-                total += count(bodies[0], in_loop=True)
-            elif bodies or any(one.graphs for one in node.attribute):
-                raise refusal("a loop that no tensor bounds")
-            if total > MAX_NODES:
-                raise refusal(f"more than {MAX_NODES:,} nodes")
-        return total
-
-    def refusal(what: str) -> DflashError:
-        return DflashError(f"has {what}", where=where, fix="build the bundle again")
-
-    if any("Size" in key or key[0] in ("", "ai.onnx") for key in functions):
-        raise refusal("a function by the name of an operation")
-    count(model.graph.node, in_loop=False)
 
 
 @contextmanager

@@ -46,6 +46,8 @@ TENSORRT = Library(
     "the extra tensorrt brings cuda-python alone, which engines run with",
     (11, 1),
 )
+TORCH = "torch"
+"""The executor that runs the graphs themselves with PyTorch, wherever that runs."""
 LIBRARIES: dict[str, Library] = {library.executor: library for library in (TENSORRT_RTX, TENSORRT)}
 
 

@@ -123,9 +123,9 @@ def _state_bytes(
 def bundle_memory(manifest: Manifest) -> Memory:
     """What a bundle takes; engines count as their files weigh, and hold all from their start.
 
-    On the CPU weights count in the compute type, experts as stored, eight-bit copies in place of
-    what they were made of, and the target's output head twice, since the draft's session packs it
-    once more. Caches grow with tokens up to what counts here (linear ones to twice that for
+    Without engines weights count in the compute type, experts as stored, eight-bit copies in place of
+    what they were made of, and on the CPU the target's output head twice, since the draft's session
+    packs it once more. There caches grow with tokens up to what counts here (linear ones to twice that for
     moments), and a pass's workspace does not count.
     """
     target, draft, engines = manifest.target, manifest.draft, engine_bytes(manifest)
@@ -149,15 +149,15 @@ def bundle_memory(manifest: Manifest) -> Memory:
         if model.int8 is not None:
             stored, decoded = stored + model.int8.weight_bytes, decoded - model.int8.parameters
         weights.append(stored + decoded * item)
-    if not (draft.traits.owns_head or "lm_head" in draft.owned):
+    if manifest.is_on_cpu and not (draft.traits.owns_head or "lm_head" in draft.owned):
         size = item if target.int8 is None else INT8_BYTES
         weights[1] += (draft.token_count or target.vocab_size) * target.hidden_size * size
-    length = limits.max_seq_len
+    length, spare = form.cache_length or limits.max_seq_len, int(not manifest.is_on_cpu)
     return Memory(
         target_weights=weights[0],
         draft_weights=weights[1],
-        target_cache=_allocated(target.sizes, limits, form, pool, length, spare=0),
-        draft_cache=_allocated(draft.sizes, limits, form, pool, length, spare=0),
+        target_cache=_allocated(target.sizes, limits, form, pool, length, spare),
+        draft_cache=_allocated(draft.sizes, limits, form, pool, length, spare),
         states=_state_bytes(target.sizes, limits, form, pool),
         workspace=0,
     )

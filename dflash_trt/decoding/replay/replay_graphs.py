@@ -122,7 +122,7 @@ class ReplayGraphs:
 
     def __init__(self, bundle: Bundle, threads: int, edits: Edits) -> None:
         manifest = bundle.manifest
-        if manifest.engines is not None:
+        if not manifest.is_on_cpu:
             what = f"was built for {manifest.executor}; answers are replayed on the CPU"
             fix = "build the pair with --executor cpu"
             raise DflashError(what, where=bundle.folder, fix=fix, usage=True)
