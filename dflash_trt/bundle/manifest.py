@@ -91,9 +91,9 @@ class Manifest(StrictRecord):
     """`manifest.json`.
 
     `weights` says how the weight files came here: "quantized" where the build quantised a model,
-    whatever became of the other's. `engines` is None for the CPU and for PyTorch, which run the graphs
-    themselves; `page_pool` is None where KV caches are linear. They hold, by `kv_dtype`, the compute type
-    ("auto") or what E4M3 can ("fp8", graph/kv_cache_update.py).
+    whatever became of the other's. `engines` is None for the CPU and for PyTorch, which run the
+    graphs themselves; `page_pool` is None where KV caches are linear. They hold, by `kv_dtype`, the
+    compute type ("auto") or what E4M3 can ("fp8", graph/kv_cache_update.py).
     """
 
     schema_version: Literal[1]

@@ -1,4 +1,4 @@
-"""Whether the work of a graph ends: a bundle's graph is a program, which anybody may have written."""
+"""Whether the work of a graph ends: a bundle's graph is a program, and anybody may write one."""
 
 from __future__ import annotations
 

@@ -164,10 +164,6 @@ def _tensor_scatter(a: Arguments) -> Tensor:
     return cache.scatter_(axis, index.reshape(shape).expand(rows.shape), _cast(rows, cache.dtype))
 
 
-def _scatter_elements(a: Arguments) -> Tensor:
-    return a[0].scatter(a.get("axis", 0), a[1], a[2])
-
-
 def _expand(a: Arguments) -> Tensor:
     return a[0].expand(torch.broadcast_shapes(a[0].shape, tuple(a.integers(1))))
 
@@ -254,14 +250,6 @@ def _is_infinite(a: Arguments) -> Tensor:
     return a[0] == torch.inf if not a.get("detect_negative", 1) else a[0].isinf()
 
 
-def _cast_to(a: Arguments) -> Tensor:
-    return _cast(a[0], TYPES[a.get("to")])
-
-
-def _transpose(a: Arguments) -> Tensor:
-    return a[0].permute(a.get("perm") or list(range(a[0].ndim))[::-1])
-
-
 def _steps(a: Arguments) -> Tensor:
     """Scales as the values that they scale: one, or one for every block along an axis."""
     values, scale, block = a[0], a[1], a.get("block_size", 0)
@@ -280,65 +268,45 @@ def _dequantize(a: Arguments) -> Tensor:
     return _cast(values, TYPES[kind] if kind else a[1].dtype)
 
 
+_PLAIN = """
+Neg neg  Abs abs  Exp exp  Log log  Sqrt sqrt  Sigmoid sigmoid  Tanh tanh  Round round  Not
+logical_not  And logical_and  Or logical_or  Add add  Sub sub  Mul mul  Mod remainder  MatMul matmul
+Equal eq  Less lt  LessOrEqual le  Greater gt  GreaterOrEqual ge  BitwiseAnd bitwise_and
+BitwiseOr bitwise_or  BitwiseXor bitwise_xor  IsNaN isnan  Where where  Clip clamp
+""".split()
+"""Operations of one tensor after another, and what PyTorch calls them."""
+
 OPERATIONS: Mapping[str, Operation] = {
-    **{name: _each(getattr(torch, name.lower())) for name in ("Neg", "Abs", "Exp", "Log", "Sqrt")},
-    **{name: _each(getattr(torch, name.lower())) for name in ("Sigmoid", "Tanh", "Round")},
-    **{name: _each(getattr(torch, f"logical_{name.lower()}")) for name in ("And", "Or", "Not")},
-    "Add": _each(torch.add),
-    "Sub": _each(torch.sub),
-    "Mul": _each(torch.mul),
+    name: _each(getattr(torch, own)) for name, own in zip(_PLAIN[::2], _PLAIN[1::2], strict=True)
+} | {
     "Div": _each(_divide),
-    "Mod": _each(torch.remainder),
-    "MatMul": _each(torch.matmul),
-    "Equal": _each(torch.eq),
-    "Less": _each(torch.lt),
-    "LessOrEqual": _each(torch.le),
-    "Greater": _each(torch.gt),
-    "GreaterOrEqual": _each(torch.ge),
-    "BitwiseAnd": _each(torch.bitwise_and),
-    "BitwiseOr": _each(torch.bitwise_or),
-    "BitwiseXor": _each(torch.bitwise_xor),
-    "BitShift": Operation(_bit_shift),
-    "IsNaN": _each(torch.isnan),
-    "IsInf": Operation(_is_infinite),
-    "Where": _each(torch.where),
-    "Clip": _each(torch.clamp),
+    "Identity": _each(lambda value: value),
     "Min": _fold(torch.minimum),
     "Max": _fold(torch.maximum),
-    "Identity": _each(lambda value: value),
+    "ReduceMax": _reduction(torch.amax),
+    "ReduceSum": _reduction(torch.sum),
+    "ReduceSumSquare": _reduction(lambda x, **how: torch.sum(x * x, **how)),
+    "ArgMax": _arg(torch.argmax),
+    "ArgMin": _arg(torch.argmin),
+    "BitShift": Operation(_bit_shift),
+    "IsInf": Operation(_is_infinite),
     "Gelu": Operation(lambda a: F.gelu(a[0], approximate=a.get("approximate", "none"))),
     "Softmax": Operation(lambda a: a[0].float().softmax(a.get("axis", -1)).to(a[0].dtype)),
-    "Cast": Operation(_cast_to),
+    "Cast": Operation(lambda a: _cast(a[0], TYPES[a.get("to")])),
     "CastLike": Operation(lambda a: _cast(a[0], a[1].dtype)),
-    "Reshape": Operation(_reshape, host=(1,)),
-    "Unsqueeze": Operation(_unsqueeze, host=(1,)),
-    "Squeeze": Operation(_squeeze, host=(1,)),
-    "Slice": Operation(_slice, host=(1, 2, 3, 4)),
-    "Expand": Operation(_expand, host=(1,)),
-    "Pad": Operation(_pad, host=(1, 2, 3)),
-    "Split": Operation(_split, host=(1,)),
-    "Concat": Operation(lambda a: torch.cat(list(a.given), a.get("axis"))),  # type: ignore[arg-type]
-    "Transpose": Operation(_transpose),
+    "Concat": Operation(lambda a: torch.cat([a[at] for at in range(len(a.given))], a.get("axis"))),
+    "Transpose": Operation(lambda a: a[0].permute(a.get("perm") or list(range(a[0].ndim))[::-1])),
     "Shape": Operation(_shape),
     "Size": Operation(lambda a: torch.tensor(a[0].numel())),
     "Constant": Operation(_constant),
-    "ConstantOfShape": Operation(_constant_of_shape, host=(0,)),
-    "Range": Operation(_range, host=(0, 1, 2)),
     "Gather": Operation(_gather),
     "GatherElements": Operation(lambda a: a[0].gather(a.get("axis", 0), a[1])),
     "GatherND": Operation(_gather_nd),
     "ScatterND": Operation(_scatter_nd),
-    "ScatterElements": Operation(_scatter_elements),
+    "ScatterElements": Operation(lambda a: a[0].scatter(a.get("axis", 0), a[1], a[2])),
     "TensorScatter": Operation(_tensor_scatter),
     "NonZero": Operation(lambda a: a[0].nonzero().t()),
     "Unique": Operation(lambda a: a[0].unique(sorted=True)),
-    "TopK": Operation(_top_k, host=(1,)),
-    "ArgMax": _arg(torch.argmax),
-    "ArgMin": _arg(torch.argmin),
-    "CumSum": Operation(_cum_sum, host=(1,)),
-    "ReduceMax": _reduction(torch.amax),
-    "ReduceSum": _reduction(torch.sum),
-    "ReduceSumSquare": _reduction(lambda x, **how: torch.sum(x * x, **how)),
     "Gemm": Operation(_gemm),
     "QuantizeLinear": Operation(_quantize),
     "DequantizeLinear": Operation(_dequantize),
@@ -350,4 +318,15 @@ OPERATIONS: Mapping[str, Operation] = {
     "CausalConvWithState": Operation(fused.convolve),
     "LinearAttentionGate": Operation(fused.gate),
     "LinearAttention": Operation(fused.recur),
+    "Reshape": Operation(_reshape, host=(1,)),
+    "Unsqueeze": Operation(_unsqueeze, host=(1,)),
+    "Squeeze": Operation(_squeeze, host=(1,)),
+    "Slice": Operation(_slice, host=(1, 2, 3, 4)),
+    "Expand": Operation(_expand, host=(1,)),
+    "Pad": Operation(_pad, host=(1, 2, 3)),
+    "Split": Operation(_split, host=(1,)),
+    "ConstantOfShape": Operation(_constant_of_shape, host=(0,)),
+    "Range": Operation(_range, host=(0, 1, 2)),
+    "TopK": Operation(_top_k, host=(1,)),
+    "CumSum": Operation(_cum_sum, host=(1,)),
 }

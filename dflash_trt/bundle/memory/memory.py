@@ -123,10 +123,10 @@ def _state_bytes(
 def bundle_memory(manifest: Manifest) -> Memory:
     """What a bundle takes; engines count as their files weigh, and hold all from their start.
 
-    Without engines weights count in the compute type, experts as stored, eight-bit copies in place of
-    what they were made of, and on the CPU the target's output head twice, since the draft's session
-    packs it once more. There caches grow with tokens up to what counts here (linear ones to twice that for
-    moments), and a pass's workspace does not count.
+    Without engines weights count in the compute type, experts as stored, eight-bit copies in place
+    of what they were made of, and on the CPU the target's output head twice, since the draft's
+    session packs it once more. There caches grow with tokens up to what counts here (linear ones to
+    twice that for moments). A pass's workspace does not count.
     """
     target, draft, engines = manifest.target, manifest.draft, engine_bytes(manifest)
     limits, form, pool = manifest.limits, manifest.graph_form, manifest.page_pool

@@ -19,8 +19,11 @@ from dflash_trt.models.draft import read_draft
 from dflash_trt.models.pair_check import Pair, check_pair
 from dflash_trt.models.target import read_target
 from tests.backends.tensorrt.drawing import Patient
+from tests.backends.tensorrt.test_families_on_engines import LIMITS as LOGIT_LIMITS
+from tests.backends.tensorrt.test_families_on_engines import POOL as LOGIT_POOL
+from tests.backends.tensorrt.test_families_on_engines import TARGETS, check_logits
 from tests.covering import exhaustive
-from tests.lossless.runs import make_requests, write_fitted_eagle, write_fitted_mtp
+from tests.lossless.runs import make_requests, write_fitted_mtp
 from tests.lossless.test_hybrids import PAIR as HYBRID
 from tests.pairs import PairFactory, bundle_pair, caches, write_bundle
 
@@ -105,4 +108,28 @@ def test_tokens_and_accepted_drafts_are_the_cpus(
         assert _told(Generator(one).generate(requests)) == expected  # type: ignore[arg-type]
     assert executor.runner.capture_error is None and executor.runner.captured
     assert executor.lookahead.started or executor.states
+    executor.close()
+
+
+@pytest.mark.parametrize(
+    ("name", "precision", "paged"),
+    [
+        ("windows", Precision.BFLOAT16, True),
+        ("mixture", Precision.FLOAT16, False),
+        *(exhaustive(name, Precision.FLOAT16, True) for name in TARGETS),
+        *(exhaustive(name, Precision.BFLOAT16, False) for name in TARGETS),
+    ],
+)
+def test_narrow_logits_are_near_the_cpus(
+    name: str, precision: Precision, paged: bool, make_pair: PairFactory, tmp_path: Path
+) -> None:
+    """Chunks, rejected rows, a slot that moves; FP8 codes where caches hold them."""
+    built = make_pair(**HYBRID | TARGETS[name])
+    spec = BuildSpec(caches=caches(LOGIT_POOL if paged else None, built.bundle.manifest.kv_dtype))
+    bundle = write_bundle(built.pair, tmp_path / "torch", spec, torch=precision, **LOGIT_LIMITS)
+    executor, cpu = _open(bundle), built.open()
+    # Roundings of bfloat16 are 8 times as large (docs/design/lossless.md, "float16 graphs").
+    bound = 0.24 if precision is Precision.BFLOAT16 else 0.03
+    bound += 0.05 * (spec.caches.kv_dtype == "fp8")
+    check_logits(executor, cpu, bound)
     executor.close()
