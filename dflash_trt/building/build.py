@@ -7,7 +7,7 @@ from pathlib import Path
 
 from dflash_trt.backends.registry import check_torch
 from dflash_trt.backends.tensorrt.build.builder import EngineOptions, local_arch
-from dflash_trt.backends.tensorrt.library import LIBRARIES, find_arch, load_library
+from dflash_trt.backends.tensorrt.library import LIBRARIES, TORCH, find_arch, load_library
 from dflash_trt.building.bundle_writer import build_bundle
 from dflash_trt.building.deployment import BuiltDeployment, build_deployment
 from dflash_trt.building.named_pair import find_config, takes_own_layer
@@ -18,7 +18,7 @@ from dflash_trt.building.spec import BuildSpec
 from dflash_trt.bundle.dims import int8_dims
 from dflash_trt.bundle.manifest import Manifest
 from dflash_trt.bundle.memory.memory import bundle_memory
-from dflash_trt.bundle.support import CPU, TORCH
+from dflash_trt.bundle.support import CPU
 from dflash_trt.core.progress import Progress
 from dflash_trt.core.publish import check_destination
 from dflash_trt.errors import DflashError

@@ -19,11 +19,13 @@ from dflash_trt.bundle.manifest import (
     SCHEMA_VERSION,
     TOKENIZER_FOLDER,
     BundleFile,
+    EngineSet,
+    ExecutorName,
     Manifest,
     Origin,
 )
 from dflash_trt.bundle.memory.cache_bytes import engine_cache_length
-from dflash_trt.bundle.support import CPU, TORCH, PairFeature, check_pair_features
+from dflash_trt.bundle.support import PairFeature, check_pair_features
 from dflash_trt.core.files import FileKind, blob_sha256, copy_small, exists, file_sha256
 from dflash_trt.core.limits import Limits, check_positions, choose_block, choose_pool
 from dflash_trt.core.progress import Progress
@@ -124,7 +126,8 @@ def build_bundle(
     if engines is not None or torch is not None:
         length = engine_cache_length(limits, pair.target.sizes, form)
         form = replace(form, cache_length=length).with_pages(pool)
-    built, executor = None, CPU if torch is None else TORCH
+    built: EngineSet | None = None
+    executor: ExecutorName = "cpu" if torch is None else "torch"
     with staged_folder(destination, overwrite=spec.overwrite) as folder:
         # Beside the bundle in its temporary folder: on its filesystem, and gone when that goes.
         written = folder.with_name("quantized")

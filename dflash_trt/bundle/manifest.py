@@ -25,6 +25,7 @@ PROMPTS_NAME = "prompts.jsonl"
 SCHEMA_VERSION: Literal[1] = 1
 
 
+ExecutorName = Literal["cpu", "tensorrt-rtx", "tensorrt", "torch"]
 Origin = Literal["linked", "copied", "quantized"]
 Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 
@@ -99,7 +100,7 @@ class Manifest(StrictRecord):
     schema_version: Literal[1]
     name: Text
     created_by: Text
-    executor: Literal["cpu", "tensorrt-rtx", "tensorrt", "torch"]
+    executor: ExecutorName
     compute_dtype: Literal["float32", "float16", "bfloat16"]
     target: TargetDims
     draft: DraftDims

@@ -1,122 +1,98 @@
-"""The CPU behind a device's interface: everything happens at once, and graphs are lists of work."""
+"""The CPU behind CUDA's runtime interface: everything is done at once, graphs are lists of work."""
 
 from __future__ import annotations
 
 import ctypes
 import platform
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 
 from dflash_trt.core.free_memory import available_memory
-from dflash_trt.errors import DflashError
-from dflash_trt.hardware.device import SMALLER, Device, HostBytes, align
+from dflash_trt.hardware.device import HostBytes, align
 
-Work = Callable[[], None]
+Work = Callable[[], object]
 
 
-class HostDevice(Device):
-    """Memory of this process. What is enqueued is done when the call returns, unless recorded."""
+class HostCuda:
+    """What Device calls of cuda-python, over this process's memory.
+
+    Functions that are not here have nothing to do: streams are in order, events have passed.
+    """
+
+    cudaError_t = SimpleNamespace(cudaSuccess=0)  # noqa: N815
+    cudaStreamNonBlocking = cudaHostAllocDefault = cudaEventDisableTiming = 0  # noqa: N815
+    cudaMemcpyKind = cudaStreamCaptureMode = SimpleNamespace(  # noqa: N815
+        cudaMemcpyHostToDevice=1,
+        cudaMemcpyDeviceToHost=2,
+        cudaMemcpyDeviceToDevice=3,
+        cudaStreamCaptureModeThreadLocal=1,
+    )
 
     def __init__(self) -> None:
-        self.count, self.name, self.arch = 1, f"this machine's CPU ({platform.machine()})", "cpu"
-        self.total_bytes = available_memory() or 0
         self._blocks: dict[int, HostBytes] = {}
+        self._graphs: dict[int, list[Work]] = {}
         self._recording: list[Work] | None = None
-        self._recorded: dict[int, list[Work]] = {}
-        self._handle = 0
+        move, fill = ctypes.memmove, ctypes.memset
 
-    @property
-    def stream(self) -> int:
-        return 0
+        def each_row(rows: int, work: Callable[[int], object]) -> tuple[int, None]:
+            return self.submit(lambda: [work(row) for row in range(rows)])
 
-    def describe(self) -> dict[str, Any]:
-        return {"name": self.name, "arch": self.arch}
+        self._functions: dict[str, Callable[..., tuple[Any, ...]]] = {
+            "cudaGetDeviceProperties": lambda device: (0, self._properties()),
+            "cudaMemGetInfo": lambda: (0, *[available_memory() or 1 << 62] * 2),
+            "cudaMalloc": self._allocate,
+            "cudaHostAlloc": lambda size, flags: self._allocate(size),
+            "cudaFree": lambda address: (0, self._blocks.pop(address)),
+            "cudaFreeHost": lambda address: (0, self._blocks.pop(address)),
+            "cudaMemcpyAsync": lambda to, start, size, kind, stream: self.submit(
+                lambda: move(to, start, size)
+            ),
+            "cudaMemcpy2DAsync": lambda to, to_pitch, start, pitch, width, rows, kind, stream: (
+                each_row(rows, lambda row: move(to + row * to_pitch, start + row * pitch, width))
+            ),
+            "cudaMemsetAsync": lambda to, value, size, stream: self.submit(
+                lambda: fill(to, value, size)
+            ),
+            "cudaMemset2DAsync": lambda to, pitch, value, width, rows, stream: each_row(
+                rows, lambda row: fill(to + row * pitch, value, width)
+            ),
+            "cudaStreamBeginCapture": lambda stream, mode: self._begin(),
+            "cudaStreamEndCapture": lambda stream: (0, self._end()),
+            "cudaGraphInstantiate": lambda graph, flags: (0, graph),
+            "cudaGraphExecDestroy": lambda graph: (0, self._graphs.pop(graph)),
+            "cudaGraphLaunch": lambda graph, stream: (0, [one() for one in self._graphs[graph]]),
+        }
 
-    def free_bytes(self) -> int:
-        free = available_memory()
-        return 1 << 62 if free is None else free
+    def __getattr__(self, name: str) -> Callable[..., tuple[Any, ...]]:
+        return self._functions.get(name, lambda *arguments: (0, 1))
 
-    def submit(self, work: Work) -> None:
+    def submit(self, work: Work) -> tuple[int, None]:
         """Does `work`, or records it."""
         if self._recording is None:
             work()
         else:
             self._recording.append(work)
+        return 0, None
 
-    def allocate(self, size: int, purpose: str, *, fix: str = SMALLER) -> int:
-        free = self.free_bytes()
-        if size > free:
-            what = f"{purpose} of {size:,} bytes do not fit {self.name}: {free:,} are free"
-            raise DflashError(what, fix=fix)
-        return int(self.allocate_host(size).ctypes.data)
+    def _properties(self) -> SimpleNamespace:
+        name = f"this machine's CPU ({platform.machine()})"
+        return SimpleNamespace(name=name, major=0, minor=0, totalGlobalMem=available_memory() or 0)
 
-    def free(self, address: int) -> None:
-        del self._blocks[address]
+    def _allocate(self, size: int) -> tuple[int, int]:
+        block = np.zeros(size + align(1), np.uint8)
+        address = align(block.ctypes.data)
+        self._blocks[address] = block
+        return 0, address
 
-    def allocate_host(self, size: int) -> HostBytes:
-        block = np.zeros(max(size, 1) + align(1), np.uint8)
-        begin = -block.ctypes.data % align(1)
-        memory: HostBytes = block[begin : begin + max(size, 1)]
-        self._blocks[memory.ctypes.data] = memory
-        return memory
-
-    def free_host(self, memory: HostBytes) -> None:
-        del self._blocks[memory.ctypes.data]
-
-    def copy_rows(
-        self, destination: int, source: int, *, pitch: int, width: int, rows: int
-    ) -> None:
-        for at in range(0, rows * pitch, pitch):
-            self.copy(destination + at, source + at, width)
-
-    def clear(self, address: int, size: int) -> None:
-        self.submit(lambda: _ignore(ctypes.memset(address, 0, size)))
-
-    def clear_rows(self, address: int, *, pitch: int, width: int, rows: int) -> None:
-        for at in range(0, rows * pitch, pitch):
-            self.clear(address + at, width)
-
-    def synchronize(self) -> None:
-        """Nothing is under way."""
-
-    def make_event(self) -> int:
-        return 0
-
-    def record(self, event: int) -> None:
-        """Whatever comes before has been done."""
-
-    def wait(self, event: int) -> None:
-        """Whatever was recorded has been done."""
-
-    def begin_capture(self) -> None:
+    def _begin(self) -> tuple[int, None]:
         self._recording = []
+        return 0, None
 
-    def end_capture(self) -> int:
-        work, self._recording = self._recording, None
-        assert work is not None
-        self._handle += 1
-        self._recorded[self._handle] = work
-        return self._handle
-
-    def abandon_capture(self) -> None:
-        self._recording = None
-
-    def launch(self, graph: int) -> None:
-        for work in self._recorded[graph]:
-            work()
-
-    def destroy_graph(self, graph: int) -> None:
-        del self._recorded[graph]
-
-    def close(self) -> None:
-        self._blocks.clear()
-        self._recorded.clear()
-
-    def _copy(self, destination: int, source: int, size: int, kind: str) -> None:
-        self.submit(lambda: _ignore(ctypes.memmove(destination, source, size)))
-
-
-def _ignore(result: object) -> None:
-    """Drops what a call returns, as work returns nothing."""
+    def _end(self) -> int:
+        assert self._recording is not None
+        handle = max(self._graphs, default=0) + 1
+        self._graphs[handle], self._recording = self._recording, None
+        return handle

@@ -9,7 +9,7 @@ import torch
 from dflash_trt.backends.base import ExecutorLimits
 from dflash_trt.backends.device.executor import DeviceExecutor
 from dflash_trt.backends.device.passes import PassBundle
-from dflash_trt.backends.torch.host import HostDevice
+from dflash_trt.backends.torch.host import HostCuda
 from dflash_trt.backends.torch.passes import CudaPlace, HostPlace, Place, TorchLoader
 from dflash_trt.bundle.bundle import Bundle
 from dflash_trt.errors import DflashError
@@ -27,8 +27,8 @@ def open_place(*, has_kernels: bool = False) -> tuple[Device, Place]:
         DflashError: the GPU is too old, or its kernels cannot be compiled.
     """
     if not torch.cuda.is_available():
-        host = HostDevice()
-        return host, HostPlace(host)
+        host = HostCuda()
+        return Device(host), HostPlace(host)
     device = Device()
     capability = torch.cuda.get_device_capability(0)
     try:

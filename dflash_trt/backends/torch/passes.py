@@ -14,7 +14,7 @@ from dflash_plugins.table import load_kernel, operations
 from torch import Tensor
 
 from dflash_trt.backends.device.passes import Pass, PassBundle
-from dflash_trt.backends.torch.host import HostDevice
+from dflash_trt.backends.torch.host import HostCuda
 from dflash_trt.backends.torch.program import Kept, Node, Program
 from dflash_trt.backends.torch.weights import TYPES, Weights, read_model
 from dflash_trt.core.files import FileKind, find_file
@@ -51,11 +51,11 @@ class Place(Protocol):
 
 
 class HostPlace:
-    """Memory of a HostDevice."""
+    """This process's memory."""
 
     device = torch.device("cpu")
 
-    def __init__(self, host: HostDevice) -> None:
+    def __init__(self, host: HostCuda) -> None:
         self._host = host
 
     def view(self, address: int, shape: tuple[int, ...], kind: torch.dtype) -> Tensor:
@@ -85,7 +85,7 @@ class CudaPlace:
         return torch.cuda.MemPool()
 
     def submit(self, stream: int, pool: Any, work: Callable[[], None]) -> None:
-        own = torch.cuda.ExternalStream(stream, device=self.device)
+        own = torch.cuda.ExternalStream(stream, self.device)  # type: ignore[no-untyped-call]
         with torch.cuda.stream(own), torch.cuda.use_mem_pool(pool):
             work()
 
