@@ -189,8 +189,8 @@ class Program:
                 )
             body = None
             if graph is not None:
-                sides = ([one.name for one in side] for side in (graph.input, graph.output))
-                body = (self._parse(graph.node), *sides)
+                inputs, outputs = ([v.name for v in side] for side in (graph.input, graph.output))
+                body = (self._parse(graph.node), inputs, outputs)
             sizes = [*proto.input], [*proto.output]
             nodes.append(Node(proto.op_type, proto.name, *sizes, attributes, body))
         return nodes
@@ -204,7 +204,9 @@ class Program:
                 left.append(node)
                 continue
             keys = [constants[name][0] if name else "" for name in node.inputs]
-            told = (node.operation, sorted(node.attributes.items(), key=str), keys)
+            told: list[Any] = [node.operation, sorted(node.attributes.items(), key=str), keys]
+            if not keys:  # of a large constant that would tell its ends alone
+                told = [self.name, node.outputs]
             key = hashlib.sha256(repr(told).encode()).hexdigest()
             for at, name in enumerate(node.outputs):
                 constants[name] = f"{key}:{at}", self._later(node, own, at)

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import onnx
 import torch
 from onnx import TensorProto, numpy_helper
 from torch import Tensor
 
-from dflash_trt.core.files import resolved
+from dflash_trt.core.files import find_file
 from dflash_trt.errors import DflashError
 from dflash_trt.quantization.codecs import decode_packed_e2m1
 
@@ -30,6 +32,7 @@ TYPES: dict[int, torch.dtype] = {
 }
 """PyTorch's type for each element type of ONNX that graphs have."""
 
+CHECK_IT = "check the bundle with `dflash-trt inspect --verify`"
 ON_HOST = 64
 """Elements of constants that stay on the host, where shapes are computed."""
 
@@ -58,70 +61,47 @@ class Weights:
         Raises:
             DflashError: its type is unknown, or its data do not lie in a file beside the graph.
         """
-        is_fp4 = tensor.data_type == TensorProto.FLOAT4E2M1
-        if tensor.data_type not in TYPES and not is_fp4:
-            kind = TensorProto.DataType.Name(tensor.data_type)
-            raise DflashError(f"{tensor.name} is {kind}, which nothing here reads", where=graph)
+        is_fp4, dims = tensor.data_type == TensorProto.FLOAT4E2M1, tuple(tensor.dims)
+        kind = torch.uint8 if is_fp4 else TYPES.get(tensor.data_type)
+        if kind is None:
+            what = f"{tensor.name} is {TensorProto.DataType.Name(tensor.data_type)}"
+            raise DflashError(f"{what}, which nothing here reads", where=graph)
         if tensor.data_location != TensorProto.EXTERNAL:
-            return f"{graph}:{tensor.name}", lambda: self._read(tensor)
+            return f"{graph}:{tensor.name}", lambda: from_proto(tensor, self.device)
         place = {one.key: one.value for one in tensor.external_data}
-        name, dims = place.get("location", ""), tuple(tensor.dims)
         try:
             begin, size = int(place["offset"]), int(place["length"])
-            data = self._file(name)[begin : begin + size]
-            is_whole = begin >= 0 and data.numel() == size
-            if is_fp4:
-                is_whole &= 2 * size == torch.Size(dims).numel()
-            else:
-                width = TYPES[tensor.data_type].itemsize
-                is_whole &= size == torch.Size(dims).numel() * width
-        except (KeyError, ValueError, OSError, RuntimeError):
-            is_whole = False
-        if not is_whole:
-            raise DflashError(
-                f"{tensor.name} does not lie in {name or 'a file'} as it says",
-                where=graph,
-                fix="check the bundle with `dflash-trt inspect --verify`",
-            )
+            data = self._file(place["location"])[begin:][:size]
+            wanted = math.prod(dims) * kind.itemsize >> is_fp4
+            if begin < 0 or not size == data.numel() == wanted:
+                raise ValueError(size)
+        except (KeyError, ValueError, OSError, RuntimeError) as error:
+            what = f"{tensor.name} does not lie in a file of the bundle as it says"
+            raise DflashError(what, where=graph, fix=CHECK_IT) from error
 
         def read() -> Tensor:
-            if is_fp4:
-                codes = torch.from_numpy(decode_packed_e2m1(data.reshape(dims[0], -1).numpy()))
-                return codes.to(torch.float8_e4m3fn).reshape(dims).to(self.device)
-            kind = TYPES[tensor.data_type]
             bits = data if data.storage_offset() % kind.itemsize == 0 else data.clone()
+            if is_fp4:
+                codes = decode_packed_e2m1(bits.reshape(dims[0], -1).numpy())
+                return torch.from_numpy(codes).to(torch.float8_e4m3fn).reshape(dims).to(self.device)
             return bits.view(kind).reshape(dims).to(self.device)
 
-        return f"{name}:{begin}:{size}:{tensor.data_type}:{dims}", read
+        return f"{place['location']}:{begin}:{size}:{kind}:{dims}:{is_fp4}", read
 
     def _file(self, name: str) -> Tensor:
         """The bytes of a file, mapped; nothing writes to it."""
         if name not in self._files:
-            path = resolved(self._folder / name)
-            if not name or not path.is_relative_to(resolved(self._folder)):
-                raise ValueError(name)
-            size = path.stat().st_size
-            self._files[name] = torch.from_file(
-                str(path), shared=False, size=size, dtype=torch.uint8
-            )
+            path = find_file(self._folder / name, within=self._folder)
+            size, kind = path.stat().st_size, torch.uint8
+            self._files[name] = torch.from_file(str(path), shared=False, size=size, dtype=kind)
         return self._files[name]
-
-    def _read(self, tensor: TensorProto) -> Tensor:
-        return from_proto(tensor, self.device)
 
 
 def from_proto(tensor: TensorProto, device: torch.device) -> Tensor:
     """A tensor that stands in the graph itself: on the host where it is small."""
-    kind, dims = TYPES[tensor.data_type], tuple(tensor.dims)
-    if tensor.raw_data:
-        value = torch.frombuffer(bytearray(tensor.raw_data), dtype=torch.uint8).view(kind)
-    elif kind.itemsize < 4 and kind.is_floating_point:
-        wide = numpy_helper.to_array(tensor).astype("float32")
-        value = torch.from_numpy(wide).to(kind)
-    else:
-        array = numpy_helper.to_array(tensor).copy()
-        value = torch.from_numpy(array.view("int64") if array.dtype == "uint64" else array)
-    value = value.reshape(dims)
+    array = np.ascontiguousarray(numpy_helper.to_array(tensor)).reshape(-1)
+    bits = torch.from_numpy(array.view(np.uint8).copy())
+    value = bits.view(TYPES[tensor.data_type]).reshape(tuple(tensor.dims))
     return value if value.numel() <= ON_HOST else value.to(device)
 
 
@@ -130,8 +110,4 @@ def read_model(data: bytes, where: str) -> onnx.ModelProto:
     try:
         return onnx.load_from_string(data)
     except Exception as error:  # protobuf's own class
-        raise DflashError(
-            "is not a readable graph",
-            where=where,
-            fix="check the bundle with `dflash-trt inspect --verify`",
-        ) from error
+        raise DflashError("is not a readable graph", where=where, fix=CHECK_IT) from error

@@ -1,0 +1,101 @@
+"""What PyTorch's executor refuses, each in one line: machines, graphs, weights."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+import torch
+
+from dflash_trt.backends.registry import check_torch
+from dflash_trt.backends.torch import open_torch
+from dflash_trt.backends.torch.program import Kept, Program
+from dflash_trt.backends.torch.weights import Weights
+from dflash_trt.errors import DflashError
+
+_HEAD = '<ir_version: 11, opset_import: ["": 24, "own": 1]>\ng (float[N] x) => (float[N] y)\n'
+
+
+def load(folder: Path, nodes: str, *weights: onnx.TensorProto) -> Program:
+    model = onnx.parser.parse_model(f"{_HEAD}{{ {nodes} }}")
+    model.graph.initializer.extend(weights)
+    held = Weights(folder, torch.device("cpu"))
+    return Program(model, held, (), lambda node, tensors: tensors)
+
+
+def weight(place: str, count: int, *, offset: int = 4) -> onnx.TensorProto:
+    tensor = onnx.TensorProto(name="w", data_type=1, dims=[count], data_location=1)
+    for key, value in (("location", place), ("offset", offset), ("length", 4 * count)):
+        tensor.external_data.add(key=key, value=str(value))
+    return tensor
+
+
+def test_a_weight_is_read_from_its_place_and_shapes_are_kept(tmp_path: Path) -> None:
+    np.arange(5, dtype=np.float32).tofile(tmp_path / "w.bin")
+    text = "s = Shape (x)\nb = Expand (w, s)\nz = Add (b, w)\ny = Add (x, z)"
+    program, kept = load(tmp_path, text, weight("w.bin", 3)), Kept()
+    for _ in range(2):
+        made = program.run({"x": torch.tensor([1.0, 2.0, 3.0])}, kept)
+        assert made["y"].tolist() == [3.0, 6.0, 9.0]
+    assert kept.statics.keys() == {"s", "b", "z"}
+    with pytest.raises(DflashError, match=r"^g\.onnx: PyTorch cannot run Expand .*\n?$"):
+        program.run({"x": torch.zeros(2)}, Kept())
+
+
+@pytest.mark.parametrize(
+    ("nodes", "tensors", "reason"),
+    [
+        ("y = own.Ask (x)", [], "own::Ask, which"),
+        ("y = Loop (x)", [], "ai.onnx::Loop, which"),
+        ("y = Add (x, w)", [weight("w.bin", 30)], "w does not lie in a file"),
+        ("y = Add (x, w)", [weight("w.bin", 3, offset=-4)], "w does not lie in a file"),
+        ("y = Add (x, w)", [weight("none.bin", 3)], "none.bin: no such file"),
+        ("y = Add (x, w)", [weight("../w.bin", 3)], "w.bin"),
+        ("y = Add (x, w)", [onnx.TensorProto(name="w", data_type=8)], "w is STRING"),
+    ],
+)
+def test_graphs_are_refused_as_they_are_loaded(
+    nodes: str, tensors: list[onnx.TensorProto], reason: str, tmp_path: Path
+) -> None:
+    folder = tmp_path / "bundle"
+    folder.mkdir()
+    for place in (folder, tmp_path):
+        np.zeros(5, np.float32).tofile(place / "w.bin")
+    with pytest.raises(DflashError, match=reason) as caught:
+        load(folder, nodes, *tensors)
+    assert "\n" not in caught.value.message
+
+
+def test_an_attribute_that_nobody_knows_is_not_passed_over(tmp_path: Path) -> None:
+    program = load(tmp_path, "t = Softmax <what = 1> (x)\ny = Identity (t)")
+    with pytest.raises(DflashError, match="cannot run Softmax"):
+        program.run({"x": torch.zeros(2)}, Kept())
+
+
+class _Old:
+    """A GPU with a capability of its own."""
+
+    name = "Old GPU"
+    is_closed = False
+
+    def close(self) -> None:
+        self.is_closed = True
+
+
+def test_old_gpus_and_missing_packages_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    device: Any = _Old()
+    cuda = SimpleNamespace(is_available=lambda: True, get_device_capability=lambda index: (7, 5))
+    monkeypatch.setattr(open_torch.torch, "cuda", cuda)
+    monkeypatch.setattr(open_torch, "Device", lambda: device)
+    with pytest.raises(DflashError, match=r"capability 7\.5; PyTorch's executor needs 8\.0"):
+        check_torch()
+    assert device.is_closed
+    monkeypatch.setitem(sys.modules, "torch", None)
+    with pytest.raises(DflashError, match="--executor torch needs torch") as caught:
+        check_torch()
+    assert caught.value.fix and "torch" in caught.value.fix
