@@ -79,7 +79,7 @@ def open_executor(
         import_extra("torch", TORCH, "running the bundle")
         from dflash_trt.backends.torch.open_torch import open_programs
 
-        return open_programs(bundle, limits, layout, graphs, threads)
+        return open_programs(bundle.folder, manifest.graph_form, limits, layout, graphs, threads)
     from dflash_trt.backends.onnxruntime.executor import OnnxRuntimeExecutor
 
     executor = OnnxRuntimeExecutor(bundle.folder, limits, layout, threads=threads)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from pathlib import Path
 
 import torch
 
@@ -11,9 +12,9 @@ from dflash_trt.backends.device.executor import DeviceExecutor
 from dflash_trt.backends.device.passes import PassBundle
 from dflash_trt.backends.torch.host import HostCuda
 from dflash_trt.backends.torch.passes import CudaPlace, HostPlace, Place, TorchLoader
-from dflash_trt.bundle.bundle import Bundle
 from dflash_trt.errors import DflashError
 from dflash_trt.graph.bindings import GRAPH_NAMES, GraphName
+from dflash_trt.graph.form import GraphForm
 from dflash_trt.graph.tensors import CacheLayout
 from dflash_trt.hardware.device import Device
 
@@ -50,13 +51,14 @@ def open_place(*, has_kernels: bool = False) -> tuple[Device, Place]:
 
 
 def open_programs(
-    bundle: Bundle,
+    folder: Path,
+    form: GraphForm,
     limits: ExecutorLimits,
     layout: CacheLayout,
     graphs: Iterable[GraphName],
     threads: int | None,
 ) -> DeviceExecutor:
-    """The executor of a bundle for PyTorch, with those of `graphs` loaded.
+    """The executor of the graphs in `folder`, of `form`, with those of `graphs` loaded.
 
     Raises:
         DflashError: see open_place; or a graph is damaged or unlike its manifest, or there is no
@@ -64,10 +66,9 @@ def open_programs(
     """
     if threads is not None:
         torch.set_num_threads(threads)
-    form = bundle.manifest.graph_form
     device, place = open_place(has_kernels=form.has_kernels)
     has_kernels = form.has_kernels and place.device.type == "cuda"
-    paths = {graph: bundle.folder / f"{graph}.onnx" for graph in GRAPH_NAMES}
+    paths = {graph: folder / f"{graph}.onnx" for graph in GRAPH_NAMES}
     try:
         loader = TorchLoader(place, has_kernels=has_kernels)
         executor = DeviceExecutor(PassBundle(paths, {}, limits, layout, form), device, loader)

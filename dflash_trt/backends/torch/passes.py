@@ -14,6 +14,7 @@ from dflash_plugins.table import load_kernel, operations
 from torch import Tensor
 
 from dflash_trt.backends.device.passes import Pass, PassBundle
+from dflash_trt.backends.tensorrt.build.plugins import hand_over, hand_over_attention
 from dflash_trt.backends.torch.host import HostCuda
 from dflash_trt.backends.torch.program import Kept, Node, Program
 from dflash_trt.backends.torch.weights import TYPES, Weights, read_model
@@ -108,6 +109,11 @@ class TorchLoader:
         path = bundle.paths[graph]
         model = read_model(find_file(path, FileKind.GRAPH).read_bytes(), path.name)
         check_ending(model, path)
+        if self._kernels:
+            assert bundle.form.cache_length is not None
+            sizes = bundle.limits.block_size, bundle.form.cache_length
+            model = hand_over(model, self._kernels)
+            hand_over_attention(model, *sizes, keep_native=graph != "draft")
         if self._weights is None:
             self._weights = Weights(path.parent, self._place.device)
         try:
