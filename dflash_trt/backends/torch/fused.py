@@ -118,18 +118,17 @@ def recur(
     update_rule: str,
 ) -> tuple[Tensor, Tensor]:
     """The gated delta rule row by row (arXiv 2412.06464); states are [B,H,D,D]."""
-    by_key, by_value = (*q.shape[:2], q_num_heads, -1), (*v.shape[:2], kv_num_heads, -1)
-    share = kv_num_heads // q_num_heads
-    q, k = (one.reshape(by_key).repeat_interleave(share, 2) for one in (q, k))
-    values, decay, rows = v.reshape(by_value), g.exp(), []
-    q = q / math.sqrt(q.shape[-1])
+    rows, share, size = q.shape[:2], kv_num_heads // q_num_heads, state.shape[-1]
+    q, k = (one.reshape(*rows, q_num_heads, size).repeat_interleave(share, 2) for one in (q, k))
+    values, decay, results = v.reshape(*rows, kv_num_heads, size), g.exp(), []
+    q = q / math.sqrt(size)
     for at in range(q.shape[1]):
         state = state * decay[:, at, :, None, None]
         known = (k[:, at, :, None] @ state).squeeze(2)
         update = (values[:, at] - known) * beta[:, at, :, None]
         state = state + k[:, at, :, :, None] * update[:, :, None]
-        rows.append((q[:, at, :, None] @ state).squeeze(2))
-    return torch.stack(rows, 1).flatten(2) if rows else torch.zeros_like(v), state
+        results.append((q[:, at, :, None] @ state).squeeze(2))
+    return torch.stack(results, 1).flatten(2) if results else torch.zeros_like(v), state
 
 
 def quantize_fp4(

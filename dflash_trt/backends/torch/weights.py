@@ -99,8 +99,8 @@ class Weights:
 
 def from_proto(tensor: TensorProto, device: torch.device) -> Tensor:
     """A tensor that stands in the graph itself: on the host where it is small."""
-    array = np.ascontiguousarray(numpy_helper.to_array(tensor)).reshape(-1)
-    bits = torch.from_numpy(array.view(np.uint8).copy())
+    array = np.frombuffer(numpy_helper.to_array(tensor).tobytes(), np.uint8)
+    bits = torch.from_numpy(array.copy())
     value = bits.view(TYPES[tensor.data_type]).reshape(tuple(tensor.dims))
     return value if value.numel() <= ON_HOST else value.to(device)
 

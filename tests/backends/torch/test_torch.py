@@ -128,8 +128,11 @@ def test_narrow_logits_are_near_the_cpus(
     spec = BuildSpec(caches=caches(LOGIT_POOL if paged else None, built.bundle.manifest.kv_dtype))
     bundle = write_bundle(built.pair, tmp_path / "torch", spec, torch=precision, **LOGIT_LIMITS)
     executor, cpu = _open(bundle), built.open()
-    # Roundings of bfloat16 are 8 times as large (docs/design/lossless.md, "float16 graphs").
-    bound = 0.24 if precision is Precision.BFLOAT16 else 0.03
+    # Roundings of bfloat16 are 8 times as large (docs/design/lossless.md, "float16 graphs"); a
+    # recurrence divides by the lengths of keys and queries, and carries what that makes of them.
+    bound = 0.03
+    if precision is Precision.BFLOAT16:
+        bound = 0.3 if "recurrent" in name else 0.12
     bound += 0.05 * (spec.caches.kv_dtype == "fp8")
     check_logits(executor, cpu, bound)
     executor.close()
