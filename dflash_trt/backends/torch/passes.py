@@ -6,7 +6,7 @@ import ctypes
 import math
 from collections.abc import Callable
 from types import SimpleNamespace
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from dflash_plugins.operation import DType, TensorSpec
@@ -33,24 +33,6 @@ KINDS = {
 }
 
 
-class Place(Protocol):
-    """Where programs run: a GPU, or this machine's memory."""
-
-    device: torch.device
-
-    def view(self, address: int, shape: tuple[int, ...], kind: torch.dtype) -> Tensor:
-        """The tensor that lies at an address."""
-        ...
-
-    def new_pool(self) -> Any:
-        """Memory of a context's own, which what is captured goes on using."""
-        ...
-
-    def submit(self, stream: int, pool: Any, work: Callable[[], None]) -> None:
-        """Enqueues what `work` enqueues, in `stream`."""
-        ...
-
-
 class HostPlace:
     """This process's memory."""
 
@@ -60,14 +42,16 @@ class HostPlace:
         self._host = host
 
     def view(self, address: int, shape: tuple[int, ...], kind: torch.dtype) -> Tensor:
+        """The tensor that lies at an address."""
         size = math.prod(shape) * kind.itemsize
         raw = (ctypes.c_uint8 * size).from_address(address)
         return torch.frombuffer(raw, dtype=kind).reshape(shape)
 
     def new_pool(self) -> None:
-        return None
+        """Memory of a context's own, which what is captured goes on using: none is needed."""
 
     def submit(self, stream: int, pool: Any, work: Callable[[], None]) -> None:
+        """Enqueues what `work` enqueues, in `stream`."""
         self._host.submit(work)
 
 
@@ -89,6 +73,10 @@ class CudaPlace:
         own = torch.cuda.ExternalStream(stream, self.device)  # type: ignore[no-untyped-call]
         with torch.cuda.stream(own), torch.cuda.use_mem_pool(pool):
             work()
+
+
+Place = HostPlace | CudaPlace
+"""Where programs run: this machine's memory, or a GPU."""
 
 
 class TorchLoader:
