@@ -13,7 +13,7 @@ import numpy as np
 from dflash_trt.core.free_memory import available_memory
 from dflash_trt.hardware.device import HostBytes, align
 
-Work = Callable[[], object]
+HostWork = Callable[[], object]
 
 
 class HostCuda:
@@ -33,8 +33,8 @@ class HostCuda:
 
     def __init__(self) -> None:
         self._blocks: dict[int, HostBytes] = {}
-        self._graphs: dict[int, list[Work]] = {}
-        self._recording: list[Work] | None = None
+        self._graphs: dict[int, list[HostWork]] = {}
+        self._recording: list[HostWork] | None = None
         move, fill = ctypes.memmove, ctypes.memset
 
         def each_row(rows: int, work: Callable[[int], object]) -> tuple[int, None]:
@@ -69,7 +69,7 @@ class HostCuda:
     def __getattr__(self, name: str) -> Callable[..., tuple[Any, ...]]:
         return self._functions.get(name, lambda *arguments: (0, 1))
 
-    def submit(self, work: Work) -> tuple[int, None]:
+    def submit(self, work: HostWork) -> tuple[int, None]:
         """Does `work`, or records it."""
         if self._recording is None:
             work()

@@ -11,7 +11,7 @@ from dflash_trt.backends.base import ExecutorLimits
 from dflash_trt.backends.device.executor import DeviceExecutor
 from dflash_trt.backends.device.passes import PassBundle
 from dflash_trt.backends.torch.host import HostCuda
-from dflash_trt.backends.torch.passes import CudaPlace, HostPlace, Place, TorchLoader
+from dflash_trt.backends.torch.passes import CudaPlace, HostPlace, TorchLoader, TorchPlace
 from dflash_trt.errors import DflashError
 from dflash_trt.graph.bindings import GRAPH_NAMES, GraphName
 from dflash_trt.graph.form import GraphForm
@@ -21,7 +21,7 @@ from dflash_trt.hardware.device import Device
 OLDEST_CAPABILITY = (8, 0)
 
 
-def open_place(*, has_kernels: bool = False) -> tuple[Device, Place]:
+def open_place(*, has_kernels: bool = False) -> tuple[Device, TorchPlace]:
     """The device that programs run on here, and where they lie on it.
 
     Raises:

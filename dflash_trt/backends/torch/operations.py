@@ -24,7 +24,7 @@ Ints = Sequence[int]
 
 
 @dataclass(frozen=True, slots=True)
-class Operation:
+class TorchOperation:
     """How an operation runs, and which of its arguments are read on the host.
 
     `updates`: it is also told whether to write where its first argument lies (`in_place`).
@@ -46,22 +46,22 @@ def _divide(a: Tensor, b: Tensor) -> Tensor:
     return a / b if a.is_floating_point() else torch.div(a, b, rounding_mode="trunc")
 
 
-def _reduce(function: Callable[..., Tensor]) -> Operation:
+def _reduce(function: Callable[..., Tensor]) -> TorchOperation:
     def run(x: Tensor, axes: Ints | None = None, keepdims: int = 1) -> Tensor:
         return function(x, dim=list(range(x.ndim) if axes is None else axes), keepdim=keepdims > 0)
 
-    return Operation(run, host=(1,))
+    return TorchOperation(run, host=(1,))
 
 
-def _arg(function: Callable[..., Tensor]) -> Operation:
+def _arg(function: Callable[..., Tensor]) -> TorchOperation:
     def run(x: Tensor, axis: int = 0, keepdims: int = 1) -> Tensor:
         return function(x, dim=axis, keepdim=keepdims > 0)
 
-    return Operation(run)
+    return TorchOperation(run)
 
 
-def _fold(function: Callable[[Tensor, Tensor], Tensor]) -> Operation:
-    return Operation(lambda *given: functools.reduce(function, given))
+def _fold(function: Callable[[Tensor, Tensor], Tensor]) -> TorchOperation:
+    return TorchOperation(lambda *given: functools.reduce(function, given))
 
 
 def _reshape(x: Tensor, shape: Ints) -> Tensor:
@@ -241,12 +241,12 @@ _OWN: Mapping[str, Callable[..., Any]] = {
     "LinearAttention": fused.recur,
 }
 
-OPERATIONS: Mapping[str, Operation] = {
+OPERATIONS: Mapping[str, TorchOperation] = {
     **{
-        name: Operation(getattr(torch, own))
+        name: TorchOperation(getattr(torch, own))
         for name, own in zip(_PLAIN[::2], _PLAIN[1::2], strict=True)
     },
-    **{name: Operation(run) for name, run in _OWN.items()},
+    **{name: TorchOperation(run) for name, run in _OWN.items()},
     "Min": _fold(torch.minimum),
     "Max": _fold(torch.maximum),
     "ReduceMax": _reduce(torch.amax),
@@ -254,19 +254,19 @@ OPERATIONS: Mapping[str, Operation] = {
     "ReduceSumSquare": _reduce(lambda x, **how: torch.sum(x * x, **how)),
     "ArgMax": _arg(torch.argmax),
     "ArgMin": _arg(torch.argmin),
-    "ScatterND": Operation(_scatter_nd, updates=True),
-    "TensorScatter": Operation(_tensor_scatter, updates=True),
-    "Reshape": Operation(_reshape, host=(1,)),
-    "Unsqueeze": Operation(_unsqueeze, host=(1,)),
-    "Squeeze": Operation(_squeeze, host=(1,)),
-    "Slice": Operation(_slice, host=(1, 2, 3, 4)),
-    "Expand": Operation(
+    "ScatterND": TorchOperation(_scatter_nd, updates=True),
+    "TensorScatter": TorchOperation(_tensor_scatter, updates=True),
+    "Reshape": TorchOperation(_reshape, host=(1,)),
+    "Unsqueeze": TorchOperation(_unsqueeze, host=(1,)),
+    "Squeeze": TorchOperation(_squeeze, host=(1,)),
+    "Slice": TorchOperation(_slice, host=(1, 2, 3, 4)),
+    "Expand": TorchOperation(
         lambda x, shape: x.expand(np.broadcast_shapes(tuple(x.shape), tuple(shape))), host=(1,)
     ),
-    "Pad": Operation(_pad, host=(1, 2, 3)),
-    "Split": Operation(lambda x, sizes, axis=0: x.split(sizes, axis), host=(1,)),
-    "ConstantOfShape": Operation(_constant_of_shape, host=(0,)),
-    "Range": Operation(lambda *bounds: torch.arange(*(n for (n,) in bounds)), host=(0, 1, 2)),
-    "TopK": Operation(_top_k, host=(1,)),
-    "CumSum": Operation(_cum_sum, host=(1,)),
+    "Pad": TorchOperation(_pad, host=(1, 2, 3)),
+    "Split": TorchOperation(lambda x, sizes, axis=0: x.split(sizes, axis), host=(1,)),
+    "ConstantOfShape": TorchOperation(_constant_of_shape, host=(0,)),
+    "Range": TorchOperation(lambda *bounds: torch.arange(*(n for (n,) in bounds)), host=(0, 1, 2)),
+    "TopK": TorchOperation(_top_k, host=(1,)),
+    "CumSum": TorchOperation(_cum_sum, host=(1,)),
 }

@@ -75,7 +75,7 @@ class CudaPlace:
             work()
 
 
-Place = HostPlace | CudaPlace
+TorchPlace = HostPlace | CudaPlace
 """Where programs run: this machine's memory, or a GPU."""
 
 
@@ -88,7 +88,7 @@ class TorchLoader:
             they are written for; else the functions' bodies run.
     """
 
-    def __init__(self, place: Place, *, has_kernels: bool) -> None:
+    def __init__(self, place: TorchPlace, *, has_kernels: bool) -> None:
         self._place = place
         self._kernels = operations() if has_kernels else {}
         self._weights: Weights | None = None
@@ -156,7 +156,7 @@ class TorchLoader:
 class TorchContext:
     """A program over the addresses of one pass after another, all of one shape."""
 
-    def __init__(self, program: Program, place: Place, stream: int) -> None:
+    def __init__(self, program: Program, place: TorchPlace, stream: int) -> None:
         self._program, self._place, self._stream = program, place, stream
         self._pool, self._kept = place.new_pool(), Kept()
         self._bound: Pass | None = None

@@ -22,7 +22,7 @@ from dflash_trt.backends.torch.weights import Constant, Weights, from_proto
 from dflash_trt.errors import DflashError, one_line
 from dflash_trt.graph.functions import TRT_DOMAIN
 
-Launch = Callable[["Node", list[Tensor]], list[Tensor]]
+StartKernel = Callable[["Node", list[Tensor]], list[Tensor]]
 """Starts the kernel of a node of this project's domain over tensors on the device."""
 
 _SHAPES = ("Shape", "Size")
@@ -67,7 +67,11 @@ class Program:
     """
 
     def __init__(
-        self, model: onnx.ModelProto, weights: Weights, kernels: Collection[str], launch: Launch
+        self,
+        model: onnx.ModelProto,
+        weights: Weights,
+        kernels: Collection[str],
+        launch: StartKernel,
     ) -> None:
         self.name, self._weights, self._launch = f"{model.graph.name}.onnx", weights, launch
         self._kernels = frozenset(kernels)

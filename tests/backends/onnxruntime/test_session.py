@@ -7,12 +7,9 @@ from pathlib import Path
 import onnx
 import pytest
 
-from dflash_trt.backends.onnxruntime.session import (
-    MAX_NODES,
-    check_ending,
-    open_session,
-)
+from dflash_trt.backends.onnxruntime.session import open_session
 from dflash_trt.errors import DflashError
+from dflash_trt.graph.ending import MAX_NODES, check_ending
 
 _HEAD = '<ir_version: 11, opset_import: ["": 24, "own": 1]>\ng (float[N] x) => (float[N] y)\n'
 _BODY = "(int64 i, bool go, float[N] a) => (bool on, float[N] b)"

@@ -14,9 +14,11 @@ import torch
 
 from dflash_trt.backends.registry import check_torch
 from dflash_trt.backends.torch import open_torch
+from dflash_trt.backends.torch.fused import quantize_fp4
 from dflash_trt.backends.torch.program import Kept, Program
 from dflash_trt.backends.torch.weights import Weights
 from dflash_trt.errors import DflashError
+from dflash_trt.graph.quantized import round_function
 
 _HEAD = '<ir_version: 11, opset_import: ["": 24, "own": 1]>\ng (float[N] x) => (float[N] y)\n'
 
@@ -75,6 +77,23 @@ def test_an_attribute_that_nobody_knows_is_not_passed_over(tmp_path: Path) -> No
     program = load(tmp_path, "t = Softmax <what = 1> (x)\ny = Identity (t)")
     with pytest.raises(DflashError, match="cannot run Softmax"):
         program.run({"x": torch.zeros(2)}, Kept())
+
+
+def test_four_bits_are_those_of_the_cpus_function() -> None:
+    """NVFP4 as engines' graphs have it, blocks of nothing and of the largest among them."""
+    function, opset = round_function("NVFP4"), onnx.helper.make_opsetid("", 24)
+    node = onnx.helper.make_node("nvfp4_round", ["x", "s"], ["y"], domain="dflash")
+    kinds = {name: onnx.helper.make_tensor_value_info(name, 1, None) for name in "xsy"}
+    graph = onnx.helper.make_graph([node], "g", [kinds["x"], kinds["s"]], [kinds["y"]])
+    opsets = [opset, onnx.helper.make_opsetid("dflash", 1)]
+    model = onnx.helper.make_model(graph, opset_imports=opsets, functions=[function])
+    program = Program(model, Weights(Path(), torch.device("cpu")), (), lambda node, tensors: [])
+    torch.manual_seed(0)
+    x, scale = torch.randn(64, 128) * 4 ** torch.randn(64, 1), torch.tensor(0.01)
+    x[0], x[1] = 0.0, 1e4
+    codes, scales = quantize_fp4(x, scale, -1, 16, 17)
+    steps = (scales.float() * scale).repeat_interleave(16, -1)
+    assert torch.equal(program.run({"x": x, "s": scale}, Kept())["y"], codes * steps)
 
 
 class _Old:

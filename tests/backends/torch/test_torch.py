@@ -50,6 +50,13 @@ def _mtp(factory: PairFactory, folder: Path) -> Pair:
 
 
 _DRAFT = {"block_size": 8, "target_layer_ids": [0, 3]}
+# Their narrow logits have no bound: one rounding less of a norm moves whole steps of an FP4 code.
+QUANTISED: dict[str, Any] = {
+    "family": "qwen3",
+    "target": {"vocab": 64, "num_layers": 4, "head_dim": 32},
+    "quantize": {"target": {"algorithm": "NVFP4", "exclude": ()}, "draft": {"algorithm": "FP8"}},
+    "fit_steps": 60,
+}
 PAIRS = {
     "DFlash": _demo("draft"),
     "DFlash 2": _demo("trio/dflash2"),
@@ -58,6 +65,7 @@ PAIRS = {
     "MTP, hybrid": _mtp,
     "gpt-oss": _demo("gpt_oss/draft", "demo_pair/gpt_oss/target"),
     "hybrid": _tiny(**HYBRID),
+    "quantised": _tiny(draft=_DRAFT, **QUANTISED),
     "Gemma 4": _tiny(
         family="gemma4", target={"vocab": 64, "num_layers": 4, "tie": True}, draft=_DRAFT
     ),
