@@ -22,7 +22,7 @@ from dflash_trt.backends.torch.weights import Constant, Weights, from_proto
 from dflash_trt.errors import DflashError, one_line
 from dflash_trt.graph.functions import TRT_DOMAIN
 
-StartKernel = Callable[["Node", list[Tensor]], list[Tensor]]
+Starter = Callable[["Node", list[Tensor]], list[Tensor]]
 """Starts the kernel of a node of this project's domain over tensors on the device."""
 
 _SHAPES = ("Shape", "Size")
@@ -71,7 +71,7 @@ class Program:
         model: onnx.ModelProto,
         weights: Weights,
         kernels: Collection[str],
-        launch: StartKernel,
+        launch: Starter,
     ) -> None:
         self.name, self._weights, self._launch = f"{model.graph.name}.onnx", weights, launch
         self._kernels = frozenset(kernels)
