@@ -100,7 +100,8 @@ class Weights:
 def from_proto(tensor: TensorProto, device: torch.device) -> Tensor:
     """A tensor that stands in the graph itself: on the host where it is small."""
     array = np.frombuffer(numpy_helper.to_array(tensor).tobytes(), np.uint8)
-    bits = torch.from_numpy(array.copy())
+    bits = torch.empty(len(array), dtype=torch.uint8)  # of nothing, NumPy's has no stride to view
+    bits.numpy()[:] = array
     value = bits.view(TYPES[tensor.data_type]).reshape(tuple(tensor.dims))
     return value if value.numel() <= ON_HOST else value.to(device)
 
