@@ -76,7 +76,7 @@ def build(
         target: a name that `dflash-trt targets` lists, the path of a YAML file, or a folder with
             `target/` and `draft/`; None where `checkpoints` names both.
         output: the folder to write; None is ./NAME-bundle.
-        executor: "cpu", "tensorrt-rtx" or "tensorrt".
+        executor: "cpu", "tensorrt-rtx", "tensorrt" or "torch".
         profile: hardware of the configuration, by name.
         overwrite: replace a bundle that exists.
         progress: is told of each stage.

@@ -108,7 +108,9 @@ def test_tokens_and_accepted_drafts_are_the_cpus(
     pair, spec = PAIRS[name](make_pair, folder), BuildSpec(caches=caches(POOL if paged else None))
     requests = _ask(pair)
     cpu = open_executor(write_bundle(pair, tmp_path / "cpu", spec, **LIMITS), threads=1)
-    expected = _told(Generator(cpu).generate(requests))
+    results = Generator(cpu).generate(requests)
+    expected = _told(results)
+    assert any(one.statistics.accepted_tokens for one in results) or name == "Gemma 4"
     cpu.close()
     bundle = write_bundle(pair, tmp_path / "torch", spec, torch=Precision.FLOAT32, **LIMITS)
     executor = _open(bundle)
