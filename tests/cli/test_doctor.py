@@ -147,6 +147,7 @@ CAPABILITIES = [
     "run --precision int8",
     "build TensorRT-RTX engines",
     "build TensorRT engines",
+    "run with PyTorch",
     "compile kernels",
     "serve models",
     "download checkpoints",
