@@ -101,7 +101,7 @@ class TorchLoader:
             assert bundle.form.cache_length is not None
             sizes = bundle.limits.block_size, bundle.form.cache_length
             model = hand_over(model, self._kernels)
-            hand_over_attention(model, *sizes, keep_native=graph != "draft")
+            hand_over_attention(model, *sizes)
         if self._weights is None:
             self._weights = Weights(path.parent, self._place.device)
         try:
