@@ -27,6 +27,7 @@ from dflash_trt.bundle.memory.memory import (
     bundle_memory,
     engine_memory,
     mask_bytes,
+    split_scratch,
 )
 from dflash_trt.bundle.memory.served import fit_memory, plan_memory
 from dflash_trt.bundle.memory.weight_bytes import (
@@ -234,3 +235,13 @@ def test_a_checkpoint_counts_as_its_config_does(folder: str) -> None:
     assert shape_weight_bytes(target, draft) == shape_weight_bytes(shape.target, shape.draft)
     assert target.sizes.layers == shape.target.sizes.layers
     assert draft.sizes == shape.draft.sizes
+
+
+def test_a_chains_steps_share_a_mask_and_have_no_kernel() -> None:
+    """Its caches have room for a sink, so its attention stays TensorRT's with plugins too."""
+    folder = data_folder("demo_pair/trio/eagle3")
+    pair, limits = find_pair("qwen3-8b"), Limits(50, 4096, 8, 64)
+    draft, form = read_draft(folder).sizes, GraphForm(Precision.BFLOAT16, draws=True)
+    assert draft.features and mask_bytes(pair.target.sizes, draft, limits, form, 4112) == 100 * 4112
+    target = split_scratch(pair.target.sizes, pair.target.sizes, limits, form, 4112)
+    assert split_scratch(pair.target.sizes, draft, limits, form, 4112) == target

@@ -197,8 +197,7 @@ def split_scratch(
     `capacity` is the length of their caches.
     """
     steps = limits.max_batch, limits.block_size
-    calls = [(draft.layers, *steps), (target.layers, *steps)]
-    calls.append((target.layers, 1, limits.prefill_chunk))
+    calls = [(draft, *steps), (target, *steps), (target, 1, limits.prefill_chunk)]
     sizes = (
         scratch_bytes(
             capacity=capacity,
@@ -209,11 +208,11 @@ def split_scratch(
             batch=batch,
             rows=rows,
         )
-        for layers, batch, rows in calls
+        for model, batch, rows in calls
         for heads, head_dim, window in {
             (one.heads, one.head_dim, one.window)
-            for one in layers
-            if is_attended_by_kernel(one, form)
+            for one in model.layers
+            if is_attended_by_kernel(one, form, needs_room=model.needs_sink_room)
         }
     )
     return max(sizes, default=0)
@@ -244,7 +243,9 @@ def mask_bytes(
     In the largest call: rows times `capacity` for a sequence, and for each kind of layer.
     """
     steps = limits.max_batch * limits.block_size
-    calls = [(draft, steps), (target, max(steps, limits.prefill_chunk))]
+    # A chain's steps share one mask, of two rows (graph/caches/native.py).
+    drafts = limits.max_batch * 2 if draft.features else steps
+    calls = [(draft, drafts), (target, max(steps, limits.prefill_chunk))]
     return max(
         rows
         * capacity
@@ -252,7 +253,8 @@ def mask_bytes(
             {
                 (one.window, one.is_causal, one.has_sinks)
                 for one in sizes.layers
-                if one.recurrent is None and not is_attended_by_kernel(one, form)
+                if one.recurrent is None
+                and not is_attended_by_kernel(one, form, needs_room=sizes.needs_sink_room)
             }
         )
         for sizes, rows in calls

@@ -70,11 +70,17 @@ def is_decomposed(layer: LayerSizes, form: GraphForm) -> bool:
     return is_large and not is_attended_by_kernel(layer, form)
 
 
-def is_attended_by_kernel(layer: LayerSizes, form: GraphForm) -> bool:
-    """Whether a kernel of ours attends in a layer: it reads what caches hold, and no more."""
+def is_attended_by_kernel(
+    layer: LayerSizes, form: GraphForm, *, needs_room: bool = False
+) -> bool:
+    """Whether a kernel of ours attends in a layer: it reads what caches hold, and no more.
+
+    None does where a model's linear caches need room for a sink, as a chain's do.
+    """
     if form.has_kernel_caches:
         return layer.recurrent is None
-    return form.has_kernels and _is_plain(layer) and layer.head_dim in HEAD_DIMS
+    has_kernel = _is_plain(layer) and layer.head_dim in HEAD_DIMS
+    return form.has_kernels and has_kernel and not needs_room
 
 
 def _is_plain(layer: LayerSizes) -> bool:
