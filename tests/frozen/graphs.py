@@ -19,7 +19,7 @@ from typing import Any
 import onnx
 from safetensors.numpy import save_file
 
-from dflash_trt.backends.tensorrt.build.plugins import hand_over, hand_over_attention
+from dflash_trt.backends.kernel_calls import hand_over, hand_over_attention
 from dflash_trt.graph.draft import build_draft
 from dflash_trt.graph.form import CacheDtype, GraphForm, Precision
 from dflash_trt.graph.rope_tables import compute_tables

@@ -20,8 +20,8 @@ from dflash_plugins.table import operations
 from dflash_plugins.testing.numeric import Array
 from onnx import TensorProto, helper
 
+from dflash_trt.backends.kernel_calls import hand_over, hand_over_attention
 from dflash_trt.backends.onnxruntime.session import open_session
-from dflash_trt.backends.tensorrt.build.plugins import hand_over, hand_over_attention
 from dflash_trt.graph.form import GraphForm, Precision
 from tests.graph.runner import build
 from tests.pairs import PairFactory, TinyPair

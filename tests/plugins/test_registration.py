@@ -20,7 +20,7 @@ from dflash_plugins.operation import Case, KernelSpec, Operation
 from dflash_plugins.registration import PluginRegistration
 from dflash_plugins.table import main_cases, operations
 
-from dflash_trt.backends.tensorrt.build.plugins import plugin_name
+from dflash_trt.backends.kernel_calls import plugin_name
 from dflash_trt.errors import DflashError
 from dflash_trt.graph.block_attention import block_attention_function
 from dflash_trt.graph.form import CacheDtype, GraphForm, Precision

@@ -14,7 +14,7 @@ from dflash_plugins.table import load_kernel, operations
 from torch import Tensor
 
 from dflash_trt.backends.device.passes import Pass, PassBundle
-from dflash_trt.backends.tensorrt.build.plugins import hand_over, hand_over_attention
+from dflash_trt.backends.kernel_calls import hand_over, hand_over_attention
 from dflash_trt.backends.torch.host import HostCuda
 from dflash_trt.backends.torch.program import Kept, Node, Program
 from dflash_trt.backends.torch.weights import TYPES, Weights, read_model

@@ -70,9 +70,7 @@ def is_decomposed(layer: LayerSizes, form: GraphForm) -> bool:
     return is_large and not is_attended_by_kernel(layer, form)
 
 
-def is_attended_by_kernel(
-    layer: LayerSizes, form: GraphForm, *, needs_room: bool = False
-) -> bool:
+def is_attended_by_kernel(layer: LayerSizes, form: GraphForm, *, needs_room: bool = False) -> bool:
     """Whether a kernel of ours attends in a layer: it reads what caches hold, and no more.
 
     None does where a model's linear caches need room for a sink, as a chain's do.

@@ -16,11 +16,10 @@ from typing import Any, get_args
 import onnx
 from dflash_plugins.operation import KernelCode
 
+from dflash_trt.backends.kernel_calls import hand_over, hand_over_attention
 from dflash_trt.backends.tensorrt.build.monitor import TOTAL_STEPS, make_monitor, make_writer
 from dflash_trt.backends.tensorrt.build.network import check_network, summarize_network
 from dflash_trt.backends.tensorrt.build.plugins import (
-    hand_over,
-    hand_over_attention,
     operation_forms,
     plugin_arch,
     plugin_caches,
