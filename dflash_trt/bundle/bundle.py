@@ -20,6 +20,7 @@ from dflash_trt.core.files import exists, file_sha256, find_file
 from dflash_trt.core.free_memory import stay_within_memory
 from dflash_trt.core.publish import file_error, replace_file
 from dflash_trt.errors import DflashError
+from dflash_trt.hardware.device import has_driver
 from dflash_trt.models.safetensors_header import header_sha256
 from dflash_trt.text.tokenizer import BundleTokenizer
 
@@ -73,7 +74,7 @@ def open_bundle(folder: str | Path) -> Bundle:
 
 def bound_memory(bundle: Bundle) -> None:
     """Lets this process, which will run the bundle's graphs, take no more memory than is free."""
-    if bundle.manifest.executor == "cpu":
+    if bundle.manifest.is_on_cpu or (bundle.manifest.engines is None and not has_driver()):
         stay_within_memory(bundle.find(file.path) for file in bundle.manifest.files)
 
 

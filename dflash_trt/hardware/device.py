@@ -18,7 +18,7 @@ import numpy.typing as npt
 from dflash_trt.errors import DflashError, one_line
 
 MODULE = "cuda.bindings.runtime"
-INSTALL = "pip install 'cuda-python>=13.4'"
+INSTALL = "pip install 'cuda-python>=13.0'"
 SMALLER = "build with a smaller --max-batch or --max-seq-len"
 # What TensorRT wants tensors aligned to; cudaMalloc gives at least as much.
 ALIGNMENT = 256

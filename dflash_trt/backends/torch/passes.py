@@ -17,7 +17,7 @@ from dflash_trt.backends.device.passes import Pass, PassBundle
 from dflash_trt.backends.kernel_calls import hand_over, hand_over_attention
 from dflash_trt.backends.torch.host import HostCuda
 from dflash_trt.backends.torch.program import Kept, Node, Program
-from dflash_trt.backends.torch.weights import TYPES, Weights, read_model
+from dflash_trt.backends.torch.weights import CHECK_IT, TYPES, Weights, read_model
 from dflash_trt.core.files import FileKind, find_file
 from dflash_trt.errors import DflashError, one_line
 from dflash_trt.graph.bindings import GraphName
@@ -106,9 +106,13 @@ class TorchLoader:
             self._weights = Weights(path.parent, self._place.device)
         try:
             program = Program(model, self._weights, self._kernels, self._launch)
-        except RuntimeError as error:  # no memory
+        except DflashError:
+            raise
+        except Exception as error:  # PyTorch has no memory, or the graph's constants no sense
             what = f"PyTorch cannot load it: {one_line(error)}"
-            raise DflashError(what, where=path.name, fix="use a smaller pair") from error
+            raise DflashError(
+                what, where=path.name, fix="use a smaller pair, or " + CHECK_IT
+            ) from error
         wanted = {one.name: (one.element_type, one.shape) for one in bundle.tensors(graph)}
         found = program.inputs | program.outputs
         if differing := {name for name, _ in wanted.items() ^ found.items()}:

@@ -28,6 +28,8 @@ Starter = Callable[["Node", list[Tensor]], list[Tensor]]
 _SHAPES = ("Shape", "Size")
 _RAGGED = ("NonZero", "Unique")
 _LOOPS = ("Loop", "Scan")
+MOST_FOLDED = 256
+"""Nodes that a constant may be made by, each time that one is made of it."""
 
 
 @dataclass(slots=True, eq=False)
@@ -78,6 +80,13 @@ class Program:
         self.inputs = {one.name: _shape(one) for one in model.graph.input}
         self.outputs = {one.name: _shape(one) for one in model.graph.output}
         constants = {one.name: weights.constant(one, self.name) for one in model.graph.initializer}
+        made = {
+            *constants,
+            *self.inputs,
+            *(name for node in model.graph.node for name in node.output),
+        }
+        if missing := self.outputs.keys() - made:
+            raise DflashError(f"never makes {', '.join(sorted(missing))[:200]}", where=self.name)
         self._nodes = self._fold(self._parse(self._inlined(model)), constants)
         read = {name for node in self._nodes for name in _read_by(node)} | self.outputs.keys()
         self._constants = {
@@ -116,7 +125,7 @@ class Program:
                 what = f"PyTorch cannot run {node.operation} ({node.name[:80]}): {one_line(error)}"
                 raise DflashError(what, where=self.name) from error
             for name in node.drops:
-                del values[name]
+                values.pop(name, None)
 
     def _results(self, node: Node, values: dict[str, Tensor], kept: Kept) -> Sequence[Tensor]:
         given: list[Any] = [values[name] if name else None for name in node.inputs]
@@ -201,12 +210,15 @@ class Program:
 
     def _fold(self, nodes: list[Node], constants: dict[str, Constant]) -> list[Node]:
         """The nodes but those of constants alone, which become constants."""
-        left = []
+        left, costs = [], dict[str, int]()
         for node in nodes:
             own = {name: constants.get(name) for name in node.inputs if name}
-            if node.body or node.operation in self._kernels or None in own.values():
+            cost = 1 + sum(costs.get(name, 0) for name in own)
+            is_own = node.body is None and node.operation not in self._kernels
+            if not is_own or None in own.values() or cost > MOST_FOLDED:
                 left.append(node)
                 continue
+            costs.update(dict.fromkeys(node.outputs, cost))
             keys = [constants[name][0] if name else "" for name in node.inputs]
             told: list[Any] = [node.operation, sorted(node.attributes.items(), key=str), keys]
             if not keys:  # of a large constant that would tell its ends alone

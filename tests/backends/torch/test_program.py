@@ -54,6 +54,7 @@ def test_a_weight_is_read_from_its_place_and_shapes_are_kept(tmp_path: Path) -> 
     [
         ("y = own.Ask (x)", [], "own::Ask, which"),
         ("y = Loop (x)", [], "ai.onnx::Loop, which"),
+        ("z = Add (x, x)", [], "never makes y"),
         ("y = Add (x, w)", [weight("w.bin", 30)], "w does not lie in a file"),
         ("y = Add (x, w)", [weight("w.bin", 3, offset=-4)], "w does not lie in a file"),
         ("y = Add (x, w)", [weight("none.bin", 3)], "none.bin: no such file"),
@@ -71,6 +72,20 @@ def test_graphs_are_refused_as_they_are_loaded(
     with pytest.raises(DflashError, match=reason) as caught:
         load(folder, nodes, *tensors)
     assert "\n" not in caught.value.message
+
+
+def test_constants_of_constants_are_made_in_time_that_ends(tmp_path: Path) -> None:
+    """Each of the two before it: made anew for each, the last takes 2^60 additions."""
+    nodes = ["a0 = Constant <value_float = 1.0> ()", "a1 = Identity (a0)"]
+    nodes += [f"a{at} = Sub (a{at - 1}, a{at - 2})" for at in range(2, 89)]
+    program = load(tmp_path, "\n".join([*nodes, "y = Add (x, a88)"]))
+    assert program.run({"x": torch.zeros(2)}, Kept())["y"].tolist() == [-1.0, -1.0]
+
+
+def test_values_that_nobody_makes_are_named(tmp_path: Path) -> None:
+    program = load(tmp_path, "t, z = Add (x, x)\ny = Add (t, z)")
+    with pytest.raises(DflashError, match=r"cannot run Add .*z"):
+        program.run({"x": torch.zeros(2)}, Kept())
 
 
 def test_an_attribute_that_nobody_knows_is_not_passed_over(tmp_path: Path) -> None:
