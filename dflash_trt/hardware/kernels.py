@@ -51,8 +51,8 @@ def check_settled_rows(block_size: int) -> None:
     """Raises DflashError for a block that is more than `accept` has room for."""
     if block_size > MAX_ROWS:
         what = f"a step settles at most {MAX_ROWS} rows, not a block of {block_size}"
-        fix = f"pass --block-size {MAX_ROWS} or less, or leave it out"
-        raise DflashError(what, where="--plugins", fix=fix, usage=True)
+        fix = f"pass {MAX_ROWS} or less; engines without --plugins take more"
+        raise DflashError(what, where="--block-size", fix=fix, usage=True)
 
 
 RECURRENT_HEAD_DIMS = (16, 32, 64, 128)

@@ -174,7 +174,7 @@ def test_what_plugins_need_is_asked_for_before_anything_is_written(
         build(engine_config, *PLUGINS).fails(1, piece)
     monkeypatch.setattr(accept, "MAX_ROWS", 4)
     build(engine_config, *PLUGINS).fails(
-        2, "--plugins: a step settles at most 4 rows, not a block of", "--block-size"
+        2, "--block-size: a step settles at most 4 rows, not a block of", "--block-size"
     )
     build.well(engine_config, *PLUGINS, "--block-size", "4")
 

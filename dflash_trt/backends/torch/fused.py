@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-E2M1_MOST, E4M3_MOST = 6.0, 448.0
+from dflash_trt.quantization.codecs import E2M1_MAX, E4M3_MAX
 
 
 def rms_norm(x: Tensor, scale: Tensor, axis: int = -1, epsilon: float = 1e-5) -> Tensor:
@@ -136,10 +136,10 @@ def quantize_fp4(
 ) -> tuple[Tensor, Tensor]:
     """E2M1 values of blocks of 16, and their E4M3 scales over the input's own (NVFP4)."""
     blocks = x.float().reshape(*x.shape[:-1], -1, block_size)
-    largest = blocks.abs().amax(-1) / (E2M1_MOST * scale.float())
-    scales = largest.clamp(max=E4M3_MOST).to(torch.float8_e4m3fn)
+    largest = blocks.abs().amax(-1) / (E2M1_MAX * scale.float())
+    scales = largest.clamp(max=E4M3_MAX).to(torch.float8_e4m3fn)
     steps = (scales.float() * scale.float())[..., None]
-    values = (blocks / torch.where(steps == 0, 1.0, steps)).clamp(-E2M1_MOST, E2M1_MOST)
+    values = (blocks / torch.where(steps == 0, 1.0, steps)).clamp(-E2M1_MAX, E2M1_MAX)
     size = values.abs()
     unit = torch.where(size < 2, 0.5, torch.where(size < 4, 1.0, 2.0))
     return ((values / unit).round() * unit).flatten(-2), scales

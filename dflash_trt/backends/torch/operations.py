@@ -18,8 +18,8 @@ from torch import Tensor
 
 from dflash_trt.backends.torch import fused
 from dflash_trt.backends.torch.weights import TYPES
+from dflash_trt.quantization.codecs import E4M3_MAX
 
-E4M3_MOST = 448.0
 Ints = Sequence[int]
 
 
@@ -38,7 +38,7 @@ class TorchOperation:
 def cast(value: Tensor, kind: torch.dtype) -> Tensor:
     """`value` as another type; E4M3 saturates, as ONNX has it."""
     if kind is torch.float8_e4m3fn:
-        value = value.float().clamp(-E4M3_MOST, E4M3_MOST)
+        value = value.float().clamp(-E4M3_MAX, E4M3_MAX)
     return value.to(kind)
 
 
