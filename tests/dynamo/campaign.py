@@ -7,11 +7,8 @@ were waited for must be there, with the tokens of this process, which has no dra
 
 from __future__ import annotations
 
-import http.client
 import json
-import os
 import random
-import signal
 import sys
 import threading
 import time
@@ -22,7 +19,7 @@ from typing import Any
 
 import dflash_trt
 from dflash_trt import LoadedPair, Request, SamplingParams
-from tests.dynamo.served import Dynamo, serving
+from tests.dynamo.served import serving
 
 CLIENTS, KILLS = 6, 3
 LEAVING = 0.08
@@ -43,15 +40,6 @@ def make_requests(pair: LoadedPair, count: int) -> list[Request]:
     return made
 
 
-def leave(dynamo: Dynamo, fields: dict[str, Any]) -> None:
-    """Asks for a stream, and closes it at its first line."""
-    connection = http.client.HTTPConnection(dynamo.address, timeout=600)
-    body = json.dumps({**fields, "stream": True})
-    connection.request("POST", "/v1/completions", body, {"content-type": "application/json"})
-    connection.getresponse().readline()
-    connection.close()
-
-
 def run(bundle: Path, count: int) -> dict[str, Any]:
     """The figures of a campaign of `count` requests."""
     with dflash_trt.load(bundle, speculation=False) as pair:
@@ -70,7 +58,9 @@ def run(bundle: Path, count: int) -> dict[str, Any]:
             fields |= {"temperature": one.sampling.temperature, "top_p": one.sampling.top_p}
             fields |= {"seed": one.sampling.seed, "ignore_eos": True}
             if place in leaving:
-                leave(dynamo, {**fields, "prompt": one.prompt_ids})
+                chunks = dynamo.stream(one.prompt_ids, **fields)
+                next(chunks)
+                chunks.close()
                 how = "left"
             else:
                 answer = dynamo.ask(one.prompt_ids, **fields)
@@ -89,7 +79,7 @@ def run(bundle: Path, count: int) -> dict[str, Any]:
                 while done <= count * (2 * place + 1) // (2 * KILLS):
                     time.sleep(0.1)
                 dynamo.wait_whole()
-                os.kill(dynamo.worker_pids()[0], signal.SIGKILL)
+                dynamo.end_busy()
 
         started = time.monotonic()
         with ThreadPoolExecutor(CLIENTS + 1) as pool:
@@ -100,7 +90,7 @@ def run(bundle: Path, count: int) -> dict[str, Any]:
             "bundle": name,
             "requests": count,
             "killed": KILLS,
-            "restarted": sum("another is started" in one for one in dynamo.events),
+            "restarted": dynamo.count_restarts(),
             "seconds": round(time.monotonic() - started, 1),
             "output_tokens": sum(map(len, expected)),
             **seen,

@@ -20,6 +20,7 @@ from dflash_trt.serving.dynamo.token_request import read_request
 from tests.decoding.schedules import MAX_SEQ_LEN, TRAINED_BLOCK, VOCAB_SIZE
 from tests.inspection import shareable_keys
 from tests.standins.executor import PagedFakeExecutor
+from tests.waiting import PATIENCE_S
 
 SIZE, PAGES = 4, 24
 ROOT = Path(__file__).parents[2]
@@ -160,12 +161,16 @@ def test_a_generator_that_does_nothing_more_ends_the_process(phase: str) -> None
         "one.calibrate()",
         "threading.Event().wait()",
     )
-    done = subprocess.run([sys.executable, "-c", "\n".join(lines)], capture_output=True, text=True)
+    command = [sys.executable, "-c", "\n".join(lines)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S)
     assert done.returncode == 1
     assert ("most recent call first" in done.stderr) is (phase == "TURN")
 
 
-def test_commands_say_what_is_missing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_commands_say_what_is_missing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "dynamo", None)  # where it is installed too
     bundle = str(tmp_path / "bundle")
     assert main(["build", "--target", "demo", "-o", bundle]) == 0
     assert main(["dynamo-worker", bundle, "--endpoint", "one.two"]) == 2
