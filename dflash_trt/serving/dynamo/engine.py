@@ -194,7 +194,8 @@ class BundleEngine(LLMEngine):  # type: ignore[misc]  # Dynamo is not installed 
         finally:
             for job in jobs:
                 job.cancelled = True
-            self._jobs.pop(context.id(), None)
+            if self._jobs.get(context.id()) is jobs:  # another may have come by the same id
+                del self._jobs[context.id()]
 
     async def abort(self, context: Any) -> None:
         """Cancels what a client no longer waits for; the next step frees its slots."""
@@ -249,7 +250,7 @@ class BundleEngine(LLMEngine):  # type: ignore[misc]  # Dynamo is not installed 
             if isinstance(event, Failure) or event.result is not None:
                 loop.call_soon_threadsafe(ended.set_result, event)
 
-        trial = Request(prompt_ids=(0, 0), max_tokens=4, ignore_eos=True)
+        trial = Request(prompt_ids=(0, 0), max_tokens=16, ignore_eos=True)
         self._worker.submit(Job(request=trial, listener=listen))
         event = await ended
         if isinstance(event, Failure):

@@ -13,12 +13,13 @@ import os
 import threading
 import time
 from collections.abc import Callable
+from statistics import median_low
 
 from dflash_trt.decoding.worker import Phase
 from dflash_trt.errors import EXIT_FAILED
 
 _log = logging.getLogger(__name__)
-LEAST_HANG_S = 10.0
+LEAST_HANG_S, MOST_HANG_S = 10.0, 60.0
 LOOK_S = 0.5
 
 
@@ -26,7 +27,8 @@ class Pulse:
     """Watches the phases of a `GeneratorWorker`; `beat` is its `on_phase`.
 
     A turn may take as long as its rows would one by one, `most_rows` of them, each as long as the
-    longest turn of the trial; `calibrate` says when that has run. Opening may take any time.
+    median turn of the trial (the longest is that of a busy machine), within 10 to 60 seconds;
+    `calibrate` says when that has run. Opening may take any time.
     `on_look` is called at every look, every half second.
     """
 
@@ -34,7 +36,7 @@ class Pulse:
         self._most_rows, self._on_look = most_rows, on_look
         self._phase, self._number = Phase.OPENING, 0
         self._began_at = time.monotonic()
-        self._longest_s = 0.0
+        self._turns_s: list[float] = []
         self._seen = -1
         self.hang_s = LEAST_HANG_S
         self._ending = threading.Event()
@@ -43,14 +45,15 @@ class Pulse:
     def beat(self, phase: Phase) -> None:
         """Notes that `phase` begins."""
         now = time.monotonic()
-        if self._phase is Phase.TURN:
-            self._longest_s = max(self._longest_s, now - self._began_at)
+        if self._phase is Phase.TURN and not self._thread.is_alive():
+            self._turns_s.append(now - self._began_at)
         self._phase, self._began_at = phase, now
         self._number += 1
 
     def calibrate(self) -> None:
-        """Takes the longest turn until now as the measure, and begins to watch."""
-        self.hang_s = max(LEAST_HANG_S, self._most_rows * self._longest_s)
+        """Takes the turns until now as the measure, and begins to watch."""
+        turn_s = median_low(self._turns_s or [0.0])
+        self.hang_s = min(max(LEAST_HANG_S, self._most_rows * turn_s), MOST_HANG_S)
         self._thread.start()
 
     def close(self) -> None:
