@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import logging
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Protocol
 
 from dflash_trt.core.limits import PagePool
+
+_log = logging.getLogger(__name__)
 
 
 class Publisher(Protocol):
@@ -46,12 +50,14 @@ class SharedPages:
         with self._lock:
             if self._publisher is not None:
                 self._told.update(hashes)
-                self._publisher.publish_stored(
+                told = partial(
+                    self._publisher.publish_stored,
                     token_ids=list(token_ids),
                     num_block_tokens=[self.pool.page_size] * len(keys),
                     block_hashes=hashes,
                     parent_hash=None if parent is None else _hash(parent),
                 )
+                _try(told)
 
     def forgotten(self, key: bytes) -> None:
         """Takes back a page that was given to other tokens."""
@@ -67,7 +73,14 @@ class SharedPages:
         gone = [one for one in hashes if one in self._told]
         if gone and self._publisher is not None:
             self._told.difference_update(gone)
-            self._publisher.publish_removed(gone)
+            _try(partial(self._publisher.publish_removed, gone))
+
+
+def _try(publish: Callable[[], None]) -> None:
+    try:
+        publish()
+    except Exception:  # the page tables are in the middle of a request
+        _log.exception("the router was not told of pages")
 
 
 def _hash(key: bytes) -> int:
