@@ -32,7 +32,9 @@ MIGRATIONS = 3
 _LOOK_S = 0.25
 _ASK_S = 5.0
 _SLACK_S = 10.0
+_START_S = 600.0
 _DIE_WITH_PARENT = 1  # PR_SET_PDEATHSIG of Linux's prctl
+_NAMESPACES = {"DYN_NAMESPACE", "DYN_NAMESPACE_PREFIX", "DYN_NAMESPACE_WORKER_SUFFIX"}
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
@@ -64,10 +66,11 @@ class LocalDynamo:
 
     def __init__(self, options: LocalOptions, on_event: Callable[[str], None]) -> None:
         self._options, self._on_event = options, on_event
-        with bind_port(options.host, options.port, "--openai-port") as bound:
-            self._port: int = bound.getsockname()[1]
+        self._port, *self._ports = _free_ports(options.workers + 1)
+        if options.port:
+            bind_port(options.host, options.port, "--openai-port").close()
+            self._port = options.port
         self.address = client_address(options.host, self._port)
-        self._ports = _free_ports(options.workers)
         self._signals = 0
         self._failures: deque[float] = deque()
         self._frontend: subprocess.Popen[bytes] | None = None
@@ -98,7 +101,7 @@ class LocalDynamo:
 
     def _watch(self, folder: Path, log: IO[bytes] | None, on_ready: Callable[[], None]) -> None:
         """Returns when a signal has come."""
-        ready = False
+        ready, latest = False, time.monotonic() + _START_S
         while not self._signals:
             assert self._frontend is not None
             if (code := self._frontend.poll()) is not None:
@@ -110,6 +113,9 @@ class LocalDynamo:
             if not ready and self._count_ready() == self._options.workers:
                 ready = True
                 on_ready()
+            if not ready and time.monotonic() > latest:
+                what = f"no answer of all workers through the frontend within {_START_S:g} s"
+                raise DflashError(what, fix="see what they wrote (DYN_LOG=info for more)")
             time.sleep(_LOOK_S)
 
     def _note_end(self, place: int, code: int, *, ready: bool) -> None:
@@ -178,7 +184,9 @@ class LocalDynamo:
         }
         planes = ("TCP_RPC", "TCP_RESPONSE_STREAM", "EVENT_PLANE", "SYSTEM")
         own |= {f"DYN_{plane}_HOST": LOOPBACK for plane in planes}
-        return {"DYN_LOG": "error", **os.environ, **own}
+        # The frontend looks for a model in any namespace, and workers have that of ENDPOINT.
+        others = {one: text for one, text in os.environ.items() if one not in _NAMESPACES}
+        return {"DYN_LOG": "error", **others, **own}
 
     def _drain(self) -> int:
         """Lets requests in flight end; the exit code."""
@@ -230,7 +238,7 @@ class LocalDynamo:
 
 
 def _free_ports(count: int) -> list[int]:
-    """Ports for the workers' figures: Dynamo reads their number as 16 bits with a sign."""
+    """Ports below those that connections get: Dynamo reads some as 16 bits with a sign."""
     found: list[int] = []
     candidates = random.sample(range(10000, 1 << 15), 1000)
     while len(found) < count:
