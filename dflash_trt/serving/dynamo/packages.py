@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from importlib import import_module
+from importlib import import_module, metadata
 
 from dflash_trt.errors import DflashError, one_line
 
+VERSION = "1.6"
 _FIX = "pip install --no-deps -r deploy/dynamo/requirements.txt, in an environment of its own"
 
 
@@ -14,6 +15,10 @@ def check_dynamo() -> None:
     try:
         import_module("dynamo.common.backend")
         import_module("prometheus_client")
+        found = metadata.version("ai-dynamo")
     except ImportError as error:
-        what = f"NVIDIA Dynamo 1.6's packages are needed ({one_line(error)})"
+        what = f"NVIDIA Dynamo {VERSION}'s packages are needed ({one_line(error)})"
         raise DflashError(what, fix=_FIX) from error
+    if found.split(".")[:2] != VERSION.split("."):
+        what = f"NVIDIA Dynamo {VERSION}'s packages are needed, and {found} is here"
+        raise DflashError(what, fix=_FIX)
