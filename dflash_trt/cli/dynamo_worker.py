@@ -44,6 +44,7 @@ def command(
     if found is None:
         what = f"{endpoint!r} is not [NAMESPACE].COMPONENT.ENDPOINT"
         raise DflashError(what, where="--endpoint", usage=True)
+    packaging.check()
     opened = open_bundle(bundle)
     load_tokenizer(opened)
     check_dynamo()

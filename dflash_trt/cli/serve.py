@@ -33,7 +33,7 @@ from dflash_trt.core.machine import allow_more_files
 from dflash_trt.core.publish import hold_folder
 from dflash_trt.decoding.tuning.break_even import advise_served
 from dflash_trt.errors import DflashError, install_extra, one_line, refuse_options
-from dflash_trt.hardware.cores import choose_threads
+from dflash_trt.hardware.cores import AUTO, choose_threads
 from dflash_trt.serving.dynamo.local import LocalDynamo, LocalOptions
 from dflash_trt.serving.dynamo.packages import check_dynamo
 from dflash_trt.serving.openai.figures import FrontFigures
@@ -200,6 +200,7 @@ def _serve_dynamo(
     max_restarts: int,
 ) -> int:
     """Runs Dynamo and its workers on this machine to their end; returns the exit code."""
+    packaging.check()
     check_dynamo()
     started = time.monotonic()
     bundle = open_bundle(server.repository)
@@ -209,6 +210,9 @@ def _serve_dynamo(
         raise DflashError(what, where="--served-model-name", usage=True)
     name = front.model_names[0] if front.model_names else bundle.manifest.name
     pool = bundle.manifest.page_pool
+    if packaging.threads == AUTO:  # of which each worker would take all
+        cores = choose_threads(AUTO, bundle.manifest.target.parameters)
+        packaging = replace(packaging, threads=max(1, cores // workers))
     arguments = [str(server.repository), "--served-model-name", name]
     for field in fields(packaging):
         value = getattr(packaging, field.name)

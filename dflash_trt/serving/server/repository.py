@@ -81,6 +81,11 @@ class RepositoryOptions:
     def speculation(self) -> bool:
         return self.drafter != NOBODY
 
+    def check(self) -> None:
+        """Raises DflashError (usage) where options contradict each other."""
+        if not self.speculation and self.block_schedule not in (AUTO, NONE):
+            raise DflashError("needs speculation", where="--block-schedule", usage=True)
+
 
 def write_repository(
     bundle: Path,
@@ -98,8 +103,7 @@ def write_repository(
     opened = open_bundle(bundle)
     check_runnable(opened)
     tokenizer = load_tokenizer(opened)
-    if not options.speculation and options.block_schedule not in (AUTO, NONE):
-        raise DflashError("needs speculation", where="--block-schedule", usage=True)
+    options.check()
     drafter = DFLASH if options.drafter == NOBODY else options.drafter
     check_drafter(opened, drafter)
     schedule = choose_schedule(opened, options.block_schedule, drafter)
