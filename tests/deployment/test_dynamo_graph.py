@@ -69,6 +69,8 @@ def test_its_commands_are_ours_and_its_versions_the_pinned(graph: Any) -> None:
     for component in (frontend, worker):
         assert component["runtimeVersionOverride"] == pinned
         assert main_of(component)["image"] == f"dflash-trt-dynamo:{__version__}"
+    (size,) = re.findall(r"--page-size (\d+)", (FOLDER / "deployment.yaml").read_text("utf-8"))
+    assert f"--kv-cache-block-size={size}" in main_of(frontend)["args"]
     container = main_of(worker)
     assert container["command"][-2:] == ["dflash-trt", "dynamo-worker"]
     read = copy(command).make_context("dynamo-worker", list(container["args"])).params
