@@ -14,7 +14,7 @@ WORKERS ?= 2
 PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup
 PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: demo demo-all real picture test test-exhaustive lint format benchmark clean
+.PHONY: demo demo-all real picture test test-exhaustive test-dynamo lint format benchmark clean
 
 demo: $(VENV)/.installed
 	$(BIN)/dflash-trt doctor
@@ -76,6 +76,10 @@ test-exhaustive: $(VENV)/.installed-test
 	$(BIN)/python -m tests.without_avx512
 	$(PYTEST) -rs -m "exhaustive and not full"
 	$(BIN)/python -m tests.audit
+
+# Workers behind NVIDIA Dynamo's frontend, whose packages (650 MB) no other target brings.
+test-dynamo: $(VENV)/.installed-test $(DYNAMO_VENV)/.installed
+	$(PYTEST) -rs -m "exhaustive or not exhaustive" tests/dynamo
 
 lint: $(VENV)/.installed-test
 	$(BIN)/ruff format --check .
