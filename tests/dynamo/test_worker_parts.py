@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import threading
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -13,7 +15,9 @@ from dflash_trt.cli.main import main
 from dflash_trt.core.limits import PagePool
 from dflash_trt.decoding import Generator, Request, TokenEvent
 from dflash_trt.decoding.logprobs import TokenLogprob
+from dflash_trt.decoding.worker import Phase
 from dflash_trt.errors import DflashError
+from dflash_trt.serving.dynamo import packages, pulse
 from dflash_trt.serving.dynamo.chunks import ChunkWriter, end_together
 from dflash_trt.serving.dynamo.shared_pages import SharedPages
 from dflash_trt.serving.dynamo.token_request import read_request
@@ -149,6 +153,30 @@ def test_the_router_knows_what_can_be_shared() -> None:
     assert not router.parents
 
 
+def test_a_router_that_cannot_be_told_costs_no_request() -> None:
+    pool = PagePool(SIZE, PAGES)
+    limits = {"max_seq_len": MAX_SEQ_LEN, "block_size": TRAINED_BLOCK, "vocab_size": VOCAB_SIZE}
+    request = Request(prompt_ids=tuple(range(13)), max_tokens=9, ignore_eos=True)
+    alone = Generator(PagedFakeExecutor(pool, **limits)).generate([request])[0].token_ids
+    tried: list[str] = []
+
+    class Broken(Router):
+        def publish_stored(self, *_: Any, **__: Any) -> None:
+            tried.append("stored")
+            raise OSError("no router")
+
+        def publish_removed(self, *_: Any) -> None:
+            tried.append("removed")
+            raise OSError("no router")
+
+    generator, pages = Generator(PagedFakeExecutor(pool, **limits)), SharedPages(pool)
+    generator.observe_pages(pages)
+    pages.connect(Broken())
+    assert generator.generate([request])[0].token_ids == alone
+    pages.clear()
+    assert set(tried) == {"stored", "removed"}
+
+
 @pytest.mark.parametrize("phase", ["TURN", "BROKEN"])
 def test_a_generator_that_does_nothing_more_ends_the_process(phase: str) -> None:
     lines = (
@@ -167,6 +195,29 @@ def test_a_generator_that_does_nothing_more_ends_the_process(phase: str) -> None
     assert ("most recent call first" in done.stderr) is (phase == "TURN")
 
 
+def test_one_long_turn_of_the_trial_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = iter([0.0, 0.0, 0.1, 0.1, 40.1, 40.1, 40.3, 40.3])
+    monkeypatch.setattr(pulse.time, "monotonic", lambda: next(clock))
+    one = pulse.Pulse(most_rows=150, on_look=lambda: None)
+    monkeypatch.setattr(one, "_thread", threading.Thread(target=lambda: None))
+    for _ in range(3):  # of 0.1, 40 and 0.2 seconds
+        one.beat(Phase.TURN)
+        one.beat(Phase.IDLE)
+    one.calibrate()
+    assert one.hang_s == pytest.approx(30)
+
+
+def test_another_version_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("dynamo", "dynamo.common", "dynamo.common.backend", "prometheus_client"):
+        monkeypatch.setitem(sys.modules, name, ModuleType(name))
+    for found in ("1.60.0", "1.5.2", "2.0"):
+        monkeypatch.setattr(packages.metadata, "version", lambda _, found=found: found)
+        with pytest.raises(DflashError, match=f"{found} is here"):
+            packages.check_dynamo()
+    monkeypatch.setattr(packages.metadata, "version", lambda _: "1.6.7")
+    packages.check_dynamo()
+
+
 def test_commands_say_what_is_missing(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -177,6 +228,8 @@ def test_commands_say_what_is_missing(
     assert main(["serve", bundle, "--dynamo", "2", "--grpc-port", "1"]) == 2
     assert "--grpc-port: is a Triton server's" in capsys.readouterr().err
     for command in (["dynamo-worker", bundle], ["serve", bundle, "--dynamo", "2"]):
+        assert main([*command, "--drafter", "none", "--block-schedule", "4"]) == 2
+        assert "--block-schedule: needs speculation" in capsys.readouterr().err
         assert main(command) == 1
         assert "deploy/dynamo/requirements.txt" in capsys.readouterr().err
 
