@@ -13,7 +13,6 @@ import os
 import threading
 import time
 from collections.abc import Callable
-from statistics import median_low
 
 from dflash_trt.decoding.worker import Phase
 from dflash_trt.errors import EXIT_FAILED
@@ -27,7 +26,7 @@ class Pulse:
     """Watches the phases of a `GeneratorWorker`; `beat` is its `on_phase`.
 
     A turn may take as long as its rows would one by one, `most_rows` of them, each as long as the
-    median turn of the trial (the longest is that of a busy machine), within 10 to 60 seconds;
+    shortest turn of the trial, which other processes disturb least, within 10 to 60 seconds;
     `calibrate` says when that has run. Opening may take any time.
     `on_look` is called at every look, every half second.
     """
@@ -52,7 +51,7 @@ class Pulse:
 
     def calibrate(self) -> None:
         """Takes the turns until now as the measure, and begins to watch."""
-        turn_s = median_low(self._turns_s or [0.0])
+        turn_s = min(self._turns_s, default=0.0)
         self.hang_s = min(max(LEAST_HANG_S, self._most_rows * turn_s), MOST_HANG_S)
         self._thread.start()
 
