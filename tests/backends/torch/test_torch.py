@@ -97,6 +97,7 @@ def _open(bundle: Bundle) -> DeviceExecutor:
     return executor
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("paged", [False, True], ids=["linear", "paged"])
 @pytest.mark.parametrize("name", NAMES)
 def test_tokens_and_accepted_drafts_are_the_cpus(
