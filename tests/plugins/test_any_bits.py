@@ -28,7 +28,7 @@ from dflash_trt.models.sizes import RecurrentSizes
 from tests.covering import exhaustive
 from tests.plugins.interpreter import Interpreter
 
-SEEDS, SEEDS_DAILY = 40, 1
+SEEDS = 40
 INTEGERS = (-1, 0, 1, 2, 17, 10**6, 10**8, -(10**8), 2**31 - 1, -(2**31), 2**62, -(2**63))
 FLOATS = (np.nan, np.inf, -np.inf, 6e4, -6e4, 0.0, -0.0, 1e-40, 1.0, -1.0)
 TOPS = (-1.0, 0.0, np.nan, np.inf, 1e-300, 0.5, 1.0, 2.0)
@@ -121,12 +121,11 @@ CASES = cases()
 
 
 @pytest.mark.parametrize("name", CASES)
-@pytest.mark.parametrize(
-    "seeds", [range(SEEDS_DAILY), exhaustive(range(SEEDS_DAILY, SEEDS))], ids=["few", "rest"]
-)
-def test_no_bits_lead_a_kernel_astray(interpreter: Interpreter, name: str, seeds: range) -> None:
+@pytest.mark.parametrize("rest", [False, exhaustive(True)], ids=["few", "rest"])
+def test_no_bits_lead_a_kernel_astray(interpreter: Interpreter, name: str, rest: bool) -> None:
     case, tactic = CASES[name]
-    for seed in seeds:
+    daily = 3 if name.startswith("update") else 1  # a quick kernel; a far page comes third
+    for seed in range(daily, SEEDS) if rest else range(daily):
         try:
             found = interpreter.run(
                 case.operation.name, any_bits(case, seed), case.attributes, tactic
