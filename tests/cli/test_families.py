@@ -151,13 +151,12 @@ def gemma(make_pair: PairFactory) -> TinyPair:
 def test_engines_with_kernels_attend_by_ours(
     gemma: TinyPair, tmp_path: Path, capsys: pytest.CaptureFixture[str], layout: str
 ) -> None:
-    """Where TensorRT has no kernel for heads of 32; over pages in every layer."""
+    """In every layer of a target: TensorRT has no kernel for its heads of 32, or for pages."""
     found = build_with_kernels(gemma, tmp_path, "--kv-layout", layout, largest=16)
     kernel = "block_attention" + "_paged" * (layout == "paged")
     for graph in ("target", "target_only"):
         assert found[graph][kernel] == "plugin"
-        is_native = "native" in found[graph].values()
-        assert is_native == (layout == "linear")
+        assert "native" not in found[graph].values()
     assert main(["inspect", str(tmp_path / "bundle")]) == 0
     assert "one projection, their attention by a kernel of ours" in capsys.readouterr().out
 
