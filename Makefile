@@ -58,7 +58,7 @@ real: $(SMOLLM2)/config.json
 	$(BIN)/dflash-trt tune $(REAL) $(REAL_SETS) --limit-prompts 6
 	$(BIN)/dflash-trt tune $(REAL)-fp32 $(REAL_SETS) --limit-prompts 3 --block-size 3,4,6,8
 	$(BENCH) served-demo $(REAL) --output-dir build/real --runs 1 --osl 64 --blocks 4 --concurrency 1,2,4,8 --end-at-eos \
-	  --beside 'DFlash in float32, tuned=$(REAL)-fp32'
+	  --beside 'DFlash 2 in float32, tuned=$(REAL)-fp32'
 	@echo 'talk to it: $(BIN)/dflash-trt generate $(REAL) --chat; open build/real/report.html'
 
 # The README's picture: a race of the real pair, tuned, in Chromium.

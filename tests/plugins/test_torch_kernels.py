@@ -12,7 +12,7 @@ from dflash_trt.bundle.bundle import open_bundle
 from dflash_trt.decoding import Generator, Request, SamplingParams
 from dflash_trt.graph.form import Precision
 from tests.pairs import PairFactory, caches, write_bundle
-from tests.plugins.interpreter import Interpreter
+from tests.plugins.interpreter import Interpreter, tell_tensors
 
 POOL = {"page_size": 8, "pages": 24}
 REQUESTS = [
@@ -31,6 +31,7 @@ def decode(folder: Path, has_kernels: bool) -> tuple[list[tuple[int, ...]], int]
     from dflash_trt.backends.torch import open_torch, passes
 
     started = []
+    tell_tensors([])  # PyTorch's are its own affair
 
     class Loader(passes.TorchLoader):
         def _launch(self, node, tensors):  # type: ignore[no-untyped-def]

@@ -126,7 +126,7 @@ def test_every_step_of_make_real(tmp_path: Path, tritonserver: TritonServerBinar
         choose_schedule(int8, str(fp32.folder / SCHEDULE_NAME))
     report = (output / "report.html").read_text("utf-8")
     ways = ("in int8, block 4", "in int8, tuned", "in float32, tuned")
-    assert all(name in report for name in ("target_only", *(f"DFlash {way}" for way in ways)))
+    assert all(name in report for name in ("target_only", *(f"DFlash 2 {way}" for way in ways)))
 
 
 def _steps(bundle: Path) -> list[list[str]]:
