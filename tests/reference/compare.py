@@ -54,6 +54,19 @@ def stack_error(layers: int, additions: int = 400) -> float:
     return float(sum_error(layers * additions, 1.0, epsilon(np.float32)))
 
 
+def narrow_error(layers: int, dtype: Any, *, recurrent: bool = False) -> float:
+    """Share of the largest logit that a graph in `dtype` may be off, whose sums are in float32.
+
+    A layer stores about 20 results, one after another, or rounds a product's weights: two norms, q
+    or k with its norm and RoPE, scores, weights, values, their product, gate, activation, its
+    product, the way down, two residual sums. Embedding, last norm and head are one layer more. A
+    recurrent layer divides keys and queries by their lengths, and its state carries on what that
+    makes of every rounding: four times as many.
+    """
+    roundings = 80 if recurrent else 20
+    return float(sum_error((layers + 1) * roundings, 1.0, epsilon(dtype)))
+
+
 def assert_bitwise_equal(a: Any, b: Any, name: str) -> None:
     """Fails unless `a` and `b` have one shape, one dtype and the same bits.
 

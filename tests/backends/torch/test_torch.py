@@ -6,6 +6,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import ml_dtypes
+import numpy as np
 import pytest
 
 from dflash_trt.backends.device.executor import DeviceExecutor
@@ -26,6 +28,7 @@ from tests.covering import exhaustive
 from tests.lossless.runs import make_requests, write_fitted_mtp
 from tests.lossless.test_hybrids import PAIR as HYBRID
 from tests.pairs import PairFactory, bundle_pair, caches, write_bundle
+from tests.reference.compare import narrow_error
 
 LIMITS = {"max_batch": 3, "max_seq_len": 160, "prefill_chunk": 40}
 POOL = {"page_size": 8, "pages": 60}
@@ -139,11 +142,8 @@ def test_narrow_logits_are_near_the_cpus(
     spec = BuildSpec(caches=caches(LOGIT_POOL if paged else None, built.bundle.manifest.kv_dtype))
     bundle = write_bundle(built.pair, tmp_path / "torch", spec, torch=precision, **LOGIT_LIMITS)
     executor, cpu = _open(bundle), built.open()
-    # Roundings of bfloat16 are 8 times as large (docs/design/lossless.md, "float16 graphs"); a
-    # recurrence divides by the lengths of keys and queries, and carries what that makes of them.
-    bound = 0.03
-    if precision is Precision.BFLOAT16:
-        bound *= 16 if "recurrent" in name else 8
+    dtype = ml_dtypes.bfloat16 if precision is Precision.BFLOAT16 else np.float16
+    bound = narrow_error(len(built.pair.target.sizes.layers), dtype, recurrent="recurrent" in name)
     bound += 0.05 * (spec.caches.kv_dtype == "fp8")
     check_logits(executor, cpu, bound)
     executor.close()
