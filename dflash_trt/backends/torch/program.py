@@ -28,6 +28,7 @@ Starter = Callable[["Node", list[Tensor]], list[Tensor]]
 _SHAPES = ("Shape", "Size")
 _RAGGED = ("NonZero", "Unique")
 _LOOPS = ("Loop", "Scan")
+_DECODED = ["DequantizeLinear"] * 2
 MOST_FOLDED = 256
 """Nodes that a constant may be made by, each time that one is made of it."""
 
@@ -87,7 +88,10 @@ class Program:
         }
         if missing := self.outputs.keys() - made:
             raise DflashError(f"never makes {', '.join(sorted(missing))[:200]}", where=self.name)
-        self._nodes = self._fold(self._parse(self._inlined(model)), constants)
+        nodes = self._parse(self._inlined(model))
+        if weights.has_scaled_products:
+            nodes = _with_scaled_products(nodes)
+        self._nodes = self._fold(nodes, constants)
         read = {name for node in self._nodes for name in _read_by(node)} | self.outputs.keys()
         self._constants = {
             name: weights.hold(one) for name, one in constants.items() if name in read
@@ -249,6 +253,24 @@ class Program:
                 node.is_static = True
                 static.update(node.outputs)
         return static
+
+
+def _with_scaled_products(nodes: list[Node]) -> list[Node]:
+    """Products of FP8 codes in place of those of what the codes stand for (graph/quantized.py)."""
+    made = {name: node for node in nodes for name in node.outputs}
+    for node in nodes:
+        decoded = [made.get(name) for name in node.inputs]
+        if node.operation != "Gemm" or [one and one.operation for one in decoded] != _DECODED:
+            continue
+        (codes, scale), (weight, step) = (one.inputs for one in decoded if one is not None)
+        rounding = made.get(codes)  # FP4 has codes of blocks, whose scales have blocks too
+        if rounding is not None and rounding.operation == "QuantizeLinear" and weight not in made:
+            node.operation, node.inputs = "ScaledGemm", [codes, weight, scale, step]
+            node.attributes = {"output_dtype": decoded[0].attributes["output_dtype"]}  # type: ignore[union-attr]
+    read = {name for node in nodes for name in _read_by(node)}
+    return [
+        one for one in nodes if one.operation != _DECODED[0] or not read.isdisjoint(one.outputs)
+    ]
 
 
 def _read_by(node: Node) -> list[str]:

@@ -45,6 +45,7 @@ class Weights:
 
     def __init__(self, folder: Path, device: torch.device) -> None:
         self._folder, self.device = folder, device
+        self.has_scaled_products = has_scaled_products(device)
         self._files: dict[str, Tensor] = {}
         self._held: dict[str, Tensor] = {}
 
@@ -95,6 +96,11 @@ class Weights:
             size, kind = path.stat().st_size, torch.uint8
             self._files[name] = torch.from_file(str(path), shared=False, size=size, dtype=kind)
         return self._files[name]
+
+
+def has_scaled_products(device: torch.device) -> bool:
+    """Whether the device multiplies FP8 codes; elsewhere what they stand for is multiplied."""
+    return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 9)
 
 
 def from_proto(tensor: TensorProto, device: torch.device) -> Tensor:

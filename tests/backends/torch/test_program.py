@@ -7,10 +7,12 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import onnx
 import pytest
 import torch
+from dflash_plugins.testing.numeric import epsilon, sum_error
 
 from dflash_trt.backends.registry import check_torch
 from dflash_trt.backends.torch import open_torch
@@ -47,6 +49,38 @@ def test_a_weight_is_read_from_its_place_and_shapes_are_kept(tmp_path: Path) -> 
     assert kept.statics.keys() == {"s", "b", "z"}
     with pytest.raises(DflashError, match=r"^g\.onnx: PyTorch cannot run Expand .*\n?$"):
         program.run({"x": torch.zeros(2)}, Kept())
+
+
+def test_fp8_codes_are_multiplied_where_the_device_can(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The CPU's product of codes stands for a GPU's: bfloat16 sums, rounded once."""
+    rng = np.random.default_rng(3)
+    codes = rng.integers(0, 120, (32, 64)).astype(np.uint8)
+    scales = {"s": 0.05, "w_s": 0.002}
+    w = onnx.helper.make_tensor("w", 17, codes.shape, codes.tobytes(), raw=True)
+    held = [onnx.helper.make_tensor(name, 1, [], [one]) for name, one in scales.items()]
+    text = """
+    x_2 = Reshape (x, rows)
+    body = QuantizeLinear <output_dtype = 17> (x_2, s)
+    x_hat = DequantizeLinear <output_dtype = 16> (body, s)
+    w_hat = DequantizeLinear <output_dtype = 16> (w, w_s)
+    product = Gemm <transB = 1> (x_hat, w_hat)
+    flat = Reshape (product, all)
+    y = Cast <to = 1> (flat)"""
+    held += [
+        onnx.numpy_helper.from_array(np.array(v), n) for n, v in (("rows", [-1, 64]), ("all", [-1]))
+    ]
+    x = torch.from_numpy(rng.normal(size=5 * 64).astype(np.float32))
+    plain = load(tmp_path, text, w, *held)
+    monkeypatch.setattr(
+        "dflash_trt.backends.torch.weights.has_scaled_products", lambda device: True
+    )
+    scaled = load(tmp_path, text, w, *held)
+    assert [one.operation for one in scaled._nodes].count("ScaledGemm") == 1
+    assert "DequantizeLinear" not in {one.operation for one in scaled._nodes}
+    a, b = (one.run({"x": x}, Kept())["y"] for one in (plain, scaled))
+    assert (a - b).abs().max() <= sum_error(3, 1.0, epsilon(ml_dtypes.bfloat16)) * a.abs().max()
 
 
 @pytest.mark.parametrize(
