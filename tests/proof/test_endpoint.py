@@ -227,6 +227,21 @@ def test_gauges_and_counters_are_read_as_prometheus_writes_them() -> None:
     assert (counts.steps, counts.drafted, counts.by_position) == (10, 30, (10, 5))
 
 
+def test_positions_of_tensorrt_llm_count_its_steps() -> None:
+    """Over workers; its other counters know no steps, and are not read where these are."""
+    family = "trtllm_spec_decode_{}_tokens_total"
+    text = "\n".join(
+        f'{family.format(kind)}{{token_position="{place}",worker="{worker}"}} {count}'
+        for kind, counts in (("drafted", (5, 5, 4)), ("accepted", (4, 2, 0)))
+        for worker in range(2)
+        for place, count in enumerate(counts)
+    )
+    text += "\ntrtllm_spec_decode_num_draft_tokens_total 99"
+    counts = draft_counts.count_between({}, draft_counts.read_metrics(text.encode()), 0)
+    assert counts is not None and (counts.steps, counts.accepted, counts.drafted) == (10, 12, 28)
+    assert counts.length == 2.2 and counts.by_position == (8, 4, 0)
+
+
 STEPS = {"num_spec_steps": 4, "acceptance_histogram": [1, 1, 1, 1]}
 VLLM = STEPS | {"num_accepted_draft_tokens": 6, "num_draft_tokens": 12}
 TENSORRT_LLM = STEPS | {"total_accepted_draft_tokens": 6, "total_draft_tokens": 12}

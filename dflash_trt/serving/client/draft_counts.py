@@ -2,8 +2,10 @@
 
 Sources: vLLM, docs/features/speculative_decoding/acceptance_metrics.md (`metrics`, counters);
 SGLang, production metrics (an answer's counts do not come in a stream); llama.cpp, tools/server
-(`timings`, /metrics); TensorRT-LLM, trtllm-serve's Prometheus metrics, and `speculative_decoding`
-of a choice as ai-dynamo's aiperf reads it, src/aiperf/spec_decode/trtllm_adapter.py.
+(`timings`, /metrics); TensorRT-LLM, trtllm-serve's Prometheus metrics
+(tensorrt_llm/metrics/collector.py: those by position with `return_perf_metrics`, the others with
+`enable_iter_perf_stats`), and `speculative_decoding` of a choice as ai-dynamo's aiperf reads it,
+src/aiperf/spec_decode/trtllm_adapter.py.
 """
 
 from __future__ import annotations
@@ -28,6 +30,9 @@ _COUNTERS = [
     [f"{server}spec_decode_num_{kind}_total" for kind in _KINDS]
     for server in ("vllm:", "llamacpp:", "trtllm_")
 ]
+# Of finished requests, by position: a step that drafts at all drafts at position 0.
+_BY_POSITION = [f"trtllm_spec_decode_{kind}_tokens_total" for kind in ("drafted", "accepted")]
+_COUNTERS.insert(0, [f"{_BY_POSITION[0]} 0", *_BY_POSITION, _BY_POSITION[1]])
 _OUR_KINDS = ("verify_steps", "draft_tokens", "accepted_draft_tokens")
 _COUNTERS.append([*(f"dflash_{kind}_total" for kind in _OUR_KINDS), _OURS])
 # In an answer: where, and there the names of steps, accepted drafts, and drafts.
@@ -120,13 +125,14 @@ def read_answer_counts(told: Mapping[str, object], tokens: int) -> DraftCounts |
 
 
 def read_metrics(text: bytes) -> dict[str, float]:
-    """What Prometheus's text tells of drafts, summed over labels; positions, from 0, in names."""
+    """What Prometheus's text tells of drafts, summed over labels, and by position from 0."""
     known, found = {_CALLS, *_GAUGES, *chain.from_iterable(_COUNTERS)}, dict[str, float]()
     for name, labels, value in _SAMPLE.findall(text.decode(errors="replace")):
         if name in known:
             place = _POSITION.search(labels)
-            key = name if place is None else f"{name} {int(place[1]) - (name == _OURS)}"
-            found[key] = float(value) + (0.0 if name in _GAUGES else found.get(key, 0.0))
+            keys = {name, name if place is None else f"{name} {int(place[1]) - (name == _OURS)}"}
+            for key in keys:
+                found[key] = float(value) + (0.0 if name in _GAUGES else found.get(key, 0.0))
     return found
 
 
