@@ -106,6 +106,8 @@ def build_deployment(
     if spec.limits.max_batch is None and fits_any:
         config = fit_batch(config, path, profile, pair, wanted)
     plan = plan_deployment(config, path, profile, pair, wanted)
+    split = plan.options.cache_transceiver_config is not None
+    sources = replace(sources, disaggregated=split)
     quantize = None
     if quantizes:
         describe_deployment(plan, sources)  # refuses what it must before anything is downloaded

@@ -83,7 +83,7 @@ def install_tensorrt_llm(
     launch = folder / "bin" / "trtllm-llmapi-launch"
     for made in (package, models, launch.parent):
         made.mkdir(parents=True)
-    (package / "__init__.py").write_text("print('a banner')\n__version__ = '1.4.0rc1'\n")
+    (package / "__init__.py").write_text("print('a banner')\n__version__ = '1.3.0rc29'\n")
     (package.parent / "flashinfer.py").touch()
     (package.parent / "huggingface_hub.py").touch()  # there is no network
     (package.parent / "torch.py").write_text(TORCH)

@@ -131,7 +131,7 @@ def test_several_nodes(run: Run, tmp_path: Path) -> None:
     build_deployment(run, tmp_path / "d", "--target", "gpt-oss-120b", "--profile", "gb300x8")
     readme = (tmp_path / "d" / "README.md").read_text(encoding="utf-8")
     assert "srun --nodes 2 --ntasks 8 --ntasks-per-node 4 --mpi pmix" in readme
-    assert "--container-image nvcr.io#nvidia/tensorrt-llm/release:1.4.0rc1" in readme
+    assert "--container-image nvcr.io#nvidia/tensorrt-llm/release:1.3.0rc29" in readme
     assert "trtllm-llmapi-launch trtllm-serve openai/gpt-oss-120b" in readme
     arguments = serve_yaml(tmp_path / "d", "dflash")
     assert (arguments["tensor_parallel_size"], arguments["gpus_per_node"]) == (8, 4)

@@ -15,9 +15,12 @@ from tests.trtllm.conftest import write_schedule
 GOLDEN = Path(__file__).parent / "golden"
 BLOCKS = [(4, 16), (16, 8), (64, 1)]
 CASES: dict[tuple[str, str], list[str]] = {
-    ("gpt-oss-120b", "b300x8"): [],
-    ("qwen3-8b", "h100x1"): ["--llm-arg", "speculative_config.context_recompute_tail=2048"],
-    ("qwen3-8b", "b200x1"): ["--trtllm-version", "1.3.0rc27", "--block-schedule", "SCHEDULE"],
+    ("gpt-oss-120b", "b300x8"): ["--llm-arg", "cache_transceiver_config.backend=NIXL"],
+    ("qwen3-8b", "h100x1"): [
+        *("--trtllm-version", "1.4.0rc1"),
+        *("--llm-arg", "speculative_config.context_recompute_tail=2048"),
+    ],
+    ("qwen3-8b", "b200x1"): ["--block-schedule", "SCHEDULE"],
     ("qwen3-coder-30b-a3b", "rtx-pro-6000x1"): [],
     ("qwen3.5-27b", "h200x1"): [],
 }

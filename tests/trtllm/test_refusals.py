@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dflash_trt.deploy.trtllm.llm_options import read_options
-from dflash_trt.deploy.trtllm.schema import DFlashConfig, check_arguments
+from dflash_trt.deploy.trtllm.schema import MtpConfig, check_arguments
 from dflash_trt.deploy.trtllm.versions import DEFAULT_VERSION, VERSIONS, find_version
 from dflash_trt.errors import DflashError
 from dflash_trt.models.target import read_target
@@ -22,7 +22,8 @@ POSITIONS = 32768 + 16
 LAYERS, KV_HEADS, HEAD_DIM, BF16 = 5, 8, 128, 2
 SPECULATION = "speculative_config"
 EIGHT = "gpus: 8, tensor_parallel: 8, expert_parallel: 8"
-OLD, NEW = "1.3.0rc27", "1.4.0rc1"
+OLD, PINNED, NEW, LAST = "1.3.0rc27", "1.3.0rc29", "1.4.0rc1", "1.4.0rc4"
+EAGLE3 = {"decoding_type": "Eagle3"}
 DFLASH = {"decoding_type": "DFlash", "max_draft_len": 9, "speculative_model": "z-lab/x"}
 DSPARK = {"decoding_type": "DSpark", "max_draft_len": 7, "speculative_model": "x/y"}
 MTP = {"decoding_type": "MTP", "max_draft_len": 3, "use_mtp_vanilla": False}
@@ -154,7 +155,7 @@ def test_what_does_not_go_together(
     target = own_profile(tmp_path, name, f"gpu: {gpu}, llm_args: {{{llm_args}}}")
     output = tmp_path / "deployment"
     build = ["build", "--executor", "trtllm", "--target", target, "-o", output]
-    run(*build).fails(2, "own.yaml, profile own", *pieces)
+    run(*build, "--trtllm-version", NEW).fails(2, "own.yaml, profile own", *pieces)
     assert not output.exists()
 
 
@@ -206,6 +207,14 @@ def _check(version: str = DEFAULT_VERSION, **values: Any) -> Any:
     return check_arguments(values, find_version(version), "file.yaml").speculative_config
 
 
+def test_versions_are_told_apart_by_pages() -> None:
+    """Without pages of its own, one has what both its neighbours have; nobody lacks all."""
+    before, between, after, last = (VERSIONS[one] for one in (OLD, PINNED, NEW, LAST))
+    assert between.lacks == before.lacks | after.lacks and between.pages
+    assert not before.lacks & after.lacks & last.lacks
+    assert after.recomputes_tail and not (between.recomputes_tail or last.recomputes_tail)
+
+
 @pytest.mark.parametrize("version", VERSIONS)
 def test_what_every_version_has(version: str) -> None:
     speculation = _check(
@@ -216,10 +225,10 @@ def test_what_every_version_has(version: str) -> None:
         print_iter_log=True,
         kv_cache_config={"dtype": "fp8", "use_uvm": False},
         cuda_graph_config={"max_batch_size": 8},
-        speculative_config={**DFLASH, "draft_len_schedule": {4: 9, 8: 2}},
+        speculative_config={**MTP, "draft_len_schedule": {4: 3, 8: 2}},
     )
-    assert isinstance(speculation, DFlashConfig)
-    assert speculation.draft_len_schedule == {4: 9, 8: 2}
+    assert isinstance(speculation, MtpConfig)
+    assert speculation.draft_len_schedule == {4: 3, 8: 2}
     assert _check(version, speculative_config={"decoding_type": "Eagle3"}).max_draft_len is None
     assert _check(version) is None
 
@@ -238,15 +247,31 @@ def test_what_every_version_has(version: str) -> None:
         (
             OLD,
             {SPECULATION: {**DFLASH, "context_recompute_tail": -1}},
-            "context_recompute_tail is no field of TensorRT-LLM 1.3.0rc27; 1.4.0rc1 has it",
+            "recompute_tail is no documented field of TensorRT-LLM 1.3.0rc27, but of 1.4.0rc1",
         ),
-        (NEW, {SPECULATION: {"decoding_type": "Eagle3", "eagle_choices": []}}, "1.3.0rc27 has it"),
+        (
+            NEW,
+            {SPECULATION: {"decoding_type": "Eagle3", "eagle_choices": []}},
+            "but of 1.3.0rc27",
+        ),
         (NEW, {SPECULATION: {**DFLASH, "mask_token_id": "x"}}, "mask_token_id"),
         (NEW, {SPECULATION: {"decoding_type": "SA"}}, "'DFlash', 'DSpark', 'Eagle3', 'MTP'"),
         (NEW, {SPECULATION: {**MTP, "context_recompute_tail": -1}}, "context_recompute_tail is no"),
-        (OLD, {SPECULATION: {**MTP, "spec_dec_variant": 1}}, "1.4.0rc1 has it"),
-        (OLD, {SPECULATION: {**DSPARK, "attention_backend": "AUTO"}}, "AUTO is no value"),
+        (OLD, {SPECULATION: {**MTP, "spec_dec_variant": 1}}, "but of 1.4.0rc1"),
+        (
+            OLD,
+            {SPECULATION: {**DSPARK, "attention_backend": "AUTO"}},
+            "AUTO is no documented value",
+        ),
         (NEW, {SPECULATION: {**DSPARK, "markov_head_type": "x"}}, "markov_head_type"),
+        (OLD, {SPECULATION: {**DSPARK, "moe_tactic": "x"}}, "1.3.0rc27, but of 1.4.0rc4"),
+        (LAST, {SPECULATION: DFLASH}, "decoding_type DFlash is no documented value of"),
+        (LAST, {SPECULATION: {**EAGLE3, "num_eagle_layers": 1}}, "rc29, 1.4.0rc1"),
+        (PINNED, {SPECULATION: {**EAGLE3, "eagle_choices": []}}, "but of 1.3.0rc27"),
+        (NEW, {"moe_config": {"backend": "CUTEDSL_FC12"}}, "CUTEDSL_FC12 is no documented value"),
+        (NEW, {"kv_cache_config": {"disk_io_threads": 2}}, "but of 1.4.0rc4"),
+        (OLD, {"cache_transceiver_config": {"agent_bounce_params": {}}}, "1.4.0rc1, 1.4.0rc4"),
+        (NEW, {"cache_transceiver_config": {"backend": "TCP"}}, "cache_transceiver_config.backend"),
         (NEW, {SPECULATION: 3}, "speculative_config"),
         (NEW, {"max_batch_size": True}, "got True"),
         (NEW, {"kv_cache_config": {"zzz": 1}}, "kv_cache_config.zzz is no field"),
@@ -304,7 +329,7 @@ def test_any_fields_are_one_line(values: dict[str, Any], fields: dict[str, Any])
     ],
 )
 def test_edited_files(run: Run, tmp_path: Path, file: str, old: str, new: str, piece: str) -> None:
-    run.well(*QWEN3, "-o", tmp_path / "d")
+    run.well(*QWEN3, "--trtllm-version", NEW, "-o", tmp_path / "d")
     path = tmp_path / "d" / file
     text = path.read_text(encoding="utf-8")
     assert old in text
@@ -317,7 +342,11 @@ def test_edited_files(run: Run, tmp_path: Path, file: str, old: str, new: str, p
 @pytest.mark.parametrize(
     ("name", "more", "why"),
     [
-        ("gpt-oss-20b", [], "a target with sliding windows does not take context_recompute_tail"),
+        (
+            "gpt-oss-20b",
+            ["--trtllm-version", NEW],
+            "a target with sliding windows does not take context_recompute_tail",
+        ),
         ("qwen3-8b", ["--trtllm-version", OLD], "1.3.0rc27 has no context_recompute_tail"),
     ],
 )

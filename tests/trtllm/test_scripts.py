@@ -69,7 +69,7 @@ def _with_memory(count: int) -> str:
         ({"torch": TORCH.replace("(10, 0)", "(9, 0)")}, "GPU 0: sm_90, 191,126,044,672 bytes, not"),
         ({"torch": TORCH.replace("1)", "0)")}, "there are 0 GPUs, the files are for 1"),
         ({"torch": "raise RuntimeError('no driver')"}, "be looked at (RuntimeError('no driver'))"),
-        ({"trtllm": ""}, "this is TensorRT-LLM None, the files are for 1.4.0rc1"),
+        ({"trtllm": ""}, "this is TensorRT-LLM None, the files are for 1.3.0rc29"),
         ({"trtllm": "__version__ = '\\x1b[2J'"}, r"\x1b[2J', the files are for"),
         ({"trtllm": "import sys; sys.exit('\\x1b7')"}, "(SystemExit("),
         ({"config": "null"}, "the config.json of z-lab/Qwen3-8B-DFlash-b16 cannot be read as a"),

@@ -9,17 +9,26 @@ from typing import Any
 
 from dflash_trt.bundle.memory.served import DEFAULT_FRACTION
 from dflash_trt.deploy.trtllm.deployment_plan import DeploymentPlan
-from dflash_trt.deploy.trtllm.deployment_record import OF_BLOCKS, OWN_DRAFTS, TITLES, Variant
+from dflash_trt.deploy.trtllm.deployment_record import (
+    OF_BLOCKS,
+    OWN_DRAFTS,
+    TITLES,
+    WITHOUT_DRAFTS,
+    Variant,
+)
 from dflash_trt.deploy.trtllm.trtllm_kernels import (
     DRAFT_PACKAGES,
     GUIDED_PACKAGES,
     REJECTION_PACKAGES,
+    default_moe_backend,
 )
 
 MOUNT = "/deployment"
 """Where the YAML files expect the folder: a relative path could be taken for a hub name."""
 OF_OWN_DRAFT = ("context_recompute_tail", "max_concurrency")
 """What is offered of speculative_config, but for the pair's own draft alone."""
+SPLIT_PORTS = {"context": 8001, "generation": 8002}
+"""Where servers of the disaggregated baseline listen; its router has the port of the others."""
 MIN_NUM_TOKENS = 8192
 """Tokens of one pass, TensorRT-LLM's own default: the size of a prefill chunk."""
 
@@ -39,7 +48,7 @@ class Sources:
 
     `eagle3` is an EAGLE-3 draft of the same target; `precision` is of those models that were
     quantised for this deployment; `drafting` is the variant of the pair's own draft, which is None
-    where that is the target's own layer.
+    where that is the target's own layer; `disaggregated` adds that baseline.
     """
 
     target: ModelSource
@@ -48,6 +57,7 @@ class Sources:
     eagle3_draft_len: int = 0
     precision: Mapping[str, str]
     drafting: Variant = "dflash"
+    disaggregated: bool = False
 
     @property
     def variants(self) -> list[Variant]:
@@ -55,6 +65,8 @@ class Sources:
         without = {variant for variant in OWN_DRAFTS if variant != self.drafting}
         if self.eagle3 is None:
             without.add("eagle3")
+        if not self.disaggregated:
+            without.add("disaggregated")
         return [variant for variant in TITLES if variant not in without]
 
     @property
@@ -80,6 +92,7 @@ def serve_arguments(plan: DeploymentPlan, sources: Sources, variant: Variant) ->
     """What `trtllm-serve --config` gets; the model itself is on its command line.
 
     The three differ in speculation and in the memory that the KV cache may take, in nothing else.
+    Back ends are written out: what AUTO takes changed between versions.
     """
     profile, block, options = plan.profile, plan.max_draft_len + 1, plan.options
     arguments: dict[str, Any] = {"tensor_parallel_size": profile.tensor_parallel}
@@ -105,10 +118,14 @@ def serve_arguments(plan: DeploymentPlan, sources: Sources, variant: Variant) ->
             **({"mamba_ssm_cache_dtype": "float32"} if plan.pair.target.sizes.has_state else {}),
             **options.given("kv_cache_config"),
         },
+        "return_perf_metrics": True,  # or nobody would count what is accepted
         **options.given_outside(),
     }
-    if options.given("moe_config"):
-        arguments["moe_config"] = options.given("moe_config")
+    moe, experts = options.given("moe_config"), plan.pair.target.experts_format
+    if experts is not None:
+        moe = {"backend": default_moe_backend(experts, plan.gpu.arch), **moe}
+    if moe:
+        arguments["moe_config"] = moe
     speculation = _speculation(plan, sources, variant)
     return arguments | ({} if speculation is None else {"speculative_config": speculation})
 
@@ -123,12 +140,34 @@ def model_arguments(plan: DeploymentPlan, sources: Sources, variant: Variant) ->
     }
 
 
+def split_arguments(plan: DeploymentPlan, sources: Sources) -> list[dict[str, Any]]:
+    """What a context server and a generation server of the baseline get, as `yaml_files` has them.
+
+    Context servers have no overlap scheduler (TensorRT-LLM's page on disaggregated serving).
+    """
+    common = serve_arguments(plan, sources, "autoregressive")
+    common["cache_transceiver_config"] = {
+        "backend": "DEFAULT",
+        **plan.options.given("cache_transceiver_config"),
+    }
+    return [common | {"disable_overlap_scheduler": True}, common]
+
+
+def router_file() -> dict[str, Any]:
+    """What `trtllm-serve disaggregated -c` gets: one server of each kind, on this machine."""
+    servers = {
+        f"{role}_servers": {"num_instances": 1, "urls": [f"localhost:{port}"]}
+        for role, port in SPLIT_PORTS.items()
+    }
+    return {"hostname": "localhost", "port": 8000, "backend": "pytorch", **servers}
+
+
 def packages(plan: DeploymentPlan, variant: Variant) -> dict[str, str]:
     """What a variant imports besides TensorRT-LLM itself: modules, and where they come from."""
     options, found = plan.options, dict[str, str]()
     if plan.backend is not None and variant in OF_BLOCKS:
         found |= DRAFT_PACKAGES[plan.backend]
-    if options.speculative_config.use_rejection_sampling and variant != "autoregressive":
+    if options.speculative_config.use_rejection_sampling and variant not in WITHOUT_DRAFTS:
         found |= REJECTION_PACKAGES
     if options.guided_decoding_backend is not None:
         found |= GUIDED_PACKAGES[options.guided_decoding_backend]
@@ -136,7 +175,7 @@ def packages(plan: DeploymentPlan, variant: Variant) -> dict[str, str]:
 
 
 def _speculation(plan: DeploymentPlan, sources: Sources, variant: Variant) -> dict[str, Any] | None:
-    if variant == "autoregressive":
+    if variant in WITHOUT_DRAFTS:
         return None
     given = plan.options.given("speculative_config")
     own = {name: given.pop(name, None) for name in OF_OWN_DRAFT}

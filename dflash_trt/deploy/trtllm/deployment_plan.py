@@ -95,7 +95,11 @@ class DeploymentPlan:
     @property
     def hardware(self) -> str:
         """As people say it: "8 × B300 (HGX)"."""
-        return f"{self.profile.gpus} × {self.gpu.title}"
+        return self.hardware_of(1)
+
+    def hardware_of(self, servers: int) -> str:
+        """The same for `servers` that each have the profile's GPUs."""
+        return f"{self.profile.gpus * servers} × {self.gpu.title}"
 
 
 def plan_deployment(

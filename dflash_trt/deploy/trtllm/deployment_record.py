@@ -14,17 +14,20 @@ from dflash_trt.core.validation import StrictRecord, read_record
 from dflash_trt.deploy.trtllm.schema import AttentionBackend
 from dflash_trt.models.build_config import HardwareProfile
 
-Variant = Literal["autoregressive", "eagle3", "dflash", "dspark", "mtp"]
+Variant = Literal["autoregressive", "disaggregated", "eagle3", "dflash", "dspark", "mtp"]
 TITLES: dict[Variant, str] = {
     "autoregressive": "autoregressive decoding",
+    "disaggregated": "disaggregated autoregressive decoding",
     "eagle3": "EAGLE-3",
     "dflash": "DFlash",
     "dspark": "DSpark",
     "mtp": "MTP",
 }
+WITHOUT_DRAFTS = ("autoregressive", "disaggregated")
 OF_BLOCKS = ("dflash", "dspark")
 """Variants of the pair's own draft that has a checkpoint and a context of its own."""
 OWN_DRAFTS = (*OF_BLOCKS, "mtp")
+ROUTER_FILE = "disaggregated/router.yaml"
 RECORD_NAME = "deployment.json"
 DEPLOYMENT = StagedKind("TensorRT-LLM deployment", RECORD_NAME)
 SCHEMA_VERSION: Literal[2] = 2
@@ -111,5 +114,10 @@ def read_deployment(folder: Path) -> Deployment:
 
 
 def yaml_files(variant: Variant) -> tuple[str, str]:
-    """A variant's two YAML files, by their paths in the folder: trtllm-serve's and the model's."""
+    """A variant's two files of LLM arguments, by their paths in the folder.
+
+    They are trtllm-serve's and the Triton model's; disaggregated, those of the two servers.
+    """
+    if variant == "disaggregated":
+        return "disaggregated/context.yaml", "disaggregated/generation.yaml"
     return f"serve/{variant}.yaml", f"triton/{variant}/tensorrt_llm/1/model.yaml"

@@ -7,16 +7,18 @@ from pathlib import Path
 from typing import Any, cast
 
 from dflash_trt.core.formats import Format
+from dflash_trt.core.validation import validate
 from dflash_trt.core.yaml_files import read_yaml
-from dflash_trt.deploy.trtllm.deployment_record import Deployment, yaml_files
+from dflash_trt.deploy.trtllm.deployment_record import ROUTER_FILE, Deployment, yaml_files
 from dflash_trt.deploy.trtllm.schema import (
+    AnyMoeBackend,
     Arguments,
     AttentionBackend,
     BlockDrafts,
     DSparkConfig,
     KvCache,
-    MoeBackend,
     MtpConfig,
+    Router,
     check_arguments,
 )
 from dflash_trt.deploy.trtllm.trtllm_kernels import (
@@ -54,6 +56,9 @@ def check_deployment(folder: Path, deployment: Deployment) -> int:
     paths = [folder / name for variant in deployment.variants for name in yaml_files(variant)]
     for path in paths:
         check_deployed(read_yaml(path, within=folder), deployment, path)
+    if "disaggregated" in deployment.variants:
+        paths.append(folder / ROUTER_FILE)
+        validate(Router, read_yaml(paths[-1], within=folder), paths[-1], usage=True)
     return len(paths)
 
 
@@ -77,6 +82,9 @@ def _mistakes(arguments: Arguments, deployment: Deployment, gpu: Gpu) -> Mistake
         backend = drafts.attention_backend
         yield from _without_kernels(backend, gpu)
         yield from _starving(arguments, drafts, deployment)
+    if arguments.cache_transceiver_config is not None and deployment.recurrent:
+        what = "cache_transceiver_config: which versions hand recurrent states over is undocumented"
+        yield what, "leave it out"
     yield from _bad_caches(arguments, deployment.max_seq_len, gpu, backend)
     moe, ways = arguments.moe_config, arguments.moe_expert_parallel_size or 1
     yield from bad_experts(None if moe is None else moe.backend, deployment.experts, gpu, ways)
@@ -184,7 +192,7 @@ def _starving(arguments: Arguments, drafts: BlockDrafts, deployment: Deployment)
 
 
 def bad_experts(
-    asked: MoeBackend | None, experts: Format | None, gpu: Gpu, ways: int = 1
+    asked: AnyMoeBackend | None, experts: Format | None, gpu: Gpu, ways: int = 1
 ) -> Mistakes:
     """Yields why TensorRT-LLM cannot multiply the target's experts as asked.
 

@@ -16,12 +16,22 @@ from dflash_trt.core.files import find_file
 from dflash_trt.core.links import check_copies, copy_file, place_files
 from dflash_trt.core.progress import Progress
 from dflash_trt.core.publish import staged_folder
-from dflash_trt.deploy.trtllm.arguments import Sources, model_arguments, packages, serve_arguments
+from dflash_trt.deploy.other_engines import SERVED, serving_command
+from dflash_trt.deploy.trtllm.arguments import (
+    SPLIT_PORTS,
+    Sources,
+    model_arguments,
+    packages,
+    router_file,
+    serve_arguments,
+    split_arguments,
+)
 from dflash_trt.deploy.trtllm.deployment_plan import DeploymentPlan
 from dflash_trt.deploy.trtllm.deployment_record import (
     DEPLOYMENT,
     OWN_DRAFTS,
     RECORD_NAME,
+    ROUTER_FILE,
     TITLES,
     Deployment,
     DeploymentMemory,
@@ -32,11 +42,14 @@ from dflash_trt.deploy.trtllm.deployment_rules import check_deployed
 from dflash_trt.deploy.trtllm.trtllm_kernels import REASONING_PARSERS
 from dflash_trt.errors import DflashError
 from dflash_trt.hardware.gpus import LEAST_MEMORY
+from dflash_trt.models.draft_kinds import DraftKind
 from dflash_trt.version import __version__
 
 INTERACTIVITY = "200,500"
 CHECKPOINT_SUFFIXES = (".json", ".safetensors", ".jinja", ".txt", ".model", ".tiktoken")
 """What TensorRT-LLM reads of a checkpoint: no code, no pickles."""
+OTHERS_DRAFT: dict[Variant, DraftKind] = {"dflash": "DFlash", "mtp": "MTP"}
+"""What vLLM and SGLang call a variant's draft, where both document it."""
 _SWEEP_OSL = 1024
 
 
@@ -72,7 +85,8 @@ def describe_deployment(plan: DeploymentPlan, sources: Sources) -> Deployment:
         memory=_memory(plan),
     )
     for variant in sources.variants:
-        check_deployed(serve_arguments(plan, sources, variant), deployment, plan.where)
+        for arguments in _arguments(plan, sources, variant):
+            check_deployed(arguments, deployment, plan.where)
     return deployment
 
 
@@ -123,22 +137,35 @@ def _memory(plan: DeploymentPlan) -> DeploymentMemory:
     )
 
 
+def _arguments(plan: DeploymentPlan, sources: Sources, variant: Variant) -> list[dict[str, Any]]:
+    """What the files of `yaml_files` hold."""
+    if variant == "disaggregated":
+        return split_arguments(plan, sources)
+    made = (serve_arguments, model_arguments)
+    return [make(plan, sources, variant) for make in made]
+
+
 def _write_variant(folder: Path, plan: DeploymentPlan, sources: Sources, variant: Variant) -> None:
     """The YAML files, the Triton repository and the sweep of one variant."""
-    serve, model = yaml_files(variant)
     title = f"{TITLES[variant]} of {plan.name} on {plan.hardware}"
     checked = f"Checked against the fields that TensorRT-LLM {plan.version.name} documents."
     head = f"# LLM arguments: {title}.\n# {checked}\n"
-    _write_yaml(folder / serve, head, serve_arguments(plan, sources, variant))
-    _write_yaml(folder / model, head, model_arguments(plan, sources, variant))
-    template = _template("config.pbtxt")
-    _write(folder / "triton" / variant / "tensorrt_llm" / "config.pbtxt", template)
+    for name, values in zip(yaml_files(variant), _arguments(plan, sources, variant), strict=True):
+        _write_yaml(folder / name, head, values)
+    if variant == "disaggregated":
+        _write_yaml(
+            folder / ROUTER_FILE, f"# `trtllm-serve disaggregated`: {title}.\n", router_file()
+        )
+    else:
+        template = _template("config.pbtxt")
+        _write(folder / "triton" / variant / "tensorrt_llm" / "config.pbtxt", template)
     sweep = f"# `dflash-trt sweep`: {title}, served by trtllm-serve.\n"
-    _write_yaml(folder / "sweep" / f"{variant}.yaml", sweep, _sweep(plan, variant))
+    sides = 2 if variant == "disaggregated" else 1
+    _write_yaml(folder / "sweep" / f"{variant}.yaml", sweep, _sweep(plan, variant, sides))
 
 
 def _write_scripts(folder: Path, plan: DeploymentPlan, sources: Sources) -> None:
-    """What looks at a machine before it serves, and what serves from Triton server."""
+    """What looks at a machine, what serves from Triton server, sweeps of other engines."""
     draft = plan.pair.draft
     stated: dict[str, Any] = {
         "target_layer_ids": list(draft.target_layer_ids),
@@ -162,18 +189,24 @@ def _write_scripts(folder: Path, plan: DeploymentPlan, sources: Sources) -> None
     script = folder / "serve-triton.sh"
     _write(script, _render("serve-triton.sh.j2", plan, sources))
     script.chmod(0o755)
+    for engine in _peers(plan, sources):
+        sweep = f"# `dflash-trt sweep`: {plan.name} on {plan.hardware}, served by {engine}.\n"
+        _write_yaml(folder / f"sweep/{engine.lower()}.yaml", sweep, _sweep(plan, engine))
 
 
-def _sweep(plan: DeploymentPlan, variant: Variant) -> dict[str, Any]:
-    """Prompts come from the command line; every variant is measured at the same loads."""
+def _sweep(plan: DeploymentPlan, name: str, sides: int = 1) -> dict[str, Any]:
+    """Prompts come from the command line; all are measured at the same loads.
+
+    `sides` are servers that each have the profile's GPUs.
+    """
     powers = [1 << power for power in range(plan.users.bit_length())]
     configuration: dict[str, Any] = {
-        "name": variant,
+        "name": name,
         "kind": "chat",
         "url": "http://127.0.0.1:8000",
         "model": plan.name,
-        "gpus": plan.profile.gpus,
-        "hardware": plan.hardware,
+        "gpus": plan.profile.gpus * sides,
+        "hardware": plan.hardware_of(sides),
     }
     if plan.chat_template_kwargs:
         kwargs = {"chat_template_kwargs": plan.chat_template_kwargs}
@@ -184,6 +217,29 @@ def _sweep(plan: DeploymentPlan, variant: Variant) -> dict[str, Any]:
         "temperature": 0.0,
         "concurrency": sorted({*powers, plan.users}),
     }
+
+
+def _peers(plan: DeploymentPlan, sources: Sources) -> dict[str, str]:
+    """What serves the same pair with other engines, by their names; nothing beyond one node."""
+    kind = OTHERS_DRAFT.get(sources.drafting)
+    if kind is None or plan.profile.nodes > 1 or plan.options.enable_attention_dp:
+        return {}
+    drafts, commands = plan.max_draft_len, dict[str, str]()
+    for title, asks in SERVED[kind].items():
+        engine = title.split(maxsplit=1)[0]
+        commands[engine] = serving_command(
+            engine,
+            asks.format(drafts, drafts + 1),
+            sources.locations.get("draft", ""),
+            whole_experts=plan.profile.expert_parallel is not None,
+            fp8_cache=plan.options.kv_cache_config.dtype == "fp8",
+            target=sources.locations["target"],
+            name=plan.name,
+            gpus=plan.profile.gpus,
+            tokens=plan.max_seq_len,
+            users=plan.max_batch,
+        )
+    return commands
 
 
 def _readme(plan: DeploymentPlan, sources: Sources) -> str:
@@ -223,6 +279,8 @@ def _readme(plan: DeploymentPlan, sources: Sources) -> str:
         chat=json.dumps(body),
         results=f"../results-{plan.name}-{plan.profile_name}",
         interactivity=INTERACTIVITY,
+        peers=_peers(plan, sources),
+        ports=SPLIT_PORTS,
     )
 
 

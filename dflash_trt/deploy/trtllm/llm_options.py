@@ -39,17 +39,27 @@ class SpeculationOptions(Section):
     enable_penalty: bool = False
 
 
+class TransceiverOptions(Section):
+    """Of disaggregated serving, whose baseline without drafts is written where this is set."""
+
+    backend: Literal["DEFAULT", "UCX", "NIXL", "MOONCAKE"] = "DEFAULT"
+    max_tokens_in_buffer: Bounded | None = None
+
+
 class LlmOptions(Section):
     """What one may set of TensorRT-LLM's arguments; what is left out has its default."""
 
     kv_cache_config: KvCacheOptions = KvCacheOptions()
     moe_config: MoeOptions = MoeOptions()
     speculative_config: SpeculationOptions = SpeculationOptions()
+    cache_transceiver_config: TransceiverOptions | None = None
     enable_attention_dp: bool = False
     disable_overlap_scheduler: bool = False
     guided_decoding_backend: Literal["xgrammar", "llguidance"] | None = None
     reasoning_parser: str | None = None
     stream_interval: Bounded = 1
+    num_postprocess_workers: Annotated[int, Field(ge=0, le=MAX_COUNT)] = 0
+    return_perf_metrics: bool = True
 
     def given(self, section: str) -> dict[str, Any]:
         """What was set of a section."""

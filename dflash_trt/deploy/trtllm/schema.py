@@ -3,17 +3,18 @@
 What one of the versions lacks stands in `versions.py`.
 
 Sources: the LLM-API reference of each version for DFlashDecodingConfig, DSparkDecodingConfig,
-Eagle3DecodingConfig, MTPDecodingConfig and MoeConfig; for both versions 1.3.0rc27's
-DecodeCudaGraphConfig, and an undated telemetry manifest of the project for the names of
-TorchLlmArgs and of the rest of KvCacheConfig. Other fields are refused here because TensorRT-LLM's
-own classes refuse them only once a GPU waits.
+Eagle3DecodingConfig, MTPDecodingConfig, MoeConfig, KvCacheConfig and CacheTransceiverConfig; for
+all versions 1.3.0rc27's DecodeCudaGraphConfig, and an undated telemetry manifest of the project for
+the names of TorchLlmArgs and of the rest of KvCacheConfig; the page on disaggregated serving for
+the router's file. Other fields are refused here because TensorRT-LLM's own classes refuse them only
+once a GPU waits.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -32,9 +33,7 @@ MoeBackend = Literal[
     "AUTO", "CUTLASS", "CUTEDSL", "TRTLLM", "DEEPGEMM", "DENSEGEMM", "VANILLA", "TRITON",
     "MARLIN", "MEGAMOE_DEEPGEMM", "MEGAMOE_CUTEDSL",
 ]  # fmt: skip
-DraftMoeBackend = MoeBackend | Literal["CUTEDSL_FC12"]
-
-
+AnyMoeBackend = MoeBackend | Literal["CUTEDSL_FC12"]
 DSparkBackend = Literal["AUTO", "VANILLA", "TRTLLM", "CUTEDSL"]
 
 
@@ -63,11 +62,11 @@ class Speculation(Section):
     draft_len_schedule: Annotated[dict[Positive, NonNegative], Field(min_length=1)] | None = None
     use_rejection_sampling: bool = False
     enable_penalty: bool = False
-    moe_backend: DraftMoeBackend | None = None
+    moe_backend: AnyMoeBackend | None = None
     spec_dec_variant: Positive | None = None
     untyped: ClassVar[str] = (
         "max_total_draft_tokens load_format acceptance_rate_window_size acceptance_rate_threshold "
-        "allow_advanced_sampling advanced_sampling_mode "
+        "allow_advanced_sampling advanced_sampling_mode moe_tactic "
     )
 
 
@@ -100,6 +99,10 @@ class DSparkConfig(Speculation):
     markov_rank: int | None = None
     markov_head_type: Literal["vanilla", "gated", "rnn"] | None = None
     attention_backend: DSparkBackend = "AUTO"
+    untyped: ClassVar[str] = Speculation.untyped + (
+        "enable_confidence_scheduling confidence_cost_table_path confidence_calibration_path "
+        "confidence_min_predicted_gain enable_fused_confidence_scheduler"
+    )
 
 
 BlockDrafts = DFlashConfig | DSparkConfig
@@ -123,7 +126,7 @@ class MtpConfig(Speculation):
     untyped: ClassVar[str] = Speculation.untyped + (
         "use_relaxed_acceptance_for_thinking relaxed_topk relaxed_delta use_mtp_vanilla "
         "use_dynamic_tree dynamic_tree_max_topK sa_config num_nextn_predict_layers "
-        "begin_thinking_phase_token end_thinking_phase_token"
+        "begin_thinking_phase_token end_thinking_phase_token draft_lm_head_dtype draft_moe_dtype"
     )
 
 
@@ -139,9 +142,10 @@ class CudaGraphs(Section):
 class Moe(Section):
     """MoeConfig."""
 
-    backend: MoeBackend = "AUTO"
+    backend: AnyMoeBackend = "AUTO"
     untyped: ClassVar[str] = (
-        "max_num_tokens load_balancer disable_finalize_fusion use_low_precision_moe_combine"
+        "max_num_tokens load_balancer disable_finalize_fusion use_low_precision_moe_combine "
+        "tactic megamoe_fuse_shared_expert"
     )
 
 
@@ -165,7 +169,21 @@ class KvCache(Section):
         "mamba_ssm_philox_rounds mamba_ssm_stochastic_rounding "
         "mamba_state_cache_interval mamba_state_config max_attention_window max_gpu_total_bytes "
         "max_util_for_resume pool_ratio secondary_offload_min_priority sink_token_length "
-        "use_kv_cache_manager_v2 use_uvm"
+        "use_kv_cache_manager_v2 use_uvm host_cache_bind_to_gpu_numa_node disk_io_threads "
+        "disk_keep_copy_after_restore disk_write_through disk_protected_copy_fraction "
+        "cold_tier_offload_min_priority mixed_precision_first_n"
+    )
+
+
+class Transceiver(Section):
+    """CacheTransceiverConfig: how a context server's KV cache gets to a generation server."""
+
+    backend: Literal["DEFAULT", "UCX", "NIXL", "MOONCAKE", "MPI"] | None = None
+    max_tokens_in_buffer: Positive | None = None
+    untyped: ClassVar[str] = (
+        "transceiver_runtime kv_transfer_timeout_ms kv_transfer_sender_future_timeout_ms "
+        "kv_transfer_poll_interval_ms kv_cache_bounce_size_mb enable_pipelined_transfer "
+        "agent_bounce_buffer_enable agent_bounce_params"
     )
 
 
@@ -198,7 +216,9 @@ class Arguments(Section):
     reasoning_parser: str | None = None
     stream_interval: Positive = 1
     trust_remote_code: Literal[False] = False
-    cache_transceiver_config: Any = None
+    num_postprocess_workers: NonNegative = 0
+    return_perf_metrics: bool = False
+    cache_transceiver_config: Transceiver | None = None
     cuda_graph_config: CudaGraphs | None = None
     kv_cache_config: KvCache | None = None
     moe_config: Moe | None = None
@@ -226,15 +246,42 @@ class Arguments(Section):
         "kv_cache_compression_config kv_connector_config layer_wise_benchmarks_config load_format "
         "lora_config max_beam_width max_input_len max_stats_len mla_skip_correction_threshold "
         "mm_encoder_only model_kwargs moe_cluster_parallel_size multimodal_config mx_config "
-        "num_postprocess_workers num_serve_frontends nvfp4_gemm_config orchestrator_type "
+        "num_serve_frontends nvfp4_gemm_config orchestrator_type "
         "peft_cache_config perf_metrics_max_requests post_processor_hook postprocess_tokenizer_dir "
         "pp_partition prefill_capture_num_tokens prefill_cuda_graph_backend print_iter_log "
         "prometheus_metrics_config ray_placement_config reorder_policy_config "
-        "request_stats_max_iterations return_perf_metrics sampler_force_async_worker "
+        "request_stats_max_iterations sampler_force_async_worker "
         "scheduler_config skip_tokenizer_init sparse_attention_config telemetry_config tokenizer "
         "tokenizer_mode tokenizer_revision torch_compile_config "
         "use_cute_dsl_bf16_bmm use_cute_dsl_bf16_gemm use_cute_dsl_blockscaling_bmm "
         "use_cute_dsl_blockscaling_mm use_fine_grained_sync"
+    )
+
+
+class Servers(Section):
+    """The servers of one role: where they listen, as host:port."""
+
+    num_instances: Positive
+    urls: list[Annotated[str, Field(pattern=r"^[^:/ ]+:\d{1,5}\z")]]
+    untyped: ClassVar[str] = "router"
+
+    @model_validator(mode="after")
+    def _each_has_an_address(self) -> Self:
+        if len(self.urls) != self.num_instances:
+            raise ValueError(f"{len(self.urls)} urls for num_instances {self.num_instances}")
+        return self
+
+
+class Router(Section):
+    """What `trtllm-serve disaggregated -c` reads: its own address and its servers."""
+
+    hostname: str = "localhost"
+    port: Annotated[int, Field(gt=0, lt=1 << 16)] = 8000
+    backend: Literal["pytorch"] = "pytorch"
+    context_servers: Servers
+    generation_servers: Servers
+    untyped: ClassVar[str] = (
+        "max_retries perf_metrics_max_requests conditional_disagg_config disagg_cluster"
     )
 
 
@@ -257,17 +304,23 @@ def check_arguments(values: Mapping[str, Any], version: Version, where: str | Pa
 
 
 def _of_another_version(values: Mapping[str, Any], version: Version) -> Iterator[str]:
-    """Fields, and values of fields, that only another version documents."""
-    speculation: Mapping[str, Any] = values.get("speculative_config") or {}
-    kind = speculation.get("decoding_type")
+    """Fields, and values of fields, that only pages of another version document."""
     stated = {name: name for name in values}
-    for name, value in speculation.items():
-        stated[f"{kind}.{name}"] = f"speculative_config.{name}"
-        stated[f"{kind}.{name}={value}"] = f"speculative_config.{name} {value}"
-    for name in version.lacks & stated.keys():
+    for section, fields in values.items():
+        if not isinstance(fields, Mapping):
+            continue
+        prefix = section
+        if section == "speculative_config":
+            prefix = str(fields.get("decoding_type"))
+            stated[prefix] = f"{section}.decoding_type {prefix}"
+        for name, value in fields.items():
+            stated[f"{prefix}.{name}"] = f"{section}.{name}"
+            stated[f"{prefix}.{name}={value}"] = f"{section}.{name} {value}"
+    for name in sorted(version.lacks & stated.keys()):
         others = ", ".join(one.name for one in VERSIONS.values() if name not in one.lacks)
-        shown = "value" if "=" in name else "field"
-        yield f"{stated[name]} is no {shown} of TensorRT-LLM {version.name}; {others} has it"
+        shown = "value" if " " in stated[name] else "field"
+        not_of = f"is no documented {shown} of TensorRT-LLM {version.name}"
+        yield f"{stated[name]} {not_of}, but of {others}"
 
 
 def _mistakes(arguments: Arguments) -> Iterator[str]:

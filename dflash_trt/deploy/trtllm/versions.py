@@ -13,16 +13,18 @@ class Version:
 
     `recomputes_tail` says that its drafter can be fed again after a prefix-cache hit
     (`context_recompute_tail`); without that a hit starves it, so prefixes are not reused.
-    `lacks` has the fields, and values of fields, that only another version documents; those of a
-    speculative_config with its decoding_type before them.
+    `lacks` has the fields, and values of fields, that pages of another version document, but none
+    of this one; those of a section after its name and a point, those of a speculative_config after
+    its decoding_type. `pages` says whose pages, where it has none of its own.
     """
 
     name: str
     lacks: frozenset[str]
+    pages: str = ""
 
     @property
     def recomputes_tail(self) -> bool:
-        return "DFlash.context_recompute_tail" not in self.lacks
+        return not self.lacks & {"DFlash", "DFlash.context_recompute_tail"}
 
     @property
     def image(self) -> str:
@@ -30,17 +32,37 @@ class Version:
         return f"nvcr.io/nvidia/tensorrt-llm/release:{self.name}"
 
 
-_NEW_IN_1_4 = (
-    "iter_perf_stats_interval DFlash.moe_backend DFlash.spec_dec_variant "
-    "DFlash.context_recompute_tail DFlash.skip_ctx_buffer_budget_check DSpark.moe_backend "
-    "DSpark.spec_dec_variant DSpark.attention_backend=AUTO DSpark.attention_backend=CUTEDSL "
-    "Eagle3.moe_backend Eagle3.spec_dec_variant MTP.moe_backend MTP.spec_dec_variant"
-)
-VERSIONS = {
-    "1.3.0rc27": Version("1.3.0rc27", frozenset(_NEW_IN_1_4.split())),
-    "1.4.0rc1": Version("1.4.0rc1", frozenset({"Eagle3.eagle_choices"})),
+_KINDS = ("DFlash", "DSpark", "Eagle3", "MTP")
+_SINCE_1_4 = {
+    *(f"{kind}.{name}" for kind in _KINDS for name in ("moe_backend", "spec_dec_variant")),
+    *"iter_perf_stats_interval DFlash.context_recompute_tail "
+    "DFlash.skip_ctx_buffer_budget_check DSpark.attention_backend=AUTO "
+    "DSpark.attention_backend=CUTEDSL cache_transceiver_config.agent_bounce_buffer_enable "
+    "cache_transceiver_config.agent_bounce_params".split(),
 }
-DEFAULT_VERSION = "1.4.0rc1"
+_SINCE_RC4 = {
+    *(f"{kind}.moe_tactic" for kind in _KINDS),
+    *"DSpark.enable_confidence_scheduling DSpark.confidence_cost_table_path "
+    "DSpark.confidence_calibration_path DSpark.confidence_min_predicted_gain "
+    "DSpark.enable_fused_confidence_scheduler MTP.draft_lm_head_dtype MTP.draft_moe_dtype "
+    "moe_config.tactic moe_config.megamoe_fuse_shared_expert moe_config.backend=CUTEDSL_FC12 "
+    "kv_cache_config.host_cache_bind_to_gpu_numa_node kv_cache_config.disk_io_threads "
+    "kv_cache_config.disk_keep_copy_after_restore kv_cache_config.disk_write_through "
+    "kv_cache_config.disk_protected_copy_fraction "
+    "kv_cache_config.cold_tier_offload_min_priority "
+    "kv_cache_config.mixed_precision_first_n".split(),
+}
+_CHOICES, _AROUND = {"Eagle3.eagle_choices"}, "those that 1.3.0rc27 and 1.4.0rc1 both have"
+_ALL = (
+    Version("1.3.0rc27", frozenset(_SINCE_1_4 | _SINCE_RC4)),
+    Version("1.3.0rc29", frozenset(_SINCE_1_4 | _SINCE_RC4 | _CHOICES), _AROUND),
+    Version("1.4.0rc1", frozenset(_SINCE_RC4 | _CHOICES)),
+    # Its page of DFlashDecodingConfig could not be had.
+    Version("1.4.0rc4", frozenset({"DFlash", "Eagle3.num_eagle_layers"} | _CHOICES)),
+)
+VERSIONS = {one.name: one for one in _ALL}
+DEFAULT_VERSION = "1.3.0rc29"
+"""The one that Dynamo 1.6 pins."""
 
 
 def find_version(name: str) -> Version:

@@ -25,6 +25,7 @@ cp -R "$here/triton/$variant/." "$repository"
 cp "$llmapi"/tensorrt_llm/1/*.py "$repository/tensorrt_llm/1/"
 # What would let a client register memory, write files or unload models is closed to everybody.
 closed="shared-memory,trace,logging,model-repository:dflash-trt=$(cat /proc/sys/kernel/random/uuid)"
+export TRTLLM_ENABLE_PDL="${TRTLLM_ENABLE_PDL:-1}"  # the same for every variant
 # The LLM API starts its workers through MPI, which plain tritonserver cannot.
 exec trtllm-llmapi-launch tritonserver --model-repository="$repository" \
     --http-restricted-api="$closed" --grpc-restricted-protocol="$closed" \
