@@ -56,23 +56,17 @@ def serving_options(kind: DraftKind, drafts: int) -> list[str]:
 
 
 def serving_command(
-    engine: str,
-    asks: str,
-    draft: str,
-    *,
-    whole_experts: bool,
-    fp8_cache: bool,
-    **values: str | int,
+    engine: str, asks: str, draft: str, more: tuple[bool, bool], **values: str | int
 ) -> str:
     """A shell command that serves a pair with `engine` (a key of START), in lines of its own.
 
     Args:
         asks: what asks for its drafts, of SERVED, with the number of drafts put in.
         draft: takes the place of DRAFT there.
+        more: whether experts are split whole, and whether the KV cache is in FP8.
         values: target, name, gpus, tokens (of a sequence) and users (sequences at once).
     """
-    *always, experts, cache = START[engine]
-    parts = [*always, *([experts] if whole_experts else []), *([cache] if fp8_cache else [])]
     words = {key: shlex.quote(str(value)) for key, value in values.items()}
-    lines = [part.format(**words) for part in parts]
+    asked = zip(START[engine], (True, True, *more), strict=True)
+    lines = [part.format(**words) for part, wanted in asked if wanted]
     return " \\\n    ".join([*lines, asks.replace("DRAFT", draft)])

@@ -132,10 +132,13 @@ def serve_arguments(plan: DeploymentPlan, sources: Sources, variant: Variant) ->
 
 def model_arguments(plan: DeploymentPlan, sources: Sources, variant: Variant) -> dict[str, Any]:
     """What the Triton model's model.yaml holds: the same, the model, and its own settings."""
+    arguments = serve_arguments(plan, sources, variant)
+    # Only trtllm-serve tells such workers where the tokenizer is.
+    arguments.pop("num_postprocess_workers", None)
     return {
         "model": sources.locations["target"],
         "backend": "pytorch",
-        **serve_arguments(plan, sources, variant),
+        **arguments,
         "triton_config": {"max_batch_size": 0, "decoupled": True},
     }
 

@@ -152,16 +152,14 @@ def _write_variant(folder: Path, plan: DeploymentPlan, sources: Sources, variant
     head = f"# LLM arguments: {title}.\n# {checked}\n"
     for name, values in zip(yaml_files(variant), _arguments(plan, sources, variant), strict=True):
         _write_yaml(folder / name, head, values)
-    if variant == "disaggregated":
-        _write_yaml(
-            folder / ROUTER_FILE, f"# `trtllm-serve disaggregated`: {title}.\n", router_file()
-        )
+    if is_split := variant == "disaggregated":
+        router = f"# `trtllm-serve disaggregated`: {title}.\n"
+        _write_yaml(folder / ROUTER_FILE, router, router_file())
     else:
         template = _template("config.pbtxt")
         _write(folder / "triton" / variant / "tensorrt_llm" / "config.pbtxt", template)
     sweep = f"# `dflash-trt sweep`: {title}, served by trtllm-serve.\n"
-    sides = 2 if variant == "disaggregated" else 1
-    _write_yaml(folder / "sweep" / f"{variant}.yaml", sweep, _sweep(plan, variant, sides))
+    _write_yaml(folder / "sweep" / f"{variant}.yaml", sweep, _sweep(plan, variant, 1 + is_split))
 
 
 def _write_scripts(folder: Path, plan: DeploymentPlan, sources: Sources) -> None:
@@ -231,8 +229,7 @@ def _peers(plan: DeploymentPlan, sources: Sources) -> dict[str, str]:
             engine,
             asks.format(drafts, drafts + 1),
             sources.locations.get("draft", ""),
-            whole_experts=plan.profile.expert_parallel is not None,
-            fp8_cache=plan.options.kv_cache_config.dtype == "fp8",
+            (plan.profile.expert_parallel is not None, plan.options.kv_cache_config.dtype == "fp8"),
             target=sources.locations["target"],
             name=plan.name,
             gpus=plan.profile.gpus,
