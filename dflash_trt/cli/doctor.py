@@ -19,7 +19,7 @@ REQUIRED = ("demo pair", "build graphs", "run on the CPU")
 
 @click.command("doctor")
 @click.option(
-    "--gpu-check", is_flag=True, help="Run kernels and engines on the GPU that is here, and probe."
+    "--gpu-check", is_flag=True, help="Run pairs, kernels and engines on the GPU that is here."
 )
 @click.option(
     "-o",
@@ -28,22 +28,22 @@ REQUIRED = ("demo pair", "build graphs", "run on the CPU")
     help="Folder of --gpu-check's record; one that is there is gone on with.  [default: gpu-check]",
 )
 @click.option(
-    "--part",
-    "parts",
-    metavar="NAME",
+    "--only",
+    metavar="STEP",
     multiple=True,
-    help="Run this part of --gpu-check alone, however long; may be given several times.",
+    help="Run this step or part of --gpu-check, however long; may be given several times.",
 )
 @json_option
-def command(gpu_check: bool, output: Path | None, parts: tuple[str, ...], as_json: bool) -> int:
+def command(gpu_check: bool, output: Path | None, only: tuple[str, ...], as_json: bool) -> int:
     """Say what this machine can build and run, a line each; exit 1 if the CPU path cannot.
 
-    With --gpu-check: hold kernels and engines to the CPU's results on the GPU that is here and time
-    them, for ten minutes at most; exit 1 if there is none, or if it does not do what it should.
+    With --gpu-check: hold PyTorch's executor, kernels and engines to the CPU's results on the GPU
+    that is here and time them, for seven minutes at most; exit 1 if there is none, or if it does
+    not do what it should.
     """
     if gpu_check:
-        return _check_gpu(output or RECORD_FOLDER, parts, as_json=as_json)
-    given = {"--output": output, "--part": parts}
+        return _check_gpu(output or RECORD_FOLDER, only, as_json=as_json)
+    given = {"--output": output, "--only": only}
     refuse_options(given, "is for --gpu-check")
     findings = examine()
     if as_json:
@@ -57,14 +57,14 @@ def command(gpu_check: bool, output: Path | None, parts: tuple[str, ...], as_jso
     return EXIT_FAILED if broken else 0
 
 
-def _check_gpu(folder: Path, parts: tuple[str, ...], *, as_json: bool) -> int:
+def _check_gpu(folder: Path, only: tuple[str, ...], *, as_json: bool) -> int:
     # Imported here: it brings both executors.
     from dflash_trt.proof.gpu_check.check import check_gpu
     from dflash_trt.proof.gpu_check.gpu_record import PAGE_NAME, RECORD_NAME
 
     try:
         with StageBars() as bars:
-            record = check_gpu(folder, bars, parts)
+            record = check_gpu(folder, bars, only)
     except (KeyboardInterrupt, SystemExit):
         if (folder / RECORD_NAME).is_file():
             click.echo(
@@ -80,5 +80,5 @@ def _check_gpu(folder: Path, parts: tuple[str, ...], *, as_json: bool) -> int:
         if any(one.status == "not run" for one in record.parts.values()):
             click.echo("the same command goes on with what is unfinished")
         elif record.unfinished():
-            click.echo("--part NAME takes the time for what is unfinished")
+            click.echo("--only NAME takes the time for what is unfinished")
     return 0 if record.passed else EXIT_FAILED

@@ -34,9 +34,12 @@ def import_checks(folder: str) -> Any:
     return importlib.import_module(f"dflash_plugins.{folder}.checks")
 
 
-def check_accuracy(folder: str, device: Device, launcher: KernelLauncher) -> Iterator[Accuracy]:
-    """One operation's cases as they are found."""
-    return check_all(import_checks(folder).checks(), GpuRunner(device, launcher).run)
+def check_accuracy(
+    folder: str, device: Device, launcher: KernelLauncher, share: int = 0, shares: int = 1
+) -> Iterator[Accuracy]:
+    """One operation's cases as they are found; of `shares` of them one."""
+    checks = import_checks(folder).checks()[share::shares]
+    return check_all(checks, GpuRunner(device, launcher).run)
 
 
 def measure(folder: str, device: Device, launcher: KernelLauncher) -> Iterator[dict[str, Any]]:

@@ -6,6 +6,7 @@ import json
 import multiprocessing
 import os
 import signal
+import tempfile
 import time
 from collections.abc import Iterator
 from multiprocessing.process import BaseProcess
@@ -15,6 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from dflash_trt.core.progress import SilentProgress
 from dflash_trt.errors import DflashError
 from dflash_trt.proof.gpu_check import check, runner
 from dflash_trt.proof.gpu_check import gpu_record as record
@@ -53,18 +55,33 @@ def hangs(setting: Setting) -> Iterator[Probe]:
     time.sleep(600)
 
 
-def _setting(folder: Path, seconds: float = 100.0) -> Setting:
-    return Setting(folder, time.monotonic() + seconds)
+class PartHere:
+    """A part in this process, which has ended when it has begun."""
+
+    def __init__(self, work: PartWork, seconds: float) -> None:
+        with tempfile.TemporaryDirectory() as folder:
+            self._outcome = run_here(work, Setting(Path(folder), time.monotonic() + seconds))
+
+    def is_over(self, wait: float) -> bool:
+        return True
+
+    def end(self) -> PartOutcome:
+        return self._outcome
 
 
-def test_a_child_that_ends_well_leaves_strict_json(tmp_path: Path) -> None:
-    outcome = run_in_child(finds, _setting(tmp_path))
+def run_parts_here(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(check, "PartProcess", PartHere)
+    patch.setattr(check, "run_in_child", lambda work, seconds: PartHere(work, seconds).end())
+
+
+def test_a_child_that_ends_well_leaves_strict_json() -> None:
+    outcome = run_in_child(finds, 100)
     assert (outcome.status, outcome.reason, outcome.passed) == ("done", None, True)
     assert [one.figures for one in outcome.probes] == [{"worst": "NaN"}]
 
 
-def test_a_child_that_dies_leaves_what_it_found_and_how_it_died(tmp_path: Path) -> None:
-    outcome = run_in_child(dies, _setting(tmp_path))
+def test_a_child_that_dies_leaves_what_it_found_and_how_it_died() -> None:
+    outcome = run_in_child(dies, 100)
     assert (outcome.status, outcome.passed) == ("died", False)
     assert outcome.reason == (
         "its process died (SIGSEGV) after 'first': Fatal Python error: Segmentation fault"
@@ -76,11 +93,14 @@ def test_a_child_that_dies_leaves_what_it_found_and_how_it_died(tmp_path: Path) 
 def hears(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[BaseException]:
     """Waiting for a child ends when it has found something; with the error that is put in here."""
     stop: list[BaseException] = []
-    found, real = tmp_path / "found.jsonl", BaseProcess.join
+    real = BaseProcess.join
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
 
     def join(self: BaseProcess, timeout: float | None = None) -> None:
-        while timeout != runner.KILL_SECONDS and not found.read_text():
+        found = tmp_path.glob("*/found.jsonl")
+        while timeout != runner.KILL_SECONDS and not any(one.read_text() for one in found):
             real(self, 0.01)
+            found = tmp_path.glob("*/found.jsonl")
         if stop:
             raise stop.pop()
         real(self, 0.01 if timeout != runner.KILL_SECONDS else timeout)
@@ -91,13 +111,13 @@ def hears(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[BaseException
 
 def test_a_child_that_hangs_is_ended(tmp_path: Path, hears: list[BaseException]) -> None:
     others = {*multiprocessing.active_children()}  # of other tests
-    outcome = run_in_child(hangs, _setting(tmp_path))
+    outcome = run_in_child(hangs, -runner.GRACE_SECONDS)  # late when it is heard
     assert (outcome.status, outcome.passed) == ("died", False)
     assert outcome.reason == "it gave no answer and was ended after 'first'"
     hears.append(KeyboardInterrupt())
     with pytest.raises(KeyboardInterrupt):
-        run_in_child(hangs, _setting(tmp_path))
-    assert others.issuperset(multiprocessing.active_children())
+        run_in_child(hangs, 100)
+    assert others.issuperset(multiprocessing.active_children()) and not [*tmp_path.iterdir()]
 
 
 @pytest.mark.parametrize(
@@ -118,7 +138,7 @@ def test_what_stops_a_part_is_how_it_ended(
 
     work: PartWork = part
     seen: list[Any] = []
-    outcome = run_here(work, _setting(tmp_path), seen.append)
+    outcome = run_here(work, Setting(tmp_path, time.monotonic() + 100), seen.append)
     assert (outcome.status, outcome.reason) == (status, reason) and seen == outcome.probes
     assert outcome.passed is (status != "failed")
 
@@ -151,7 +171,7 @@ class Bench:
         if name.startswith("speed"):
             yield Probe("time of accept", None, "2 µs", {"s": 2e-6})
             if setting.ends < time.monotonic() + 1000:
-                raise OutOfTimeError("the other points are left to --part")
+                raise OutOfTimeError("the other points are left to --only")
 
 
 @pytest.fixture
@@ -159,7 +179,7 @@ def bench(monkeypatch: pytest.MonkeyPatch) -> Bench:
     """On a Hopper GPU, every part in this process."""
     bench, cuda = Bench(), FakeCuda(arch=(9, 0))
     monkeypatch.setattr("dflash_trt.hardware.device.load_cuda", lambda: cuda)
-    monkeypatch.setattr(check, "run_in_child", run_here)
+    run_parts_here(monkeypatch)
     monkeypatch.setattr(check, "check_parts", bench.parts)
     return bench
 
@@ -201,25 +221,60 @@ def test_it_goes_on_where_it_was(run: Run, bench: Bench, tmp_path: Path) -> None
     outcome = run.well("doctor", "--gpu-check", "-o", tmp_path, "--json")
     assert not bench.runs and outcome.json == read(tmp_path), "more of the same time tells no more"
     said = run.well("doctor", "--gpu-check", "-o", tmp_path).out
-    assert "\n--part NAME takes the time" in said and "the same command" not in said
-    run.well("doctor", "--gpu-check", "-o", tmp_path, "--part", "speed: accept")
+    assert "\n--only NAME takes the time" in said and "the same command" not in said
+    run.well("doctor", "--gpu-check", "-o", tmp_path, "--only", "speed")
     assert bench.runs == ["speed: accept"] and not read(tmp_path)["unfinished"]
 
 
 def test_parts_by_name_are_run_again(run: Run, bench: Bench, tmp_path: Path) -> None:
     run.well("doctor", "--gpu-check", "-o", tmp_path)
     bench.runs, bench.fault = [], ZeroDivisionError("twice the same")
-    names = [("--part", "speed: accept"), ("--part", "kernels: accept")]
+    names = [("--only", "speed: accept"), ("--only", "kernels: accept")]
     assert run("doctor", "--gpu-check", "-o", tmp_path, *names[0], *names[1]).code == 1
     assert bench.runs == ["kernels: accept", "speed: accept"]
     parts = read(tmp_path)["parts"]
     assert len(parts) == 4 and parts["kernels: accept"]["status"] == "failed"
     bench.runs = []
-    run("doctor", "--gpu-check", "-o", tmp_path, "--part", "kernel: accept").fails(
-        2, "--part: no part is called 'kernel: accept' (nearest: 'kernels: accept')"
+    run("doctor", "--gpu-check", "-o", tmp_path, "--only", "kernel: accept").fails(
+        2, "--only: no step is called 'kernel: accept' (nearest: 'kernels: accept')"
     )
     assert not bench.runs
-    run("doctor", "--part", "CUDA").fails(2, "--part: is for --gpu-check")
+    run("doctor", "--only", "CUDA").fails(2, "--only: is for --gpu-check")
+
+
+def test_parts_run_beside_each_other_but_those_alone(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Seven minutes in all; what is ended, or has no time left, ends no other."""
+    beside, lasting, now = list[set[str]](), dict[str, int](), [0.0]
+
+    class Lasting(PartHere):
+        def __init__(self, work: Any, seconds: float) -> None:
+            self._name, self._ends = work, now[0] + min(seconds, 30)
+            lasting[self._name] = seconds
+            beside.append({*lasting})
+
+        def is_over(self, wait: float) -> bool:
+            now[0] += 1
+            return now[0] >= self._ends
+
+        def end(self) -> PartOutcome:
+            del lasting[self._name]
+            return PartOutcome("done")
+
+    monkeypatch.setattr(check, "PartProcess", Lasting)
+    monkeypatch.setattr(check, "available_cores", lambda: 5)
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(record.CheckRecord, "save", lambda *_: None)
+    kept, names = record.CheckRecord({}, "", ""), "ABCDEFGHI"
+    parts: Any = [Part(one, 60, one, one in "AGHI") for one in names]
+    check._run(parts, kept, tmp_path, SilentProgress(), 160)
+    assert beside[0] == {"A"} and max(map(len, beside)) == 3
+    assert all(len(one) == 1 for one in beside if one & {*"AGH"})
+    assert [kept.parts[one].status for one in names] == ["done"] * 8 + ["not run"]
+    assert not lasting
+    ended = check.BUDGET_SECONDS + runner.GRACE_SECONDS + runner.KILL_SECONDS
+    assert ended <= 7 * 60
 
 
 def test_what_is_wrong_is_said(run: Run, bench: Bench, tmp_path: Path) -> None:
@@ -266,6 +321,6 @@ def test_without_a_gpu(
     line = run("doctor", "--gpu-check", "-o", folder).fails(1, "no CUDA device: none is visible")
     assert "--gpu-check is for an NVIDIA GPU" in line
     assert not folder.exists() and not bench.runs
-    monkeypatch.setattr(check, "run_in_child", lambda *part: PartOutcome("died", "it died"))
+    monkeypatch.setattr(check, "run_in_child", lambda work, seconds: PartOutcome("died", "it died"))
     run("doctor", "--gpu-check", "-o", folder).fails(1, "the GPU does not answer: it died; nvidia")
     run("doctor", "-o", folder).fails(2, "--output: is for --gpu-check")

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import pickle
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -22,11 +24,14 @@ from dflash_trt.backends.device.executor import DeviceExecutor
 from dflash_trt.backends.registry import open_executor
 from dflash_trt.backends.tensorrt.library import TENSORRT, TENSORRT_RTX, Library
 from dflash_trt.bundle.bundle import Bundle
+from dflash_trt.core.progress import SilentProgress
+from dflash_trt.deploy.planning.known_pairs import find_pair
 from dflash_trt.errors import DflashError
 from dflash_trt.graph.form import CacheDtype, Precision
 from dflash_trt.hardware.device import Device
+from dflash_trt.models.sizes import LayerSizes
 from dflash_trt.proof.gpu_check import check as parts
-from dflash_trt.proof.gpu_check import engine_part, engine_probes
+from dflash_trt.proof.gpu_check import engine_part, engine_probes, kernel_part, ratio_part
 from dflash_trt.proof.gpu_check.cuda_probes import PROBES, check_cuda
 from dflash_trt.proof.gpu_check.engine_part import PAIRS, RandomPair
 from dflash_trt.proof.gpu_check.engine_probes import (
@@ -40,6 +45,7 @@ from dflash_trt.proof.gpu_check.engine_probes import (
 from dflash_trt.proof.gpu_check.gpu_record import PartOutcome
 from dflash_trt.proof.gpu_check.runner import Setting, run_here
 from tests.cli.bigram import write_bigram_pair
+from tests.cli.test_gpu_check import run_parts_here
 from tests.covering import exhaustive
 from tests.standins.cuda import FakeCuda
 from tests.standins.driver import FakeDriver
@@ -107,11 +113,13 @@ def wrong(outcome: PartOutcome) -> set[str]:
 def test_the_stand_ins_do_all_that_is_believed(
     gpu: FakeTensorRt, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(parts, "load_driver", lambda: FakeDriver(gpu.cuda))
+    monkeypatch.setattr(kernel_part, "load_driver", lambda: FakeDriver(gpu.cuda))
     setting = Setting(tmp_path, time.monotonic() + 600)
     found = {
         "CUDA": run_here(check_cuda, setting),
-        "kernels: accept": run_here(lambda given: parts.check_kernels("accept", given), setting),
+        "kernels: accept": run_here(
+            lambda given: kernel_part.check_kernels("accept", 0, 1, given), setting
+        ),
         "TensorRT with plugins: paged": check(gpu, tmp_path / "paged"),
         "TensorRT-RTX: linear": check(gpu, tmp_path / "linear", LINEAR),
     }
@@ -227,7 +235,7 @@ def _refuse_capture(device: Any) -> int:
         ),
         (lambda gpu, patch: gpu.fail.add("run"), {"tokens are the CPU's"}, LINEAR),
         (
-            lambda gpu, patch: patch.setattr(engine_part, "_build", lambda *a: 1 / 0),
+            lambda gpu, patch: patch.setattr(engine_part, "build_pair", lambda *a, **b: 1 / 0),
             set(),
             LINEAR,
         ),
@@ -278,25 +286,94 @@ def test_kernels_are_timed_and_stop_when_their_time_is_up(
 ) -> None:
     """Every call takes a millisecond; the points are spread."""
     monkeypatch.setattr("dflash_plugins.testing.gpu.FLUSHED_BYTES", 1 << 10)
-    monkeypatch.setattr(parts, "load_driver", lambda: FakeDriver(gpu.cuda))
+    monkeypatch.setattr(kernel_part, "load_driver", lambda: FakeDriver(gpu.cuda))
     now = time.monotonic()
     timed = run_here(
-        lambda given: parts.measure_kernels("accept", given), Setting(tmp_path, now + 600)
+        lambda given: kernel_part.measure_kernels("accept", given), Setting(tmp_path, now + 600)
     )
     names = [one.name for one in timed.probes]
     cases = ("1 × 8", "64 × 8", "8 × 8", "64 × 16")
     assert names == [f"time of accept, {case} rows" for case in cases]
     assert timed.probes[0].detail.startswith("1,000.0 µs") and timed.passed is None
-    late = run_here(lambda given: parts.check_kernels("accept", given), Setting(tmp_path, now))
+    late = run_here(
+        lambda given: kernel_part.check_kernels("accept", 0, 1, given), Setting(tmp_path, now)
+    )
     assert (late.status, late.passed, len(late.probes)) == ("out of time", True, 1)
-    assert late.reason == "the other cases are left to --part" and gpu.cuda.is_clean
+    assert late.reason == "the others are left to --only" and gpu.cuda.is_clean
+
+
+@pytest.fixture
+def here(gpu: FakeTensorRt, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """Each part in this process: tiny pairs, one operation, a sanitizer that says what it ran."""
+    demo = write_bigram_pair(tmp_path / "demo", head_dim=16)
+    known = find_pair("qwen3-8b")
+    sizes = replace(known.target.sizes, hidden_size=32, intermediate_size=32)
+    sizes = replace(sizes, layers=(LayerSizes(2, 1, 16),) * 6)
+    target = replace(known.target, sizes=sizes, vocab_size=100)
+    draft = replace(known.draft, sizes=replace(sizes, layers=sizes.layers[:2]), vocab_size=100)
+    small = replace(known, target=target, draft=replace(draft, mask_token_id=99))
+    tool = tmp_path / "bin" / kernel_part.TOOL
+    tool.parent.mkdir()
+    tool.write_text('#!/bin/sh\necho "$@" >> "$0.log"\necho "========= ERROR SUMMARY: 0 errors"\n')
+    tool.chmod(0o755)
+    for module, names in {
+        engine_part: {"DEMO": str(demo), "find_torch": lambda precision: None, "MAX_TOKENS": 8},
+        ratio_part: {
+            "find_torch": lambda precision: None,
+            "find_pair": lambda name: small,
+            "CONTEXT": 64,
+            "TOKENS": 8,
+            "RUNS": 1,
+        },
+        kernel_part: {"load_driver": lambda: FakeDriver(gpu.cuda), "STRESS_REPEATS": 2},
+        parts: {
+            "PAIRS": (LINEAR, PAGED),
+            "SHARES": {"accept": 2},
+            "FOLDERS": ("accept",),
+            "ATTENTION": "accept",
+            "STRESSED": ("accept",),
+            "SANITIZERS": (("memcheck", "accept"),),
+        },
+    }.items():
+        for name, value in names.items():
+            monkeypatch.setattr(module, name, value)
+    monkeypatch.setattr("dflash_plugins.testing.gpu.FLUSHED_BYTES", 1 << 10)
+    monkeypatch.setattr("dflash_trt.decoding.tuning.block_times.STEPS_SECONDS", 0.0)
+    monkeypatch.setenv("PATH", str(tool.parent), prepend=os.pathsep)
+    run_parts_here(monkeypatch)
+    return tool.with_suffix(".log")
+
+
+@pytest.mark.exhaustive
+def test_every_step_runs_to_its_end(here: Path, gpu: FakeTensorRt, tmp_path: Path) -> None:
+    gpu.cuda.arch, gpu.version = (9, 0), "11.4.0"
+    record = parts.check_gpu(tmp_path / "record", SilentProgress())
+    ended = {name: (one.status, one.reason, wrong(one)) for name, one in record.parts.items()}
+    skipped = ("skipped", "TensorRT-RTX has no sm_90", set[str]())
+    assert ended == {
+        part.name: skipped if part.step == "TensorRT-RTX" else ("done", None, set())
+        for part in parts.check_parts()
+    }
+    assert "accept" in here.read_text() and gpu.cuda.is_clean
+
+
+@pytest.mark.parametrize("step", ["stress", "compile", "sanitizers", "ratio"])
+def test_a_step_is_looked_at_again(
+    here: Path, gpu: FakeTensorRt, tmp_path: Path, step: str
+) -> None:
+    record = parts.check_gpu(tmp_path, SilentProgress(), [step])
+    assert {name.partition(": ")[0] for name in record.parts} == {step}
+    for outcome in record.parts.values():
+        assert outcome.status == "done" and outcome.passed is not False, outcome
 
 
 def test_parts_have_names_of_their_own_and_pairs_of_every_kind() -> None:
     listed = parts.check_parts()
     for part in listed:
         assert callable(pickle.loads(pickle.dumps(part.work))), "a child imports it"
-    assert len({part.name for part in listed}) == len(listed) == 2 * 6 + 1 + 8 + 4 + 4
+    assert len({part.name for part in listed}) == len(listed)
+    steps = "CUDA torch ratio kernels compile stress sanitizers speed".split()
+    assert [*dict.fromkeys(part.step for part in listed)][:8] == steps
     for chosen in (
         [pair for pair in PAIRS if pair.is_paged],
         [pair for pair in PAIRS if not pair.is_paged],

@@ -40,8 +40,10 @@ def write_checkpoint(
 ) -> int:
     """Writes `config` and `tensors`; returns the bytes of weights.
 
-    They are small and random with `random`; without it the file is sparse, and takes no disk.
+    They are small and random with `random`, if large with repeats, which are made quickly; without
+    it the file is sparse, and takes no disk.
     """
+    full: dict[tuple[str, int, str], bytes] = {}
     folder.mkdir(parents=True)
     (folder / "config.json").write_text(json.dumps(config, indent=2), encoding="utf-8")
     layouts = [TensorLayout(name, dtype, shape) for name, (dtype, shape) in tensors.items()]
@@ -51,7 +53,12 @@ def write_checkpoint(
         file.write(header)
         for one in layouts if random else ():
             for left in range(math.prod(one.shape), 0, -_CHUNK):
-                file.write(_random_bytes(generator, one, min(left, _CHUNK)))
+                count, kind = min(left, _CHUNK), (one.dtype, one.shape[-1], one.name[-7:])
+                data = full.get(kind) if count == _CHUNK else None
+                data = data or _random_bytes(generator, one, count)
+                if count == _CHUNK:
+                    full[kind] = data
+                file.write(data)
         file.truncate(len(header) + size)
     return size
 

@@ -115,7 +115,7 @@ def measure(
         (*request.prompt_ids, *result.token_ids[: len(result.token_ids) // 2])
         for request, result in zip(requests, results, strict=True)
     ]
-    bench = _Bench(executor, requests[0], texts, options)
+    bench = StepBench(executor, requests[0], texts, options)
     prefill_seconds = bench.fill()
     progress.stage("step times", options.rounds * len(options.batches), "steps")
     steps = bench.time_steps(progress.advance)
@@ -215,8 +215,11 @@ def _decode(
     return generator.generate(fresh, lambda index, event: on_done(event.result is not None))
 
 
-class _Bench:
-    """Slots filled with text, and decode steps over them that only overwrite scratch rows."""
+class StepBench:
+    """Slots filled with `texts`, and decode steps over them that only overwrite scratch rows.
+
+    How they sample is `request`'s; of `options` only sizes and rounds count.
+    """
 
     def __init__(
         self,

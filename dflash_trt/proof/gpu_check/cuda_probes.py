@@ -14,7 +14,7 @@ import numpy as np
 
 from dflash_trt.core.machine import describe_host
 from dflash_trt.errors import DflashError
-from dflash_trt.hardware.device import ALIGNMENT, Device, HostBytes, load_cuda
+from dflash_trt.hardware.device import Device, HostBytes, load_cuda
 from dflash_trt.hardware.gpus import arches
 from dflash_trt.proof.gpu_check.gpu_record import Probe
 from dflash_trt.proof.gpu_check.runner import Found, Setting, attempt
@@ -74,12 +74,6 @@ def _equal(actual: HostBytes, expected: HostBytes) -> tuple[bool, str]:
     return not differ, f"{differ:,} of {expected.size:,} bytes differ"
 
 
-def _align(device: Device) -> Found:
-    addresses = [device.allocate(size, "a probe") for size in (1, 3, ALIGNMENT + 1, SIZE)]
-    off = [address % ALIGNMENT for address in addresses]
-    return not any(off), f"four allocations lie {off} bytes past multiples of {ALIGNMENT}"
-
-
 def _copy_in_order(device: Device) -> tuple[bool, str]:
     first, second = _Buffer(device, 0), _Buffer(device, 1)
     device.upload(first.address, first.host)
@@ -96,30 +90,6 @@ def _wait_for_events(device: Device) -> Found:
     device.clear(small.address, SIZE)
     device.wait(event)
     return _equal(back, small.sent)
-
-
-def _keep_pitches(device: Device) -> Found:
-    pitch, width, rows = 1024, 700, SIZE // 1024
-    source, destination = _Buffer(device, 0), _Buffer(device, 1)
-    places = destination.address, source.address
-    device.copy_rows(*places, pitch=pitch, width=width, rows=rows)
-    device.clear_rows(destination.address, pitch=pitch, width=width // 2, rows=rows)
-    expected = destination.sent.reshape(rows, pitch)
-    expected[:, :width] = source.sent.reshape(rows, pitch)[:, :width]
-    expected[:, : width // 2] = 0
-    return destination.compare(expected.ravel())
-
-
-def _replay(device: Device) -> Found:
-    source, destination = _Buffer(device, 0), _Buffer(device, 1)
-    device.begin_capture()
-    device.copy(destination.address, source.address, SIZE)
-    graph = device.end_capture()
-    waited, _ = destination.compare(destination.sent)
-    sent = source.fill(6)
-    device.launch(graph)
-    ran, detail = destination.compare(sent)
-    return waited and ran, f"{detail}; {'nothing' if waited else 'it'} ran while it was captured"
 
 
 def _survive_a_failed_capture(device: Device) -> Found:
@@ -160,11 +130,7 @@ def _measure_copy(device: Device) -> Found:
 
 
 PROBES: dict[str, Callable[[Device], Found]] = {
-    "device memory is aligned for TensorRT": _align,
-    "copies run in the order of the stream": _copy_in_order,
     "waiting for an event waits for what is before it": _wait_for_events,
-    "rows are copied and cleared within their pitch": _keep_pitches,
-    "a graph runs when it is launched, over what is there then": _replay,
     "a capture that fails leaves the stream usable": _survive_a_failed_capture,
     "memory that is freed is free again": _free,
     "copy bandwidth": _measure_copy,

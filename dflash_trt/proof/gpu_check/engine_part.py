@@ -1,4 +1,4 @@
-"""The part of the check that builds one pair's engines with one library, runs and probes them."""
+"""The parts of the check that build one pair for PyTorch or TensorRT, run it and probe it."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ import numpy as np
 
 from dflash_trt.backends.device.executor import DeviceExecutor
 from dflash_trt.backends.onnxruntime.executor import OnnxRuntimeExecutor
-from dflash_trt.backends.registry import open_executor
+from dflash_trt.backends.registry import check_torch, open_executor
 from dflash_trt.backends.tensorrt.build.builder import EngineOptions
 from dflash_trt.backends.tensorrt.build.plugins import plugin_arch
-from dflash_trt.backends.tensorrt.library import Library, RefusedError, load_library
+from dflash_trt.backends.tensorrt.library import TORCH, Library, RefusedError, load_library
 from dflash_trt.backends.tensorrt.run.engines import Loader
 from dflash_trt.building.bundle_writer import build_bundle
 from dflash_trt.building.spec import BuildSpec, CacheOptions
@@ -27,8 +27,9 @@ from dflash_trt.bundle.bundle import Bundle, load_tokenizer, open_bundle
 from dflash_trt.core.progress import SilentProgress
 from dflash_trt.decoding import Request
 from dflash_trt.deploy.planning.known_pairs import PairShape
-from dflash_trt.errors import DflashError
-from dflash_trt.graph.form import CacheDtype, Precision
+from dflash_trt.errors import DflashError, import_extra
+from dflash_trt.graph.bindings import GRAPH_NAMES
+from dflash_trt.graph.form import CPU_FORM, CacheDtype, Precision
 from dflash_trt.hardware.device import Device
 from dflash_trt.hardware.gpus import Arch, arches
 from dflash_trt.hardware.kernels import ONE_LAUNCH
@@ -37,7 +38,7 @@ from dflash_trt.models.draft import read_draft
 from dflash_trt.models.pair_check import Pair, check_pair
 from dflash_trt.models.sizes import DecoderSizes, DraftShape, ExpertSizes, LayerSizes, TargetShape
 from dflash_trt.models.target import read_target
-from dflash_trt.proof.gpu_check.engine_probes import Bench, choose_probes
+from dflash_trt.proof.gpu_check.engine_probes import DRIFT, Bench, choose_probes
 from dflash_trt.proof.gpu_check.gpu_record import PartSkippedError, Probe
 from dflash_trt.proof.gpu_check.runner import Found, Setting, attempt, describe
 from dflash_trt.text.prompts import read_prompts
@@ -122,12 +123,12 @@ def check_engines(
     arch = _find_arch(library, plugins=plugins)
     options = EngineOptions(arch, PRECISION, library, plugins=plugins)
     folder = setting.folder
-    pair = _read_demo() if shape is None else write_random_pair(shape, folder)
-    cpu_bundle = _build(shape, pair, folder / "cpu", None)
+    pair = read_demo() if shape is None else write_random_pair(shape, folder)
+    cpu_bundle = build_pair(shape, pair, folder / "cpu")
     yield from attempt(REFUSES, _probe_refusal, library, folder / "no.engine")
     started = time.perf_counter()
     try:
-        bundle = _build(shape, pair, folder / "gpu", options)
+        bundle = build_pair(shape, pair, folder / "gpu", options)
     except Exception as error:  # a library's own, too
         yield Probe(BUILDS, False, describe(error))
         return
@@ -141,17 +142,47 @@ def check_engines(
         detail = f"built from {', '.join(sorted(codes))}"
         yield Probe("TensorRT takes kernels as machine code", codes == {"cubin"}, detail)
 
-    def probe_bundles() -> Iterator[Probe]:
-        with closing(open_executor(cpu_bundle)) as cpu, closing(open_executor(bundle)) as gpu:
-            assert isinstance(gpu, DeviceExecutor) and isinstance(cpu, OnnxRuntimeExecutor)
-            gpu.preload(("target", "draft", "target_only"))
-            yield Probe(LOADS, True, "names, types, shapes and aliases are as built")
-            bench = Bench(gpu, cpu, bundle.manifest, _make_requests(shape, cpu_bundle))
-            for name, find in choose_probes(gpu).items():
-                yield from attempt(name, find, bench)
-
-    yield from attempt(LOADS, probe_bundles)
+    yield from attempt(LOADS, _probe_bundles, shape, cpu_bundle, bundle)
     yield from attempt(REOPENS, _probe_reopening, bundle)
+
+
+def check_programs(
+    shape: RandomPair | None, precision: Precision, setting: Setting
+) -> Iterator[Probe]:
+    """The same probes of PyTorch's executor.
+
+    Raises:
+        PartSkippedError: PyTorch is not here, has no CUDA, or not for this GPU.
+    """
+    find_torch(precision)
+    pair = read_demo() if shape is None else write_random_pair(shape, setting.folder)
+    cpu_bundle = build_pair(shape, pair, setting.folder / "cpu")
+    bundle = build_pair(shape, pair, setting.folder / "gpu", torch=precision)
+    yield from attempt(LOADS, _probe_bundles, shape, cpu_bundle, bundle)
+
+
+def find_torch(precision: Precision) -> None:
+    """Raises PartSkippedError where PyTorch runs nothing on this GPU; it would take the CPU."""
+    try:
+        torch = import_extra("torch", TORCH, "--executor torch")
+        if not torch.cuda.is_available():
+            raise PartSkippedError(f"torch {torch.__version__} finds no GPU that it can use")
+        check_torch(replace(CPU_FORM, precision=precision, draws=True))
+    except DflashError as error:
+        raise PartSkippedError(error.message) from error
+
+
+def _probe_bundles(shape: RandomPair | None, cpu_bundle: Bundle, bundle: Bundle) -> Iterator[Probe]:
+    with closing(open_executor(cpu_bundle)) as cpu, closing(open_executor(bundle)) as gpu:
+        assert isinstance(gpu, DeviceExecutor) and isinstance(cpu, OnnxRuntimeExecutor)
+        gpu.preload(GRAPH_NAMES)
+        yield Probe(LOADS, True, "names, types, shapes and aliases are as built")
+        bench = Bench(gpu, cpu, bundle.manifest, make_requests(shape, cpu_bundle))
+        probes = choose_probes(gpu)
+        if bundle.manifest.engines is None:
+            del probes[DRIFT]  # PyTorch keeps what it frees, and others run beside it
+        for name, find in probes.items():
+            yield from attempt(name, find, bench)
 
 
 def _find_arch(library: Library, *, plugins: bool) -> Arch:
@@ -178,7 +209,7 @@ def _find_arch(library: Library, *, plugins: bool) -> Arch:
     return arch
 
 
-def _read_demo() -> Pair:
+def read_demo() -> Pair:
     config, path = load_config(DEMO)
     sources = config.target.checkpoint, config.draft.checkpoint
     target, draft = (resolve_file(source, path) for source in sources)
@@ -216,10 +247,14 @@ def write_random_pair(shape: RandomPair, folder: Path) -> Pair:
     return check_pair(read_target(folder / "target"), read_draft(folder / "draft"))
 
 
-def _build(
-    shape: RandomPair | None, pair: Pair, folder: Path, engines: EngineOptions | None
+def build_pair(
+    shape: RandomPair | None,
+    pair: Pair,
+    folder: Path,
+    engines: EngineOptions | None = None,
+    torch: Precision | None = None,
 ) -> Bundle:
-    """Engines, or graphs for the CPU with the same numbers.
+    """Engines, graphs for PyTorch, or graphs for the CPU with the same numbers.
 
     The CPU's caches are linear, whose bits are those of paged ones: they hold every position.
     """
@@ -237,16 +272,17 @@ def _build(
             prefill_chunk=PREFILL_CHUNK,
         )
         caches = CacheOptions(
-            kv_layout="paged" if shape.is_paged and engines is not None else "linear",
+            kv_layout="paged" if shape.is_paged and (engines or torch) else "linear",
             kv_dtype=shape.cache_dtype.value,
             page_size=PAGE_SIZE,
         )
         spec = BuildSpec(caches=caches)
-    build_bundle(pair, config, name, folder, spec, SilentProgress(), engines=engines)
+    arguments = pair, config, name, folder, spec, SilentProgress()
+    build_bundle(*arguments, engines=engines, torch=torch)
     return open_bundle(folder)
 
 
-def _make_requests(shape: RandomPair | None, bundle: Bundle) -> list[Request]:
+def make_requests(shape: RandomPair | None, bundle: Bundle) -> list[Request]:
     """What a pair is asked: the demo's own prompts, or random ones."""
     if shape is None:
         config, path = load_config(DEMO)

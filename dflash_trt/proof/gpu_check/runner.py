@@ -12,6 +12,7 @@ import json
 import multiprocessing
 import os
 import signal
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -45,7 +46,7 @@ class Setting:
     def leave_time(self, what: str) -> None:
         """Raises OutOfTimeError where too little is left, which leaves out `what`."""
         if time.monotonic() + LEAST_SECONDS > self.ends:
-            raise OutOfTimeError(f"{what} are left to --part")
+            raise OutOfTimeError(f"{what} are left to --only")
 
 
 PartWork = Callable[[Setting], Iterator[Probe]]
@@ -97,42 +98,68 @@ def run_here(
     return outcome
 
 
-def run_in_child(work: PartWork, setting: Setting) -> PartOutcome:
-    """Runs a part in a process of its own, which ends with its time or this process's Ctrl-C."""
-    found, log = setting.folder / "found.jsonl", setting.folder / "log.txt"
-    found.touch()
-    log.touch()
-    spawn = multiprocessing.get_context("spawn")
-    child = spawn.Process(target=_work_in_child, args=(work, setting, found, log))
-    started = time.monotonic()
-    child.start()
-    try:
-        child.join(max(0.0, setting.ends - started) + GRACE_SECONDS)
-    finally:  # Ctrl-C comes through here as well
-        if is_late := child.is_alive():
+class PartProcess:
+    """A part in a process of its own, which has so many seconds; `end` is to be called."""
+
+    def __init__(self, work: PartWork, seconds: float) -> None:
+        self._folder = tempfile.TemporaryDirectory(prefix="dflash-trt-")
+        folder, self._started = Path(self._folder.name), time.monotonic()
+        self._found, self._log = folder / "found.jsonl", folder / "log.txt"
+        self._found.touch()
+        self._log.touch()
+        self._ends = self._started + seconds + GRACE_SECONDS
+        given = work, Setting(folder, self._started + seconds), self._found, self._log
+        spawn = multiprocessing.get_context("spawn")
+        self._process = spawn.Process(target=_work_in_child, args=given)
+        self._process.start()
+
+    def is_over(self, wait: float) -> bool:
+        """Whether it has ended or is late, after `wait` seconds if not before."""
+        self._process.join(max(0.0, min(wait, self._ends - time.monotonic())))
+        return not self._process.is_alive() or time.monotonic() >= self._ends
+
+    def end(self) -> PartOutcome:
+        """Ends the process if it runs still, with what it has started; what it found."""
+        process = self._process
+        if is_late := process.is_alive():
             with suppress(ProcessLookupError, PermissionError):
-                os.killpg(child.pid or 0, signal.SIGKILL)  # with what it may have started
-            child.kill()  # before it had a session of its own
-        child.join(KILL_SECONDS)  # a driver that hangs holds a process that was killed
-    outcome = PartOutcome("died", seconds=time.monotonic() - started)
-    for line in found.read_text(encoding="utf-8").splitlines(keepends=True):
-        if not line.endswith("\n"):
-            break  # its last words were cut
-        record = json.loads(line)
-        if "ended" in record:
-            outcome.status, outcome.reason = record["ended"]
-        else:
-            outcome.probes.append(Probe(**record))
-    if outcome.status == "died":
-        outcome.log = log.read_text(errors="replace").splitlines()[-LOG_LINES:]
+                os.killpg(process.pid or 0, signal.SIGKILL)
+            process.kill()  # before it had a session of its own
+        process.join(KILL_SECONDS)  # a driver that hangs holds a process that was killed
+        outcome = PartOutcome("died", seconds=time.monotonic() - self._started)
+        for line in self._found.read_text(encoding="utf-8").splitlines(keepends=True):
+            if not line.endswith("\n"):
+                break  # its last words were cut
+            record = json.loads(line)
+            if "ended" in record:
+                outcome.status, outcome.reason = record["ended"]
+            else:
+                outcome.probes.append(Probe(**record))
+        if outcome.status == "died":
+            self._explain(outcome, is_late=is_late)
+        self._folder.cleanup()
+        return outcome
+
+    def _explain(self, outcome: PartOutcome, *, is_late: bool) -> None:
+        outcome.log = self._log.read_text(errors="replace").splitlines()[-LOG_LINES:]
         last = f"after {outcome.probes[-1].name!r}" if outcome.probes else "before any finding"
         said = [line for line in outcome.log if line.strip()] or ["it said nothing"]
         words = next((line for line in said if line.startswith("Fatal Python error")), said[-1])
-        code = child.exitcode or 0
+        code = self._process.exitcode or 0
         how = f"exit code {code}" if code >= 0 else signal.Signals(-code).name
         outcome.reason = f"its process died ({how}) {last}: {one_line(words)}"
         if is_late:
             outcome.reason = f"it gave no answer and was ended {last}"
+
+
+def run_in_child(work: PartWork, seconds: float) -> PartOutcome:
+    """Runs one part alone in a process of its own, which this process's Ctrl-C ends as well."""
+    process = PartProcess(work, seconds)
+    try:
+        while not process.is_over(1.0):
+            pass
+    finally:
+        outcome = process.end()
     return outcome
 
 

@@ -9,7 +9,7 @@ import ctypes
 import importlib
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from statistics import median
@@ -64,7 +64,7 @@ class KernelLauncher:
         Raises:
             DflashError: the driver refuses the machine code or the launch.
         """
-        function, kernel = self._load(spec)
+        function, kernel = self.load(spec)
         pointers = iter(addresses)
         extras = iter(launch.extras)
         kinds = [kind for _, kind in spec.parameters]
@@ -73,7 +73,8 @@ class KernelLauncher:
         sizes = (*launch.grid, kernel.threads, 1, 1, kernel.shared_bytes)
         self.call("cuLaunchKernel", function, *sizes, stream, (values, types), 0)
 
-    def _load(self, spec: KernelSpec) -> tuple[Any, CompiledKernel]:
+    def load(self, spec: KernelSpec) -> tuple[Any, CompiledKernel]:
+        """The kernel on the device, compiled if need be; DflashError as `launch`."""
         if spec not in self._loaded:
             kernel = compile_kernel(spec, self._arch, self._folder)
             (module,) = self.call("cuModuleLoadData", kernel.cubin)
@@ -101,11 +102,11 @@ class GpuRunner:
     """Runs operations over host arrays, in guarded memory of the device, and again without guards.
 
     The second run's memory ends where tensors end: what compute-sanitizer's memcheck takes for a
-    read outside would be a read of a guard in the first.
+    read outside would be a read of a guard in the first. `warps` take the place of a launch's own.
     """
 
-    def __init__(self, device: Device, launcher: KernelLauncher) -> None:
-        self._device, self._launcher = device, launcher
+    def __init__(self, device: Device, launcher: KernelLauncher, warps: int | None = None) -> None:
+        self._device, self._launcher, self._warps = device, launcher, warps
 
     def run(
         self, operation: str, inputs: Arrays, attributes: Attributes, tactic: int = 0
@@ -132,6 +133,7 @@ class GpuRunner:
         specs: Mapping[str, TensorSpec],
         held: Buffers,
     ) -> None:
+        launch = replace(launch, warps=self._warps or launch.warps)
         buffers = {
             id(one): (one.inner, 0) if is_exact else (one.memory, one.offset)
             for one in held.values()
