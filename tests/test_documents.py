@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from importlib.metadata import distribution
 from pathlib import Path
 
 import pytest
@@ -91,3 +92,16 @@ def test_no_class_shares_its_name() -> None:
     classes = re.findall(r"^class ([A-Z]\w*)", code, re.MULTILINE)
     aliases = re.findall(r"^([A-Z]\w*)(?:: \w+)? = ", code, re.MULTILINE)
     assert {n for n in classes if n in aliases or classes.count(n) > 1} == {"TritonPythonModel"}
+
+
+def test_what_the_first_gpu_needs_is_small() -> None:
+    """What the page says to bring, unpacked, and pydantic with what it needs: below 30 MB."""
+    page = (ROOT / "docs/first-gpu.md").read_text(encoding="utf-8")
+    named = re.search(r"git archive .* HEAD ([\w ]+?) +#", page)
+    assert named is not None
+    files = [one for name in named[1].split() for one in (ROOT / name).rglob("*")]
+    size = sum(one.stat().st_size for one in files if "__pycache__" not in one.parts)
+    wheels = "pydantic pydantic_core annotated_types typing_inspection typing_extensions"
+    for name in wheels.split():
+        size += sum(one.size or 0 for one in distribution(name).files or ())
+    assert 15_000_000 < size < 30_000_000

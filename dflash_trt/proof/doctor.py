@@ -221,7 +221,7 @@ def _on_gpu() -> Iterator[Finding]:
         return (
             f"{card.title} ({card.arch}){count}, {card.memory_bytes / 1e9:.0f} GB, CUDA "
             f"{'{}.{}'.format(*driver_cuda())}; {NEVER_RUN}; `targets --gpu here` says which pairs "
-            "fit, --gpu-check runs engines"
+            "fit, --gpu-check runs them"
         )
 
     yield _check("NVIDIA GPU", gpu)

@@ -11,6 +11,7 @@ from typing import Any
 
 from dflash_plugins.testing.gpu import GpuRunner, KernelLauncher, Timer
 from dflash_plugins.testing.numeric import Accuracy, check_all, spread
+from dflash_plugins.testing.sdpa import sdpa_seconds
 from dflash_trt.core.user_cache import user_cache_file
 from dflash_trt.errors import DflashError
 from dflash_trt.hardware.device import Device
@@ -56,6 +57,8 @@ def measure(folder: str, device: Device, launcher: KernelLauncher) -> Iterator[d
             yield row | {"error": error.message}
             continue
         row |= {"seconds": min(tactics), "tactic_seconds": tactics, "required_bytes": point.moved}
+        if folder == "block_attention" and (beside := sdpa_seconds(point)) is not None:
+            row["sdpa_seconds"] = beside
         if gpu is not None and point.moved:
             row["bandwidth_share"] = point.moved / min(tactics) / gpu.bandwidth
         yield row
@@ -70,4 +73,6 @@ def describe_speed(row: dict[str, Any]) -> str:
         figures.append(f"{row['required_bytes'] / row['seconds'] / 1e9:,.0f} GB/s")
     if "bandwidth_share" in row:
         figures.append(f"{row['bandwidth_share']:.0%} of the memory's bandwidth")
+    if "sdpa_seconds" in row:
+        figures.append(f"PyTorch's attention {row['sdpa_seconds'] * 1e6:,.1f} µs")
     return ", ".join(figures)

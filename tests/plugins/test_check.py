@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -26,7 +27,7 @@ pytest.importorskip("triton", reason="Triton language (the plugins extra) is not
 from dflash_plugins import check as checking
 from dflash_plugins.compile import CompiledKernel, compile_kernel
 from dflash_plugins.table import FOLDERS
-from dflash_plugins.testing import gpu
+from dflash_plugins.testing import gpu, sdpa
 from dflash_plugins.testing.gpu import Timer
 from dflash_plugins.testing.numeric import Accuracy
 
@@ -213,3 +214,34 @@ def test_a_write_where_none_belongs_is_noticed(tensor: str, at: int, message: st
 
     with pytest.raises(AssertionError, match=message):
         run_guarded("accept", BLOCKS, {}, 0, write)
+
+
+def test_pytorchs_attention_is_timed_beside_ours(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Over plain caches alone, cut to what is held, as many rows and heads as ours."""
+    torch = pytest.importorskip("torch")
+    seen: list[tuple[Any, ...]] = []
+
+    def attend(q: Any, k: Any, v: Any, *, attn_mask: Any, enable_gqa: bool) -> None:
+        seen.append((tuple(q.shape), tuple(k.shape), attn_mask is not None and attn_mask.sum()))
+        assert attn_mask is None or attn_mask.shape == (q.shape[2], k.shape[2])
+
+    event = SimpleNamespace(record=lambda: None, synchronize=lambda: None, elapsed_time=lambda e: 2)
+    stand_in = SimpleNamespace(
+        bfloat16=None,
+        uint8=None,
+        bool=torch.bool,
+        randn=lambda shape, **_: torch.empty(shape, device="meta"),
+        ones=lambda *shape, dtype, device: torch.ones(*shape, dtype=dtype),
+        empty=lambda *_, **__: torch.empty(1),
+        cuda=SimpleNamespace(is_available=lambda: True, Event=lambda enable_timing: event),
+        nn=SimpleNamespace(functional=SimpleNamespace(scaled_dot_product_attention=attend)),
+    )
+    monkeypatch.setattr(sdpa, "import_module", lambda name: stand_in)
+    points = {one.name: one for one in checking.import_checks("block_attention").points()}
+    assert sdpa.sdpa_seconds(points["qwen3-8b, 1 × 1024 positions, bf16"]) == 2e-3
+    sdpa.sdpa_seconds(points["qwen3-8b target, chunk of 512 at 0, bf16"])
+    block, chunk = seen[0], seen[-1]
+    assert block == ((1, 32, 16, 128), (1, 8, 1040, 128), False)
+    assert chunk == ((1, 32, 512, 128), (1, 8, 512, 128), 512 * 513 // 2)
+    others = ("qwen3-8b, 1 × 1024 positions, bf16 paged", "qwen3-8b, 1 × 1024 positions, fp8e4nv")
+    assert [sdpa.sdpa_seconds(points[one]) for one in others] == [None, None]

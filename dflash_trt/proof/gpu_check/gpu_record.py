@@ -165,7 +165,7 @@ class CheckRecord:
             "",
             f"Driver {driver}, {machine['system']}, Python {machine['python']}, {versions}; code "
             f"{self.source}. Everything that was found is in `{RECORD_NAME}` beside this page; "
-            "docs/tensorrt.md says what it means.",
+            "docs/first-gpu.md says what it means.",
             "",
             "```",
             *self.lines(),
