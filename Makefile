@@ -56,7 +56,7 @@ real: $(SMOLLM2)/config.json
 	$(BIN)/dflash-trt verify $(REAL)-fp32 $(REAL_SETS) --max-tokens 96 --limit-prompts 2
 	$(BIN)/dflash-trt verify $(REAL) --against $(REAL)-fp32 --max-tokens 96 --limit-prompts 8
 	$(BIN)/dflash-trt tune $(REAL) $(REAL_SETS) --limit-prompts 6
-	$(BIN)/dflash-trt tune $(REAL)-fp32 $(REAL_SETS) --limit-prompts 3 --block-size 3,4,6,8
+	$(BIN)/dflash-trt tune $(REAL)-fp32 $(REAL_SETS) --limit-prompts 3 --block-size 2,3,4,6,8
 	$(BENCH) served-demo $(REAL) --output-dir build/real --runs 1 --osl 64 --blocks 4 --concurrency 1,2,4,8 --end-at-eos \
 	  --beside 'DFlash 2 in float32, tuned=$(REAL)-fp32'
 	@echo 'talk to it: $(BIN)/dflash-trt generate $(REAL) --chat; open build/real/report.html'
