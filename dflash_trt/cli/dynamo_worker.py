@@ -12,7 +12,7 @@ from dflash_trt.bundle.bundle import load_tokenizer, open_bundle
 from dflash_trt.cli.options import bundle_argument
 from dflash_trt.cli.package import packaging_options
 from dflash_trt.errors import DflashError
-from dflash_trt.serving.dynamo.packages import check_dynamo
+from dflash_trt.serving.dynamo.packages import check_discovery, check_dynamo
 from dflash_trt.serving.server.repository import RepositoryOptions
 
 _ENDPOINT = re.compile(r"(?:dyn://)?([\w-]*)\.([\w-]+)\.([\w-]+)")
@@ -44,6 +44,7 @@ def command(
     if found is None:
         what = f"{endpoint!r} is not [NAMESPACE].COMPONENT.ENDPOINT"
         raise DflashError(what, where="--endpoint", usage=True)
+    check_discovery()
     packaging.check()
     opened = open_bundle(bundle)
     load_tokenizer(opened)

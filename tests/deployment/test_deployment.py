@@ -70,7 +70,7 @@ SLOWEST_RESTART_S = 30 * 60  # a model may take as long to load
 
 
 def manifest(kind: str) -> Any:
-    found = [read_yaml(path) for path in sorted((DEPLOY / "kubernetes").glob("*.yaml"))]
+    found = [read_yaml(path) for path in sorted((DEPLOY / "kubernetes").rglob("*.yaml"))]
     (one,) = (each for each in found if each["kind"] == kind)
     return one
 
@@ -147,6 +147,31 @@ def test_manifests_name_each_other(pod: Any, container: Any) -> None:
     assert named == offered["targetPort"] == open_port["port"]
     scraped = manifest("Deployment")["spec"]["template"]["metadata"]["annotations"]
     assert scraped["prometheus.io/port"] == str(container["ports"][0]["containerPort"])
+
+
+def test_the_autoscaler_follows_figures_that_there_are(container: Any) -> None:
+    scaler = manifest("HorizontalPodAutoscaler")["spec"]
+    scaled = manifest("Deployment")
+    target = {"apiVersion": "apps/v1", "kind": "Deployment", "name": scaled["metadata"]["name"]}
+    assert (
+        scaler["scaleTargetRef"] == target and scaler["minReplicas"] == scaled["spec"]["replicas"]
+    )
+    pods = {one["pods"]["metric"]["name"]: one["pods"]["target"] for one in scaler["metrics"]}
+    assert all(KINDS[name] == "gauge" for name in pods)
+    waiting = pods["dflash_waiting_requests"]["averageValue"]
+    assert float(waiting) < read_serve(container["args"])["max_queue_size"]
+    rule = (DEPLOY / "kubernetes/prometheus/autoscaler.yaml").read_text("utf-8")
+    (named,) = re.findall(r"dflash_\((\w+)\|(\w+)\)", rule)
+    assert {f"dflash_{name}" for name in named} == set(pods)
+
+
+def test_prometheus_operator_finds_the_pods(container: Any) -> None:
+    monitor = manifest("PodMonitor")["spec"]
+    labels = manifest("Deployment")["spec"]["template"]["metadata"]["labels"]
+    assert monitor["selector"]["matchLabels"] == labels
+    assert labels[monitor["jobLabel"]] == "dflash-trt"  # the rules' job
+    (endpoint,) = monitor["podMetricsEndpoints"]
+    assert endpoint["port"] in {one["name"] for one in container["ports"]}
 
 
 def test_one_version_everywhere(container: Any) -> None:

@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import IO
 
 from dflash_trt.errors import EXIT_FAILED, DflashError
+from dflash_trt.serving.dynamo.packages import CLUSTER
 from dflash_trt.serving.server.launcher import LOOPBACK, bind_port, client_address
 from dflash_trt.serving.server.supervisor import WINDOW_S
 
@@ -184,8 +185,10 @@ class LocalDynamo:
         }
         planes = ("TCP_RPC", "TCP_RESPONSE_STREAM", "EVENT_PLANE", "SYSTEM")
         own |= {f"DYN_{plane}_HOST": LOOPBACK for plane in planes}
-        # The frontend looks for a model in any namespace, and workers have that of ENDPOINT.
-        others = {one: text for one, text in os.environ.items() if one not in _NAMESPACES}
+        # The frontend looks for a model in any namespace, and workers have that of ENDPOINT. In a
+        # pod too they find each other here.
+        left_out = {*_NAMESPACES, CLUSTER}
+        others = {one: text for one, text in os.environ.items() if one not in left_out}
         return {"DYN_LOG": "error", **others, **own}
 
     def _drain(self) -> int:
