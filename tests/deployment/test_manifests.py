@@ -163,6 +163,13 @@ def test_gpus_add_up(made: Any) -> None:
         assert container["command"] == ["python3", "-m", "dynamo.trtllm"]
         assert "--extra-engine-args=/etc/dflash-trt/dflash.yaml" in container["args"]
     gpus = int(container["resources"]["limits"]["nvidia.com/gpu"])
+    # The frontend makes Dynamo's text; a baseline of several servers is no variant.
+    is_served = made.keys().isdisjoint({"DynamoGraphDeployment"})
+    assert ("num_postprocess_workers" in str(config["data"])) <= is_served
+    assert (
+        config["data"].keys() >= {"autoregressive.yaml"}
+        and "disaggregated.yaml" not in config["data"]
+    )
     assert nodes * gpus == arguments["tensor_parallel_size"]
     assert f"'{config['metadata']['name']}'" in str(worker["spec"]["volumes"])
     named = re.findall(r"/etc/dflash-trt/([\w.]+)", str(pods_of(workload)))

@@ -260,7 +260,8 @@ def _with_scaled_products(nodes: list[Node]) -> list[Node]:
     made = {name: node for node in nodes for name in node.outputs}
     for node in nodes:
         decoded = [made.get(name) for name in node.inputs]
-        if node.operation != "Gemm" or [one and one.operation for one in decoded] != _DECODED:
+        is_linear = node.operation == "Gemm" and node.attributes == {"transB": 1}
+        if not is_linear or [one and one.operation for one in decoded] != _DECODED:
             continue
         (codes, scale), (weight, step) = (one.inputs for one in decoded if one is not None)
         rounding = made.get(codes)  # FP4 has codes of blocks, whose scales have blocks too

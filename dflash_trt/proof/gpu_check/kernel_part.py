@@ -39,6 +39,7 @@ SCRATCH = "listed"
 TOOL = "compute-sanitizer"
 # The process under the tool ends so much before its part, which would be ended as hanging.
 TOOL_SECONDS = 20
+NOT_DONE = 8
 
 
 Find = Callable[[Device, KernelLauncher], Iterator[Probe]]
@@ -145,6 +146,9 @@ def sanitize(tool: str, folder: str, setting: Setting) -> Iterator[Probe]:
     # Without a limit: the part's own end takes the tool's processes with it.
     done = subprocess.run(command, capture_output=True, text=True, errors="replace")
     said = [line for line in (done.stdout + done.stderr).splitlines() if line.strip()]
+    if done.returncode == NOT_DONE:
+        own = [line for line in said if not line.startswith("=========")]
+        raise PartSkippedError(f"not all ran under {TOOL}: {one_line((own or ['silent'])[-1])}")
     summary = next((line.strip("= ") for line in said if " SUMMARY: " in line), None)
     if summary is None:
         raise PartSkippedError(f"{TOOL} does not work here: {one_line((said or ['silent'])[-1])}")
@@ -157,7 +161,9 @@ def _main(folder: str, seconds: str) -> int:
     setting = Setting(Path(), time.monotonic() + float(seconds))
     outcome = run_here(lambda given: check_kernels(folder, 0, 1, given), setting)
     print(outcome)
-    return int(outcome.passed is False)
+    return (
+        NOT_DONE if outcome.status in ("skipped", "out of time") else int(outcome.passed is False)
+    )
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ others' processes by MPI over SSH (`templates/launch.sh`).
 from __future__ import annotations
 
 import hashlib
+import re
 from pathlib import Path
 from typing import Any
 
@@ -84,11 +85,16 @@ def _check_nodes(arguments: Arguments, record: Deployment, path: Path) -> None:
 
 def _read_texts(folder: Path, record: Deployment, *, dynamo: bool) -> dict[str, str]:
     """The folder's small files that a pod has, by name."""
-    names = {f"{one}.yaml": yaml_files(one)[0] for one in record.variants}
+    # Two servers and a router are no variant of one worker's arguments.
+    served = [one for one in record.variants if one != "disaggregated"]
+    names = {f"{one}.yaml": yaml_files(one)[0] for one in served}
     names["preflight.py"] = "preflight.py"
     texts = {
         name: read_text(folder / path, FileKind.YAML, within=folder) for name, path in names.items()
     }
+    if dynamo:  # only trtllm-serve tells such workers where the tokenizer is
+        line = re.compile("^num_postprocess_workers:.*\n", re.M)
+        texts = {name: line.sub("", text) for name, text in texts.items()}
     if not dynamo and record.profile.nodes > 1:
         texts["launch.sh"] = fill("launch.sh", {})
     return texts
