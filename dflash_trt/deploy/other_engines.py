@@ -38,15 +38,21 @@ START: Mapping[str, tuple[str, ...]] = {
         "--tensor-parallel-size {gpus} --max-model-len {tokens} --max-num-seqs {users}",
         "--enable-expert-parallel",
         "--kv-cache-dtype fp8",
+        "--no-enable-prefix-caching",
     ),
     "SGLang": (
         "python3 -m sglang.launch_server --model-path {target} --served-model-name {name}",
-        "--port 8000 --tp-size {gpus} --context-length {tokens} --max-running-requests {users}",
+        "--port 8000 --tp-size {gpus} --context-length {tokens} --max-running-requests {users} "
+        "--enable-metrics",
         "--ep-size {gpus}",
         "--kv-cache-dtype fp8_e4m3",
+        "--disable-radix-cache",
     ),
 }
-"""What starts an engine: two parts always, then with experts split whole, and with an FP8 cache."""
+"""What starts an engine: two parts always, then what stands for each of `serving_command`'s `more`.
+
+vLLM shows its figures without being asked.
+"""
 
 
 def serving_options(kind: DraftKind, drafts: int) -> list[str]:
@@ -56,14 +62,14 @@ def serving_options(kind: DraftKind, drafts: int) -> list[str]:
 
 
 def serving_command(
-    engine: str, asks: str, draft: str, more: tuple[bool, bool], **values: str | int
+    engine: str, asks: str, draft: str, more: tuple[bool, bool, bool], **values: str | int
 ) -> str:
     """A shell command that serves a pair with `engine` (a key of START), in lines of its own.
 
     Args:
         asks: what asks for its drafts, of SERVED, with the number of drafts put in.
         draft: takes the place of DRAFT there.
-        more: whether experts are split whole, and whether the KV cache is in FP8.
+        more: whether experts are split whole, the KV cache is in FP8, no prefix is used again.
         values: target, name, gpus, tokens (of a sequence) and users (sequences at once).
     """
     words = {key: shlex.quote(str(value)) for key, value in values.items()}

@@ -73,6 +73,8 @@ def test_the_router_finds_what_the_readme_starts(split: Path) -> None:
         ("router", "num_instances: 1", "num_instances: 2", "1 urls for num_instances 2"),
         ("router", "localhost:8001", "http://localhost:8001", "urls"),
         ("generation", "tensor_parallel_size: 8", "tensor_parallel_size: 4", "4 is not 8"),
+        ("generation", "backend: NIXL", "backend: UCX", "or not the context server's"),
+        ("generation", "enable_block_reuse:", "tokens_per_block: 64\n  enable_block_reuse:", "64"),
     ],
 )
 def test_what_is_edited_is_checked(
@@ -114,6 +116,9 @@ def test_the_same_pair_elsewhere(
     ):
         assert [value(words, name) for name in named] == limits
         assert value(words, "--kv-cache-dtype") == cache
+    # Where hits would starve the drafter nobody reuses prefixes, and sweeps read /metrics.
+    assert vllm[-1 - 2] == "--no-enable-prefix-caching"
+    assert {"--disable-radix-cache", "--enable-metrics"} <= set(sglang)
     names = {path.stem for path in (tmp_path / "d" / "sweep").iterdir()}
     assert names == {*shown["variants"], "vllm", "sglang"}
 

@@ -123,7 +123,7 @@ def plan_deployment(
         gpu = find_gpu(profile.gpu)
     except DflashError as error:
         raise refusal(error.what, where, error.fix) from error
-    _check_documented(pair, where)
+    _check_documented(pair, options.version, where)
     given = {
         OPTION: options.llm_args,
         "--attention-backend": options.backend,
@@ -201,11 +201,11 @@ def fit_batch(
     return best
 
 
-def _check_documented(pair: PairShape, where: str) -> None:
-    """Raises DflashError for a target and a draft that no known version documents.
+def _check_documented(pair: PairShape, version: Version, where: str) -> None:
+    """Raises DflashError for a target and a draft that `version` does not document.
 
     Sources: the feature matrix of its supported models; pull requests 13782 (DFlash) and 12646
-    (MTP) for dense hybrids, which both versions here have.
+    (MTP) for dense hybrids, which all versions here have.
     """
     target, ways = pair.target, ["build it for --executor cpu or tensorrt-rtx"]
     unknown = "DFlash for Gemma 4" if target.sizes.has_full_heads else None
@@ -219,6 +219,11 @@ def _check_documented(pair: PairShape, where: str) -> None:
     if unknown is not None:
         fix = f"neither {' nor '.join(VERSIONS)} does; {', or '.join(ways)}"
         raise refusal(f"TensorRT-LLM documents no {unknown}", where, fix)
+    kind = "MTP" if pair.draft.fuses_token else "DSpark" if pair.draft.markov_rank else "DFlash"
+    if kind in version.lacks:
+        others = [one.name for one in VERSIONS.values() if kind not in one.lacks]
+        what = f"no page of TensorRT-LLM {version.name} documents {kind}"
+        raise refusal(what, "--trtllm-version", f"choose {' or '.join(others)}")
 
 
 def _check_parallelism(

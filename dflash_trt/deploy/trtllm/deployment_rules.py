@@ -54,16 +54,21 @@ def check_deployment(folder: Path, deployment: Deployment) -> int:
         DflashError: see `check_deployed`.
     """
     paths = [folder / name for variant in deployment.variants for name in yaml_files(variant)]
-    for path in paths:
-        check_deployed(read_yaml(path, within=folder), deployment, path)
+    checked = {
+        path: check_deployed(read_yaml(path, within=folder), deployment, path) for path in paths
+    }
     if "disaggregated" in deployment.variants:
+        context, generation = (folder / name for name in yaml_files("disaggregated"))
+        refuse_first(_unlike_halves(checked[context], checked[generation]), generation)
         paths.append(folder / ROUTER_FILE)
         validate(Router, read_yaml(paths[-1], within=folder), paths[-1], usage=True)
     return len(paths)
 
 
-def check_deployed(values: Mapping[str, Any], deployment: Deployment, where: str | Path) -> None:
-    """Checks the LLM arguments of one variant of `deployment`.
+def check_deployed(
+    values: Mapping[str, Any], deployment: Deployment, where: str | Path
+) -> Arguments:
+    """Checks the LLM arguments of one variant of `deployment`; returns them.
 
     Raises:
         DflashError: a field or a value that the version does not take, what does not go with draft,
@@ -71,6 +76,21 @@ def check_deployed(values: Mapping[str, Any], deployment: Deployment, where: str
     """
     arguments = check_arguments(values, find_version(deployment.tensorrt_llm), where)
     refuse_first(_mistakes(arguments, deployment, find_gpu(deployment.profile.gpu)), where)
+    return arguments
+
+
+def _unlike_halves(context: Arguments, generation: Arguments) -> Mistakes:
+    """Caches that the generation server cannot take over from the context server."""
+    fix = "write the same into both files"
+    if (sends := context.cache_transceiver_config) is None or (
+        sends != generation.cache_transceiver_config
+    ):
+        yield "cache_transceiver_config is missing, or not the context server's", fix
+    caches = [one.kv_cache_config or KvCache() for one in (context, generation)]
+    for name in ("dtype", "tokens_per_block"):
+        first, second = (getattr(cache, name) for cache in caches)
+        if first != second:
+            yield f"kv_cache_config.{name} {second} is not the context server's {first}", fix
 
 
 def _mistakes(arguments: Arguments, deployment: Deployment, gpu: Gpu) -> Mistakes:

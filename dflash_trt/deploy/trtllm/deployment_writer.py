@@ -18,6 +18,7 @@ from dflash_trt.core.progress import Progress
 from dflash_trt.core.publish import staged_folder
 from dflash_trt.deploy.other_engines import SERVED, serving_command
 from dflash_trt.deploy.trtllm.arguments import (
+    MOUNT,
     SPLIT_PORTS,
     Sources,
     model_arguments,
@@ -64,7 +65,7 @@ def describe_deployment(plan: DeploymentPlan, sources: Sources) -> Deployment:
         name=plan.name,
         created_by=f"dflash-trt {__version__}",
         tensorrt_llm=plan.version.name,
-        checked=f"TensorRT-LLM {plan.version.name}'s documented fields",
+        checked=plan.version.documented,
         profile_name=plan.profile_name,
         profile=plan.profile,
         target=locations["target"],
@@ -148,7 +149,7 @@ def _arguments(plan: DeploymentPlan, sources: Sources, variant: Variant) -> list
 def _write_variant(folder: Path, plan: DeploymentPlan, sources: Sources, variant: Variant) -> None:
     """The YAML files, the Triton repository and the sweep of one variant."""
     title = f"{TITLES[variant]} of {plan.name} on {plan.hardware}"
-    checked = f"Checked against the fields that TensorRT-LLM {plan.version.name} documents."
+    checked = f"Checked against {plan.version.documented}."
     head = f"# LLM arguments: {title}.\n# {checked}\n"
     for name, values in zip(yaml_files(variant), _arguments(plan, sources, variant), strict=True):
         _write_yaml(folder / name, head, values)
@@ -223,14 +224,22 @@ def _peers(plan: DeploymentPlan, sources: Sources) -> dict[str, str]:
     if kind is None or plan.profile.nodes > 1 or plan.options.enable_attention_dp:
         return {}
     drafts, commands = plan.max_draft_len, dict[str, str]()
+    cache = serve_arguments(plan, sources, "autoregressive")["kv_cache_config"]
+    # They run in the deployment's folder, wherever that lies.
+    models = {role: at.removeprefix(f"{MOUNT}/") for role, at in sources.locations.items()}
+    asked = (
+        plan.profile.expert_parallel is not None,
+        cache.get("dtype") == "fp8",
+        not cache["enable_block_reuse"],
+    )
     for title, asks in SERVED[kind].items():
         engine = title.split(maxsplit=1)[0]
         commands[engine] = serving_command(
             engine,
             asks.format(drafts, drafts + 1),
-            sources.locations.get("draft", ""),
-            (plan.profile.expert_parallel is not None, plan.options.kv_cache_config.dtype == "fp8"),
-            target=sources.locations["target"],
+            models.get("draft", ""),
+            asked,
+            target=models["target"],
             name=plan.name,
             gpus=plan.profile.gpus,
             tokens=plan.max_seq_len,

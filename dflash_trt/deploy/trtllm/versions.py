@@ -27,6 +27,14 @@ class Version:
         return not self.lacks & {"DFlash", "DFlash.context_recompute_tail"}
 
     @property
+    def documented(self) -> str:
+        """The fields that deployments are checked against, and whose pages have them."""
+        if not self.pages:
+            return f"the fields that TensorRT-LLM {self.name} documents"
+        both = f"the fields that TensorRT-LLM {self.pages} both document"
+        return f"{both} ({self.name} has no pages of its own)"
+
+    @property
     def image(self) -> str:
         """NVIDIA's container of this release."""
         return f"nvcr.io/nvidia/tensorrt-llm/release:{self.name}"
@@ -52,7 +60,7 @@ _SINCE_RC4 = {
     "kv_cache_config.cold_tier_offload_min_priority "
     "kv_cache_config.mixed_precision_first_n".split(),
 }
-_CHOICES, _AROUND = {"Eagle3.eagle_choices"}, "those that 1.3.0rc27 and 1.4.0rc1 both have"
+_CHOICES, _AROUND = {"Eagle3.eagle_choices"}, "1.3.0rc27 and 1.4.0rc1"
 _ALL = (
     Version("1.3.0rc27", frozenset(_SINCE_1_4 | _SINCE_RC4)),
     Version("1.3.0rc29", frozenset(_SINCE_1_4 | _SINCE_RC4 | _CHOICES), _AROUND),

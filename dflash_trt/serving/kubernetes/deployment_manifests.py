@@ -85,9 +85,9 @@ def _check_nodes(arguments: Arguments, record: Deployment, path: Path) -> None:
 
 def _read_texts(folder: Path, record: Deployment, *, dynamo: bool) -> dict[str, str]:
     """The folder's small files that a pod has, by name."""
+    paths = [yaml_files(one)[0] for one in record.variants]
     # Two servers and a router are no variant of one worker's arguments.
-    served = [one for one in record.variants if one != "disaggregated"]
-    names = {f"{one}.yaml": yaml_files(one)[0] for one in served}
+    names = {Path(one).name: one for one in paths if one.startswith("serve/")}
     names["preflight.py"] = "preflight.py"
     texts = {
         name: read_text(folder / path, FileKind.YAML, within=folder) for name, path in names.items()
