@@ -263,11 +263,12 @@ def _with_scaled_products(nodes: list[Node]) -> list[Node]:
         is_linear = node.operation == "Gemm" and node.attributes == {"transB": 1}
         if not is_linear or [one and one.operation for one in decoded] != _DECODED:
             continue
-        (codes, scale), (weight, step) = (one.inputs for one in decoded if one is not None)
+        pair = [one for one in decoded if one is not None]
+        (codes, scale), (weight, step) = (one.inputs for one in pair)
         rounding = made.get(codes)  # FP4 has codes of blocks, whose scales have blocks too
         if rounding is not None and rounding.operation == "QuantizeLinear" and weight not in made:
             node.operation, node.inputs = "ScaledGemm", [codes, weight, scale, step]
-            node.attributes = {"output_dtype": decoded[0].attributes["output_dtype"]}  # type: ignore[union-attr]
+            node.attributes = {"output_dtype": pair[0].attributes["output_dtype"]}
     read = {name for node in nodes for name in _read_by(node)}
     return [
         one for one in nodes if one.operation != _DECODED[0] or not read.isdisjoint(one.outputs)
