@@ -71,8 +71,8 @@ class GeneratorWorker:
 
     def check(self, request: Request) -> None:
         """Raises DflashError (usage) when the generator cannot run `request`."""
-        if self._runner is not None:
-            self._runner.generator.check(request)
+        if (runner := self._runner) is not None:  # any thread may ask, while another opens one
+            runner.generator.check(request)
 
     def submit(self, job: Job) -> None:
         """Queues `job`; its listener hears the rest, a refusal for lack of room included."""

@@ -163,9 +163,9 @@ def test_gpus_add_up(made: Any) -> None:
         assert container["command"] == ["python3", "-m", "dynamo.trtllm"]
         assert "--extra-engine-args=/etc/dflash-trt/dflash.yaml" in container["args"]
     gpus = int(container["resources"]["limits"]["nvidia.com/gpu"])
-    # The frontend makes Dynamo's text; a baseline of several servers is no variant.
-    is_served = made.keys().isdisjoint({"DynamoGraphDeployment"})
-    assert ("num_postprocess_workers" in str(config["data"])) <= is_served
+    # As the deployment's README starts every variant.
+    assert {"name": "TRTLLM_ENABLE_PDL", "value": "1"} in container["env"]
+    # A baseline of several servers is no variant.
     assert (
         config["data"].keys() >= {"autoregressive.yaml"}
         and "disaggregated.yaml" not in config["data"]
@@ -230,8 +230,8 @@ def test_what_cannot_be_is_refused(
 @pytest.mark.parametrize(
     ("before", "after", "piece"),
     [
-        ("gpus_per_node: 4", "gpus_per_node: 8", "gpus_per_node 8: not 2 nodes × 4 GPUs"),
-        ("gpus_per_node: 4\n", "", "gpus_per_node 8: not 2 nodes × 4 GPUs"),
+        ("gpus_per_node: 4", "gpus_per_node: 8", "gpus_per_node 8 is not 4"),
+        ("gpus_per_node: 4\n", "", "gpus_per_node missing is not 4"),
         ("tensor_parallel_size: 8", "tensor_parallel_size: 4", "tensor_parallel_size 4 is not 8"),
     ],
 )
@@ -239,10 +239,11 @@ def test_other_gpus_than_the_profiles(
     built: dict[str, Path], run: Run, tmp_path: Path, before: str, after: str, piece: str
 ) -> None:
     folder = Path(shutil.copytree(built["gb300x8"], tmp_path / "edited"))
-    path = folder / "serve/dflash.yaml"
+    path = folder / "serve/autoregressive.yaml"  # whichever variant is to be served
     path.write_text(path.read_text("utf-8").replace(before, after), "utf-8")
     for options in (["--dynamo"], []):
         run("package", folder, *OWN, *options, "-o", tmp_path / "x").fails(2, piece)
+    run("inspect", folder).fails(2, piece)
 
 
 def test_pods_of_a_group_find_each_other(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import signal
 from collections.abc import Iterator
@@ -242,6 +243,23 @@ def test_penalties_of_a_request_that_moved(
         assert tokens == alone
 
 
+def test_a_move_keeps_the_noise_of_a_request_without_a_seed(
+    dynamo: Dynamo, pair: LoadedPair, prompts: list[tuple[int, ...]]
+) -> None:
+    """Its id gives one, and stays."""
+    fields = {"max_tokens": LONGEST, "ignore_eos": True, **SEEDED}
+    chunks = dynamo.stream(prompts[0], **fields)
+    got = [next(chunks)]
+    with ThreadPoolExecutor(1) as pool:
+        reading = pool.submit(list, chunks)
+        dynamo.end_busy()
+        got += reading.result()
+    digest = hashlib.blake2b(got[0]["id"].removeprefix("cmpl-").encode(), digest_size=8)
+    seed = int.from_bytes(digest.digest(), "little") >> 1
+    request = pair.request(prompts[0], sampling(seed), max_tokens=LONGEST, ignore_eos=True)
+    assert join(*got) == pair.run([request])[0].token_ids
+
+
 @pytest.mark.parametrize("options", [{"guided_regex": "[a-z ]{200}"}, {"n": 2}])
 def test_what_is_not_moved(
     dynamo: Dynamo, prompts: list[tuple[int, ...]], options: dict[str, Any]
@@ -278,3 +296,15 @@ def test_the_end_waits_for_what_is_in_flight(
     assert [join(one, *rest) for one, rest in zip(first, rests, strict=True)] == expected
     assert dynamo.process.wait(PATIENCE_S) == 0
     assert not dynamo.worker_pids()
+
+
+def test_limits_of_a_worker_cost_nobody_else(bundle: Path, prompts: list[tuple[int, ...]]) -> None:
+    """Dynamo keeps requests away from a worker that says it was too slow: ours says it is busy."""
+    with serving(bundle, "--request-seconds", "1", "--max-queue-size", "8") as dynamo:
+        dynamo.wait_whole()
+        answers = ask_all(dynamo, prompts, LONGEST, ignore_eos=True)
+        assert {one.status for one in answers} - {200} == {503}
+        for prompt in prompts[:4]:
+            assert dynamo.ask(prompt, max_tokens=1).status == 200
+        many = dynamo.ask(prompts[0], max_tokens=1, n=17, nvext={}, **SEEDED)
+        assert many.status == 400 and "more than the 16" in many.body["message"]

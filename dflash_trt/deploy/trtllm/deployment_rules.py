@@ -126,6 +126,9 @@ def _uncounted(arguments: Arguments, deployment: Deployment) -> Mistakes:
     for name, counted in exact.items():
         if (found := getattr(arguments, name)) != counted:
             yield f"{name} {found} is not {counted}, as the profile has it", fix
+    on_node, asked = profile.gpus // profile.nodes, arguments.gpus_per_node
+    if asked != on_node and (profile.nodes > 1 or asked is not None):
+        yield f"gpus_per_node {asked or 'missing'} is not {on_node}, as the profile has it", fix
     for name in ("max_batch_size", "max_seq_len"):
         counted = getattr(deployment, name.removesuffix("_size"))
         if (found := getattr(arguments, name)) is None or found > counted:

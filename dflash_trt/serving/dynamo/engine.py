@@ -27,7 +27,7 @@ from dynamo.llm.exceptions import EngineShutdown, HttpError, InvalidArgument
 
 from dflash_trt.bundle.bundle import Bundle, bound_memory, load_tokenizer, open_bundle
 from dflash_trt.bundle.sampling_defaults import read_sampling_defaults
-from dflash_trt.decoding import Request, TokenEvent
+from dflash_trt.decoding import Request, RequestFailedError, TokenEvent
 from dflash_trt.decoding.drafter_kinds import DFLASH, NOBODY
 from dflash_trt.decoding.jobs import Failure, Job, JobRunner, Outcome
 from dflash_trt.decoding.worker import GeneratorWorker
@@ -54,11 +54,11 @@ _VARIABLES = {
     "custom_jinja_template": "DYN_CUSTOM_JINJA_TEMPLATE",
 }
 # What an end means to Dynamo: requests are moved away from an engine that is shut down, and it gets
-# no more for some seconds. The other errors end the request.
+# no more for some seconds; nor does one that answers 408 or 504. The other errors end the request.
 _ERRORS: dict[Outcome, Callable[[str], Exception]] = {
     Outcome.REFUSED: InvalidArgument,
     Outcome.OVERFLOW: partial(HttpError, 503),
-    Outcome.TIMED_OUT: partial(HttpError, 504),
+    Outcome.TIMED_OUT: partial(HttpError, 503),
     Outcome.FAILED: EngineShutdown,
 }
 
@@ -145,6 +145,9 @@ class BundleEngine(LLMEngine):  # type: ignore[misc]  # Dynamo is not installed 
         arrived_at = time.perf_counter()
         try:
             wanted = read_request(request, context.id(), self._defaults)
+            if (count := len(wanted.choices)) > self._capacity:
+                what = f"{count} is more than the {self._capacity} that this worker holds at once"
+                raise DflashError(what, where="n", usage=True)
             for one in wanted.choices:
                 self._worker.check(one)
         except DflashError as error:
@@ -182,7 +185,7 @@ class BundleEngine(LLMEngine):  # type: ignore[misc]  # Dynamo is not installed 
             while left:
                 place, event = await heard.get()
                 if isinstance(event, Failure):
-                    raise _ERRORS[event.outcome](event.error.message)
+                    raise _as_error(event)
                 for chunk in writers[place].write(event):
                     if len(jobs) > 1 and "finish_reason" in chunk:
                         ends.append(chunk)
@@ -274,6 +277,13 @@ class BundleEngine(LLMEngine):  # type: ignore[misc]  # Dynamo is not installed 
         if self._snapshots is not None and self._pages is not None:
             used, total = self._worker.load.cache_usage, self._pages.pool.kinds[None]
             self._snapshots.publish(0, ComponentSnapshot(round(used * total), total, used, 0))
+
+
+def _as_error(failure: Failure) -> Exception:
+    """What Dynamo is told; a request that fails alone would fail so everywhere."""
+    if failure.outcome is Outcome.FAILED and isinstance(failure.error, RequestFailedError):
+        return HttpError(500, failure.error.message)  # type: ignore[no-any-return]
+    return _ERRORS[failure.outcome](failure.error.message)
 
 
 def run_worker(options: WorkerOptions) -> None:

@@ -18,7 +18,7 @@ from dflash_trt.decoding.worker import Phase
 from dflash_trt.errors import EXIT_FAILED
 
 _log = logging.getLogger(__name__)
-LEAST_HANG_S, MOST_HANG_S = 10.0, 60.0
+LEAST_HANG_S, MOST_HANG_S = 10.0, 600.0
 LOOK_S = 0.5
 
 
@@ -26,7 +26,7 @@ class Pulse:
     """Watches the phases of a `GeneratorWorker`; `beat` is its `on_phase`.
 
     A turn may take as long as its rows would one by one, `most_rows` of them, each as long as the
-    shortest turn of the trial, which other processes disturb least, within 10 to 60 seconds;
+    shortest turn of the trial, which other processes disturb least, within 10 to 600 seconds;
     `calibrate` says when that has run. Opening may take any time.
     `on_look` is called at every look, every half second.
     """

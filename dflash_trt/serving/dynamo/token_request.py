@@ -146,6 +146,8 @@ def _read_annotations(annotations: Sequence[str]) -> dict[str, Any]:
         if name not in _ANNOTATIONS:
             what = f"is not known{nearest(name, _ANNOTATIONS)}"
             raise DflashError(what, where=where, usage=True)
+        if name in found:
+            raise DflashError("is given twice", where=where, usage=True)
         if name == "block_size" and text.isdecimal() and len(text) < 6:
             found[name] = int(text)
         elif name == "speculate" and text in _FLAGS:

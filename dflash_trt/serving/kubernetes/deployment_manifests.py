@@ -7,7 +7,6 @@ others' processes by MPI over SSH (`templates/launch.sh`).
 from __future__ import annotations
 
 import hashlib
-import re
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,7 @@ from dflash_trt.core.yaml_files import read_yaml
 from dflash_trt.deploy.trtllm.arguments import MOUNT
 from dflash_trt.deploy.trtllm.deployment_record import Deployment, read_deployment, yaml_files
 from dflash_trt.deploy.trtllm.deployment_rules import check_deployment, refusal
-from dflash_trt.deploy.trtllm.schema import Arguments, KvCache, check_arguments
+from dflash_trt.deploy.trtllm.schema import KvCache, check_arguments
 from dflash_trt.deploy.trtllm.versions import find_version
 from dflash_trt.serving.dynamo.packages import RELEASE, TENSORRT_LLM
 from dflash_trt.serving.kubernetes.manifests import MANIFESTS, fill, fill_graph, resource_name
@@ -38,7 +37,6 @@ def deployment_manifests(folder: Path, image: str | None, *, dynamo: bool) -> di
     path = folder / yaml_files(record.variants[-1])[0]
     version = find_version(record.tensorrt_llm)
     arguments = check_arguments(read_yaml(path, within=folder), version, path)
-    _check_nodes(arguments, record, path)
     nodes, cache = record.profile.nodes, arguments.kv_cache_config or KvCache()
     if image is None and dynamo and version.name != TENSORRT_LLM:
         what = f"is for TensorRT-LLM {version.name}, Dynamo {RELEASE}'s image has {TENSORRT_LLM}"
@@ -72,17 +70,6 @@ def deployment_manifests(folder: Path, image: str | None, *, dynamo: bool) -> di
     return {MANIFESTS.marker: fill("trtllm-serve.yaml.j2", {**values, "dynamo": False})}
 
 
-def _check_nodes(arguments: Arguments, record: Deployment, path: Path) -> None:
-    """Raises DflashError where nodes have other GPUs than TensorRT-LLM would count on."""
-    profile = record.profile
-    ways = arguments.tensor_parallel_size * arguments.pipeline_parallel_size
-    has = profile.gpus // profile.nodes
-    asked = arguments.gpus_per_node or (has if profile.nodes == 1 else ways)
-    if ways != profile.nodes * has or asked != has:
-        what = f"TP × PP {ways}, gpus_per_node {asked}: not {profile.nodes} nodes × {has} GPUs"
-        raise refusal(what, path, "build the deployment again for other GPUs")
-
-
 def _read_texts(folder: Path, record: Deployment, *, dynamo: bool) -> dict[str, str]:
     """The folder's small files that a pod has, by name."""
     paths = [yaml_files(one)[0] for one in record.variants]
@@ -92,9 +79,6 @@ def _read_texts(folder: Path, record: Deployment, *, dynamo: bool) -> dict[str, 
     texts = {
         name: read_text(folder / path, FileKind.YAML, within=folder) for name, path in names.items()
     }
-    if dynamo:  # only trtllm-serve tells such workers where the tokenizer is
-        line = re.compile("^num_postprocess_workers:.*\n", re.M)
-        texts = {name: line.sub("", text) for name, text in texts.items()}
     if not dynamo and record.profile.nodes > 1:
         texts["launch.sh"] = fill("launch.sh", {})
     return texts
