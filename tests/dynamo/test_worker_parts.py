@@ -62,6 +62,7 @@ def test_a_request_is_read_as_it_was_meant() -> None:
         ({"sampling_options": {"guided_decoding": {"structural_tag": "x"}}}, "structural_tag"),
         ({"annotations": ["dflash.block_size:x"]}, "dflash.block_size:x"),
         ({"annotations": ["dflash.speculate:1"]}, "dflash.speculate:1"),
+        ({"annotations": ["dflash.block_size:3", "dflash.block_size:4"]}, "dflash.block_size:4"),
         ({"multi_modal_data": {"image": []}}, "prompt"),
         ({"extra_args": {"sampling_options": {"truncate_prompt": 1}}}, "truncate_prompt"),
     ],

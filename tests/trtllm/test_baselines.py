@@ -117,7 +117,7 @@ def test_the_same_pair_elsewhere(
         assert [value(words, name) for name in named] == limits
         assert value(words, "--kv-cache-dtype") == cache
     # Where hits would starve the drafter nobody reuses prefixes, and sweeps read /metrics.
-    assert vllm[-1 - 2] == "--no-enable-prefix-caching"
+    assert vllm[-3] == "--no-enable-prefix-caching"
     assert {"--disable-radix-cache", "--enable-metrics"} <= set(sglang)
     names = {path.stem for path in (tmp_path / "d" / "sweep").iterdir()}
     assert names == {*shown["variants"], "vllm", "sglang"}

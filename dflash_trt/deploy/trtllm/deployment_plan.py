@@ -219,10 +219,9 @@ def _check_documented(pair: PairShape, version: Version, where: str) -> None:
     if unknown is not None:
         fix = f"neither {' nor '.join(VERSIONS)} does; {', or '.join(ways)}"
         raise refusal(f"TensorRT-LLM documents no {unknown}", where, fix)
-    kind = "MTP" if pair.draft.fuses_token else "DSpark" if pair.draft.markov_rank else "DFlash"
-    if kind in version.lacks:
-        others = [one.name for one in VERSIONS.values() if kind not in one.lacks]
-        what = f"no page of TensorRT-LLM {version.name} documents {kind}"
+    if pair.drafter in version.lacks:
+        others = [one.name for one in VERSIONS.values() if pair.drafter not in one.lacks]
+        what = f"no page of TensorRT-LLM {version.name} documents {pair.drafter}"
         raise refusal(what, "--trtllm-version", f"choose {' or '.join(others)}")
 
 
